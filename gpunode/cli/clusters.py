@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,7 @@ from gpunode.cli.screen.words import STATE_MARK
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
-from gpunode.host.cluster import Cluster, ClusterIdentity
+from gpunode.host.cluster import Cluster, ClusterIdentity, choose_kubectl
 from gpunode.host.kubectl import ProgramMissing
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import run_label
@@ -38,7 +39,6 @@ from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.kubernetes.render import render_cluster
 from gpunode.wording import count
 from gpunode.workflow import cluster_apply
-from gpunode.workflow.cluster_apply import RunHeader
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 from gpunode.workflow.cluster_workloads import ReadinessWait
@@ -48,16 +48,14 @@ if TYPE_CHECKING:
     from gpunode.check import Check
     from gpunode.cli.node_screen import Screen
     from gpunode.journal.record import Verb
-    from gpunode.journal.store import Store
     from gpunode.kubernetes.model import ClusterNode
     from gpunode.recipe import Recipe
-    from gpunode.workflow.verify import VerifyReport
 
 
-_CONSENT_EFFECT: Final = "changes the cluster"
 # Commands in hints, which are written for the current context,
 _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
-    r"\bkubectl(?= (?:api-resources|apply|auth|cluster-info|delete|describe|drain|get|label|logs|taint|uncordon)\b)"
+    r"(?<![\w/.-])kubectl(?= (?:api-resources|apply|auth|cluster-info|config get-contexts|delete|describe|drain|edit"
+    r"|get|label|logs|taint|uncordon)\b)"
 )
 # for the default recipe and this machine,
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
@@ -85,7 +83,7 @@ class ClusterRef:
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
         options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
-        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join(("kubectl", *options)), hint)
+        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((command(*choose_kubectl()), *options)), hint)
         found = _HELM_COMMAND_IN_HINT.sub(lambda _: " ".join(("helm", *of_helm)), found)
         found = _CLUSTER_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
         return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
@@ -107,17 +105,12 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
     """Show the changes that apply would make."""
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
-        cluster = target.connect()
-        desired = render_cluster(load_recipe(recipe_path), _read_nodes(captures, cluster))
-        found = _make_plan(desired, cluster, target)
-        screen.put_after_progress(
-            *plan_lines(found, desired, _last_cluster_if_other(found.identity), verbose=output.verbose)
-        )
-        screen.put(*own_pod_lines(desired.own_pods), *pod_problem_lines(found))
+        found, own_pods = _show_plan(load_recipe(recipe_path), captures, target, target.connect(), screen, output)
+        screen.put(*own_pod_lines(own_pods, _own_pod_example()))
+        for item in found.items:
+            screen.put(*hint_lines(item.trouble.hint) if item.trouble else ())
     pending = ChangesPending.exit_code if check and found.changes else 0
-    output.emit(
-        _cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=desired.own_pods)
-    )
+    output.emit(_cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=own_pods))
 
 
 def apply(
@@ -127,40 +120,42 @@ def apply(
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
-        desired = render_cluster(recipe, _read_nodes(captures, cluster))
-        found = _make_plan(desired, cluster, target)
-        screen.put_after_progress(
-            *plan_lines(found, desired, _last_cluster_if_other(found.identity), verbose=output.verbose)
-        )
+        found, own_pods = _show_plan(recipe, captures, target, cluster, screen, output)
         if not found.changes:
             with SignalGuard(screen.announce_stopping) as stop:
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
                 wait.wait_for_rest(found.items, found.releases)
             if any(item.trouble for item in found.items):
                 screen.put(line(STATE_MARK["done"], "its pods are ready now", hang=2))
-            screen.put(*own_pod_lines(desired.own_pods))
-            output.emit(_cluster_envelope("k8s apply", found, own_pods=desired.own_pods))
+            screen.put(*own_pod_lines(own_pods, _own_pod_example()))
+            output.emit(_cluster_envelope("k8s apply", found, own_pods=own_pods))
             return
-        screen.ask_for_consent("k8s apply", yes=yes, does=_CONSENT_EFFECT)
-        request = _run_header("k8s apply", recipe)
-        with _locked_session("k8s apply", screen, output) as (store, stop):
+        with _begin_changes("k8s apply", screen, output, yes=yes, recipe=recipe) as (begin, stop):
             wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
-            run = cluster_apply.apply_plan(found, store, request, wait=wait, on_event=screen.show_event)
-        screen.put(
-            *own_pod_lines(desired.own_pods),
-            *cluster_result_lines("k8s apply", run_label(run, "k8s apply"), screen.argv),
-        )
-    output.emit(_cluster_envelope("k8s apply", found, changed=True, run=run, own_pods=desired.own_pods))
+            run = cluster_apply.apply_plan(found, begin, wait=wait, on_event=screen.show_event)
+        screen.put(*own_pod_lines(own_pods, _own_pod_example()))
+        screen.put(*cluster_result_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
+    output.emit(_cluster_envelope("k8s apply", found, changed=True, run=run, own_pods=own_pods))
 
 
-def _make_plan(rendered: RenderedCluster, cluster: Cluster, target: ClusterRef) -> ClusterPlan:
-    """Return the plan, with hints for this cluster."""
+def _show_plan(
+    recipe: Recipe, captures: Sequence[str], target: ClusterRef, cluster: Cluster, screen: Screen, output: OutputOptions
+) -> tuple[ClusterPlan, Sequence[OwnPod]]:
+    """Make and show the plan, with hints for this cluster; return it with what the user's own pods need."""
+    rendered = render_cluster(recipe, _read_nodes(captures, cluster))
     found = make_plan(rendered, cluster)
     items = tuple(
         replace(one, trouble=replace(one.trouble, hint=target.adapt_hint(one.trouble.hint))) if one.trouble else one
         for one in found.items
     )
-    return replace(found, items=items)
+    found = replace(found, items=items)
+    other = _last_cluster_if_other(found.identity)
+    screen.put_after_progress(*plan_lines(found, rendered, other, verbose=output.verbose))
+    return found, rendered.own_pods
+
+
+def _own_pod_example() -> str:
+    return f"test-pod.yaml of `{cluster_render_command(sys.argv[1:], '--output', 'gpu-node')}` is a whole one"
 
 
 def _read_nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
@@ -182,8 +177,7 @@ def verify(
     recipe_path: str, captures: Sequence[str], target: ClusterRef, output: OutputOptions, *, image: str, timeout_s: int
 ) -> None:
     """Show whether pods get the GPUs of the nodes."""
-    from gpunode.workflow.cluster_verify import VerifyRequest
-    from gpunode.workflow.cluster_verify import verify as run_verify
+    from gpunode.workflow.cluster_verify import ClusterVerification
 
     if image and not _ALLOWED_IMAGE_NAME.fullmatch(image):
         hint = "write it as in a pod, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
@@ -200,18 +194,20 @@ def verify(
         identity = cluster.identify()
         screen.put(*cluster_lines(identity, _last_cluster_if_other(identity)), BLANK_LINE)
         apply = cluster_apply_command(sys.argv[1:])
-        request = VerifyRequest(
-            recipe, found, image, timeout_s, apply, _local_handler_check(recipe) if here else (lambda _: None)
-        )
+        check_handler = _local_handler_check(recipe) if here else (lambda _: None)
+        common = (stop.raise_if_received, screen.update_progress)
+        verification = ClusterVerification(cluster, recipe, found, image, timeout_s, apply, check_handler, *common)
         try:
-            report = run_verify(
-                request, cluster, check_interrupt=stop.raise_if_received, progress=screen.update_progress
-            )
+            report = verification.run()
         except Interrupted as error:
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
-        screen.show_result((*cluster_verdict_lines(report), *own_pod_lines(render_cluster(recipe, found).own_pods)))
+        pods = [check for check in report.checks if check.id.startswith("pod/")]
+        is_proven = bool(pods) and all(check.status == "passed" for check in pods)
+        verdict = verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
+        own = own_pod_lines(render_cluster(recipe, found).own_pods, _own_pod_example())
+        screen.show_result((*check_lines(report.checks), BLANK_LINE, verdict, *own))
     answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
     output.emit(answer.with_failure(report.failure()))
 
@@ -235,7 +231,7 @@ def remove(target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
     """Remove what gpunode applied to the cluster."""
     with target.adapt_error_hints():
         cluster = target.connect()
-        _apply_removal(plan_removal(cluster), cluster, _run_header("k8s remove"), output, yes=yes)
+        _apply_removal("k8s remove", plan_removal(cluster), cluster, output, yes=yes)
 
 
 def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
@@ -252,29 +248,28 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
         while first[0].begin.undoes and _cluster_of_run(first[0].begin.argv) == ClusterRef():
             first = store.find_runs(first[0].begin.undoes)
         target = _cluster_of_run(first[0].begin.argv)
-    request = _run_header("k8s rollback", undoes=found.begin.run)
+    undone = found.begin.run
     with target.adapt_error_hints():
         cluster = target.connect()
-        _apply_removal(plan_rollback(cluster, store, found.begin.run), cluster, request, output, yes=yes)
+        _apply_removal("k8s rollback", plan_rollback(cluster, store, undone), cluster, output, yes=yes, undoes=undone)
 
 
 def _apply_removal(
-    found: ClusterPlan, cluster: Cluster, header: RunHeader, output: OutputOptions, *, yes: bool
+    verb: Verb, found: ClusterPlan, cluster: Cluster, output: OutputOptions, *, yes: bool, undoes: str = ""
 ) -> None:
     screen = output.open_screen()
     with screen:
-        screen.put_after_progress(*removal_lines(found, verbose=output.verbose))
+        screen.put_after_progress(*plan_lines(found, RenderedCluster(), "", verbose=output.verbose))
         if not found.changes:
-            output.emit(_cluster_envelope(header.verb, found))
+            output.emit(_cluster_envelope(verb, found))
             return
-        screen.ask_for_consent(header.verb, yes=yes, does=_CONSENT_EFFECT)
-        with _locked_session(header.verb, screen, output) as (store, stop):
+        with _begin_changes(verb, screen, output, yes=yes, undoes=undoes) as (begin, stop):
             run = cluster_apply.apply_removal(
-                found, cluster, store, header, on_event=screen.show_event, check_interrupt=stop.raise_if_received
+                found, cluster, begin, on_event=screen.show_event, check_interrupt=stop.raise_if_received
             )
         kept = [one for one in found.items if one.note]
-        screen.put(*cluster_result_lines(header.verb, run_label(run, header.verb), screen.argv, kept))
-    output.emit(_cluster_envelope(header.verb, found, changed=True, run=run))
+        screen.put(*cluster_result_lines(verb, run_label(run, verb), screen.argv, kept))
+    output.emit(_cluster_envelope(verb, found, changed=True, run=run))
 
 
 def _cluster_of_run(argv: Sequence[str]) -> ClusterRef:
@@ -283,15 +278,24 @@ def _cluster_of_run(argv: Sequence[str]) -> ClusterRef:
 
 
 @contextmanager
-def _locked_session(verb: Verb, screen: Screen, output: OutputOptions) -> Iterator[tuple[Store, SignalGuard]]:
-    """Lock clusters against other gpunode runs of this user; a signal takes effect between two changes."""
+def _begin_changes(
+    verb: Verb, screen: Screen, output: OutputOptions, *, yes: bool, recipe: Recipe | None = None, undoes: str = ""
+) -> Iterator[tuple[cluster_apply.BeginRun, SignalGuard]]:
+    """Ask for consent, and lock clusters against other gpunode runs of this user; yield what begins the run.
+
+    A signal takes effect between two changes.
+    """
+    screen.ask_for_consent(verb, yes=yes, does="changes the cluster")
     store = open_cluster_journal()
+    name, digest = (recipe.name, hash_recipe(recipe)) if recipe else ("", "")
+    argv = tuple(_with_absolute_kubeconfig(sys.argv[1:]))
     with (
         store.lock(0.0, screen.update_progress),
         SignalGuard(screen.announce_stopping) as stop,
         report_partial_run(verb, output, store),
     ):
-        yield store, stop
+        begin = partial(store.begin, verb, recipe=name, recipe_sha256=digest, argv=argv)
+        yield partial(begin, undoes=undoes, with_packages=bool(undoes)), stop
 
 
 def _last_cluster_if_other(identity: ClusterIdentity) -> str:
@@ -305,11 +309,6 @@ def _last_cluster_if_other(identity: ClusterIdentity) -> str:
             if cluster:
                 return cluster if cluster != identity.uid else ""
     return ""
-
-
-def _run_header(verb: Verb, recipe: Recipe | None = None, undoes: str = "") -> RunHeader:
-    named = (recipe.name, hash_recipe(recipe)) if recipe else ("", "")
-    return RunHeader(verb, tuple(_with_absolute_kubeconfig(sys.argv[1:])), *named, undoes=undoes)
 
 
 def _with_absolute_kubeconfig(argv: Sequence[str]) -> Iterator[str]:
@@ -362,7 +361,10 @@ def _cluster_envelope(
 
 _MAX_DIFF_LINES: Final = 12
 # From the pod's limits to the kernel module, on one page.
-_CONCEPTS_HINT: Final = "docs/explanation/from-pod-to-gpu.md explains device plugin, runtime and RuntimeClass"
+_CONCEPTS_HINT: Final = (
+    "docs/explanation/from-pod-to-gpu.md in gpunode's sources explains device plugin, runtime and RuntimeClass"
+)
+_DIFF_STYLES: Final[Mapping[str, Style]] = {"+": "add", "-": "remove"}
 _STATE_SIGNS: Final[Mapping[PlanItemState, tuple[str, Style]]] = {
     "create": ("+", "add"),
     "edit": ("~", "warn"),
@@ -373,14 +375,14 @@ _STATE_SIGNS: Final[Mapping[PlanItemState, tuple[str, Style]]] = {
 
 
 def plan_lines(plan: ClusterPlan, rendered: RenderedCluster, other_cluster: str, *, verbose: bool) -> Iterator[Line]:
-    """Yield the cluster, the changes that would be made in it, and their total."""
+    """Yield the cluster, the changes that would be made in it, and their total; nothing is rendered for a removal."""
     yield from cluster_lines(plan.identity, other_cluster)
     for edit in rendered.nodes:
         offer = ", ".join(f"{many} × {name}" for name, many in (rendered.expected.get(edit.node) or {}).items())
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
         yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
     yield from own_pod_reason_lines(rendered)
-    if plan.items and all(item.state != "unchanged" for item in plan.items):  # the first time
+    if plan.items and rendered.nodes and all(item.state != "unchanged" for item in plan.items):  # the first time
         yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
     yield BLANK_LINE
     yield from _item_lines(plan, verbose=verbose)
@@ -388,22 +390,6 @@ def plan_lines(plan: ClusterPlan, rendered: RenderedCluster, other_cluster: str,
     yield from map(warning_line, (*plan.notes, *rendered.notes))
     if plan.skipped or plan.notes or rendered.notes:
         yield BLANK_LINE
-    yield _summary_line(plan)
-
-
-def pod_problem_lines(plan: ClusterPlan) -> Iterator[Line]:
-    """Yield what to do about the pods that do not run."""
-    for item in plan.items:
-        if item.trouble is not None:
-            yield from hint_lines(item.trouble.hint)
-
-
-def removal_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
-    """Yield the cluster, and what would be removed from it."""
-    yield from cluster_lines(plan.identity, "")
-    yield BLANK_LINE
-    yield from _item_lines(plan, verbose=verbose)
-    yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
     yield _summary_line(plan)
 
 
@@ -417,15 +403,6 @@ def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequenc
         yield from (warning_line(f"{one.title} {one.note}") for one in kept)
         following = command("gpunode", "rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
-
-
-def cluster_verdict_lines(report: VerifyReport) -> Iterator[Line]:
-    """Yield the checks of a cluster and their verdict."""
-    yield from check_lines(report.checks)
-    yield BLANK_LINE
-    pods = [check for check in report.checks if check.id.startswith("pod/")]
-    is_proven = bool(pods) and all(check.status == "passed" for check in pods)
-    yield verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
 
 
 def cluster_lines(identity: ClusterIdentity, other_cluster: str) -> Iterator[Line]:
@@ -447,19 +424,12 @@ def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
         sign, style = _STATE_SIGNS[item.state]
         about = item.note or ("as it should be" if item.state == "unchanged" else item.why)
         yield line(span(f"  {sign} ", style), span(item.title), span(f"  {about}", "dim"), hang=6)
-        yield from (_diff_line(text) for text in _shortened_diff(item, verbose=verbose))
+        diff = item.diff
+        if not verbose and len(diff) > _MAX_DIFF_LINES:
+            diff = (*diff[:_MAX_DIFF_LINES], f"… {count(len(diff) - _MAX_DIFF_LINES, 'line')} more: -v shows them")
+        for text in diff:
+            yield line(span(f"      {text}", _DIFF_STYLES.get(text[:1], "dim")), hang=8)
     yield BLANK_LINE
-
-
-def _shortened_diff(item: PlanItem, *, verbose: bool) -> Sequence[str]:
-    if verbose or len(item.diff) <= _MAX_DIFF_LINES:
-        return item.diff
-    return (*item.diff[:_MAX_DIFF_LINES], f"… {count(len(item.diff) - _MAX_DIFF_LINES, 'line')} more: -v shows them")
-
-
-def _diff_line(text: str) -> Line:
-    style: Style = "add" if text.startswith("+") else "remove" if text.startswith("-") else "dim"
-    return line(span(f"      {text}", style), hang=8)
 
 
 def _summary_line(plan: ClusterPlan) -> Line:
@@ -469,15 +439,10 @@ def _summary_line(plan: ClusterPlan) -> Line:
         return warning_line(f"nothing to change, but {', '.join(troubled)} does not run")
     if not states:
         return line(STATE_MARK["done"], "nothing to change", hang=2)
-    parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]
-    return line(
-        span("plan: ", "bold"), "; ".join(filter(None, (", ".join(parts), _describe_running_pods(plan)))), hang=6
-    )
-
-
-def _describe_running_pods(plan: ClusterPlan) -> str:
-    """Return what happens to running pods; empty if a chart decides."""
+    counts = ", ".join(f"{states.count(state)} to {state}" for state in dict.fromkeys(states))
+    pods = "; running pods stay as they are"
     if any(text.startswith("+taint ") and text.endswith(":NoExecute") for item in plan.items for text in item.diff):
-        return "pods that do not tolerate the taint are evicted"
-    is_of_chart = any(item.change is not None and item.change.runs_command("helm") for item in plan.items)
-    return "" if is_of_chart else "running pods stay as they are"
+        pods = "; pods that do not tolerate the taint are evicted"
+    elif any(item.change is not None and item.change.runs_command("helm") for item in plan.items):
+        pods = ""  # the chart decides
+    return line(span("plan: ", "bold"), f"{counts}{pods}", hang=6)

@@ -22,23 +22,10 @@ from gpunode.cli.app import (
 
 app = typer.Typer(rich_markup_mode=None)
 
-NodesOption = Annotated[
-    list[str],
-    typer.Option(
-        "--node",
-        metavar="[NAME=]CAPTURE",
-        help="a capture of a GPU node, or a folder of captures; may be repeated (default: this machine)",
-    ),
-]
-ClusterNodesOption = Annotated[
-    list[str],
-    typer.Option(
-        "--node",
-        metavar="[NAME=]CAPTURE",
-        help="a capture of a GPU node, or a folder of captures; may be repeated (default: this machine or, if it has "
-        "no GPU, the nodes that GPU Feature Discovery labelled)",
-    ),
-]
+_NODE_HELP = "a capture of a GPU node, or a folder of captures; may be repeated (default: this machine"
+NodesOption = Annotated[list[str], typer.Option("--node", metavar="[NAME=]CAPTURE", help=f"{_NODE_HELP})")]
+_LABELLED_HELP = f"{_NODE_HELP} or, if it has no GPU, the nodes that GPU Feature Discovery labelled)"
+ClusterNodesOption = Annotated[list[str], typer.Option("--node", metavar="[NAME=]CAPTURE", help=_LABELLED_HELP)]
 OutputDirOption = Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="write the files into this folder")]
 FormatOption = Annotated[
     str,
@@ -149,5 +136,4 @@ def remove(
     """Remove what gpunode applied to the cluster, and nothing else."""
     from gpunode.cli import clusters
 
-    where = clusters.ClusterRef(context, kubeconfig)
-    clusters.remove(where, output_options(json, verbose), yes=yes)
+    clusters.remove(clusters.ClusterRef(context, kubeconfig), output_options(json, verbose), yes=yes)

@@ -19,7 +19,7 @@ from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
 from gpunode.host.capture import CAPTURE_INDEX
 from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_leave_objects
-from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, NodeEdit, OwnPod, RenderedCluster
+from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, OwnPod, RenderedCluster
 from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, render_cluster
 from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
@@ -79,10 +79,9 @@ def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
             yield derive_cluster_node(view_node(capture, "/", "").facts, name)
             continue
         for one in _list_captures(place):
-            view = view_node(one, "/", "")
-            yield derive_cluster_node(
-                view.facts, derive_node_name(view.facts, view.evidence, _strip_capture_suffix(one))
-            )
+            view, file = view_node(one, "/", ""), Path(one).name
+            stem = next((file.removesuffix(suffix) for suffix in _CAPTURE_SUFFIXES if file.endswith(suffix)), file)
+            yield derive_cluster_node(view.facts, derive_node_name(view.facts, view.evidence, stem))
 
 
 def _list_captures(place: str) -> Iterator[str]:
@@ -104,11 +103,6 @@ def _list_captures(place: str) -> Iterator[str]:
     yield from found
 
 
-def _strip_capture_suffix(place: str) -> str:
-    name = Path(place).name
-    return next((name.removesuffix(suffix) for suffix in _CAPTURE_SUFFIXES if name.endswith(suffix)), name)
-
-
 def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutcome:
     """Write the files into ``folder``, and remove those of former renders beside them.
 
@@ -119,7 +113,14 @@ def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutc
     try:
         with output_files.open_output_folder(folder) as tree:
             _refuse_foreign_files(tree, folder, rendered_files)
-            present = dict(_formerly_rendered_files(tree))
+            inside = ((inner, tree.names(inner)) for inner in ("", *OUTPUT_FOLDERS) if tree.is_enterable(inner))
+            paths = (f"{inner}/{name}" if inner else name for inner, names in inside for name in names)
+            contents = ((path, tree.read(path)) for path in paths)
+            present = {
+                path: content.decode("utf-8", "replace")
+                for path, content in contents
+                if content is not None and _is_rendered_by_gpunode(path, content)
+            }
             differing = {path: text for path, text in rendered_files.items() if present.get(path) != text}
             for path, text in differing.items():
                 tree.replace(path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
@@ -151,24 +152,8 @@ def _blocked_path_error(place: Path, why: str) -> Conflict:
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
 
-def _formerly_rendered_files(tree: output_files.OutputFolder) -> Iterator[tuple[str, str]]:
-    """Yield path and text of the files of earlier renders."""
-    for inner in ("", *OUTPUT_FOLDERS):
-        for name in tree.names(inner) if tree.is_enterable(inner) else ():
-            path = f"{inner}/{name}" if inner else name
-            if (content := tree.read(path)) is not None and _is_rendered_by_gpunode(path, content):
-                yield path, _decode_text(content)
-
-
 def _is_rendered_by_gpunode(path: str, content: bytes) -> bool:
-    return is_rendered_file(path, _decode_text(content))
-
-
-def _decode_text(content: bytes) -> str:
-    return content.decode("utf-8", "replace")
-
-
-_OWN_POD_DOC_PATH: Final = "docs/how-to/your-own-pod.md"
+    return is_rendered_file(path, content.decode("utf-8", "replace"))
 
 
 def own_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
@@ -177,10 +162,13 @@ def own_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
         yield line(span("your pod ", "dim"), span(own.why), hang=9)
 
 
-def own_pod_lines(pods: Sequence[OwnPod]) -> Iterator[Line]:
-    """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown."""
+def own_pod_lines(pods: Sequence[OwnPod], example: str) -> Iterator[Line]:
+    """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown.
+
+    ``example`` says where a whole pod is.
+    """
     for own in pods:
-        head = f"in your own pod (see {_OWN_POD_DOC_PATH}):" if own is pods[0] else "or:"
+        head = f"in your own pod ({example}):" if own is pods[0] else "or:"
         yield line(span(head, "dim"), hang=2)
         yield from (line(span(f"  {text}"), hang=4) for text in format_own_pod(own).splitlines())
 
@@ -191,7 +179,12 @@ def rendered_lines(
     """Yield the nodes, the objects and releases with their reasons, the notes, and how to apply them."""
     for edit in rendered.nodes:
         yield line(span("  Node ", "dim"), span(edit.node, "bold"), span(f"  {edit.why}"), hang=4)
-        yield line(span(f"    {_describe_node_edit(rendered, edit)}", "dim"), hang=6)
+        labels = ", ".join(f"{key}={value}" for key, value in edit.labels.items())
+        offer = ", ".join(f"{count} × {name}" for name, count in (rendered.expected.get(edit.node) or {}).items())
+        parts = [f"labels {labels}"] if labels else []
+        parts += [f"taint {edit.taint}"] if edit.taint else []
+        parts += [f"offers {offer}"] if offer else []
+        yield line(span(f"    {'; '.join(parts) or 'the Node itself is not changed'}", "dim"), hang=6)
     yield BLANK_LINE
     for one in rendered.objects:
         place = f"{one.namespace}/{one.name}" if one.namespace else one.name
@@ -206,7 +199,7 @@ def rendered_lines(
     for note in rendered.notes:
         yield warning_line(note)
     yield from own_pod_reason_lines(rendered)
-    yield from own_pod_lines(rendered.own_pods)
+    yield from own_pod_lines(rendered.own_pods, f"{output_folder.rstrip('/')}/test-pod.yaml is a whole one")
     yield line(Span("✓ ", "good"), span(f"written to {output_folder}; nothing was sent to a cluster"), hang=2)
     if is_for_git:
         yield line(
@@ -214,13 +207,3 @@ def rendered_lines(
         )
     script = output_folder if output_folder.startswith("/") else f"./{output_folder}"
     yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)
-
-
-def _describe_node_edit(rendered: RenderedCluster, edit: NodeEdit) -> str:
-    """Return the node's labels and taint, and the resources that it will offer."""
-    labels = ", ".join(f"{key}={value}" for key, value in edit.labels.items())
-    offer = rendered.expected.get(edit.node) or {}
-    parts = [f"labels {labels}"] if labels else []
-    parts += [f"taint {edit.taint}"] if edit.taint else []
-    parts += ["offers " + ", ".join(f"{count} × {name}" for name, count in offer.items())] if offer else []
-    return "; ".join(parts) or "the Node itself is not changed"

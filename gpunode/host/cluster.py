@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from gpunode.command import Command, command
+from gpunode.command import command
 from gpunode.errors import Conflict, GpunodeError, Undetermined, UsageError
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import (
@@ -84,6 +83,10 @@ class DryRunResult:
 class Cluster:
     """The cluster of a context.
 
+    Its methods raise what ``explain_failure`` makes of kubectl's words: UsageError for a kubeconfig that is wrong,
+    Refused for credentials that are rejected, Forbidden for a request that they do not permit, Undetermined if the
+    cluster does not answer, else ChangeFailed.
+
     Args:
         context: a context of the user's kubeconfig; empty for the current one.
         kubeconfig: a file in place of the user's own.
@@ -108,34 +111,14 @@ class Cluster:
         """
         return Helm(*self._location)
 
-    def command(self, *words: str) -> Command:
-        """Return the kubectl command for this cluster, as a user would type it."""
-        program = ("kubectl", *self.kubectl[1:]) if Path(self.kubectl[0]).name == "kubectl" else self.kubectl
-        return command(*(Path(program[0]).name, *program[1:]), *words)
-
-    def helm_command(self, *words: str) -> Command:
-        """Return the Helm command for this cluster, as a user would type it."""
-        context, kubeconfig = self._location
-        options = (
-            *(("--kube-context", context) if context else ()),
-            *(("--kubeconfig", kubeconfig) if kubeconfig else ()),
-        )
-        return command("helm", *options, *words)
-
     def identify(self) -> ClusterIdentity:
-        """Return the identity of this cluster.
-
-        Raises:
-            UsageError: if the context or kubeconfig does not exist, or no context is set.
-            Undetermined: if the cluster does not answer.
-            Refused: if it rejects the credentials, or kubectl is too old.
-        """
+        """Return the identity of this cluster."""
         versions = self._versions
-        config = self._run_for_json("config", "view", "--minify")
+        config = self._read_json("config", "view", "--minify")
         (context,), (cluster,) = config.get("contexts") or [{}], config.get("clusters") or [{}]
         server = str(cluster.get("cluster", {}).get("server", ""))
         try:
-            uid = str(self._run_for_json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
+            uid = str(self._read_json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
         except Forbidden:
             uid = server
         user = str(context.get("context", {}).get("user", ""))
@@ -144,117 +127,68 @@ class Cluster:
 
     @cached_property
     def _versions(self) -> Mapping[str, Any]:
-        """The versions of kubectl and the API server; the first request, so that an old kubectl is reported as such.
-
-        Raises:
-            GpunodeError: as ``identify``.
-        """
+        """The versions of kubectl and the API server; the first request, so that an old kubectl is reported as such."""
         _refuse_missing_file(self._location[1])
-        done = self._run(("version", "-o", "json", _REQUEST_TIMEOUT), b"", only_reads=True)
+        done = self._try(("version", "-o", "json", _REQUEST_TIMEOUT), only_reads=True)
         # kubectl prints its own version even if the server does not answer.
         found: Mapping[str, Any] = _first_document(done.stdout) if done.stdout.startswith(b"{") else {}
         refuse_old_kubectl(_git_version(found, "clientVersion"), self.kubectl[0], _install_hint())
         if not done.ok:
-            raise self._error_from(done)
+            raise explain_failure(done)
         return found
 
     def check(self) -> None:
-        """Refuse a kubectl that is too old, a missing kubeconfig, or a server that does not answer.
-
-        Raises:
-            GpunodeError: as ``identify``.
-        """
+        """Refuse a kubectl that is too old, a missing kubeconfig, or a server that does not answer."""
         _ = self._versions
 
     def whoami(self) -> str:
         """Return the user name that the API server sees; empty before Kubernetes 1.28, which cannot tell."""
         try:
-            return str(self._run_for_json("auth", "whoami")["status"]["userInfo"]["username"])
+            return str(self._read_json("auth", "whoami")["status"]["userInfo"]["username"])
         except (GpunodeError, KeyError):
             return ""
 
     def get(self, objects: Sequence[Body]) -> tuple[Body, ...]:
-        """Return those of ``objects`` that exist, with their managed fields.
-
-        Raises:
-            GpunodeError: as ``identify``; Forbidden.
-        """
-        refs = [
-            {"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _name_and_namespace(one)}
-            for one in objects
-        ]
-        words = ("get", "-f", "-", "--ignore-not-found", "--show-managed-fields", _REQUEST_TIMEOUT)
+        """Return those of ``objects`` that exist, with their managed fields."""
+        words = ("get", "-f", "-", "--ignore-not-found", _REQUEST_TIMEOUT, *_JSON_OUTPUT)
         return tuple(
             one
-            for few in _batches(refs)
-            for one in _flatten_documents(self._read_output(*words, stdin=_encode_objects(few)))
+            for few in _batches(objects)
+            for one in _flatten_documents(self._read(*words, stdin=_encode_objects(_without_content(few))))
         )
 
     def list(self, kinds: str, *words: str) -> tuple[Body, ...]:
-        """Return all objects of these kinds, with their managed fields.
-
-        Raises:
-            GpunodeError: as ``get``.
-        """
-        return _flatten_documents(self._read_output("get", kinds, *words, "--show-managed-fields", _REQUEST_TIMEOUT))
-
-    def list_kinds(self, group: str) -> tuple[str, ...]:
-        """Return the kinds of an API group, as ``list`` takes them; empty if the cluster lacks the group.
-
-        Another API group that fails does not matter.
-
-        Raises:
-            GpunodeError: if the API server cannot list all of them.
-        """
-        return self._list_kinds(f"--api-group={group}", "--verbs=list", group=group)
+        """Return all objects of these kinds, with their managed fields."""
+        return _flatten_documents(self._read("get", kinds, *words, _REQUEST_TIMEOUT, *_JSON_OUTPUT))
 
     def list_nodes(self) -> tuple[Body, ...]:
-        """Return all Nodes without most of their status, which is too large to request for thousands of them.
-
-        Raises:
-            GpunodeError: as ``get``.
-        """
+        """Return all Nodes without most of their status, which is too large to request for thousands of them."""
         return self._get_by_template(_NODES_TEMPLATE, "nodes")
 
     def list_metadata(self, kind: str, *words: str) -> tuple[Body, ...]:
-        """Return the metadata of all objects of a kind, without their content, which in Secrets is confidential.
-
-        Raises:
-            GpunodeError: as ``get``.
-        """
+        """Return the metadata of all objects of a kind, without their content, which in Secrets is confidential."""
         return self._get_by_template(_METADATA_TEMPLATE, kind, *words)
 
     def _get_by_template(self, template: str, *words: str) -> tuple[Body, ...]:
-        done = self._run(("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT), b"", only_reads=True)
-        if not done.ok:
-            raise self._error_from(done)
-        return _flatten_documents(done.stdout)
+        return _flatten_documents(self._read("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT))
 
-    def list_namespaced_kinds(self) -> tuple[str, ...]:
-        """Return all kinds of namespaced objects of this cluster, as ``list`` takes them.
+    def list_kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
+        """Return kinds of objects of this cluster, as ``list`` takes them.
 
-        Raises:
-            GpunodeError: if the API server cannot list all of them.
+        With a ``group`` they are that API group's, and another group that fails does not matter.
         """
-        return self._list_kinds("--namespaced", "--verbs=list,delete")
-
-    def _list_kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
-        """List the kinds; those of ``group`` are complete as long as only other groups fail."""
-        done = self._run(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), b"", only_reads=True)
+        options = (f"--api-group={group}", *options) if group else options
+        done = self._try(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), only_reads=True)
         failed = find_failed_api_groups(done)
         if not done.ok and not (group and failed and group not in failed):
-            raise self._error_from(done)
+            raise explain_failure(done)
         return tuple(done.stdout.decode().split())
 
     def dry_run(self, objects: Sequence[Body], manager: str) -> DryRunResult:
-        """Apply ``objects`` in a server-side dry run and return the result.
-
-        Raises:
-            GpunodeError: as ``identify``; conflicts and invalid objects are in the result.
-        """
+        """Apply ``objects`` in a server-side dry run and return the result, with conflicts and invalid objects."""
         words = ("apply", *_APPLY_OPTIONS, manager, "--dry-run=server", *_JSON_OUTPUT)
         results = [
-            self._parse_result(self._run(words, _encode_objects(batch), only_reads=True)) for batch in _batches(objects)
+            self._parse_result(self._try(words, _encode_objects(batch), only_reads=True)) for batch in _batches(objects)
         ]
         return DryRunResult(
             tuple(body for one in results for body in one.objects), tuple(e for one in results for e in one.errors)
@@ -265,14 +199,9 @@ class Cluster:
 
         Raises:
             Conflict: if another field manager owns one of its fields; nothing is changed.
-            ChangeFailed: if the API server rejects it.
         """
-        done = self._run(
-            ("apply", *_APPLY_OPTIONS, manager, _NO_DRY_RUN, *_JSON_OUTPUT), json.dumps(body).encode(), only_reads=False
-        )
-        if not done.ok:
-            raise self._error_from(done)
-        stored: Body = _first_document(done.stdout)
+        words = ("apply", *_APPLY_OPTIONS, manager, _NO_DRY_RUN, *_JSON_OUTPUT)
+        stored: Body = _first_document(self._run(words, json.dumps(body).encode()).stdout)
         return stored
 
     def patch(self, target: Body, patch: Sequence[Mapping[str, Any]], manager: str) -> None:
@@ -280,12 +209,11 @@ class Cluster:
 
         Raises:
             Conflict: if a test of the patch fails, since the object was changed meanwhile; nothing is changed.
-            ChangeFailed: if the API server rejects the result.
         """
         where = ("--namespace", target["metadata"]["namespace"]) if "namespace" in target["metadata"] else ()
         resource = f"{target['kind']}.{target['apiVersion'].rpartition('/')[0]}".removesuffix(".").lower()
         words = ("patch", resource, target["metadata"]["name"], *where, "--type=json", "-p", json.dumps(patch))
-        done = self._run((*words, _NO_DRY_RUN, "--field-manager", manager, _REQUEST_TIMEOUT), b"", only_reads=False)
+        done = self._try((*words, _NO_DRY_RUN, "--field-manager", manager, _REQUEST_TIMEOUT))
         if b"rejected our request due to an error in our request" in done.stderr:
             raise Conflict(
                 f"{target['kind']} {target['metadata']['name']} was changed meanwhile",
@@ -293,23 +221,13 @@ class Cluster:
                 hint="run the same command again",
             )
         if not done.ok:
-            raise self._error_from(done)
+            raise explain_failure(done)
 
     def delete(self, *bodies: Body) -> None:
-        """Delete the objects and what they own, and wait until they are gone.
-
-        Raises:
-            ChangeFailed: if they are not gone in time.
-        """
+        """Delete the objects and what they own, and wait until they are gone."""
         options = ("--ignore-not-found", "--cascade=foreground", "--wait=true", "-f", "-")
         words = ("delete", _NO_DRY_RUN, *self._no_prompt_options, *options)
-        refs = [
-            {"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _name_and_namespace(one)}
-            for one in bodies
-        ]
-        done = self._run((*words, "--timeout=120s"), _encode_objects(refs), only_reads=False, timeout_s=150.0)
-        if not done.ok:
-            raise self._error_from(done)
+        self._run((*words, "--timeout=120s"), _encode_objects(_without_content(bodies)), timeout_s=150.0)
 
     @property
     def _no_prompt_options(self) -> Sequence[str]:
@@ -322,11 +240,8 @@ class Cluster:
 
         Raises:
             Conflict: if the Node has the same key and effect with another value.
-            ChangeFailed: if the API server rejects it.
         """
-        done = self._run(
-            ("taint", "nodes", node, taint, _NO_DRY_RUN, "--overwrite=false", _REQUEST_TIMEOUT), b"", only_reads=False
-        )
+        done = self._try(("taint", "nodes", node, taint, _NO_DRY_RUN, "--overwrite=false", _REQUEST_TIMEOUT))
         output = done.stderr.decode("utf-8", "replace")
         if done.ok or (taint.endswith("-") and "not found" in output and "taint" in output):
             return
@@ -334,47 +249,30 @@ class Cluster:
             raise Conflict(
                 f"Node {node} has another taint with the key and effect of {taint}",
                 why="somebody else set it, and gpunode does not change it",
-                hint=f"look at it, then choose: {self.command('describe', 'node', node)}",
+                hint=f"look at it, then choose: {command('kubectl', 'describe', 'node', node)}",
             )
-        raise self._error_from(done)
+        raise explain_failure(done)
 
     def create(self, bodies: Sequence[Body]) -> DryRunResult:
-        """Create the objects and return those created, with the errors of those that were rejected.
-
-        Raises:
-            GpunodeError: as ``identify``.
-        """
-        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_objects(bodies), only_reads=False)
-        return self._parse_result(done)
+        """Create the objects and return those created, with the errors of those that were rejected."""
+        words = ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT)
+        return self._parse_result(self._try(words, _encode_objects(bodies)))
 
     def _parse_result(self, done: FinishedCommand) -> DryRunResult:
         messages = () if done.ok else tuple(split_errors(done.stderr.decode("utf-8", "replace").strip()))
         if not done.ok and not (messages and is_object_rejection(done)):
-            raise self._error_from(done)
+            raise explain_failure(done)
         return DryRunResult(_flatten_documents(done.stdout), messages)
 
     def read_logs(self, namespace: str, pod: str) -> str:
-        """Return the last lines that a pod's containers printed.
-
-        Raises:
-            GpunodeError: if it cannot be read.
-        """
+        """Return the last lines that a pod's containers printed."""
         words = ("logs", "--namespace", namespace, pod, "--all-containers", "--tail=50", _REQUEST_TIMEOUT)
-        done = self._run(words, b"", only_reads=True)
-        if not done.ok:
-            raise self._error_from(done)
-        return done.stdout.decode("utf-8", "replace")
+        return self._read(*words).decode("utf-8", "replace")
 
     def read_kubelet_config(self, node: str) -> Mapping[str, Any]:
-        """Return the configuration of the node's running kubelet (``kubelet.config.k8s.io/v1beta1``).
-
-        Raises:
-            GpunodeError: if it cannot be read.
-        """
-        done = self._run(("get", "--raw", f"/api/v1/nodes/{node}/proxy/configz"), b"", only_reads=True)
-        if not done.ok:
-            raise self._error_from(done)
-        found: Mapping[str, Any] = _first_document(done.stdout).get("kubeletconfig") or {}
+        """Return the configuration of the node's running kubelet (``kubelet.config.k8s.io/v1beta1``)."""
+        data = self._read("get", "--raw", f"/api/v1/nodes/{node}/proxy/configz")
+        found: Mapping[str, Any] = _first_document(data).get("kubeletconfig") or {}
         return found
 
     def check_access(self, requests: Sequence[tuple[str, str, str, str]]) -> tuple[bool, ...]:
@@ -389,29 +287,30 @@ class Cluster:
         ]
         if not reviews:
             return ()
-        done = self._run(("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT), _encode_objects(reviews), only_reads=True)
-        if not done.ok:
-            raise self._error_from(done)
-        return tuple(bool(one.get("status", {}).get("allowed")) for one in _flatten_documents(done.stdout))
+        words = ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT)
+        answers = _flatten_documents(self._read(*words, stdin=_encode_objects(reviews)))
+        return tuple(bool(one.get("status", {}).get("allowed")) for one in answers)
 
-    def _run_for_json(self, *words: str) -> Any:
-        return _first_document(self._read_output(*words))
+    def _read_json(self, *words: str) -> Any:
+        return _first_document(self._read(*words, "-o", "json"))
 
-    def _read_output(self, *words: str, stdin: bytes = b"") -> bytes:
-        done = self._run((*words, "-o", "json"), stdin, only_reads=True)
-        if not done.ok:
-            raise self._error_from(done)
-        return done.stdout
-
-    def _error_from(self, done: FinishedCommand) -> GpunodeError:
-        return explain_failure(done, self.command, describe_install_location)
+    def _read(self, *words: str, stdin: bytes = b"") -> bytes:
+        return self._run(words, stdin, only_reads=True).stdout
 
     def _run(
-        self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_TIMEOUT_S
+        self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
     ) -> FinishedCommand:
-        argv = (*self.kubectl, *words)
+        """Run kubectl, which must succeed."""
+        done = self._try(words, stdin, only_reads=only_reads, timeout_s=timeout_s)
+        if not done.ok:
+            raise explain_failure(done)
+        return done
+
+    def _try(
+        self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
+    ) -> FinishedCommand:
         return self._runner.run(
-            argv,
+            (*self.kubectl, *words),
             timeout_s=timeout_s,
             stdin=stdin,
             env=caller_environment(),
@@ -432,15 +331,20 @@ _APPLY_OPTIONS: Final = ("--server-side", "--force-conflicts=false", _REQUEST_TI
 _JSON_OUTPUT: Final = ("--show-managed-fields", "-o", "json")
 
 
+def choose_kubectl() -> tuple[str, ...]:
+    """Return the command that starts kubectl as a user types it: the first whose program is here."""
+    return next((one for one in _KUBECTL_COMMANDS if find_program(one[0])), _KUBECTL_COMMANDS[0])
+
+
 def find_kubectl() -> tuple[str, ...]:
     """Return the command that starts the user's own kubectl, or one that a Kubernetes distribution ships.
 
     Raises:
         ProgramMissing: if there is none.
     """
-    for name, *words in _KUBECTL_COMMANDS:
-        if program := find_program(name):
-            return (program, *words)
+    name, *words = choose_kubectl()
+    if program := find_program(name):
+        return (program, *words)
     raise ProgramMissing(
         "kubectl was not found", why="gpunode reaches clusters through the user's own kubectl", hint=_install_hint()
     )
@@ -477,9 +381,15 @@ def _batches(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:
     return (objects[at : at + _BATCH_SIZE] for at in range(0, len(objects), _BATCH_SIZE))
 
 
-def _name_and_namespace(body: Body) -> Mapping[str, str]:
-    metadata = body["metadata"]
-    return {key: metadata[key] for key in ("name", "namespace") if metadata.get(key)}
+def _without_content(objects: Sequence[Body]) -> Sequence[Body]:
+    """Return the objects with their kind, namespace and name alone."""
+    metadata = (
+        {key: one["metadata"][key] for key in ("name", "namespace") if one["metadata"].get(key)} for one in objects
+    )
+    return [
+        {"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": place}
+        for one, place in zip(objects, metadata, strict=True)
+    ]
 
 
 def _encode_objects(objects: Sequence[Body]) -> bytes:

@@ -20,7 +20,7 @@ _RELEASE_TIMEOUT_S: Final = 1800.0
 
 
 class Helm:
-    """Helm in the cluster of a context.
+    """Helm in the cluster of a context; its methods raise ChangeFailed if it fails.
 
     Raises:
         HelmMissing: if Helm is not installed.
@@ -40,70 +40,44 @@ class Helm:
         self.program = (program, *options)
         self._runner = Runner()
 
-    def list_releases(self, charts: Collection[str]) -> tuple[HelmRelease, ...]:
-        """Return the releases of these charts in the cluster, failed ones too.
-
-        Raises:
-            ChangeFailed: if Helm cannot list them.
-        """
-        return tuple(replace(one, values=self._read_values(one)) for one in self._list_all() if one.chart in charts)
-
-    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[HelmRelease, ...]:
-        """Return the releases with these namespaces and names.
-
-        Raises:
-            ChangeFailed: as ``list_releases``.
-        """
-        found = (one for one in self._list_all() if (one.namespace, one.name) in places)
-        return tuple(replace(one, values=self._read_values(one)) for one in found)
+    def list_releases(
+        self, *, charts: Collection[str] = (), places: Collection[tuple[str, str]] = ()
+    ) -> tuple[HelmRelease, ...]:
+        """Return the releases of these charts or with these namespaces and names in the cluster, failed ones too."""
+        return tuple(
+            replace(one, values=self._run_for_json("get", "values", one.name, "--namespace", one.namespace) or {})
+            for one in self._list_all()
+            if one.chart in charts or (one.namespace, one.name) in places
+        )
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
-        """Return the revision of each release, by its namespace and name.
-
-        Raises:
-            ChangeFailed: as ``list_releases``.
-        """
+        """Return the revision of each release, by its namespace and name."""
         return {(one.namespace, one.name): one.revision for one in self._list_all()}
 
     def _list_all(self) -> Iterator[HelmRelease]:
         return map(parse_release, self._run_for_json("list", "--all-namespaces", "--all", "--max", "0") or ())
 
-    def _read_values(self, release: HelmRelease) -> Mapping[str, Any]:
-        found: Mapping[str, Any] | None = self._run_for_json(
-            "get", "values", release.name, "--namespace", release.namespace
-        )
-        return found or {}
-
     def run(self, argv: tuple[str, ...]) -> None:
-        """Run a Helm command, given without the program's name.
-
-        Raises:
-            ChangeFailed: if it fails.
-        """
+        """Run a Helm command, given without the program's name."""
         words, values = move_values_to_stdin(argv)
-        done = self._runner.run(
-            (*self.program, *words), timeout_s=_RELEASE_TIMEOUT_S, stdin=values, env=caller_environment()
-        )
-        if not done.ok:
-            raise ChangeFailed(
-                f"helm {argv[0]} failed",
-                why=done.last_lines(6),
-                hint=f"see what became of it: {command('helm', 'list', '--all-namespaces', '--all')}",
-            )
+        self._run(words, "see what became of it: helm list --all-namespaces --all", values)
 
     def _run_for_json(self, *words: str) -> Any:
+        hint = f"run it yourself: {command('helm', *words)}"
+        return json.loads(self._run((*words, "--output", "json"), hint, only_reads=True) or b"null")
+
+    def _run(self, words: Sequence[str], hint: str, stdin: bytes = b"", *, only_reads: bool = False) -> bytes:
         done = self._runner.run(
-            (*self.program, *words, "--output", "json"),
-            timeout_s=_READ_TIMEOUT_S,
+            (*self.program, *words),
+            timeout_s=_READ_TIMEOUT_S if only_reads else _RELEASE_TIMEOUT_S,
+            stdin=stdin,
             env=caller_environment(),
             limit_bytes=_MAX_OUTPUT_BYTES,
-            only_reads=True,
+            only_reads=only_reads,
         )
         if not done.ok:
-            raise ChangeFailed(
-                f"helm {words[0]} failed", why=done.last_lines(6), hint=f"run it yourself: {command('helm', *words)}"
-            )
-        return json.loads(done.stdout or b"null")
+            raise ChangeFailed(f"helm {words[0]} failed", why=done.last_lines(6), hint=hint)
+        return done.stdout
 
 
 def move_values_to_stdin(argv: Sequence[str]) -> tuple[tuple[str, ...], bytes]:

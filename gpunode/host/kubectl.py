@@ -6,16 +6,15 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final
 
-from gpunode.command import Command
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undetermined, UsageError
 from gpunode.host.process import PATH, FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
-CommandBuilder: TypeAlias = Callable[..., Command]
 # --show-managed-fields, which gpunode needs to tell its own fields from those of others, came with it: kubernetes issue
 # 107947 names the change, number 96878. Debian 12 packages 1.20.
 MINIMUM_VERSION: Final = (1, 21)
@@ -73,8 +72,6 @@ _PLUGIN_INSTALL_HINTS: Final = {
     "gke-gcloud-auth-plugin": "install it: gcloud components install gke-gcloud-auth-plugin",
     "kubelogin": "install it: az aks install-cli",
 }
-
-
 # kubectl's advice on a conflict: force it.
 _FIELD_CONFLICT_ADVICE: Final = re.compile(r"\nPlease review the fields above--.*?#conflicts", re.DOTALL)
 
@@ -102,24 +99,10 @@ def main_error_line(output: str) -> str:
     return next(filter(_KUBECTL_ERROR.match, lines), lines[0] if lines else "")
 
 
-def explain_failure(
-    done: FinishedCommand, build_command: CommandBuilder, install_location: Callable[[str], str] = lambda _: "your PATH"
-) -> GpunodeError:
-    """Return the error that explains why kubectl failed.
-
-    Args:
-        done: the finished kubectl.
-        build_command: returns the kubectl command for some words, as the user types it.
-        install_location: returns where to install the program of a name.
-    """
+def explain_failure(done: FinishedCommand) -> GpunodeError:
+    """Return the error that explains why kubectl failed."""
     output = clean_output(done)
-    return (
-        _explain_incomplete_list(output, build_command)
-        or _explain_configuration(output, build_command)
-        or _explain_login(output, build_command, install_location)
-        or _explain_connection(done, output, build_command)
-        or _explain_request(done, output, build_command)
-    )
+    return next(chain(_login_problems(output), _request_problems(done, output)))
 
 
 def find_failed_api_groups(done: FinishedCommand) -> frozenset[str]:
@@ -128,145 +111,122 @@ def find_failed_api_groups(done: FinishedCommand) -> frozenset[str]:
     return frozenset(_FAILED_GROUP.findall(groups)) if incomplete else frozenset()
 
 
-def _explain_incomplete_list(output: str, build_command: CommandBuilder) -> ChangeFailed | None:
-    """Return an error if an aggregated API keeps the kinds from being listed, else None."""
-    if _INCOMPLETE_API_LIST_ERROR not in output:
-        return None
-    return ChangeFailed(
-        "the cluster does not list all of its kinds of objects",
-        why=main_error_line(output),
-        hint="repair the aggregated API that is not available, or delete its APIService:\n"
-        f"{build_command('get', 'apiservices')}",
-    )
-
-
-def _explain_configuration(output: str, build_command: CommandBuilder) -> UsageError | None:
-    """Return an error if the kubeconfig is wrong, else None."""
+def _login_problems(output: str) -> Iterator[GpunodeError]:
+    """Yield what is wrong with the APIs, the kubeconfig and the login."""
+    reason = main_error_line(output)
+    if _INCOMPLETE_API_LIST_ERROR in output:
+        yield ChangeFailed(
+            "the cluster does not list all of its kinds of objects",
+            why=reason,
+            hint="repair the aggregated API that is not available, or delete its APIService:\nkubectl get apiservices",
+        )
     if match := _CONTEXT_NOT_FOUND.search(output):
-        hint = f"list them:\n{build_command('config', 'get-contexts')}"
-        return UsageError(
+        yield UsageError(
             f"there is no context {next(filter(None, match.groups())).strip()!r}",
             why="your kubeconfig lacks it",
-            hint=hint,
+            hint="list them:\nkubectl config get-contexts",
         )
     if match := _KUBECONFIG_FILE_UNREADABLE.search(output):
-        return UsageError(
+        yield UsageError(
             f"kubectl cannot read {match[1] or match[2]}",
-            why=main_error_line(output),
+            why=reason,
             hint="correct the file or its permissions, or name another kubeconfig: --kubeconfig FILE",
         )
     if _NO_CLUSTER_CONFIGURED.search(output):
-        return UsageError(
+        yield UsageError(
             "kubectl has no cluster configured",
-            why=main_error_line(output),
+            why=reason,
             hint="set KUBECONFIG, or name a file: --kubeconfig FILE",
         )
-    return None
-
-
-def _explain_login(
-    output: str, build_command: CommandBuilder, install_location: Callable[[str], str]
-) -> GpunodeError | None:
-    """Return an error if kubectl could not log in, else None."""
-    check = f"then check: {build_command('auth', 'whoami')}"
+    check = "then check: kubectl auth whoami"
     if match := _PLUGIN_MISSING.search(output):
         program = match[1] or match[2]
         advice = _INSTALL_HINT_IN_OUTPUT.search(output)
         install = advice[1] if advice else _PLUGIN_INSTALL_HINTS.get(program, f"install {program}")
-        location = "" if "/" in program else f"\nit must be in {install_location(program)}"
-        return Refused(
+        location = "" if "/" in program else f"\nit must be in {describe_install_location(program)}"
+        yield Refused(
             f"your kubeconfig logs in by {program}, which cannot be run",
-            why=main_error_line(output),
+            why=reason,
             hint=f"{install}{location}\n{check}",
         )
     if match := _PLUGIN_FAILED.search(output):
-        return Refused(
+        yield Refused(
             f"the login by {match[1] or 'your kubeconfig'} failed",
             why=output,
             hint=f"log in again as your cluster's provider describes, {check}",
         )
     if _LOGIN_REJECTED.search(output):
-        return Refused(
+        yield Refused(
             "the cluster does not accept your credentials",
-            why=main_error_line(output),
+            why=reason,
             hint=f"log in again, {check}",
         )
-    return None
 
 
-def _explain_connection(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError | None:
-    """Return an error if the API server cannot be reached, else None."""
-    if _WEBHOOK_FAILED.search(output):
-        return None
-    if _CERTIFICATE_REJECTED.search(output):
-        return Undetermined(
+def _request_problems(done: FinishedCommand, output: str) -> Iterator[GpunodeError]:
+    """Yield why the API server cannot be reached, or why it, or kubectl itself, rejects the request."""
+    reason = main_error_line(output)
+    is_answered = _WEBHOOK_FAILED.search(output)
+    if not is_answered and _CERTIFICATE_REJECTED.search(output):
+        hint = (
+            "download the kubeconfig of this cluster again: its certificate-authority-data is another cluster's, or "
+            "older than the cluster's present one; or a proxy answers instead of the cluster"
+        )
+        if "expired" in output or "not yet valid" in output:
+            hint = (
+                "see whether this machine's clock is right: date\nif it is, renew the certificate on the control plane"
+            )
+        elif "valid for" in output:
+            hint = "use the server name of its certificate in the kubeconfig, or set tls-server-name there"
+        yield Undetermined(
             "the certificate of the API server is not one that your kubeconfig trusts",
-            why=main_error_line(output),
-            hint=_certificate_hint(output),
+            why=reason,
+            hint=hint,
         )
-    if done.timed_out or _UNREACHABLE.search(output):
-        return Undetermined(
+    if not is_answered and (done.timed_out or _UNREACHABLE.search(output)):
+        yield Undetermined(
             "the cluster does not answer",
-            why=main_error_line(output) or f"kubectl took longer than {done.seconds:.0f} s",
-            hint=f"check that you can reach it:\n{build_command('cluster-info')}",
+            why=reason or f"kubectl took longer than {done.seconds:.0f} s",
+            hint="check that you can reach it:\nkubectl cluster-info",
         )
-    return None
-
-
-def _certificate_hint(output: str) -> str:
-    """Return the hint for a certificate that is rejected."""
-    if "expired" in output or "not yet valid" in output:
-        return "see whether this machine's clock is right: date\nif it is, renew the certificate on the control plane"
-    if "valid for" in output:
-        return "use the server name of its certificate in the kubeconfig, or set tls-server-name there"
-    return (
-        "download the kubeconfig of this cluster again: its certificate-authority-data is another cluster's, or "
-        "older than "
-        "the cluster's present one; or a proxy answers instead of the cluster"
-    )
-
-
-def _explain_request(done: FinishedCommand, output: str, build_command: CommandBuilder) -> GpunodeError:
-    """Return the error for a request that the API server, or kubectl itself, rejects."""
-    if match := _WEBHOOK_FAILED.search(output):
-        kinds = "validatingwebhookconfigurations,mutatingwebhookconfigurations"
-        return Refused(
-            f"the admission webhook {match[1]} of this cluster does not answer",
-            why=main_error_line(output),
-            hint=f"have its owner fix it; this shows whose it is: {build_command('get', kinds)}",
+    if is_answered:
+        yield Refused(
+            f"the admission webhook {is_answered[1]} of this cluster does not answer",
+            why=reason,
+            hint="have its owner fix it; this shows whose it is: kubectl get "
+            "validatingwebhookconfigurations,mutatingwebhookconfigurations",
         )
     if match := _KIND_NOT_FOUND.search(output):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
-        return Refused(
+        yield Refused(
             f"this cluster does not know {kind}",
-            why=main_error_line(output),
-            hint="its Kubernetes is too old for it, or a custom resource is missing; check with: "
-            + build_command("api-resources"),
+            why=reason,
+            hint="its Kubernetes is too old for it, or a custom resource is missing; check with: kubectl api-resources",
         )
     if _FORBIDDEN.search(output):
         more = len(output.splitlines()) - 1
-        return Forbidden(
+        yield Forbidden(
             "your credentials may not do this",
-            why=main_error_line(output) + (f"; and {more} more like this" if more else ""),
-            hint=f"see what they may do:\n{build_command('auth', 'can-i', '--list')}",
+            why=reason + (f"; and {more} more like this" if more else ""),
+            hint="see what they may do:\nkubectl auth can-i --list",
         )
     if match := _FIELD_CONFLICT.search(output):
-        return Conflict(
+        yield Conflict(
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=output,
             hint="set the recipe to the present value, or have the owner release the field; gpunode does not force it",
         )
     if match := _DELETE_TIMED_OUT.search(output):
-        return ChangeFailed(
+        yield ChangeFailed(
             f"{match[1]} is still being deleted",
             why="it is deleted once everything in it has ended; a pod on an unreachable node or a finalizer can "
             "block that",
-            hint=f"see what is still there:\n{build_command('get', 'pods', '--all-namespaces', '--output', 'wide')}",
+            hint="see what is still there:\nkubectl get pods --all-namespaces --output wide",
         )
-    return ChangeFailed(
+    yield ChangeFailed(
         f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",
         why=output or f"exit status {done.exit_status}",
-        hint=f"check that kubectl reaches the cluster:\n{build_command('get', 'nodes')}",
+        hint="check that kubectl reaches the cluster:\nkubectl get nodes",
     )
 
 
@@ -282,13 +242,7 @@ def parse_version(text: str) -> tuple[int, int] | None:
 
 
 def refuse_old_kubectl(version_text: str, program: str, install: str) -> None:
-    """Refuse a kubectl that lacks an option that gpunode needs.
-
-    Args:
-        version_text: its version as it prints it; empty if it printed none.
-        program: its path.
-        install: how to install another.
-    """
+    """Refuse a kubectl that lacks an option that gpunode needs; ``install`` says how to install another."""
     version = parse_version(version_text)
     if version is not None and version < MINIMUM_VERSION:
         needed = ".".join(map(str, MINIMUM_VERSION))

@@ -6,19 +6,17 @@ Nodes".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from gpunode.command import Command, gpunode
+from gpunode.command import command, gpunode
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
-from gpunode.kubernetes.model import MANAGED_BY_LABEL, RenderedCluster
-from gpunode.kubernetes.owned import object_title, owned_fields
+from gpunode.kubernetes.model import Body, RenderedCluster
+from gpunode.kubernetes.owned import is_labelled, object_title, owned_fields
 from gpunode.kubernetes.reconcile import FIELD_MANAGER, Key, find_release_of_chart, object_key
 
-Body: TypeAlias = Mapping[str, Any]
-CommandBuilder: TypeAlias = Callable[..., Command]
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
 # By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
 # GoogleCloudPlatform/container-engine-accelerators (nvidia-gpu-device-plugin), which GKE runs itself;
@@ -59,6 +57,11 @@ class AdvertiserObject:
     body: Body
     release: str = ""
 
+    @property
+    def is_operand(self) -> bool:
+        """True if the GPU Operator made it, and would make it again."""
+        return self.kind == "gpu-operator" and self.body["kind"] == "DaemonSet"
+
 
 def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) -> Iterator[AdvertiserObject]:
     """Yield those of ``objects`` that offer GPUs, or have the GPU Operator do it, and are not gpunode's.
@@ -71,9 +74,7 @@ def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) ->
     """
     requesting = [one for one in objects if one["kind"] in _OPERATOR_REQUEST_KINDS]
     for one in objects:
-        labels = one["metadata"].get("labels", {})
-        is_labelled = all(labels.get(name) == value for name, value in MANAGED_BY_LABEL.items())
-        if is_labelled and (object_key(one) in rendered or owned_fields(one, FIELD_MANAGER) is not None):
+        if is_labelled(one) and (object_key(one) in rendered or owned_fields(one, FIELD_MANAGER) is not None):
             continue
         kind: Advertiser | None
         if one["kind"] == "DaemonSet":
@@ -98,7 +99,7 @@ def is_made_by_operator(daemon_set: Body) -> bool:
     metadata = daemon_set["metadata"]
     return (
         metadata.get("labels", {}).get(_OPERATOR_LABEL[0]) == _OPERATOR_LABEL[1]
-        or _owner_kind(metadata) in _OPERATOR_REQUEST_KINDS
+        or (metadata.get("ownerReferences") or [{}])[0].get("kind") in _OPERATOR_REQUEST_KINDS
     )
 
 
@@ -111,20 +112,19 @@ def release_of(body: Body) -> str:
 
 def _advertiser_kind(daemon_set: Body) -> Advertiser | None:
     pod = daemon_set["spec"]["template"]["spec"]
-    names = [_image_name(container.get("image", "")) for container in pod.get("containers", [])]
+    # The last part of each image's name, without tag and digest.
+    images = (str(one.get("image", "")) for one in pod.get("containers", []))
+    names = [image.partition("@")[0].rpartition("/")[2].partition(":")[0] for image in images]
     kind = next((_ADVERTISER_BY_IMAGE_NAME[name] for name in names if name in _ADVERTISER_BY_IMAGE_NAME), None)
-    if kind is None and _VM_PLUGIN_IMAGE not in names and _is_nvidia_plugin(daemon_set, names):
+    # Images get renamed: what registers with the kubelet and names NVIDIA counts, too.
+    paths = (str((one.get("hostPath") or {}).get("path", "")) for one in pod.get("volumes") or ())
+    registers = any(path.rstrip("/").endswith(_DEVICE_PLUGIN_FOLDER_ENDING) for path in paths)
+    names_nvidia = any("nvidia" in word for word in (daemon_set["metadata"]["name"], *names))
+    if kind is None and registers and names_nvidia and _VM_PLUGIN_IMAGE not in names:
         kind = "device-plugin"
-    return None if kind == "device-plugin" and _is_other_plugin_chart_part(daemon_set["metadata"]["name"]) else kind
-
-
-def _is_nvidia_plugin(daemon_set: Body, images: Sequence[str]) -> bool:
-    """Return whether the DaemonSet registers with the kubelet and names NVIDIA: images get renamed."""
-    volumes = daemon_set["spec"]["template"]["spec"].get("volumes") or ()
-    paths = (str((one.get("hostPath") or {}).get("path", "")) for one in volumes)
-    return any(path.rstrip("/").endswith(_DEVICE_PLUGIN_FOLDER_ENDING) for path in paths) and any(
-        "nvidia" in word for word in (daemon_set["metadata"]["name"], *images)
-    )
+    # The device plugin's chart has one image for all of its parts.
+    is_other_part = any(word in daemon_set["metadata"]["name"] for word in ("gpu-feature-discovery", "mps-control"))
+    return None if kind == "device-plugin" and is_other_part else kind
 
 
 def refuse_second_advertiser(
@@ -132,86 +132,60 @@ def refuse_second_advertiser(
     objects: Sequence[Body],
     nodes: Sequence[Body],
     releases: Sequence[HelmRelease],
-    kubectl: CommandBuilder,
-    helm: CommandBuilder,
 ) -> tuple[str, ...]:
     """Refuse to offer GPUs that something else offers; return a note for each such thing that cannot run.
 
-    Args:
-        rendered: the objects for the cluster.
-        objects: as for ``find_advertisers``.
-        nodes: the Nodes that they are for.
-        releases: the cluster's releases of the same charts; one of each gets the recipe's values.
-        kubectl: returns the kubectl command of some words for this cluster.
-        helm: returns the Helm command.
+    ``objects`` are as for ``find_advertisers``; of the ``releases`` of the rendered charts one each gets the
+    recipe's values.
 
     Raises:
         Refused: if something does; names it and what to do about it.
     """
-    if not _offers_gpus(rendered):
+    has_plugin = any(one.kind == "DaemonSet" for one in rendered.objects)
+    if not has_plugin and all(one.chart == "dcgm-exporter" for one in rendered.releases):  # metrics alone
         return ()
-    advertisers = _foreign_advertisers(rendered, objects, releases)
+    kept = [find_release_of_chart(one, releases) or one for one in rendered.releases]
+    own_releases = {f"{one.namespace}/{one.name}" for one in kept}
+    is_operator = any(one.chart == "gpu-operator" for one in kept)
+    advertisers = [
+        one
+        for one in find_advertisers(objects, [object_key(one.body) for one in rendered.objects])
+        if one.release not in own_releases and not (is_operator and one.kind == "gpu-operator")
+    ]
     new_labels = {edit.node: edit.labels for edit in rendered.nodes}
     labels = {
         name: {**node["metadata"].get("labels", {}), **new_labels.get(name, {})}
         for node in nodes
         for name in (str(node["metadata"]["name"]),)
     }
-    active = [one for one in advertisers if not _is_idle(one.body, labels)]
+
+    def is_idle(body: Body) -> bool:
+        """Return whether the DaemonSet runs nowhere, and cannot run on these nodes."""
+        status = body.get("status", {})
+        if body["kind"] != "DaemonSet" or "observedGeneration" not in status or status.get("desiredNumberScheduled"):
+            return False
+        pod = body["spec"]["template"]["spec"]
+        return not any(may_run_on_node(pod, name, there) for name, there in labels.items())
+
+    active = [one for one in advertisers if not is_idle(one.body)]
     if not active:
         return tuple(
             f"{one.title} is {_ADVERTISER_NAMES[one.kind]}, too. It runs on no node now, because these nodes lack "
             "the labels that it selects; a node with these labels would offer each GPU twice."
             for one in advertisers
         )
-    raise _second_advertiser_error(active, kubectl, helm)
-
-
-def _foreign_advertisers(
-    rendered: RenderedCluster, objects: Sequence[Body], releases: Sequence[HelmRelease]
-) -> list[AdvertiserObject]:
-    """Return the advertisers that are neither rendered nor a release that gets the rendered values."""
-    releases_kept = [find_release_of_chart(one, releases) or one for one in rendered.releases]
-    release_names = {f"{one.namespace}/{one.name}" for one in releases_kept}
-    applied_keys = [object_key(one.body) for one in rendered.objects]
-    advertisers = [one for one in find_advertisers(objects, applied_keys) if one.release not in release_names]
-    if any(one.chart == "gpu-operator" for one in rendered.releases):
-        advertisers = [one for one in advertisers if one.kind != "gpu-operator"]
-    return advertisers
-
-
-def _second_advertiser_error(
-    active: Sequence[AdvertiserObject], kubectl: CommandBuilder, helm: CommandBuilder
-) -> Refused:
-    """Return the error about the first of them, with the way out."""
     # Of an operator what made its DaemonSet, which it would make again.
-    first = min(active, key=lambda one: (one.kind == "gpu-operator", _is_operand(one), not one.release))
+    first = min(active, key=lambda one: (one.kind == "gpu-operator", one.is_operand, not one.release))
     is_daemon_set = first.body["kind"] == "DaemonSet"
     it = (
         f"it is {_ADVERTISER_NAMES[first.kind]}" if is_daemon_set else "the operator deploys a device plugin of its own"
     )
-    return Refused(
+    raise Refused(
         f"{first.title} {'offers' if is_daemon_set else 'has the GPU Operator offer'} the GPUs of this cluster already",
         why=f"{it}{f', Helm release {first.release}' if first.release else ''}; with a second one each GPU would be "
         "offered twice",
-        hint=_removal_advice(first, kubectl, helm),
+        hint=_removal_advice(first),
     )
-
-
-def _offers_gpus(rendered: RenderedCluster) -> bool:
-    """Return whether what is rendered offers GPUs; a recipe can have metrics alone."""
-    return any(one.kind == "DaemonSet" for one in rendered.objects) or any(
-        one.chart != "dcgm-exporter" for one in rendered.releases
-    )
-
-
-def _is_idle(body: Body, nodes: Mapping[str, Mapping[str, str]]) -> bool:
-    """Return whether the DaemonSet runs nowhere, and cannot run on nodes with these labels."""
-    status = body.get("status", {})
-    if body["kind"] != "DaemonSet" or "observedGeneration" not in status or status.get("desiredNumberScheduled"):
-        return False
-    pod = body["spec"]["template"]["spec"]
-    return not any(may_run_on_node(pod, name, labels) for name, labels in nodes.items())
 
 
 _ADVERTISER_NAMES: Final[Mapping[Advertiser, str]] = {
@@ -223,43 +197,25 @@ _ADVERTISER_NAMES: Final[Mapping[Advertiser, str]] = {
 }
 
 
-def _is_operand(advertiser: AdvertiserObject) -> bool:
-    return advertiser.kind == "gpu-operator" and advertiser.body["kind"] == "DaemonSet"
-
-
-def _removal_advice(advertiser: AdvertiserObject, kubectl: CommandBuilder, helm: CommandBuilder) -> str:
+def _removal_advice(advertiser: AdvertiserObject) -> str:
     if advertiser.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
     metadata = advertiser.body["metadata"]
     where = ("--namespace", metadata["namespace"]) if metadata.get("namespace") else ()
     target = (advertiser.body["kind"].lower(), *where, metadata["name"])
-    removal = f"or remove it first: {kubectl('delete', *target)}"
+    removal = f"or remove it first: {command('kubectl', 'delete', *target)}"
     if advertiser.release:
         namespace, _, name = advertiser.release.partition("/")
-        uninstall = helm("uninstall", name, "--namespace", namespace)
+        uninstall = command("helm", "uninstall", name, "--namespace", namespace)
         removal = f"or remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
     if advertiser.kind == "gpu-operator" and advertiser.release:
         return f"keep it, and use the recipe gpu-operator, which gives the release its settings\n{removal}"
-    if _is_operand(advertiser):
-        return f"find the operator that made it, and keep or remove it: {helm('list', '--all-namespaces')}"
+    if advertiser.is_operand:
+        return "find the operator that made it, and keep or remove it: helm list --all-namespaces"
     if advertiser.release:
         values = gpunode("k8s", "render", "--format", "helm", "--output", "gpu-node")
         return f"keep it and give its release gpunode's values:\n{values}\n{removal}"
-    return f"look at it: {kubectl('get', *target, '-o', 'yaml')}\nthen keep it, {removal}"
-
-
-def _image_name(image: str) -> str:
-    """Return the last part of an image's name, without tag and digest."""
-    return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
-
-
-def _is_other_plugin_chart_part(name: str) -> bool:
-    """Return whether it is another part of the device plugin's chart, which has one image for all."""
-    return any(word in name for word in ("gpu-feature-discovery", "mps-control"))
-
-
-def _owner_kind(metadata: Mapping[str, Any]) -> str:
-    return next((str(one.get("kind", "")) for one in metadata.get("ownerReferences", [])), "")
+    return f"look at it: {command('kubectl', 'get', *target, '-o', 'yaml')}\nthen keep it, {removal}"
 
 
 # Labels that Node Feature Discovery, NVIDIA's software or HAMi's users may set later.
@@ -271,11 +227,6 @@ def may_run_on_node(pod_spec: Body, name: str, labels: Mapping[str, str]) -> boo
     """Return whether such a pod may run on the node, now or once the node's GPUs are discovered.
 
     Unknown operators count as yes.
-
-    Args:
-        pod_spec: the pod's ``spec``.
-        name: the node's.
-        labels: the node's.
     """
     selector = pod_spec.get("nodeSelector") or {}
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}

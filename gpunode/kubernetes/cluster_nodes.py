@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from gpunode.catalog.gpus import GpuModel, find_by_label
 from gpunode.command import sudo_gpunode
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.machine import PROVIDER_NAMES
 from gpunode.facts.model import KubeletKind, Provider
-from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ClusterNode
+from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ClusterNode
 from gpunode.recipe.kubernetes import Kubernetes
 
 # Who runs a device plugin on its nodes, and what to do instead of a second one.
@@ -116,7 +116,6 @@ def _refuse_aks(desired: Kubernetes, node: ClusterNode) -> None:
         )
 
 
-Body: TypeAlias = Mapping[str, Any]
 _PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 _COUNT_LABEL: Final = "nvidia.com/gpu.count"
 # A kubelet can set this label of its node to anything.
@@ -140,13 +139,17 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
     Raises:
         Undetermined: if no Node has labels of GPUs, or one lacks some that are needed.
     """
-    with_gpus = {str(one["metadata"]["name"]): one for one in nodes if _has_gpus(_labels(one))}
+
+    def has_gpus(labels: Mapping[str, str]) -> bool:
+        is_said = labels.get(GPU_PRESENT_LABEL) == "true" or labels.get(_COUNT_LABEL, "0") != "0"
+        return is_said or any(_PCI_LABEL.fullmatch(name) and value == "true" for name, value in labels.items())
+
+    with_gpus = {str(one["metadata"]["name"]): one for one in nodes if has_gpus(one["metadata"].get("labels", {}))}
     if not with_gpus:
         raise Undetermined(
             "no Node of this cluster says that it has an NVIDIA GPU",
             why=f"none has the label {GPU_PRESENT_LABEL}, a label of GPU Feature Discovery, or the label of Node "
-            "Feature "
-            "Discovery for a PCI device of NVIDIA",
+            "Feature Discovery for a PCI device of NVIDIA",
             hint=_capture_hint("GPU-NODE"),
         )
     found = {name: _node_from_labels(name, one) for name, one in with_gpus.items()}
@@ -169,20 +172,16 @@ def _capture_hint(name: str) -> str:
     )
 
 
-def _labels(live: Body) -> Mapping[str, str]:
-    found: Mapping[str, str] = live["metadata"].get("labels", {})
-    return found
-
-
-def _has_gpus(labels: Mapping[str, str]) -> bool:
-    is_said = labels.get(GPU_PRESENT_LABEL) == "true" or labels.get(_COUNT_LABEL, "0") != "0"
-    return is_said or any(_PCI_LABEL.fullmatch(name) and value == "true" for name, value in labels.items())
-
-
 def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
     """Return the node, or why its labels do not suffice."""
-    labels = _labels(live)
-    provider = _detect_provider(live)
+    labels = live["metadata"].get("labels", {})
+    info = live.get("status", {}).get("nodeInfo", {})
+    signs = (who for sign, who in _PROVIDER_BY_LABEL_PREFIX.items() if any(one.startswith(sign) for one in labels))
+    provider = next(signs, None)
+    if str(live.get("spec", {}).get("providerID", "")).startswith("kind://"):
+        provider = "kind"
+    elif "Bottlerocket" in str(info.get("osImage", "")):
+        provider = "bottlerocket"
     gpus = _gpus_from_labels(labels)
     if isinstance(gpus, str):
         return gpus
@@ -191,14 +190,20 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
     is_managed = provider == "gke" and GKE_PLUGIN_OPT_OUT_LABEL not in {
         f"{key}={value}" for key, value in labels.items()
     }
+    version, runtime = str(info.get("kubeletVersion", "")), str(info.get("containerRuntimeVersion", ""))
+    kubelet: KubeletKind = next((kind for sign, kind in _KUBELET_VERSION_MARKS.items() if sign in version), "kubelet")
+    if any(one.startswith("microk8s.io/") for one in labels):
+        kubelet = "microk8s"
+    # By default; in containerd 1.7 its configuration decides.
+    reads_cdi = None if runtime.startswith("containerd://1.7.") else runtime.startswith(("containerd://2.", "cri-o://"))
     return ClusterNode(
         name,
         gpus,
         driver=labels.get(_DRIVER_LABEL, ""),
-        kubelet=_detect_kubelet(live),
+        kubelet=kubelet,
         # GPU Feature Discovery reads NVML in a container, which NVIDIA's runtime gave it.
         toolkit=True,
-        reads_cdi=_reads_cdi(live),
+        reads_cdi=reads_cdi,
         provider=provider,
         provides=frozenset({"device-plugin"} if is_managed else ()),
     )
@@ -214,29 +219,3 @@ def _gpus_from_labels(labels: Mapping[str, str]) -> tuple[GpuModel, ...] | str:
         return f"{_COUNT_LABEL} is {count[:20]}, which no node has"
     model = find_by_label(product.removesuffix("-SHARED"))
     return (model,) * int(count) if model else f"gpunode knows no GPU that is labelled {product}"
-
-
-def _detect_kubelet(live: Body) -> KubeletKind:
-    if any(name.startswith("microk8s.io/") for name in _labels(live)):
-        return "microk8s"
-    version = str(live.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", ""))
-    return next((kind for sign, kind in _KUBELET_VERSION_MARKS.items() if sign in version), "kubelet")
-
-
-def _reads_cdi(live: Body) -> bool | None:
-    """Return whether its container runtime reads CDI devices by default; None if its configuration decides."""
-    version = str(live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", ""))
-    if version.startswith("containerd://1.7."):
-        return None
-    return version.startswith(("containerd://2.", "cri-o://"))
-
-
-def _detect_provider(live: Body) -> Provider | None:
-    if str(live.get("spec", {}).get("providerID", "")).startswith("kind://"):
-        return "kind"
-    if "Bottlerocket" in str(live.get("status", {}).get("nodeInfo", {}).get("osImage", "")):
-        return "bottlerocket"
-    return next(
-        (who for sign, who in _PROVIDER_BY_LABEL_PREFIX.items() if any(one.startswith(sign) for one in _labels(live))),
-        None,
-    )

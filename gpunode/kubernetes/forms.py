@@ -46,9 +46,9 @@ def make_files(rendered: RenderedCluster, form: Form) -> Mapping[str, str]:
         case "flux":
             contents |= _flux_files(rendered, tuple(contents))
         case _:
-            contents |= {
-                f"helm/{one.name}.values.yaml": _values_file(one) for one in rendered.releases if form != "kustomize"
-            }
+            for one in rendered.releases if form != "kustomize" else ():
+                about = f"{HEADER}\n{one.why}\nChart {one.chart} {one.version} from {one.repository}"
+                contents[f"helm/{one.name}.values.yaml"] = yaml.render_document(one.values, about)
     if rendered.test_pod:
         contents["test-pod.yaml"] = _join_objects(rendered.test_pod, "manifests")
     if form == "kustomize":
@@ -100,11 +100,6 @@ def _join_objects(objects: Sequence[RenderedObject], form: Form) -> str:
 def _join_documents(bodies: Sequence[Mapping[str, Any]], about: str) -> str:
     first, *rest = bodies
     return "---\n".join((yaml.render_document(first, about), *map(yaml.render_document, rest)))
-
-
-def _values_file(release: ChartRelease) -> str:
-    about = f"{HEADER}\n{release.why}\nChart {release.chart} {release.version} from {release.repository}"
-    return yaml.render_document(release.values, about)
 
 
 def _argocd_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[str, str]:
@@ -212,23 +207,16 @@ def _apply_commands(rendered: RenderedCluster, form: Form, paths: Sequence[str])
             # One by one: what others put into the folder is not ours to apply.
             folders = ("manifests/", "applications/")
             yield from (command(*apply, "-f", path) for path in paths if path.startswith(folders))
-    for release in rendered.releases if form in {"manifests", "helm"} else ():
-        yield from ("", f"# {release.why}", helm_command(release, rendered.kind.context if rendered.kind else ""))
+    helm = ("helm", "--kube-context", rendered.kind.context) if rendered.kind else ("helm",)
+    for one in rendered.releases if form in {"manifests", "helm"} else ():
+        where = ("--namespace", one.namespace, "--create-namespace", "--version", one.version)
+        install = (*helm, "upgrade", "--install", one.name, *one.chart_words, *where)
+        yield from ("", f"# {one.why}", command(*install, "--values", f"helm/{one.name}.values.yaml", "--wait"))
 
 
 def _kubectl_command(rendered: RenderedCluster) -> Sequence[str]:
     """Return kubectl; for a kind cluster with its context, whatever the current one is."""
     return ("kubectl", "--context", rendered.kind.context) if rendered.kind else ("kubectl",)
-
-
-def helm_command(release: ChartRelease, context: str = "") -> str:
-    """Return the command that installs or updates the release."""
-    where = ("--namespace", release.namespace, "--create-namespace")
-    version = ("--version", release.version, "--values", f"helm/{release.name}.values.yaml", "--wait")
-    is_oci = release.repository.startswith("oci://")
-    chart = [f"{release.repository}/{release.chart}"] if is_oci else [release.chart, "--repo", release.repository]
-    cluster = ("--kube-context", context) if context else ()
-    return command("helm", *cluster, "upgrade", "--install", release.name, *chart, *where, *version)
 
 
 PLUGIN_CONFIG_FILE: Final = "plugin-config.yaml"
@@ -239,34 +227,32 @@ def make_kustomization(
 ) -> Mapping[str, Any]:
     """Return the kustomization of these files and charts; ``configs`` come from ``plugin-config.yaml``."""
     body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(resources)}
-    generators = [_config_map_generator(one) for one in configs]
-    charts = [_helm_chart_entry(one) for one in releases]
+    # kustomize adds a hash to the names of what it generates, and renames references.
+    generators = [
+        {
+            "name": one.name,
+            "namespace": one.namespace,
+            "files": [f"{key}={PLUGIN_CONFIG_FILE}" for key in one.body["data"]],
+            "options": {key: gitops.add_sync_wave(one)["metadata"][key] for key in ("labels", "annotations")},
+        }
+        for one in configs
+    ]
+    charts = [
+        {
+            "name": one.chart,
+            "repo": one.repository,
+            "version": one.version,
+            "releaseName": one.name,
+            "namespace": one.namespace,
+            "includeCRDs": True,
+            # kustomize takes a hook for an object like any other: of most charts it would run what cleans up after
+            # them.
+            "skipHooks": not chart(one.chart).needs_hooks,
+            "valuesInline": one.values,
+        }
+        for one in releases
+    ]
     return body | {key: held for key, held in (("configMapGenerator", generators), ("helmCharts", charts)) if held}
-
-
-def _config_map_generator(one: RenderedObject) -> Mapping[str, Any]:
-    """Return the generator of the ConfigMap: kustomize adds a hash to its name, and renames references."""
-    metadata = gitops.add_sync_wave(one)["metadata"]
-    return {
-        "name": one.name,
-        "namespace": one.namespace,
-        "files": [f"{key}={PLUGIN_CONFIG_FILE}" for key in one.body["data"]],
-        "options": {"labels": metadata["labels"], "annotations": metadata["annotations"]},
-    }
-
-
-def _helm_chart_entry(release: ChartRelease) -> Mapping[str, Any]:
-    return {
-        "name": release.chart,
-        "repo": release.repository,
-        "version": release.version,
-        "releaseName": release.name,
-        "namespace": release.namespace,
-        "includeCRDs": True,
-        # kustomize takes a hook for an object like any other: of most charts it would run what cleans up after them.
-        "skipHooks": not chart(release.chart).needs_hooks,
-        "valuesInline": release.values,
-    }
 
 
 def readme(rendered: RenderedCluster, form: Form) -> str:
@@ -290,58 +276,47 @@ def _wrap_text(text: str) -> str:
 
 
 def _usage(rendered: RenderedCluster, form: Form) -> Iterator[str]:
+    argocd, flux = rendered.argocd, rendered.flux
     uses_helm = rendered.releases and form not in {"argocd", "flux"}
     yield f"`./apply.sh` applies everything in order. It needs kubectl{' and helm' if uses_helm else ''}."
     match form:
         case "kustomize":
-            yield from _kustomize_usage(rendered)
+            if not rendered.releases:
+                yield "kustomize: `kubectl apply --server-side -k .`. Argo CD and Flux take this folder as it is."
+                return
+            yield (
+                "kustomize: `kubectl kustomize --enable-helm .` prints everything. It needs helm, and keeps the charts "
+                "in `charts/`: do not commit that folder. A chart defines the kinds of some objects, so the first "
+                "apply may have to be repeated."
+            )
+            yield (
+                "Argo CD: set `kustomize.buildOptions: --enable-helm` in its ConfigMap `argocd-cm`. Flux builds no "
+                "charts with kustomize: render `--format flux` for it."
+            )
+        case "argocd" if argocd.repository:
+            yield (
+                f"Argo CD: commit this folder to `{argocd.repository}` as `{argocd.path}`, then apply `argocd.yaml` "
+                "once, in the cluster in which Argo CD runs. It applies the other objects, in the order of their sync "
+                "waves."
+            )
         case "argocd":
-            yield _argocd_usage(rendered)
+            yield (
+                "Argo CD: commit this folder and make an Application of it. Its `kustomization.yaml` names what Argo "
+                "CD takes. With `repository` in `[kubernetes.argocd]` of the recipe gpunode renders that "
+                "Application, too."
+            )
         case "flux":
-            yield _flux_usage(rendered)
+            yield (
+                f"Flux: commit this folder as `{flux.path}` to the repository of the GitRepository `{flux.source}` in "
+                f"the namespace `{flux.namespace}`. Then apply `flux.yaml` once, or have Flux apply it: it applies the "
+                "other folders, one after the other."
+            )
         case "manifests" | "helm":
             yield "`manifests/` holds plain objects." + (
                 " `helm/` holds the values of the charts; `apply.sh` names the charts with their versions."
                 if rendered.releases
                 else ""
             )
-
-
-def _kustomize_usage(rendered: RenderedCluster) -> Iterator[str]:
-    if not rendered.releases:
-        yield "kustomize: `kubectl apply --server-side -k .`. Argo CD and Flux take this folder as it is."
-        return
-    yield (
-        "kustomize: `kubectl kustomize --enable-helm .` prints everything. It needs helm, and keeps the charts in "
-        "`charts/`: do not commit that folder. A chart defines the kinds of some objects, so the first apply may have "
-        "to be repeated."
-    )
-    yield (
-        "Argo CD: set `kustomize.buildOptions: --enable-helm` in its ConfigMap `argocd-cm`. Flux builds no charts with "
-        "kustomize: render `--format flux` for it."
-    )
-
-
-def _argocd_usage(rendered: RenderedCluster) -> str:
-    place = rendered.argocd
-    if place.repository:
-        return (
-            f"Argo CD: commit this folder to `{place.repository}` as `{place.path}`, then apply `argocd.yaml` once, in "
-            "the cluster in which Argo CD runs. It applies the other objects, in the order of their sync waves."
-        )
-    return (
-        "Argo CD: commit this folder and make an Application of it. Its `kustomization.yaml` names what Argo CD takes. "
-        "With `repository` in `[kubernetes.argocd]` of the recipe gpunode renders that Application, too."
-    )
-
-
-def _flux_usage(rendered: RenderedCluster) -> str:
-    place = rendered.flux
-    return (
-        f"Flux: commit this folder as `{place.path}` to the repository of the GitRepository `{place.source}` in the "
-        f"namespace `{place.namespace}`. Then apply `flux.yaml` once, or have Flux apply it: it applies the other "
-        "folders, one after the other."
-    )
 
 
 def _explain_node_labels(rendered: RenderedCluster) -> Iterator[str]:

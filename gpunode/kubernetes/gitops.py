@@ -55,13 +55,8 @@ def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any
 
 def objects_application(argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application that brings the plain objects, in ``manifests``, to another cluster."""
-    return _application(
-        PLAIN_APPLICATION_NAME,
-        argocd,
-        _git_source(argocd, f"{argocd.path}/manifests"),
-        _destination(argocd, "default"),
-        0,
-    )
+    source = _git_source(argocd, f"{argocd.path}/manifests")
+    return _application(PLAIN_APPLICATION_NAME, argocd, source, _destination(argocd, "default"), 0)
 
 
 def folder_application(argocd: ArgoCd) -> Mapping[str, Any]:
@@ -142,7 +137,10 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartR
     for folder in folders:
         name = f"gpu-stack-{folder}"
         spec: dict[str, Any] = {"dependsOn": [{"name": previous}]} if previous else {}
-        checks = [{"apiVersion": _RELEASE_API, "kind": "HelmRelease", **_name_fields(one)} for one in releases]
+        checks = [
+            {"apiVersion": _RELEASE_API, "kind": "HelmRelease", "name": one.name, "namespace": one.namespace}
+            for one in releases
+        ]
         spec |= {
             "interval": "10m",
             "retryInterval": "1m",
@@ -159,7 +157,3 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartR
             "spec": spec,
         }
         previous = name
-
-
-def _name_fields(release: ChartRelease) -> Mapping[str, str]:
-    return {"name": release.name, "namespace": release.namespace}

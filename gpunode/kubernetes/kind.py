@@ -80,8 +80,13 @@ def make_cluster(recipe: Recipe, kind: KindClusterSettings, count: int) -> KindC
 def _make_script(recipe: Recipe, kind: KindClusterSettings, count: int) -> str:
     """Return a repeatable script that creates the cluster and registers the NVIDIA runtime in its workers."""
     make = command("kind", "create", "cluster", "--name", kind.name, "--config", KIND_CONFIG_FILE_NAME)
-    install = command(*_INSTALL_COMMAND, *_toolkit_packages(recipe))
-    configure = command(*_CONFIGURE_COMMAND, *(["--cdi.enabled"] if recipe.runtime.cdi else []))
+    # The newest of the toolkit's packages, or all four in the recipe's version.
+    version, packages = recipe.toolkit.version, [str(TOOLKIT_PACKAGES[0])]
+    if version not in {"auto", "none"}:
+        packages = [f"{name}={version if '-' in version else f'{version}-1'}" for name in TOOLKIT_PACKAGES]
+    install = command("apt-get", "install", "--yes", "--no-install-recommends", *packages)
+    configure = "nvidia-ctk runtime configure --runtime=containerd --config-source=file"
+    configure += " --cdi.enabled" if recipe.runtime.cdi else ""
     parts = [
         _CHECK_DOCKER_SCRIPT,
         _PREPARE_WORKER_SCRIPT.format(
@@ -98,16 +103,6 @@ def _make_script(recipe: Recipe, kind: KindClusterSettings, count: int) -> str:
     return "\n".join((*parts, *steps, ""))
 
 
-def _toolkit_packages(recipe: Recipe) -> Sequence[str]:
-    """Return the workers' toolkit packages: the newest, or all four in the recipe's version."""
-    version = recipe.toolkit.version
-    if version in {"auto", "none"}:
-        return [str(TOOLKIT_PACKAGES[0])]
-    return [f"{name}={version if '-' in version else f'{version}-1'}" for name in TOOLKIT_PACKAGES]
-
-
-_INSTALL_COMMAND: Final = ("apt-get", "install", "--yes", "--no-install-recommends")
-_CONFIGURE_COMMAND: Final = ("nvidia-ctk", "runtime", "configure", "--runtime=containerd", "--config-source=file")
 _CHECK_DOCKER_SCRIPT: Final = """\
 # Makes the kind cluster, and gives its workers' containerd the NVIDIA runtime. Run it again after docker was restarted.
 set -eu

@@ -10,13 +10,12 @@ from typing import Any, Final, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.advertisers import is_advertiser, is_made_by_operator, release_of
-from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease, ClusterNode, NodeEdit, RenderedCluster
+from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ChartRelease, ClusterNode, NodeEdit, RenderedCluster
 from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.pods import PodProblem, find_problem, format_taint, tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
 from gpunode.wording import count
 
-Body: TypeAlias = Mapping[str, Any]
 # Returns the check of a node's container runtime if the node is this machine.
 LocalCheck: TypeAlias = Callable[[str], Check | None]
 
@@ -35,17 +34,16 @@ _UNREADY_HINTS: Final = {
 def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
     """Check whether the Node exists, is ready, and has the labels by which the stack finds it.
 
-    Args:
-        edit: what the Node should have.
-        live: the Node; None if there is none.
-        apply: the command that applies the recipe.
+    ``apply`` is the command that applies the recipe, here and below.
     """
     id, title = f"node/{edit.node}", f"Node {edit.node}"  # noqa: A001 - the check's own word
     if live is None:
         hint = f"list its Nodes: {command('kubectl', 'get', 'nodes')}\nthen name the Node with --node NAME=CAPTURE"
         return Check(id, title, "failed", "there is no such Node in this cluster", hint)
     if why := why_not_ready(live):
-        return Check(id, title, "failed", f"it is not ready: {why}", _unready_hint(why, edit.node))
+        hint = next((text.format(node=edit.node) for sign, text in _UNREADY_HINTS.items() if sign in why), "")
+        hint = hint or command("kubectl", "describe", "node", edit.node)
+        return Check(id, title, "failed", f"it is not ready: {why}", hint)
     labels = live["metadata"].get("labels", {})
     if missing := [f"{name}={value}" for name, value in edit.labels.items() if labels.get(name) != value]:
         return Check(id, title, "failed", f"it lacks the label {', '.join(missing)}", str(apply))
@@ -61,11 +59,6 @@ def why_not_ready(live: Body) -> str:
             message = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
             return "" if condition.get("status") == "True" else message or "its kubelet gives no reason"
     return "its kubelet has not reported yet"
-
-
-def _unready_hint(why: str, node: str) -> str:
-    found = next((hint for sign, hint in _UNREADY_HINTS.items() if sign in why), "")
-    return found.format(node=node) or str(command("kubectl", "describe", "node", node))
 
 
 def check_handlers(
@@ -111,11 +104,7 @@ def check_resources(
 ) -> Iterator[Check]:
     """Check whether the Node offers as many of each resource as its GPUs and the recipe make.
 
-    Args:
-        node: what is known of the machine.
-        live: the Node.
-        expected: the count of each resource; None if the recipe does not tell.
-        apply: the command that applies the recipe.
+    ``expected`` is the count of each resource; None if the recipe does not tell.
     """
     if expected is None:
         why = "the recipe names no MIG layout, so gpunode cannot tell how many instances there should be"
@@ -171,13 +160,14 @@ def _parse_quantity(quantity: object) -> int:
 def check_published_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
     """Check whether the DRA driver publishes as many GPUs as the node has."""
     id, title = f"resource-slices/{node.name}", f"ResourceSlices of {node.name}"  # noqa: A001
+    # Before resource.k8s.io/v1 the attributes are nested one level deeper.
     own_devices = [
-        device
+        device.get("attributes") or device.get("basic", {}).get("attributes", {})
         for one in slices
         if one["spec"].get("driver") == DRA_DRIVER_NAME and one["spec"].get("nodeName") == node.name
         for device in one["spec"].get("devices") or ()
     ]
-    gpus = sum(_device_type(device) == "gpu" for device in own_devices)
+    gpus = sum(one.get("type", {}).get("string", "") == "gpu" for one in own_devices)
     look = f"look at the DRA driver's pod: {_pods_command(node.name)}"
     if not own_devices:
         return Check(id, title, "failed", f"the driver {DRA_DRIVER_NAME} publishes none", look)
@@ -186,23 +176,13 @@ def check_published_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
     return Check(id, title, "passed", f"{count(gpus, 'GPU')} published, as expected")
 
 
-def _device_type(device: Body) -> str:
-    """Return ``gpu`` or ``mig``; before resource.k8s.io/v1 the attributes are nested one level deeper."""
-    attributes = device.get("attributes") or device.get("basic", {}).get("attributes", {})
-    return str(attributes.get("type", {}).get("string", ""))
-
-
 def check_kubelet(
     node: str, settings: Mapping[str, Any], desired: Kubernetes, taints: Sequence[Body], *, passes_devices: bool
 ) -> Check:
     """Check whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
 
-    Args:
-        node: the name of the kubelet's node.
-        settings: the kubelet's configuration.
-        desired: the recipe's tables.
-        taints: those of the Node now; a startup taint that an agent removes does no harm.
-        passes_devices: whether the device plugin was rendered for a static CPU manager.
+    ``taints`` are those of the Node now: a startup taint that an agent removes does no harm. ``passes_devices`` says
+    whether the device plugin was rendered for a static CPU manager.
     """
     id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
     present = {(one["key"], one["effect"]) for one in taints}
@@ -253,17 +233,26 @@ class RequiredDaemonSet:
     release: ChartRelease | None = None
 
     @property
+    def pod_counts(self) -> tuple[int, int]:
+        """The number of nodes that it is for, and of those where its current version is ready."""
+        live = self.live or {}
+        status, generation = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
+        desired = int(status.get("desiredNumberScheduled", 0))
+        if status.get("observedGeneration", 0) < generation:
+            return desired, 0
+        ready, updated = int(status.get("numberReady", 0)), int(status.get("updatedNumberScheduled", 0))
+        return desired, min(ready, updated)
+
+    @property
     def is_ready(self) -> bool:
         """True if it has pods and all of them are ready."""
-        desired, ready = count_desired_and_ready(self.live or {})
+        desired, ready = self.pod_counts
         return ready >= desired > 0
 
     @property
     def is_running(self) -> bool:
         """True if its pods are ready, or it may run on no node and does not."""
-        return self.is_ready or (
-            self.live is not None and not self.must_run and not count_desired_and_ready(self.live)[0]
-        )
+        return self.is_ready or (self.live is not None and not self.must_run and not self.pod_counts[0])
 
     @property
     def namespace(self) -> str:
@@ -275,16 +264,6 @@ class RequiredDaemonSet:
         """The label selector of its pods, as kubectl takes it."""
         labels = (self.live or {}).get("spec", {}).get("selector", {}).get("matchLabels", {})
         return ",".join(f"{name}={value}" for name, value in labels.items())
-
-
-def count_desired_and_ready(live: Body) -> tuple[int, int]:
-    """Return the number of nodes that the DaemonSet is for, and of those where its current version is ready."""
-    status, generation = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
-    desired = int(status.get("desiredNumberScheduled", 0))
-    if status.get("observedGeneration", 0) < generation:
-        return desired, 0
-    ready, updated = int(status.get("numberReady", 0)), int(status.get("updatedNumberScheduled", 0))
-    return desired, min(ready, updated)
 
 
 def find_required_daemon_sets(rendered: RenderedCluster, daemon_sets: Sequence[Body]) -> Iterator[RequiredDaemonSet]:
@@ -301,9 +280,12 @@ def find_release_daemon_sets(
 ) -> Iterator[RequiredDaemonSet]:
     """Yield the DaemonSets of these releases; for one that offers no GPUs, what it lacks."""
     for release in releases:
-        name = f"{release.namespace}/{release.name}"
-        # A release of the same chart that was there before keeps its own name.
-        names = {name, *(release_of(live) for live in daemon_sets if _is_made_by_chart(live, release.chart))} - {""}
+        # A release of the same chart, in any version (hami-2.10.0), that was there before keeps its own name.
+        label = re.compile(rf"{re.escape(release.chart)}-v?\d")
+        same_chart = (
+            one for one in daemon_sets if label.match(one["metadata"].get("labels", {}).get("helm.sh/chart", ""))
+        )
+        names = {f"{release.namespace}/{release.name}", *map(release_of, same_chart)} - {""}
         is_operator = release.chart == "gpu-operator"
         made = [
             live for live in daemon_sets if release_of(live) in names or (is_operator and is_made_by_operator(live))
@@ -320,12 +302,6 @@ def find_release_daemon_sets(
             yield RequiredDaemonSet(f"DaemonSet {live['metadata']['name']}", live, must_run, release=release)
 
 
-def _is_made_by_chart(live: Body, chart: str) -> bool:
-    """Return whether the object's label names the chart, in any version (``hami-2.10.0``)."""
-    label = str(live["metadata"].get("labels", {}).get("helm.sh/chart", ""))
-    return re.match(rf"{re.escape(chart)}-v?\d", label) is not None
-
-
 def check_daemon_set(
     workload: RequiredDaemonSet,
     apply: Command,
@@ -335,31 +311,38 @@ def check_daemon_set(
 ) -> Check:
     """Check whether the DaemonSet runs on every node that it is for.
 
-    Args:
-        workload: the DaemonSet.
-        apply: the command that applies the recipe.
-        pods: its pods, if it is not ready.
-        events: those of its namespace.
-        diagnosis: what doctor makes of the log of a pod that crashes, in a sentence.
+    If it is not ready, ``pods`` and the ``events`` of its namespace say why, and ``diagnosis`` is what doctor makes of
+    the log of a pod that crashes, in a sentence.
     """
     id = f"workload/{workload.namespace}/{workload.title.rpartition(' ')[2]}"  # noqa: A001 - the check's own word
     title = workload.title
     if workload.live is None:
         return Check(id, title, "failed", workload.why or "it is not in this cluster", str(apply))
-    desired, ready = count_desired_and_ready(workload.live)
+    desired, ready = workload.pod_counts
     if workload.is_ready:
         return Check(id, title, "passed", f"{ready} of {desired} pods ready")
     if not desired and not workload.must_run:
         return Check(id, title, "skipped", "no node matches it")
+    state, problem = explain_unready(workload, pods, events)
+    why = f"{state}: {problem.why}" + (f"; {diagnosis}" if diagnosis else "")
+    return Check(id, title, "failed", why, problem.hint if desired else f"{problem.hint}\n{apply}")
+
+
+def explain_unready(
+    workload: RequiredDaemonSet, pods: Sequence[Body], events: Sequence[Body]
+) -> tuple[str, PodProblem]:
+    """Return how many of the workload's pods are ready, and why the others are not."""
+    desired, ready = workload.pod_counts
+    if workload.live is None and workload.release is not None:
+        look = command("helm", "status", "--namespace", workload.release.namespace, workload.release.name)
+        return "it offers no GPUs", PodProblem(workload.why, f"look at it: {look}")
     if not desired:
-        return Check(
-            id, title, "failed", "no node matches it: none has the label that it selects", _missing_label_hint(apply)
-        )
-    found = find_first_pod_problem(pods, events)
-    why = f"{ready} of {desired} pods ready" + (f": {found.why}" if found else "; no pod says why")
+        why = f"its nodes are not ready, lack the label {GPU_PRESENT_LABEL}=true, or have a taint that keeps it off"
+        hint = f"look at the nodes: kubectl describe nodes --selector {GPU_PRESENT_LABEL}=true"
+        return "no node runs it", PodProblem(why, hint)
     show = command("kubectl", "describe", "pods", "--namespace", workload.namespace, "--selector", workload.selector)
-    hint = found.hint if found else f"look at its pods: {show}"
-    return Check(id, title, "failed", why + (f"; {diagnosis}" if diagnosis else ""), hint)
+    unknown = PodProblem("no pod says why", f"look at its pods: {show}")
+    return f"{ready} of {desired} pods are ready", find_first_pod_problem(pods, events) or unknown
 
 
 def find_first_pod_problem(pods: Sequence[Body], events: Sequence[Body]) -> PodProblem | None:
@@ -374,8 +357,3 @@ def find_crashing_pod(pods: Sequence[Body]) -> Body | None:
             if not one.get("ready") and (one.get("restartCount") or one.get("state", {}).get("terminated")):
                 return pod
     return None
-
-
-def _missing_label_hint(apply: Command) -> str:
-    nodes = command("kubectl", "get", "nodes", "--show-labels")
-    return f"see whether the GPU nodes have {GPU_PRESENT_LABEL}=true: {nodes}\n{apply}"

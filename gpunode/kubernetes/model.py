@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.model import KubeletKind, Provider
 from gpunode.recipe.kubernetes import GPU_PRESENT_LABEL as GPU_PRESENT_LABEL
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
+# An object of a cluster, as the API server has it in JSON.
+Body: TypeAlias = Mapping[str, Any]
 PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"
 MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
 # Labels have a field manager of their own, so that applying other fields of a Node never touches them.
@@ -92,6 +94,12 @@ class ChartRelease:
     values: Mapping[str, Any]
     why: str
     wave: int
+
+    @property
+    def chart_words(self) -> tuple[str, ...]:
+        """The chart, as Helm's commands take it."""
+        is_oci = self.repository.startswith("oci://")
+        return (f"{self.repository}/{self.chart}",) if is_oci else (self.chart, "--repo", self.repository)
 
     @property
     def title(self) -> str:

@@ -174,12 +174,12 @@ def make_plugin_daemon_set(
 def _plugin_container(desired: Kubernetes, *, mig: bool, cdi: bool, privileged: bool) -> dict[str, Any]:
     capabilities = {"capabilities": {"add": ["SYS_ADMIN"]}}
     confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    version = desired.versions.device_plugin
+    tag = f"v{version.removeprefix('v')}" if version else chart(DEVICE_PLUGIN_NAME).app
     environment = [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]
     return {
         "name": "plugin",
-        "image": mirror_image(
-            f"{_PLUGIN_IMAGE}:{_image_tag(desired) or chart(DEVICE_PLUGIN_NAME).app}", desired.registry
-        ),
+        "image": mirror_image(f"{_PLUGIN_IMAGE}:{tag}", desired.registry),
         "env": environment + ([{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}] if mig else []),
         "securityContext": {"privileged": True} if privileged else capabilities if mig else confined,
         "volumeMounts": [
@@ -188,11 +188,6 @@ def _plugin_container(desired: Kubernetes, *, mig: bool, cdi: bool, privileged: 
             *(_CDI_MOUNTS if cdi else ()),
         ],
     }
-
-
-def _image_tag(desired: Kubernetes) -> str:
-    version = desired.versions.device_plugin
-    return f"v{version.removeprefix('v')}" if version else ""
 
 
 def make_test_pod(
@@ -239,18 +234,13 @@ def _claim_template(namespace: str) -> RenderedObject:
     return RenderedObject(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE)
 
 
-# Where the charts have the values of Node Feature Discovery.
-_NFD_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
+# Where the charts have the values of Node Feature Discovery, if they install it.
+NFD_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
 # VGA and 3D controllers: a GPU's sound and USB functions have NVIDIA's vendor id, too.
 _NFD_GPU_MATCH_EXPRESSIONS: Final = {
     "vendor": {"op": "In", "value": ["10de"]},
     "class": {"op": "In", "value": ["0300", "0302"]},
 }
-
-
-def installs_discovery(release: ChartRelease) -> bool:
-    """Return whether the chart installs Node Feature Discovery."""
-    return any(key in release.values for key in _NFD_SUBCHARTS)
 
 
 def can_nfd_set_label(key: str) -> bool:
@@ -266,7 +256,7 @@ def can_nfd_set_taint(taint: Taint) -> bool:
 def allow_tainting(release: ChartRelease) -> ChartRelease:
     """Return the release with the permission of nfd-master to set taints."""
     values = dict(release.values)
-    for key in _NFD_SUBCHARTS:
+    for key in NFD_SUBCHARTS:
         if key in values:
             values[key] = {**values[key], "master": {"enableTaints": True}}
     return replace(release, values=values)

@@ -101,21 +101,19 @@ def describe_own_pod(
     spec: dict[str, Any] = {"runtimeClassName": name} if name else {}
     if own_tolerations := make_tolerations(desired, with_usual=False):
         spec["tolerations"] = own_tolerations
+    requests: dict[str, Any] = {"limits": {resource: 1}}
     if desired.stack == "dra":
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]
-    spec["containers"] = [{"resources": _resource_requests(desired, resource)}]
+        requests = {"claims": [{"name": "gpu"}]}
+    elif desired.stack == "hami":
+        requests["limits"]["nvidia.com/gpumem"] = 1024
+    spec["containers"] = [{"resources": requests}]
     return OwnPod(spec, _explain_gpu_access(recipe, nodes, name))
 
 
 def format_own_pod(own: OwnPod) -> str:
     """Return the lines of the pod as YAML."""
     return yaml.render_document({"spec": own.spec})
-
-
-def _resource_requests(desired: Kubernetes, resource: str) -> Mapping[str, Any]:
-    if desired.stack == "dra":
-        return {"claims": [{"name": "gpu"}]}
-    return {"limits": {resource: 1, **({"nvidia.com/gpumem": 1024} if desired.stack == "hami" else {})}}
 
 
 def _explain_gpu_access(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:

@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-Body: TypeAlias = Mapping[str, Any]
+from gpunode.kubernetes.model import MANAGED_BY_LABEL, Body
+
 Path: TypeAlias = tuple[str, ...]
 _SELF_KEY = "."
 
@@ -35,14 +36,7 @@ def owned_fields(live: Body, manager: str) -> Body | None:
 
 def other_managers(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
     """Return the field managers other than ``ours`` that set more of the object than its status."""
-    entries = live["metadata"].get("managedFields", [])
-    return tuple(
-        dict.fromkeys(
-            str(one.get("manager", ""))
-            for one in entries
-            if one.get("manager") not in ours and not one.get("subresource")
-        )
-    )
+    return tuple(manager for manager in fields_by_manager(live) if manager not in ours)
 
 
 def fields_by_manager(live: Body) -> Mapping[str, frozenset[Path]]:
@@ -83,8 +77,17 @@ def disowning_patch(live: Body, manager: str) -> list[dict[str, Any]]:
     return [
         {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
         {"op": "remove", "path": f"/metadata/managedFields/{index}"},
-        *({"op": "remove", "path": "".join(f"/{_escape_pointer(step[2:])}" for step in path)} for path in own_labels),
+        # As a JSON pointer (RFC 6901).
+        *(
+            {"op": "remove", "path": "".join(f"/{step[2:].replace('~', '~0').replace('/', '~1')}" for step in path)}
+            for path in own_labels
+        ),
     ]
+
+
+def is_labelled(body: Body) -> bool:
+    """Return whether the object has the label of all that gpunode renders."""
+    return bool(body["metadata"].get("labels", {}).items() >= MANAGED_BY_LABEL.items())
 
 
 def is_applied_by_kubectl(live: Body) -> bool:
@@ -100,19 +103,14 @@ def _leaf_paths(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
 
 def format_field(path: Path) -> str:
     """Return the field as kubectl writes it: ``spec.containers[name="plugin"].image``."""
-    steps = (f".{step[2:]}" if step.startswith("f:") else _format_element(step) for step in path)
+
+    def format_element(step: str) -> str:
+        found = json.loads(step[2:])
+        keys = found.items() if isinstance(found, dict) else [("", found)]
+        return "[" + ",".join(f"{name}={json.dumps(value)}" for name, value in keys) + "]"
+
+    steps = (f".{step[2:]}" if step.startswith("f:") else format_element(step) for step in path)
     return "".join(steps).removeprefix(".")
-
-
-def _format_element(step: str) -> str:
-    found = json.loads(step[2:])
-    keys = found.items() if isinstance(found, dict) else [("", found)]
-    return "[" + ",".join(f"{name}={json.dumps(value)}" for name, value in keys) + "]"
-
-
-def _escape_pointer(name: str) -> str:
-    """Return the name escaped for a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _apply_entry(live: Body, manager: str) -> Mapping[str, Any] | None:
@@ -155,29 +153,19 @@ _MISSING: Final = object()
 def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) -> tuple[str, ...]:
     """Return a line for each conflict: object, field, the other manager with its value, and gpunode's.
 
-    Args:
-        message: the API server's error, which names managers and fields, but neither objects nor values.
-        applied: the objects that were applied.
-        live: these objects as they are, with their ``managedFields``.
+    The API server's ``message`` names managers and fields, but neither objects nor values.
     """
     live_by_title = {object_title(one): one for one in live}
     return tuple(
-        line for one in applied for line in _conflict_lines_of(message, one, live_by_title.get(object_title(one)))
+        f"{object_title(one)}, {name}: {manager} has {_shorten(present)}, gpunode would set {_shorten(desired)}"
+        for one in applied
+        if (now := live_by_title.get(object_title(one)))
+        for manager, fields in fields_by_manager(now).items()
+        for path in sorted(fields)
+        for desired, present, name in ((_value_at(one, path), _value_at(now, path), format_field(path)),)
+        if desired is not _MISSING and desired != present
+        if f'"{manager}"' in message and f".{name}\n" in f"{message}\n"
     )
-
-
-def _conflict_lines_of(message: str, applied: Body, live: Body | None) -> Iterator[str]:
-    for manager, fields in fields_by_manager(live).items() if live else ():
-        for path in sorted(fields):
-            desired, present, name = _value_at(applied, path), _value_at(live, path), format_field(path)
-            if (
-                desired is not _MISSING
-                and desired != present
-                and f'"{manager}"' in message
-                and f".{name}\n" in f"{message}\n"
-            ):
-                values = f"{manager} has {_shorten(present)}, gpunode would set {_shorten(desired)}"
-                yield f"{object_title(applied)}, {name}: {values}"
 
 
 def object_title(body: Body) -> str:
@@ -199,9 +187,9 @@ def _value_at(body: Any, path: Path) -> Any:
             body = body.get(name, _MISSING) if isinstance(body, dict) else _MISSING
         elif isinstance(body, list):
             keys = json.loads(name)
-            body = next((one for one in body if one == keys or _has_keys(one, keys)), _MISSING)
+            by_key = isinstance(keys, dict)
+            found = (
+                one for one in body if one == keys or (by_key and isinstance(one, dict) and keys.items() <= one.items())
+            )
+            body = next(found, _MISSING)
     return body
-
-
-def _has_keys(element: Any, keys: Any) -> bool:
-    return isinstance(element, dict) and isinstance(keys, dict) and keys.items() <= element.items()

@@ -8,57 +8,46 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from gpunode.command import command
-
-Body: TypeAlias = Mapping[str, Any]
+from gpunode.kubernetes.model import Body
 
 
 @dataclass(frozen=True, slots=True)
 class PodProblem:
-    """A reason why a pod does not run.
+    """A reason why a pod does not run."""
 
-    Attributes:
-        cause: doctor's cause id; empty for none.
-    """
-
-    cause: str
     why: str
     hint: str
 
 
 _SETUP_HINT: Final = "on {node}: sudo gpunode setup k8s-containerd"
 _DOCTOR_HINT: Final = "on {node}: sudo gpunode doctor"
-# Message, cause id, meaning and hint; {node} is the pod's node, {0} and others are the message's groups.
-_SANDBOX_MESSAGES: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
+# Message, meaning and hint; {node} is the pod's node, {0} and others are the message's groups.
+_SANDBOX_MESSAGES: Final[tuple[tuple[str, str, str], ...]] = (
     (
-        re.compile(r'no runtime for "([^"]+)" is configured'),
-        "containerd-nvidia-runtime-missing",
+        r'no runtime for "([^"]+)" is configured',
         'the container runtime of {node} has no runtime "{0}"',
         _SETUP_HINT,
     ),
     (
-        re.compile(r"fork/exec (\S+): no such file or directory"),
-        "toolkit-not-installed",
+        r"fork/exec (\S+): no such file or directory",
         "{node} has no {0}, which its container runtime is configured to run",
         _SETUP_HINT,
     ),
     (
-        re.compile(r'expected cgroupsPath to be of format "slice:prefix:name"'),
-        "cgroup-driver-mismatch",
+        r'expected cgroupsPath to be of format "slice:prefix:name"',
         "the kubelet of {node} uses the cgroup driver cgroupfs, its container runtime systemd",
         _DOCTOR_HINT,
     ),
     (
-        re.compile(r"(\S*nvidia-container-runtime\S*) did not terminate successfully: (exit status \d+)"),
-        "",
+        r"(\S*nvidia-container-runtime\S*) did not terminate successfully: (exit status \d+)",
         "{0} ended with {1} on {node}",
         _DOCTOR_HINT,
     ),
     (
-        re.compile(r"cni plugin not initialized|NetworkPluginNotReady"),
-        "",
+        r"cni plugin not initialized|NetworkPluginNotReady",
         "{node} has no pod network",
         "install a network plugin (CNI) in the cluster",
     ),
@@ -94,7 +83,7 @@ def find_untolerated_taint(pod: Body, node: Body) -> PodProblem | None:
             continue
         if not any(tolerates(one, taint) for one in pod.get("spec", {}).get("tolerations", ())):
             hint = f'if GPU nodes should have it, name it in [kubernetes.taint]: key = "{taint["key"]}"'
-            return PodProblem("", f"{name} has the taint {format_taint(taint)}, which the pod does not tolerate", hint)
+            return PodProblem(f"{name} has the taint {format_taint(taint)}, which the pod does not tolerate", hint)
     return None
 
 
@@ -112,9 +101,10 @@ def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
     if status.get("reason") == "DeadlineExceeded":
         # Why no container started, the pod's status no longer says then; the events do.
-        if not any(map(_has_started, containers)):
+        states = [one.get("state", {}) for one in containers]
+        if not any(one.get("running") or (one.get("terminated") or {}).get("startedAt") for one in states):
             yield from _problems_from_events(pod, events, node)
-        yield PodProblem("", f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
+        yield PodProblem(f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
     for container in containers:
         yield from _explain_container_status(container, name, namespace)
     yield from _problems_from_events(pod, events, node)
@@ -128,21 +118,15 @@ def _problems_from_events(pod: Body, events: Sequence[Body], node: str) -> Itera
             yield from _event_problems(event, node)
 
 
-def _has_started(container: Mapping[str, Any]) -> bool:
-    state = container.get("state", {})
-    return bool(state.get("running") or (state.get("terminated") or {}).get("startedAt"))
-
-
 def _admission_problems(status: Mapping[str, Any], node: str) -> Iterator[PodProblem]:
     """Yield why the kubelet did not admit a pod that was scheduled to its node."""
     message = str(status.get("message", ""))
     match status.get("reason"):
         case "UnexpectedAdmissionError":
-            cause = "device-plugin-marked-unhealthy" if "no healthy devices" in message else ""
-            yield PodProblem(cause, f"{node} did not admit the pod: {message}", _DOCTOR_HINT.format(node=node))
+            yield PodProblem(f"{node} did not admit the pod: {message}", _DOCTOR_HINT.format(node=node))
         case "TopologyAffinityError":
             why = f"the topology manager of {node} did not admit the pod: {message}"
-            yield PodProblem("", why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
+            yield PodProblem(why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
         case _:
             pass
 
@@ -154,89 +138,63 @@ def _scheduling_problems(status: Mapping[str, Any], name: str, namespace: str) -
         message = str(condition.get("message", ""))
         found = _INSUFFICIENT_RESOURCE.search(message)
         if found and found[1] in _HAMI_RESOURCES:
-            pods = command("kubectl", "get", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/name=hami")
             why = "HAMi's webhook has not given the pod to HAMi's scheduler, the only one that knows " + found[1]
-            yield PodProblem("", why, f"see whether HAMi's pods run: {pods}")
-        elif found:
-            nodes = command(
-                "kubectl",
-                "get",
-                "nodes",
-                "-o",
-                f"custom-columns=NODE:.metadata.name,GPUS:{_allocatable_column(found[1])}",
+            yield PodProblem(
+                why,
+                "see whether HAMi's pods run: kubectl get pods --all-namespaces --selector app.kubernetes.io/name=hami",
             )
+        elif found:
+            column = ".status.allocatable." + found[1].replace(".", "\\.")
+            nodes = command("kubectl", "get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{column}")
             why = f"no node has enough {found[1]} left"
-            yield PodProblem("", why, f"see what the nodes offer: {nodes}")
+            yield PodProblem(why, f"see what the nodes offer: {nodes}")
         elif "cannot allocate all claims" in message:
-            slices = command("kubectl", "get", "resourceslices")
-            yield PodProblem("", "no node has a free GPU for its claim", f"see what the nodes publish: {slices}")
+            yield PodProblem(
+                "no node has a free GPU for its claim", "see what the nodes publish: kubectl get resourceslices"
+            )
         elif "were unschedulable" in message:
             why = "the nodes are cordoned, so that no new pod starts there"
-            yield PodProblem("", why, "when the maintenance is over: kubectl uncordon NODE")
+            yield PodProblem(why, "when the maintenance is over: kubectl uncordon NODE")
         elif "untolerated taint" in message:
             why = "the nodes have taints that the pod does not tolerate"
-            yield PodProblem(
-                "", why, "name the taint in [kubernetes.taint]; see it: kubectl describe nodes | grep Taints"
-            )
+            yield PodProblem(why, "name the taint in [kubernetes.taint]; see it: kubectl describe nodes | grep Taints")
         elif "node affinity/selector" in message:
-            yield PodProblem("", "no node has the labels that the pod asks for", "run: gpunode k8s plan")
+            yield PodProblem("no node has the labels that the pod asks for", "run: gpunode k8s plan")
         else:
             show = command("kubectl", "describe", "pod", "--namespace", namespace, name)
-            yield PodProblem("", message.partition("\n")[0] or "no node was found for it", f"see more: {show}")
-
-
-def _allocatable_column(resource: str) -> str:
-    escaped = resource.replace(".", "\\.")
-    return f".status.allocatable.{escaped}"
+            yield PodProblem(message.partition("\n")[0] or "no node was found for it", f"see more: {show}")
 
 
 def _explain_container_status(status: Mapping[str, Any], name: str, namespace: str) -> Iterator[PodProblem]:
-    waiting, failure = status.get("state", {}).get("waiting") or {}, _last_failure(status)
+    waiting = status.get("state", {}).get("waiting") or {}
+    # How the container ended the last time, if it failed.
+    ends = [state.get("terminated") or {} for state in (status.get("state", {}), status.get("lastState", {}))]
+    failure: Mapping[str, Any] = next((ended for ended in ends if ended.get("exitCode")), {})
     image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))
+    message = str(waiting.get("message", "")).partition("\n")[0] or reason
+    describe = f"see more: {command('kubectl', 'describe', 'pod', '--namespace', namespace, name)}"
     if reason in _IMAGE_PULL_FAILURE_REASONS:
-        message = str(waiting.get("message", "")).partition("\n")[0]
-        yield PodProblem("", f"the image {image} cannot be pulled: {message or reason}", NO_REGISTRY_HINT)
+        yield PodProblem(f"the image {image} cannot be pulled: {message}", NO_REGISTRY_HINT)
     elif reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
-        message = str(waiting.get("message", "")).partition("\n")[0]
-        yield PodProblem(
-            "",
-            f"its container cannot start: {message or reason}",
-            f"see more: {_kubectl_describe_command(name, namespace)}",
-        )
+        yield PodProblem(f"its container cannot start: {message}", describe)
     elif failure.get("reason") in {"StartError", "ContainerCannotRun"}:
         message = str(failure.get("message", "")).partition("\n")[0]
-        yield PodProblem(
-            "", f"its container cannot start: {message}", f"see more: {_kubectl_describe_command(name, namespace)}"
-        )
+        yield PodProblem(f"its container cannot start: {message}", describe)
     elif failure.get("reason") == "OOMKilled":
-        yield PodProblem("", "its program was killed: it needed more memory than the pod may have", "raise the limit")
+        yield PodProblem("its program was killed: it needed more memory than the pod may have", "raise the limit")
     elif reason == "CrashLoopBackOff" or failure:
         code = f"with exit status {failure['exitCode']}" if failure else "again and again"
         logs = command("kubectl", "logs", "--namespace", namespace, name)
-        yield PodProblem("", f"its program ended {code}", f"read its log: {logs}")
-
-
-def _last_failure(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return how the container ended the last time, if it failed."""
-    for state in (status.get("state", {}), status.get("lastState", {})):
-        ended = state.get("terminated") or {}
-        if ended.get("exitCode"):
-            return dict(ended)
-    return {}
-
-
-def _kubectl_describe_command(name: str, namespace: str) -> str:
-    return command("kubectl", "describe", "pod", "--namespace", namespace, name)
+        yield PodProblem(f"its program ended {code}", f"read its log: {logs}")
 
 
 def _event_problems(event: Body, node: str) -> Iterator[PodProblem]:
     message = str(event.get("message", ""))
     if event.get("type") != "Warning":
         return
-    for pattern, cause, why, hint in _SANDBOX_MESSAGES:
-        if match := pattern.search(message):
-            formatted = (why.format(*match.groups(), node=node), hint.format(node=node))
-            yield PodProblem(cause, *formatted)
+    for pattern, why, hint in _SANDBOX_MESSAGES:
+        if match := re.search(pattern, message):
+            yield PodProblem(why.format(*match.groups(), node=node), hint.format(node=node))
             return
     if event.get("reason") == "FailedCreatePodSandBox":
-        yield PodProblem("", message.partition("\n")[0], _DOCTOR_HINT.format(node=node))
+        yield PodProblem(message.partition("\n")[0], _DOCTOR_HINT.format(node=node))

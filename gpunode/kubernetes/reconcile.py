@@ -17,12 +17,13 @@ from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import (
     LABELS_FIELD_MANAGER,
     MANAGED_BY_LABEL,
+    Body,
     ChartRelease,
     NodeEdit,
     RenderedCluster,
     RenderedObject,
 )
-from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, other_managers, owned_fields
+from gpunode.kubernetes.owned import co_owners, is_applied_by_kubectl, other_managers, owned_fields
 from gpunode.kubernetes.pods import PodProblem, format_taint
 
 FIELD_MANAGER: Final = "gpunode"
@@ -109,7 +110,7 @@ def node_body(edit: NodeEdit, live: Body) -> Body:
     """
     metadata: dict[str, Any] = {"name": edit.node, "uid": live["metadata"]["uid"], "labels": dict(edit.labels)}
     taint = _parse_taint(edit.taint)
-    has_it = taint is not None and taint in _node_taints(live)
+    has_it = taint is not None and taint in _taints_of(live)
     if taint is None or (has_it and _own_taint_annotation(live) != edit.taint):
         return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
     metadata["annotations"] = {_TAINT_ANNOTATION: edit.taint}
@@ -126,22 +127,18 @@ def refuse_other_handler(rendered: RenderedCluster, live: Sequence[Body]) -> Non
     for one in live:
         name, handler = one["metadata"]["name"], one.get("handler")
         if one["kind"] == "RuntimeClass" and handler != desired.get(name, handler):
+            metadata = one["metadata"]
+            release = metadata.get("annotations", {}).get("meta.helm.sh/release-name")
+            owners = (f"{owner['kind']} {owner['name']}" for owner in metadata.get("ownerReferences", []))
+            maker = f"Helm release {release}" if release else next(owners, "")
+            maker = maker or metadata.get("labels", {}).get("app.kubernetes.io/managed-by")
+            maker = maker or ", ".join(other_managers(one, ())) or "somebody"
             raise Conflict(
                 f"RuntimeClass {name} has the handler {handler}; gpunode's pods need {desired[name]}",
-                why=f"{_describe_creator(one)} made it, and the handler of a RuntimeClass cannot be changed",
+                why=f"{maker} made it, and the handler of a RuntimeClass cannot be changed",
                 hint=f'leave it, and let gpunode create another one: runtime_class = "{name}-gpunode" in [kubernetes]\n'
                 f"or delete it, if no pod uses it: {command('kubectl', 'delete', 'runtimeclass', name)}",
             )
-
-
-def _describe_creator(live: Body) -> str:
-    """Return who created the object, as far as it shows."""
-    metadata = live["metadata"]
-    release = metadata.get("annotations", {}).get("meta.helm.sh/release-name")
-    owner = next((f"{one['kind']} {one['name']}" for one in metadata.get("ownerReferences", [])), "")
-    manager = metadata.get("labels", {}).get("app.kubernetes.io/managed-by")
-    first = f"Helm release {release}" if release else owner or manager
-    return first or ", ".join(other_managers(live, ())) or "somebody"
 
 
 def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, ...]:
@@ -198,10 +195,11 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
         )
     _refuse_other_taint(edit, live)
     body = node_body(edit, live)
-    before, after = owned_node_fields(live), _without_uid(body)
+    metadata = {name: value for name, value in body["metadata"].items() if name != "uid"}
+    before, after = own_fields(live), {**body, "metadata": metadata}
     labels = live["metadata"].get("labels", {})
     has_labels = all(labels.get(name) == value for name, value in edit.labels.items())
-    has_taint = not edit.taint or _parse_taint(edit.taint) in _node_taints(live)
+    has_taint = not edit.taint or _parse_taint(edit.taint) in _taints_of(live)
     has_obsolete = before is not None and _labels_and_taints(before) - _labels_and_taints(after)
     item = PlanItem("Node", "", edit.node, "edit", edit.why, -1)
     if has_labels and has_taint and not has_obsolete:
@@ -215,14 +213,14 @@ def _diff_node(before: Body | None, after: Body, live: Body) -> Iterator[str]:
     yield from (f"+label {name}={value}" for name, value in new_labels.items() if labels.get(name) != value)
     old_labels = (before or {"metadata": {}})["metadata"].get("labels", {})
     yield from (f"-label {name}={value}" for name, value in old_labels.items() if name not in new_labels)
-    new_taints, old_taints = ({format_taint(one) for one in _taints_of_body(body)} for body in (after, before or {}))
-    yield from (f"+taint {one}" for one in sorted(new_taints) if _parse_taint(one) not in _node_taints(live))
+    new_taints, old_taints = ({format_taint(one) for one in _taints_of(body)} for body in (after, before or {}))
+    yield from (f"+taint {one}" for one in sorted(new_taints) if _parse_taint(one) not in _taints_of(live))
     yield from (f"-taint {one}" for one in sorted(old_taints - new_taints))
 
 
 def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
     desired = _parse_taint(edit.taint)
-    for one in _node_taints(live):
+    for one in _taints_of(live):
         if desired and (one["key"], one["effect"]) == (desired["key"], desired["effect"]) and one != desired:
             raise Conflict(
                 f"Node {edit.node} has the taint {format_taint(one)}, but the recipe sets {edit.taint}",
@@ -231,14 +229,14 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
             )
 
 
-def owned_node_fields(live: Body) -> Body | None:
-    """Return the labels that gpunode applied to a Node, and its taint if that still exists; None for neither."""
-    found = owned_fields(live, LABELS_FIELD_MANAGER)
-    if found is None:
-        return None
+def own_fields(live: Body) -> Body | None:
+    """Return the fields that gpunode applied, with a Node's taint if that still exists; None if there are none."""
+    found = owned_fields(live, field_manager_of(live["kind"]))
+    if found is None or live["kind"] != "Node":
+        return found
     # An annotation set by somebody else does not show whose taint it is.
     own = _parse_taint(_own_taint_annotation(found))
-    return {**found, "spec": {"taints": [own]}} if own and own in _node_taints(live) else found
+    return {**found, "spec": {"taints": [own]}} if own and own in _taints_of(live) else found
 
 
 def is_kept_on_removal(live: Body) -> bool:
@@ -251,14 +249,10 @@ def is_kept_on_removal(live: Body) -> bool:
 def describe_owners(live: Body) -> str:
     """Return the other owners of the object and the fields they share with gpunode, for a message."""
     shared = [
-        f"{who} also set {_describe_fields(fields)}" for who, fields in co_owners(live, _OWN_FIELD_MANAGERS).items()
+        f"{who} also set {first}{f' and {len(more)} more fields' if more else ''}"
+        for who, (first, *more) in co_owners(live, _OWN_FIELD_MANAGERS).items()
     ]
     return "; ".join(shared) or f"{', '.join(other_managers(live, _OWN_FIELD_MANAGERS)) or 'somebody'} applied it, too"
-
-
-def _describe_fields(fields: Sequence[str]) -> str:
-    more = f" and {len(fields) - 1} more fields" if len(fields) > 1 else ""
-    return fields[0] + more
 
 
 def object_ref(change: ObjectChange) -> Body:
@@ -267,39 +261,31 @@ def object_ref(change: ObjectChange) -> Body:
     return {"apiVersion": change.api_version, "kind": change.kind, "metadata": metadata}
 
 
-def current_fields(change: ObjectChange, live: Body | None) -> str | None:
+def current_fields(live: Body | None) -> str | None:
     """Return the fields that gpunode owns in the live object, as ``ObjectChange`` stores them."""
-    found = (
-        None
-        if live is None
-        else owned_node_fields(live)
-        if change.kind == "Node"
-        else owned_fields(live, FIELD_MANAGER)
-    )
+    found = None if live is None else own_fields(live)
     return json.dumps(found, sort_keys=True) if found else None
 
 
 def plan_label_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes gpunode's labels from a Node and keeps its taint; None if it has none."""
-    before = owned_node_fields(live)
+    before = own_fields(live)
     if before is None or not before["metadata"].get("labels"):
         return None
     metadata = {name: value for name, value in before["metadata"].items() if name != "labels"}
-    after = {**before, "metadata": metadata} if _taints_of_body(before) else None
+    after = {**before, "metadata": metadata} if _taints_of(before) else None
     return _object_change(live, cluster, before, after, shared=True)
 
 
 def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
-    before = owned_node_fields(live) if live["kind"] == "Node" else owned_fields(live, FIELD_MANAGER)
-    if before is None:
-        return None
-    return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live))
+    before = own_fields(live)
+    return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live)) if before else None
 
 
 def format_taints_in(fields: str | None) -> tuple[str, ...]:
     """Return the taints among a Node's fields in an ``ObjectChange``, as kubectl writes them."""
-    return tuple(format_taint(one) for one in _taints_of_body(json.loads(fields))) if fields else ()
+    return tuple(format_taint(one) for one in _taints_of(json.loads(fields))) if fields else ()
 
 
 def without_taints(fields: str) -> Body:
@@ -324,13 +310,13 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
             install_command(desired), desired.why, _helm_undo_command("uninstall", name, namespace), cluster
         )
         return replace(item, change=change)
-    if same_version and live.status == "deployed" and dict(live.values) == _as_json_types(desired.values):
+    if same_version and live.status == "deployed" and dict(live.values) == _as_json(desired.values):
         return replace(item, state="unchanged")
     undo = _helm_undo_command("rollback", name, namespace, str(live.revision))
     _refuse_downgrade(desired, live)
     change = CommandChange(_upgrade_command(desired, namespace, name), desired.why, undo, cluster)
     diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {desired.chart} {desired.version}"]
-    new_values = _as_json_types(desired.values)
+    new_values = _as_json(desired.values)
     diff += _yaml_diff(_mask_foreign_values(live.values, new_values), new_values)
     return replace(item, state="edit", change=change, diff=tuple(diff))
 
@@ -366,20 +352,18 @@ def _mask_foreign_values(values: Any, own: Any) -> Any:
     return values if own is not None else "…"
 
 
-def _as_json_types(values: Mapping[str, Any]) -> Any:
-    """Return the values as Helm returns them: in JSON's types."""
-    return json.loads(json.dumps(values))
+def _as_json(values: Mapping[str, Any]) -> Any:
+    """Return the values as Helm and the API server return them, in JSON's types, with their keys in order."""
+    return json.loads(json.dumps(values, sort_keys=True))
 
 
 def _upgrade_command(desired: ChartRelease, namespace: str, name: str) -> tuple[str, ...]:
     """Return the command that installs or updates the release; it holds all values, for the journal."""
-    is_oci = desired.repository.startswith("oci://")
-    chart = (f"{desired.repository}/{desired.chart}",) if is_oci else (desired.chart, "--repo", desired.repository)
     values = (
         word for name_, value in desired.values.items() for word in ("--set-json", f"{name_}={json.dumps(value)}")
     )
     where = ("--namespace", namespace, "--create-namespace", "--version", desired.version, "--wait")
-    return ("helm", "upgrade", "--install", name, *chart, *where, *values)
+    return ("helm", "upgrade", "--install", name, *desired.chart_words, *where, *values)
 
 
 def install_command(desired: ChartRelease) -> tuple[str, ...]:
@@ -419,15 +403,9 @@ def _object_change(
 
 
 def _yaml_diff(before: Body, after: Body) -> tuple[str, ...]:
-    old, new = (yaml.render_document(_sort_keys(one)).splitlines() for one in (before, after))
+    old, new = (yaml.render_document(_as_json(one)).splitlines() for one in (before, after))
     lines = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
     return tuple(one for one in lines if not one.startswith("@@"))
-
-
-def _sort_keys(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _sort_keys(value[name]) for name in sorted(value)}
-    return [_sort_keys(one) for one in value] if isinstance(value, list) else value
 
 
 def _without_server_fields(body: Body) -> Body:
@@ -436,12 +414,8 @@ def _without_server_fields(body: Body) -> Body:
     return {**{name: value for name, value in body.items() if name != "status"}, "metadata": metadata}
 
 
-def _without_uid(body: Body) -> Body:
-    return {**body, "metadata": {name: value for name, value in body["metadata"].items() if name != "uid"}}
-
-
 def _labels_and_taints(body: Body) -> frozenset[str]:
-    return frozenset((*body["metadata"].get("labels", {}), *(format_taint(one) for one in _taints_of_body(body))))
+    return frozenset((*body["metadata"].get("labels", {}), *(format_taint(one) for one in _taints_of(body))))
 
 
 def _parse_taint(text: str) -> dict[str, str] | None:
@@ -453,16 +427,12 @@ def _parse_taint(text: str) -> dict[str, str] | None:
     return {"key": name, "effect": effect} | ({"value": value} if value else {})
 
 
-def _node_taints(live: Body) -> list[dict[str, str]]:
-    """Return the Node's taints, without the times that NoExecute adds."""
+def _taints_of(live: Body) -> list[dict[str, str]]:
+    """Return the taints of a Node or of what is applied to it, without the times that NoExecute adds."""
     return [
         {name: one[name] for name in ("key", "value", "effect") if one.get(name)}
         for one in live.get("spec", {}).get("taints", [])
     ]
-
-
-def _taints_of_body(body: Body) -> list[dict[str, str]]:
-    return list(body.get("spec", {}).get("taints", []))
 
 
 def _own_taint_annotation(live: Body) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpunode import yaml
 from gpunode.catalog.charts import chart
 from gpunode.kubernetes.cluster_nodes import GKE_DRIVER_FOLDER, is_gke
-from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease, ClusterNode
+from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease
 from gpunode.kubernetes.objects import (
     DEVICE_PLUGIN_NAME,
     EXTRAS_WAVE,
@@ -21,8 +21,8 @@ from gpunode.kubernetes.objects import (
     make_tolerations,
     mirror_image,
 )
-from gpunode.kubernetes.sharing import SharingConfig, default_config, gpudirect_flags, plugin_config, plugin_configs
-from gpunode.recipe import GpuDirect
+from gpunode.kubernetes.own_pod import operator_uses_cdi
+from gpunode.kubernetes.sharing import GpuStack, default_config, gpudirect_flags, plugin_config
 from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.wording import join_with_and
 
@@ -30,45 +30,35 @@ _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
 
 
 def _make_release(
-    name: str, version: str, namespace: str, values: Mapping[str, Any], why: str, wave: int
+    name: str, version: str, stack: GpuStack, values: Mapping[str, Any], why: str, wave: int
 ) -> ChartRelease:
     found = chart(name)
-    return ChartRelease(name, name, version or found.version, found.repository, namespace, values, why, wave)
+    return ChartRelease(name, name, version or found.version, found.repository, stack.namespace, values, why, wave)
 
 
-def plugin_config_files(
-    desired: Kubernetes,
-    by_node: Mapping[str, SharingConfig],
-    nodes: Sequence[ClusterNode],
-    direct: GpuDirect,
-    strategies: Sequence[str] = (),
-) -> Mapping[str, Any]:
+def _plugin_config_files(stack: GpuStack, strategies: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of the device plugin's configuration files, by name."""
-    configurations = plugin_configs(desired, by_node)
-    nodes_by_name = {name: [node for node in nodes if by_node[node.name].name == name] for name in configurations}
+    of_nodes = {
+        name: [node for node in stack.nodes if stack.configs[node.name].name == name] for name in stack.plugin_configs
+    }
+    direct = stack.recipe.gpudirect
     return {
-        name: yaml.render_document(plugin_config(configurations[name], nodes_by_name[name], direct, strategies))
-        for name in sorted(configurations)
+        name: yaml.render_document(plugin_config(config, of_nodes[name], direct, strategies))
+        for name, config in sorted(stack.plugin_configs.items())
     }
 
 
-def make_device_plugin(
-    desired: Kubernetes,
-    namespace: str,
-    configs: Mapping[str, SharingConfig],
-    nodes: Sequence[ClusterNode],
-    direct: GpuDirect,
-    strategies: Sequence[str],
-    *,
-    gfd: bool,
-) -> ChartRelease:
+def make_device_plugin(stack: GpuStack, strategies: Sequence[str]) -> ChartRelease:
     """Return NVIDIA's device plugin, with GPU Feature Discovery and the MPS daemon if needed."""
+    desired, needed = stack.kubernetes, explain_static_cpus(stack.nodes)
+    mps = any(config.mode == "mps" for config in stack.configs.values())
+    gfd = desired.extras.gfd or mps
     values: dict[str, Any] = {
         **_runtime_class_value(desired),
         **_image_value(desired, "nvcr.io/nvidia/k8s-device-plugin"),
         "tolerations": make_tolerations(desired),
         "gfd": {"enabled": gfd},
-        **({"compatWithCPUManager": True} if explain_static_cpus(nodes) else {}),
+        **({"compatWithCPUManager": True} if needed else {}),
         # By it the chart mounts the host's driver, of which the plugin writes its CDI specification (docs/cdi.md).
         **({"nvidiaDriverRoot": "/"} if strategies else {}),
     }
@@ -76,52 +66,51 @@ def make_device_plugin(
         # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
         worker = {"worker": {"tolerations": make_tolerations(replace(desired, control_plane=True))}}
         values["nfd"] = {**_image_value(desired, _NFD_IMAGE), **worker}
-    data = dict(plugin_config_files(desired, configs, nodes, direct, strategies))
-    values["config"] = {"default": default_config(desired).name, "map": data}
-    parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else [])
-    parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
+    values["config"] = {"default": default_config(desired).name, "map": _plugin_config_files(stack, strategies)}
+    parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else []) + (["the MPS daemon"] if mps else [])
     why = f"Runs {join_with_and(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
-    why = " ".join(filter(None, (why, explain_static_cpus(nodes))))
-    return _make_release(DEVICE_PLUGIN_NAME, desired.versions.device_plugin, namespace, values, why, PLUGIN_WAVE)
+    return _make_release(
+        DEVICE_PLUGIN_NAME, desired.versions.device_plugin, stack, values, f"{why} {needed}".strip(), PLUGIN_WAVE
+    )
 
 
-def make_gpu_operator(
-    desired: Kubernetes,
-    namespace: str,
-    configs: Mapping[str, SharingConfig],
-    nodes: Sequence[ClusterNode],
-    direct: GpuDirect,
-    *,
-    cdi: bool,
-    driver: bool,
-    toolkit: bool,
-) -> ChartRelease:
+def operator_installs(stack: GpuStack) -> tuple[bool, bool]:
+    """Return whether the GPU Operator installs the driver, and the toolkit: if the recipe and some node lack it."""
+    # On a host of GKE's gpunode sets up neither, whatever the recipe says.
+    recipe, is_left_to_operator = stack.recipe, is_gke(stack.nodes)
+    driver = (is_left_to_operator or recipe.driver.version == "none") and not all(node.driver for node in stack.nodes)
+    toolkit = (is_left_to_operator or recipe.toolkit.version == "none") and not all(
+        node.toolkit for node in stack.nodes
+    )
+    return driver, toolkit
+
+
+def make_gpu_operator(stack: GpuStack) -> ChartRelease:
     """Return the GPU Operator, which installs driver and toolkit only on nodes without them."""
-    values = _operator_values(desired, configs, cdi=cdi, driver=driver, toolkit=toolkit)
-    if plugin := _operator_plugin_values(desired, configs, nodes, direct):
+    values, nodes = _operator_values(stack), stack.nodes
+    if plugin := _operator_plugin_values(stack):
         values["devicePlugin"] = plugin
     paths = {} if has_usual_kubelet_root(nodes) else {"kubeletRootDir": kubelet_root(nodes)}
     if is_gke(nodes):
         values["toolkit"] |= {"installDir": GKE_DRIVER_FOLDER}
-        paths |= {} if driver else {"driverInstallDir": GKE_DRIVER_FOLDER}
+        paths |= {} if values["driver"]["enabled"] else {"driverInstallDir": GKE_DRIVER_FOLDER}
     if paths:
         values["hostPaths"] = paths
     why = "Runs the operator, which deploys the device plugin and what belongs to it."
-    return _make_release("gpu-operator", desired.versions.gpu_operator, namespace, values, why, PLUGIN_WAVE)
+    return _make_release("gpu-operator", stack.kubernetes.versions.gpu_operator, stack, values, why, PLUGIN_WAVE)
 
 
-def _operator_values(
-    desired: Kubernetes, configs: Mapping[str, SharingConfig], *, cdi: bool, driver: bool, toolkit: bool
-) -> dict[str, Any]:
+def _operator_values(stack: GpuStack) -> dict[str, Any]:
     """Return which of its parts the operator deploys, and how."""
-    strategies = {config.strategy for config in configs.values()} - {"none"}
-    layouts = any(config.layout for config in configs.values())
+    desired, (driver, toolkit) = stack.kubernetes, operator_installs(stack)
+    strategies = {config.strategy for config in stack.configs.values()} - {"none"}
+    layouts = any(config.layout for config in stack.configs.values())
     manager = {"manager": _repository_value(desired, "nvidia/cloud-native")} if desired.registry else {}
     values: dict[str, Any] = {
         "driver": {"enabled": driver, **({**_repository_value(desired, "nvidia"), **manager} if driver else {})},
         "toolkit": {"enabled": toolkit, **(_repository_value(desired, "nvidia/k8s") if toolkit else {})},
         # With CDI the operator's plugin hands out CDI devices alone, which a runtime without CDI ignores.
-        "cdi": {"enabled": cdi},
+        "cdi": {"enabled": operator_uses_cdi(stack.recipe, stack.nodes)},
         "operator": {**_repository_value(desired, "nvidia"), "runtimeClass": desired.runtime_class or "nvidia"},
         "psa": {"enabled": True},
         "mig": {"strategy": min(strategies, default="single")},
@@ -148,22 +137,22 @@ def _operator_values(
     return values
 
 
-def _operator_plugin_values(
-    desired: Kubernetes, configs: Mapping[str, SharingConfig], nodes: Sequence[ClusterNode], direct: GpuDirect
-) -> dict[str, Any]:
+def _operator_plugin_values(stack: GpuStack) -> dict[str, Any]:
     """Return the device plugin's values with its configurations; empty if the defaults do."""
-    plugin: dict[str, Any] = dict(_repository_value(desired, "nvidia"))
-    is_shared = any(config.mode != "none" for config in configs.values())
-    if is_shared or len(plugin_configs(desired, configs)) > 1 or gpudirect_flags(direct):
-        data = dict(plugin_config_files(desired, configs, nodes, direct))
+    plugin: dict[str, Any] = _repository_value(stack.kubernetes, "nvidia")
+    is_shared = any(config.mode != "none" for config in stack.configs.values())
+    if is_shared or len(stack.plugin_configs) > 1 or gpudirect_flags(stack.recipe.gpudirect):
+        data = _plugin_config_files(stack)
         # Named by its content: the operator does not restart the plugin for another content under the same name.
         name = f"{DEVICE_PLUGIN_NAME}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
-        plugin["config"] = {"create": True, "name": name, "default": default_config(desired).name, "data": data}
+        default = default_config(stack.kubernetes).name
+        plugin["config"] = {"create": True, "name": name, "default": default, "data": data}
     return plugin
 
 
-def make_hami(desired: Kubernetes, namespace: str, nodes: Sequence[ClusterNode], direct: GpuDirect) -> ChartRelease:
+def make_hami(stack: GpuStack) -> ChartRelease:
     """Return HAMi: its device plugin, and its scheduler, which gives a pod part of a GPU's memory and cores."""
+    desired, nodes = stack.kubernetes, stack.nodes
     # The chart's own registry is a mirror in China; imageRegistry overrides the registry of every image.
     scheduler = {"repository": "kube-scheduler"} | ({} if desired.registry else {"registry": "registry.k8s.io"})
     values: dict[str, Any] = {
@@ -176,17 +165,17 @@ def make_hami(desired: Kubernetes, namespace: str, nodes: Sequence[ClusterNode],
             "nvidiaNodeSelector": {"gpu": "on"},
             "tolerations": make_tolerations(desired),
             **({"passDeviceSpecsEnabled": True} if explain_static_cpus(nodes) else {}),
-            **gpudirect_flags(direct),
+            **gpudirect_flags(stack.recipe.gpudirect),
             **({} if has_usual_kubelet_root(nodes) else {"pluginPath": f"{kubelet_root(nodes)}/device-plugins"}),
         },
     }
     why = "Runs HAMi's device plugin and scheduler: pods ask for nvidia.com/gpu, gpumem and gpucores."
-    return _make_release("hami", desired.versions.hami, namespace, values, why, PLUGIN_WAVE)
+    return _make_release("hami", desired.versions.hami, stack, values, why, PLUGIN_WAVE)
 
 
-def make_dra_driver(desired: Kubernetes, namespace: str, nodes: Sequence[ClusterNode]) -> ChartRelease:
+def make_dra_driver(stack: GpuStack) -> ChartRelease:
     """Return the DRA driver for GPUs, without ComputeDomains, which only NVLink domains of several nodes need."""
-    root = kubelet_root(nodes)
+    desired, root = stack.kubernetes, kubelet_root(stack.nodes)
     places = {
         "kubeletRegistrarDirectoryPath": f"{root}/plugins_registry",
         "kubeletPluginsDirectoryPath": f"{root}/plugins",
@@ -199,15 +188,16 @@ def make_dra_driver(desired: Kubernetes, namespace: str, nodes: Sequence[Cluster
         "resources": {"computeDomains": {"enabled": False}},
         "kubeletPlugin": {
             "tolerations": make_tolerations(desired),
-            **({} if has_usual_kubelet_root(nodes) else places),
+            **({} if has_usual_kubelet_root(stack.nodes) else places),
         },
     }
     why = "Runs the DRA driver: pods claim GPUs of the DeviceClass gpu.nvidia.com."
-    return _make_release("dra-driver-nvidia-gpu", desired.versions.dra_driver, namespace, values, why, PLUGIN_WAVE)
+    return _make_release("dra-driver-nvidia-gpu", desired.versions.dra_driver, stack, values, why, PLUGIN_WAVE)
 
 
-def make_dcgm_exporter(desired: Kubernetes, namespace: str, nodes: Sequence[ClusterNode]) -> ChartRelease:
+def make_dcgm_exporter(stack: GpuStack) -> ChartRelease:
     """Return the DCGM exporter for stacks other than the GPU Operator, which includes it."""
+    desired, nodes = stack.kubernetes, stack.nodes
     values: dict[str, Any] = {
         **_runtime_class_value(desired),
         **_image_value(desired, "nvcr.io/nvidia/k8s/dcgm-exporter"),
@@ -218,7 +208,7 @@ def make_dcgm_exporter(desired: Kubernetes, namespace: str, nodes: Sequence[Clus
         **({} if has_usual_kubelet_root(nodes) else {"kubeletPath": f"{kubelet_root(nodes)}/pod-resources"}),
     }
     why = "Offers the GPUs' metrics to Prometheus, on port 9400 of each GPU node."
-    return _make_release("dcgm-exporter", desired.versions.dcgm_exporter, namespace, values, why, EXTRAS_WAVE)
+    return _make_release("dcgm-exporter", desired.versions.dcgm_exporter, stack, values, why, EXTRAS_WAVE)
 
 
 def _runtime_class_value(desired: Kubernetes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gpunode.catalog import mig
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.recipe import GpuDirect
+from gpunode.recipe import GpuDirect, Recipe
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
@@ -40,6 +40,33 @@ class SharingConfig:
     layout: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuStack:
+    """A recipe for the GPU nodes of a cluster.
+
+    Attributes:
+        configs: how each node offers its GPUs, by its name.
+        namespace: that of the stack's pods.
+    """
+
+    recipe: Recipe
+    nodes: tuple[ClusterNode, ...]
+    configs: Mapping[str, SharingConfig]
+    namespace: str
+
+    @property
+    def kubernetes(self) -> Kubernetes:
+        """The recipe's tables for Kubernetes."""
+        assert self.recipe.kubernetes is not None  # checked before anything is rendered
+        return self.recipe.kubernetes
+
+    @property
+    def plugin_configs(self) -> Mapping[str, SharingConfig]:
+        """The device plugin's configurations by name: those of the nodes, and the default for nodes without label."""
+        default = default_config(self.kubernetes)
+        return {config.name: config for config in (default, *self.configs.values())}
+
+
 def default_config(desired: Kubernetes) -> SharingConfig:
     """Return the configuration of the nodes that no named one is for."""
     sharing, layout = desired.sharing, desired.mig
@@ -62,15 +89,6 @@ def choose_configs(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping
         _refuse_unknown_layout(node, found[node.name])
         _refuse_too_many_mps_clients(node, found[node.name])
     return found
-
-
-def plugin_configs(desired: Kubernetes, by_node: Mapping[str, SharingConfig]) -> Mapping[str, SharingConfig]:
-    """Return the device plugin's configurations by name: those of the nodes, and the default one.
-
-    The default is always included, for nodes that join without the label.
-    """
-    default = default_config(desired)
-    return {config.name: config for config in (default, *by_node.values())}
 
 
 def refuse_bad_configs(desired: Kubernetes) -> None:
@@ -217,20 +235,16 @@ def count_instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
 
 def count_resources(node: ClusterNode, config: SharingConfig) -> Mapping[str, int] | None:
     """Return the count of each resource that the node offers; None if it depends on an unnamed MIG layout."""
-    base = _count_unshared(node, config)
-    if base is None:
-        return None
+    base = {GPU_RESOURCE: len(node.gpus)}
+    if config.strategy != "none":
+        instances = count_instances(node, config.layout)
+        if instances is None:
+            return None
+        base = {mig_resource(profile): count for profile, count in sorted(instances.items())}
+        if config.strategy == "single":
+            base = {GPU_RESOURCE: sum(base.values())}
     suffix = ".shared" if config.rename else ""
     return {f"{name}{suffix}": count * config.replicas for name, count in base.items()}
-
-
-def _count_unshared(node: ClusterNode, config: SharingConfig) -> Mapping[str, int] | None:
-    if config.strategy == "none":
-        return {GPU_RESOURCE: len(node.gpus)}
-    found = count_instances(node, config.layout)
-    if found is None or config.strategy == "single":
-        return None if found is None else {GPU_RESOURCE: sum(found.values())}
-    return {mig_resource(profile): count for profile, count in sorted(found.items())}
 
 
 def mig_resource(profile: str) -> str:
@@ -250,16 +264,11 @@ def shared_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> tup
     if config.strategy != "mixed":
         return (GPU_RESOURCE,)
     # The plugin takes no empty list, and leaves alone what a node does not have.
-    return tuple(
-        dict.fromkeys(sorted(_mig_resources(nodes, config) if nodes else map(mig_resource, mig.every_profile())))
-    )
-
-
-def _mig_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> Iterator[str]:
+    profiles = set() if nodes else set(mig.every_profile())
     for node in nodes:
         found = count_instances(node, config.layout)
-        profiles = found or {name for gpu in node.gpus for name in mig.max_instances_by_profile(gpu.device_id)}
-        yield from map(mig_resource, profiles)
+        profiles |= set(found or (name for gpu in node.gpus for name in mig.max_instances_by_profile(gpu.device_id)))
+    return tuple(sorted(map(mig_resource, profiles)))
 
 
 def describe_gpus(node: ClusterNode) -> str:
@@ -281,11 +290,7 @@ def plugin_config(
 ) -> Mapping[str, Any]:
     """Return the configuration file for the nodes that have this configuration.
 
-    Args:
-        config: how the GPUs are offered.
-        nodes: those with this configuration.
-        direct: which devices of GPUDirect pods get.
-        strategies: how the plugin hands GPUs to the container runtime; empty for its default.
+    ``strategies`` say how the plugin hands GPUs to the container runtime; empty for its default.
     """
     flags: dict[str, Any] = {"migStrategy": config.strategy, **gpudirect_flags(direct)}
     plugin: dict[str, Any] = {"passDeviceSpecs": True} if any(node.static_cpus for node in nodes) else {}

@@ -7,17 +7,18 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import combinations
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.live_checks import read_resource
-from gpunode.kubernetes.model import MANAGED_BY_LABEL, ClusterNode, RenderedObject
+from gpunode.kubernetes.model import Body, ClusterNode, RenderedObject
+from gpunode.kubernetes.owned import is_labelled
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
 from gpunode.wording import join_names
 
-Body: TypeAlias = Mapping[str, Any]
 # What a pod shows beside a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.
 TestPodPurpose: TypeAlias = Literal["", "mig", "memory", "shared"]
 
@@ -69,6 +70,11 @@ class GpuTestPod:
         """The namespace of the pod."""
         return str(self.pod["metadata"]["namespace"])
 
+    @property
+    def run(self) -> str:
+        """The run that it belongs to."""
+        return str(self.pod["metadata"]["labels"][RUN_LABEL])
+
 
 def make_test_pods(
     node: ClusterNode,
@@ -84,26 +90,21 @@ def make_test_pods(
 ) -> Iterator[GpuTestPod]:
     """Yield the pods that try the node: one for each resource, and with sharing one more than it has GPUs.
 
-    Args:
-        node: what is known of the machine.
-        live: the Node.
-        test_pod: the recipe's test pod for this node, and what it needs.
-        config: how the node offers its GPUs.
-        expected: the count of each resource that the node should offer; None if the recipe does not tell.
-        run: the id of this run, by which its pods are found.
-        new_name: returns a unique name for each pod.
-        image: in place of the recipe's; empty for the recipe's.
-        timeout_s: when the kubelet ends them if nobody deletes them.
+    They are the recipe's ``test_pod``, with what it needs, under unique names by ``new_name`` and with the id of this
+    ``run``, by which they are found. ``expected`` is None if the recipe does not tell the count of each resource; an
+    empty ``image`` means the recipe's. After ``timeout_s`` the kubelet ends them if nobody deletes them.
     """
     limits = resource_limits(test_pod[-1].body)
     own_resource = next((name for name in limits if name != MEMORY_RESOURCE), "")
+    purpose: TestPodPurpose = "" if config.strategy == "none" else "mig"
+    if MEMORY_RESOURCE in limits or config.mode != "none":
+        purpose = "memory" if MEMORY_RESOURCE in limits else "shared"
     for resource in expected or (own_resource,):
-        purpose = _choose_purpose(limits, config)
-        copies = _count_sharing_test_pods(live, resource, config, expected or {}) if purpose == "shared" else 1
-        for name in (new_name() for _ in range(copies)):
-            options = _PodOptions(name, run, live, image, timeout_s)
-            others = [_make_body(one.body, options) for one in test_pod[:-1]]
-            pod = _make_pod(test_pod[-1].body, options, {own_resource: resource}, purpose)
+        # One more than there are GPUs, or instances, if the node offers so many.
+        copies = (expected or {}).get(resource, 0) // config.replicas + 1 if purpose == "shared" else 1
+        for name in (new_name() for _ in range(copies if read_resource(live, resource)[1] >= copies else 1)):
+            *others, pod = (_make_body(one.body, name, run) for one in test_pod)
+            _adapt_pod_spec(pod, live, {own_resource: resource}, purpose, image, timeout_s)
             yield GpuTestPod(node.name, resource, (*others, pod), purpose)
 
 
@@ -136,29 +137,12 @@ def with_owner(job: Body, bodies: Sequence[Body]) -> list[Body]:
 
 
 def is_left_over(body: Body, now: float) -> bool:
-    """Return whether a killed run left the pod or Job: it belongs to a check and is past its limit.
-
-    Args:
-        body: the object as it is.
-        now: the time, in seconds since 1970.
-    """
-    labels = body["metadata"].get("labels", {})
+    """Return whether a killed run left the pod or Job: one of a check that is past its limit at the time ``now``."""
     limit = body.get("spec", {}).get("activeDeadlineSeconds")
-    if RUN_LABEL not in labels or not labels.items() >= MANAGED_BY_LABEL.items() or not isinstance(limit, int):
+    if RUN_LABEL not in body["metadata"].get("labels", {}) or not is_labelled(body) or not isinstance(limit, int):
         return False
-    created = datetime.fromisoformat(body["metadata"]["creationTimestamp"].replace("Z", "+00:00")).timestamp()
+    created = _parse_timestamp(body["metadata"]["creationTimestamp"])
     return created + limit + _LOG_READING_TIME_S + _CLOCK_SKEW_S < now
-
-
-@dataclass(frozen=True, slots=True)
-class _PodOptions:
-    """The name and run of a test pod, and the options of ``make_test_pods``."""
-
-    name: str
-    run: str
-    node: Body
-    image: str
-    timeout_s: int
 
 
 def resource_limits(pod: Body) -> Mapping[str, Any]:
@@ -167,50 +151,38 @@ def resource_limits(pod: Body) -> Mapping[str, Any]:
     return found
 
 
-def _choose_purpose(limits: Mapping[str, Any], config: SharingConfig) -> TestPodPurpose:
-    if MEMORY_RESOURCE in limits:
-        return "memory"
-    if config.mode != "none":
-        return "shared"
-    return "mig" if config.strategy != "none" else ""
-
-
-def _count_sharing_test_pods(live: Body, resource: str, config: SharingConfig, expected: Mapping[str, int]) -> int:
-    """Return one more than there are GPUs, or instances, if the node offers so many."""
-    copies = expected.get(resource, 0) // config.replicas + 1
-    return copies if read_resource(live, resource)[1] >= copies > 1 else 1
-
-
-def _make_body(body: Body, options: _PodOptions) -> dict[str, Any]:
+def _make_body(body: Body, name: str, run: str) -> dict[str, Any]:
     """Return the object under its own name, with the label of its run."""
     made: dict[str, Any] = copy.deepcopy(dict(body))
     metadata = made["metadata"]
-    metadata |= {"name": options.name, "labels": {**metadata.get("labels", {}), RUN_LABEL: options.run}}
+    metadata |= {"name": name, "labels": {**metadata.get("labels", {}), RUN_LABEL: run}}
     return made
 
 
-def _make_pod(
-    body: Body, options: _PodOptions, resources: Mapping[str, str], purpose: TestPodPurpose
-) -> dict[str, Any]:
-    """Return the pod for its node alone, with its ``resources`` in place of the recipe's."""
-    made = _make_body(body, options)
-    spec, container = made["spec"], made["spec"]["containers"][0]
-    node = options.node["metadata"]
+def _adapt_pod_spec(
+    pod: dict[str, Any],
+    live: Body,
+    resources: Mapping[str, str],
+    purpose: TestPodPurpose,
+    image: str,
+    timeout_s: int,
+) -> None:
+    """Limit the pod to its node, with its ``resources`` in place of the recipe's."""
+    spec, container, node = pod["spec"], pod["spec"]["containers"][0], live["metadata"]
     spec["nodeSelector"] = {_HOST_NAME_LABEL: node.get("labels", {}).get(_HOST_NAME_LABEL, node["name"])}
     # A node may be tried before it is uncordoned.
     spec["tolerations"] = [*spec.get("tolerations", ()), CORDON_TOLERATION]
     # It is deleted once it was read; see deadline_job.
-    spec |= {"activeDeadlineSeconds": options.timeout_s, "terminationGracePeriodSeconds": 1}
+    spec |= {"activeDeadlineSeconds": timeout_s, "terminationGracePeriodSeconds": 1}
     spec["automountServiceAccountToken"] = False
     for claim in spec.get("resourceClaims", ()):
-        claim["resourceClaimTemplateName"] = options.name
+        claim["resourceClaimTemplateName"] = pod["metadata"]["name"]
     container["imagePullPolicy"] = "IfNotPresent"
-    container["image"] = options.image or container["image"]
-    if limits := resource_limits(made):
+    container["image"] = image or container["image"]
+    if limits := resource_limits(pod):
         container["resources"]["limits"] = {resources.get(name, name): count for name, count in limits.items()}
     if purpose:
         container["command"] = ["sh", "-c", _SCRIPT_BY_PURPOSE[purpose]]
-    return made
 
 
 def has_ended(pod: Body) -> bool:
@@ -227,14 +199,13 @@ def is_unscheduled(pod: Body) -> bool:
 
 
 def find_resource_users(pods: Sequence[Body], node: Body, resource: str) -> tuple[str, ...]:
-    """Return the ``namespace/name`` of the pods that use up the node's resource; empty if some of it is free.
+    """Return the ``namespace/name`` of the node's ``pods`` that use up its resource; empty if some of it is free."""
 
-    Args:
-        pods: those of the node.
-        node: the Node.
-        resource: which one.
-    """
-    allocated = {_pod_title(pod): _count_allocated(pod, resource) for pod in pods if not has_ended(pod)}
+    def count_allocated(pod: Body) -> int:
+        counts = (one.get("resources", {}).get("limits", {}).get(resource, 0) for one in pod["spec"]["containers"])
+        return sum(int(one) for one in counts if str(one).isdigit())
+
+    allocated = {_pod_title(pod): count_allocated(pod) for pod in pods if not has_ended(pod)}
     if sum(allocated.values()) < read_resource(node, resource)[1]:
         return ()
     own_pods = {_pod_title(pod) for pod in pods if RUN_LABEL in pod["metadata"].get("labels", {})}
@@ -243,11 +214,6 @@ def find_resource_users(pods: Sequence[Body], node: Body, resource: str) -> tupl
 
 def _pod_title(pod: Body) -> str:
     return f"{pod['metadata'].get('namespace', 'default')}/{pod['metadata']['name']}"
-
-
-def _count_allocated(pod: Body, resource: str) -> int:
-    counts = (one.get("resources", {}).get("limits", {}).get(resource, 0) for one in pod["spec"]["containers"])
-    return sum(int(one) for one in counts if str(one).isdigit())
 
 
 PASSED_TEXT: Final = "Test PASSED"
@@ -262,7 +228,7 @@ class GpuTestPodResult:
     """The result of a test pod.
 
     Attributes:
-        pod: its last state; None if it was not created.
+        pod: its last state; empty if it was not created.
         seconds: from its creation to its end, or to the end of the wait.
         error: why it was not created, in the API server's words.
         log: what it printed; None if that cannot be read.
@@ -271,7 +237,7 @@ class GpuTestPodResult:
     """
 
     test_pod: GpuTestPod
-    pod: Body | None
+    pod: Body
     seconds: float
     error: str = ""
     log: str | None = ""
@@ -281,18 +247,12 @@ class GpuTestPodResult:
 
 
 def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Check:
-    """Return the check of a node from its test pod's result.
-
-    Args:
-        result: the test pod's.
-        node: the Node that it was for.
-        apply: the command that applies the recipe.
-    """
+    """Return the check of the Node from its test pod's result; ``apply`` is the command that applies the recipe."""
     trial = result.test_pod
     id = f"pod/{trial.node}/{trial.name}"  # noqa: A001
     title = f"pod {trial.name}"
     on = f"on {trial.node} with {_describe_needs(trial, node)}"
-    if result.pod is None:
+    if not result.pod:
         if match := _CREATION_FORBIDDEN.search(result.error):
             what = f"{match[1] or match[2]} in {trial.namespace}"
             return Check(id, title, "skipped", f"{on}: your credentials may not create {what}")
@@ -308,7 +268,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
         untolerated
         or _missing_driver_problem(result)
         or find_problem(result.pod, result.events)
-        or _timeout_problem(result, result.pod)
+        or _timeout_problem(result)
     )
     why = f"{on}: {found.why}"
     if result.diagnosis:
@@ -338,7 +298,7 @@ def _missing_driver_problem(result: GpuTestPodResult) -> PodProblem | None:
     node = result.test_pod.node
     why = "neither CDI nor the default runtime gave its container the driver"
     hint = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}\nthen take a new capture of {node} and apply with it"
-    return PodProblem("", why, hint)
+    return PodProblem(why, hint)
 
 
 def _explain_creation_error(error: str, apply: Command) -> tuple[str, str]:
@@ -352,13 +312,13 @@ def _explain_creation_error(error: str, apply: Command) -> tuple[str, str]:
     return f"it was not created: {message}", "see what limits the namespace: kubectl get resourcequota --all-namespaces"
 
 
-def _timeout_problem(result: GpuTestPodResult, pod: Body) -> PodProblem:
+def _timeout_problem(result: GpuTestPodResult) -> PodProblem:
     """Return that the pod was too slow, if nothing shows why."""
-    trial, phase = result.test_pod, pod.get("status", {}).get("phase", "Pending")
+    trial, phase = result.test_pod, result.pod.get("status", {}).get("phase", "Pending")
     delay = {"Pending": "it did not start", "Running": "it did not end"}.get(phase, f"its phase is {phase},")
     describe = command("kubectl", "describe", "pod", "--namespace", trial.namespace, trial.name)
     hint = f"try it with a longer --timeout, and look at it: {describe}"
-    return PodProblem("", f"{delay} within {result.seconds:.0f} s", hint)
+    return PodProblem(f"{delay} within {result.seconds:.0f} s", hint)
 
 
 def _check_success(result: GpuTestPodResult, id: str, title: str, on: str) -> Check:  # noqa: A002
@@ -411,10 +371,6 @@ def confirm_handler_by_test_pod(handler: Check, nodes: Collection[str]) -> Check
     """Return the check of a node's handler, passed if the handlers are not listed but a test pod ran through it.
 
     A running device plugin proves nothing: it does not notice what was removed since it started.
-
-    Args:
-        handler: the check so far.
-        nodes: the nodes on which a test pod with the RuntimeClass ran.
     """
     if handler.status != "skipped" or handler.id.partition("/")[2] not in nodes:
         return handler
@@ -426,41 +382,31 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
     id, title = f"sharing/{node}", f"two pods on one GPU of {node}"  # noqa: A001
     if len(results) < 2:
         return Check(id, title, "skipped", "the node offers too few to start more pods than it has GPUs")
-    if any((one.pod or {}).get("status", {}).get("phase") != "Succeeded" for one in results):
+    if any(one.pod.get("status", {}).get("phase") != "Succeeded" for one in results):
         return Check(id, title, "skipped", f"not all of the {len(results)} pods succeeded")
-    longest: tuple[float, str, str, str] | None = None
-    for number, one in enumerate(results):
-        for other in results[:number]:
-            if (uuid := _seen_uuid(one)) and uuid == _seen_uuid(other) and (overlap := _overlap_s(one, other)) > 0:
-                longest = max(longest or (0.0, "", "", ""), (overlap, uuid, other.test_pod.name, one.test_pod.name))
-    if longest is None:
+    runs = [run for one in results for run in _gpu_times(one)]
+    overlaps = (
+        # At least: the times are whole seconds.
+        (min(end, other_end) - max(begin, other_begin) - 1, uuid, first, second)
+        for (uuid, begin, end, first), (other_uuid, other_begin, other_end, second) in combinations(runs, 2)
+        if uuid == other_uuid
+    )
+    overlap, uuid, first, second = max(overlaps, default=(0.0, "", "", ""))
+    if overlap <= 0:
         why = f"{len(results)} pods ran, but not two at the same time on one GPU, or nvidia-smi did not show which"
         return Check(id, title, "skipped", why)
-    overlap, uuid, first, second = longest
     return Check(id, title, "passed", f"{first} and {second} had {uuid} for {overlap:.0f} s at the same time")
 
 
-def _seen_uuid(result: GpuTestPodResult) -> str:
-    """Return the UUID of the GPU, or the MIG instance, that the pod saw."""
-    return next(iter(reversed(_UUID_TEXT.findall(result.log or ""))), "")
-
-
-def _overlap_s(one: GpuTestPodResult, other: GpuTestPodResult) -> float:
-    """Return for how many seconds both ran, at least: their times are whole seconds."""
-    times = [_run_times(ran.pod or {}) for ran in (one, other)]
-    if None in times:
-        return 0.0
-    (begin, end), (other_begin, other_end) = (span for span in times if span)
-    return min(end, other_end) - max(begin, other_begin) - 1
-
-
-def _run_times(pod: Body) -> tuple[float, float] | None:
-    """Return when the pod's container began and ended."""
-    for status in pod.get("status", {}).get("containerStatuses", ()):
+def _gpu_times(result: GpuTestPodResult) -> Iterator[tuple[str, float, float, str]]:
+    """Yield the UUID of the GPU, or MIG instance, that the pod saw, when it began and ended, and its name."""
+    uuids = _UUID_TEXT.findall(result.log or "")
+    for status in result.pod.get("status", {}).get("containerStatuses", ()):
         ended = status.get("state", {}).get("terminated") or {}
-        if ended.get("startedAt") and ended.get("finishedAt"):
-            return _parse_timestamp(ended["startedAt"]), _parse_timestamp(ended["finishedAt"])
-    return None
+        if uuids and ended.get("startedAt") and ended.get("finishedAt"):
+            times = (_parse_timestamp(ended[key]) for key in ("startedAt", "finishedAt"))
+            yield uuids[-1], *times, result.test_pod.name
+            return
 
 
 def _parse_timestamp(moment: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused, Undetermined
@@ -40,6 +39,11 @@ def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
             hint="name the node as `kubectl get nodes` shows it: --node NAME=CAPTURE",
         )
     loaded, kubelet = known(facts.loaded_driver, None), known(facts.kubelet, None)
+    is_opted_out = kubelet is not None and GKE_PLUGIN_OPT_OUT_LABEL in kubelet.labels.split(",")
+    plugin = facts.unit(DEVICE_PLUGIN_SERVICE)
+    has_unit = isinstance(plugin, Known) and (plugin.value.state.active or plugin.value.state.enabled)
+    has_plugin = has_unit or (known(facts.provider, None) == "gke" and not is_opted_out)
+    provides = {"driver": has_providers_driver(facts), "device-plugin": has_plugin}
     return ClusterNode(
         name=lowered,
         gpus=find_models(find_own_gpus(need(facts.devices, f"which GPUs {lowered} has"))),
@@ -47,7 +51,7 @@ def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
         kubelet=kubelet.kind if kubelet else None,
         toolkit=known(facts.toolkit_program, default=False),
         provider=known(facts.provider, None),
-        provides=frozenset(_provider_components(facts)),
+        provides=frozenset(part for part, is_provided in provides.items() if is_provided),
         static_cpus=kubelet is not None and kubelet.static_cpus,
         reads_cdi=_reads_cdi(facts),
     )
@@ -70,19 +74,6 @@ def _reads_cdi(facts: Facts) -> bool:
         return reads_cdi(row, row.inspect(contents(states_from_facts(facts, row, desired)), desired), version)
     except (Refused, Undetermined):
         return False
-
-
-def _provider_components(facts: Facts) -> Iterator[str]:
-    if has_providers_driver(facts):
-        yield "driver"
-    kubelet = known(facts.kubelet, None)
-    if known(facts.provider, None) == "gke" and GKE_PLUGIN_OPT_OUT_LABEL not in (
-        kubelet.labels.split(",") if kubelet else ()
-    ):
-        yield "device-plugin"
-    plugin = facts.unit(DEVICE_PLUGIN_SERVICE)
-    if isinstance(plugin, Known) and (plugin.value.state.active or plugin.value.state.enabled):
-        yield "device-plugin"
 
 
 def derive_node_name(facts: Facts, evidence: Evidence, fallback: str) -> str:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
-from gpunode.host.cluster import Body, Cluster
+from gpunode.host.cluster import Cluster
 from gpunode.host.kubectl import Forbidden
-from gpunode.journal.record import Verb
 from gpunode.journal.run import Run
-from gpunode.journal.store import Store
+from gpunode.kubernetes.model import Body
 from gpunode.kubernetes.owned import disowning_patch, is_applied_by_kubectl
 from gpunode.kubernetes.reconcile import (
     PlanItem,
@@ -32,23 +30,10 @@ from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
 from gpunode.workflow.cluster_workloads import ReadinessWait, describe_namespace_contents
 from gpunode.workflow.events import Applied, Applying, Observer
 
-
-@dataclass(frozen=True, slots=True)
-class RunHeader:
-    """The journal's header of a run.
-
-    Attributes:
-        undoes: the run that this one undoes; empty for one that undoes none.
-    """
-
-    verb: Verb
-    argv: Sequence[str]
-    recipe: str = ""
-    recipe_sha256: str = ""
-    undoes: str = ""
+BeginRun: TypeAlias = Callable[[], Run]
 
 
-def apply_plan(plan: ClusterPlan, store: Store, header: RunHeader, *, wait: ReadinessWait, on_event: Observer) -> str:
+def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_event: Observer) -> str:
     """Apply the plan's changes wave by wave, and wait until the workloads run.
 
     Returns:
@@ -59,32 +44,29 @@ def apply_plan(plan: ClusterPlan, store: Store, header: RunHeader, *, wait: Read
         VerifyFailed: if a workload is not ready in time; names the changes that are not applied.
         Interrupted: on a signal; what was applied by then stays.
     """
-    cluster = wait.cluster
-    _refuse_stale_plan(plan, cluster)
-
-    def apply_waves(run: Run) -> None:
+    _refuse_stale_plan(plan, wait.cluster)
+    with journal_run(begin) as run:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
-            apply_items(wave, cluster, run, on_event, wait.check_interrupt)
+            apply_items(wave, wait.cluster, run, on_event, wait.check_interrupt)
             unapplied = [one.title for one in plan.changes if one.wave > number]
             for item in wave:
                 if item.kind == "DaemonSet" and item.state != "delete":
-                    with _report_unapplied(unapplied):
+                    try:
                         wait.wait_for_daemon_set(item)
+                    except VerifyFailed as error:
+                        if not unapplied:
+                            raise
+                        why = f"{error.why}; not applied yet: {', '.join(unapplied)}"
+                        hint = f"{error.hint}\nthen run the same command again"
+                        raise _PartialApplyError(error.what, why=why, hint=hint) from error
         # Unchanged DaemonSets start pods on a node that was just labelled.
         wait.wait_for_rest(plan.items, plan.releases)
-
-    return run_journaled(store, header, apply_waves)
+    return run.id
 
 
 def apply_removal(
-    plan: ClusterPlan,
-    cluster: Cluster,
-    store: Store,
-    header: RunHeader,
-    *,
-    on_event: Observer,
-    check_interrupt: Callable[[], None],
+    plan: ClusterPlan, cluster: Cluster, begin: BeginRun, *, on_event: Observer, check_interrupt: Callable[[], None]
 ) -> str:
     """Apply the plan of a removal or a rollback; see ``apply_plan``.
 
@@ -93,8 +75,7 @@ def apply_removal(
     """
     _refuse_stale_plan(plan, cluster)
     failures: list[tuple[str, GpunodeError]] = []
-
-    def apply_all(run: Run) -> None:
+    with journal_run(begin) as run:
         apply_items(plan.items, cluster, run, on_event, check_interrupt, failures)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
@@ -103,27 +84,25 @@ def apply_removal(
                 why="\n".join(f"{error}: {error.why}" for _, error in failures),
                 hint=f"{failures[0][1].hint}\nthen run the same command again",
             )
-
-    return run_journaled(store, header, apply_all)
-
-
-def _is_stale(change: ObjectChange, live: Body | None) -> bool:
-    """Return whether the object differs from the plan's, or one that is to be deleted now has other owners, too."""
-    is_deleted = live is not None and change.after is None and not change.shared
-    is_shared_now = is_deleted and live is not None and (is_kept_on_removal(live) or is_applied_by_kubectl(live))
-    return current_fields(change, live) != change.before or is_shared_now
+    return run.id
 
 
 def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan whose objects changed since: another gpunode applies as the same field manager.
 
     Raises:
-        Conflict: if any of them changed; nothing is changed.
+        Conflict: if any of them changed, or one that is to be deleted now has other owners, too; nothing is changed.
     """
     changes = ObjectChange.among(one.change for one in plan.changes)
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
-    stale = [change.subject for change in changes if _is_stale(change, live.get(change.key))]
-    if stale:
+
+    def is_stale(change: ObjectChange) -> bool:
+        now = live.get(change.key)
+        is_deleted = now is not None and change.after is None and not change.shared
+        is_shared_now = is_deleted and now is not None and (is_kept_on_removal(now) or is_applied_by_kubectl(now))
+        return current_fields(now) != change.before or is_shared_now
+
+    if stale := [change.subject for change in changes if is_stale(change)]:
         raise Conflict(
             f"{', '.join(stale)} changed since the plan was made",
             why="another gpunode, or somebody else, applied something meanwhile; nothing was changed by this one",
@@ -138,46 +117,23 @@ class _PartialApplyError(VerifyFailed):
 
 
 @contextmanager
-def _report_unapplied(unapplied: Sequence[str]) -> Iterator[None]:
+def journal_run(begin: BeginRun) -> Iterator[Run]:
+    """Begin a run of the journal for what follows, and record how it ends."""
+    run = begin()
     try:
-        yield
-    except VerifyFailed as error:
-        if not unapplied:
-            raise
-        why = f"{error.why}; not applied yet: {', '.join(unapplied)}"
-        raise _PartialApplyError(error.what, why=why, hint=f"{error.hint}\nthen run the same command again") from error
-
-
-def run_journaled(store: Store, header: RunHeader, work: Callable[[Run], None]) -> str:
-    """Call ``work`` within a new run of the journal, and record how it ends.
-
-    Returns:
-        The run's id.
-    """
-    run = store.begin(
-        header.verb,
-        recipe=header.recipe,
-        recipe_sha256=header.recipe_sha256,
-        argv=header.argv,
-        undoes=header.undoes,
-        with_packages=bool(header.undoes),
-    )
-    try:
-        work(run)
-    except Interrupted as error:
-        run.commit("interrupted", str(error))
-        raise
+        yield run
     except GpunodeError as error:
         if isinstance(error, VerifyFailed) and not isinstance(error, _PartialApplyError):
             run.commit("done")
-            raise
-        run.commit("failed", f"{error}: {error.why}")
+        elif isinstance(error, Interrupted):
+            run.commit("interrupted", str(error))
+        else:
+            run.commit("failed", f"{error}: {error.why}")
         raise
     else:
         run.commit("done")
     finally:
         run.close()
-    return run.id
 
 
 def apply_items(
@@ -222,7 +178,13 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
     elif change.after is not None:
         _apply_object(json.loads(change.after), cluster, manager)
     elif change.shared:
-        _release_ownership(object_ref(change), cluster, manager)
+        reference = object_ref(change)
+        # Fields that the others cannot do without keep our values, without our ownership.
+        if not cluster.dry_run([reference], manager).errors:
+            cluster.apply(reference, manager)
+            return
+        for live in cluster.get([reference]):
+            cluster.patch(reference, disowning_patch(live, manager), manager)
     else:
         if change.kind == "Namespace" and (others := ", ".join(describe_namespace_contents(change.name, cluster))):
             raise Conflict(
@@ -240,15 +202,6 @@ def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:
         raise conflict_error(error.why, [body], cluster) or error from error
 
 
-def _release_ownership(reference: Body, cluster: Cluster, manager: str) -> None:
-    """Drop our fields from a shared object; those it cannot do without keep our values, without our ownership."""
-    if not cluster.dry_run([reference], manager).errors:
-        cluster.apply(reference, manager)
-        return
-    for live in cluster.get([reference]):
-        cluster.patch(reference, disowning_patch(live, manager), manager)
-
-
 def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     """Apply a Node's labels server-side, and its taint by kubectl: who applies a Node's taints replaces all of them."""
     live = cluster.get([object_ref(change)])
@@ -258,7 +211,7 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
         raise ChangeFailed(
             f"Node {change.name} is gone",
             why="it was there when the plan was made",
-            hint=f"run the command again when it is back: {cluster.command('get', 'nodes')}",
+            hint="run the command again when it is back: kubectl get nodes",
         )
     body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(object_ref(change))
     body["metadata"] = {**body["metadata"], "uid": live[0]["metadata"]["uid"]}

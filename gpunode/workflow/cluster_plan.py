@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
-from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
+from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
-from gpunode.kubernetes.live_checks import RequiredDaemonSet, count_desired_and_ready
-from gpunode.kubernetes.model import MANAGED_BY_LABEL, ChartRelease, KindCluster, NodeEdit, RenderedCluster
-from gpunode.kubernetes.owned import conflict_lines
+from gpunode.kubernetes.live_checks import RequiredDaemonSet
+from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster
+from gpunode.kubernetes.owned import conflict_lines, is_labelled
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
@@ -37,6 +37,7 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "DaemonSet": ("apps", "daemonsets"),
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
+_VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
 # API server's admission webhooks, ValidatingAdmissionPolicies (whose denials are "invalid") and RBAC.
@@ -116,7 +117,7 @@ def _with_pod_problems(
         if is_unchanged_workload(item):
             own = RequiredDaemonSet(item.title, live.get((item.kind, item.namespace, item.name)))
             found = None if own.is_ready else own
-        if found is None or (is_labelled_now and not count_desired_and_ready(found.live or {})[0]):
+        if found is None or (is_labelled_now and not found.pod_counts[0]):
             yield item
             continue
         state, trouble = explain_unready(found, cluster)
@@ -146,7 +147,7 @@ def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedClus
     Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
 
     Raises:
-        Refused: nothing.
+        Refused: if it may do none of it.
     """
     own = [replace(edit, taint="") for edit in rendered.nodes if edit.node == node]
     if not own:
@@ -172,22 +173,24 @@ def _read_live_state(
     """Return the live state of what is rendered, and notes about what else the cluster has."""
     # First, to fail without Helm before thousands of Nodes are read.
     charts = {one.chart for one in rendered.releases}
-    releases = cluster.helm.list_releases(charts) if charts else ()
+    releases = cluster.helm.list_releases(charts=charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
     refuse_other_handler(rendered, objects)
-    nodes = _get_nodes([edit.node for edit in rendered.nodes], cluster)
+    edits = {edit.node: edit for edit in rendered.nodes}
+    if len(edits) > _LIST_ALL_NODES_ABOVE:  # one request for all of them
+        nodes = tuple(one for one in cluster.list_nodes() if one["metadata"]["name"] in edits)
+    else:
+        nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
     ours: list[Body] = []
     notes: tuple[str, ...] = ()
     if with_others:
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
         operators, unseen = _find_operators(cluster)
-        others, typed = (*workloads, *operators), (cluster.command, cluster.helm_command)
-        notes = (*refuse_second_advertiser(rendered, others, nodes, releases, *typed), *unseen)
-        ours = [one for one in workloads if _is_managed_by_gpunode(one)]
+        notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
+        ours = [one for one in workloads if is_labelled(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     projected, untested = _dry_run(rendered, cluster, objects)
-    edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
     return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
 
@@ -195,25 +198,26 @@ def _read_live_state(
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects that reveal a GPU Operator, and a note for those that cannot be read."""
 
-    def custom() -> Sequence[Body]:
-        kinds = [kind for kind in cluster.list_kinds(OPERATOR_GROUP) if kind.partition(".")[0] in OPERATOR_KINDS]
+    def list_custom() -> Sequence[Body]:
+        found = cluster.list_kinds("--verbs=list", group=OPERATOR_GROUP)
+        kinds = [kind for kind in found if kind.partition(".")[0] in OPERATOR_KINDS]
         return cluster.list(",".join(kinds)) if kinds else ()
 
-    def deployments() -> Sequence[Body]:
+    def list_deployments() -> Sequence[Body]:
         return cluster.list("deployments.apps", "--all-namespaces", "--selector", OPERATOR_SELECTOR)
 
-    policies, no_policies = _read_or_note("ClusterPolicies, GPUClusters and NVIDIADrivers", custom)
-    operators, no_operators = _read_or_note("Deployments", deployments)
-    return (*policies, *operators), (*no_policies, *no_operators)
-
-
-def _read_or_note(what: str, read: Callable[[], Sequence[Body]]) -> tuple[Sequence[Body], Sequence[str]]:
-    try:
-        return read(), ()
-    except Undetermined:
-        raise
-    except GpunodeError as error:
-        return (), (f"{what} were not looked at, so a GPU Operator may be there: {main_error_line(error.why)}",)
+    found: list[Body] = []
+    notes: list[str] = []
+    readers = {"ClusterPolicies, GPUClusters and NVIDIADrivers": list_custom, "Deployments": list_deployments}
+    for what, read in readers.items():
+        try:
+            found += read()
+        except Undetermined:  # noqa: PERF203 - two rounds
+            raise
+        except GpunodeError as error:
+            reason = main_error_line(error.why)
+            notes.append(f"{what} were not looked at, so a GPU Operator may be there: {reason}")
+    return found, notes
 
 
 def _dry_run(rendered: RenderedCluster, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
@@ -272,7 +276,7 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
         raise Forbidden(
             "your credentials may not apply this",
             why=messages,
-            hint=f"see what they may do: {cluster.command('auth', 'can-i', '--list')}",
+            hint="see what they may do: kubectl auth can-i --list",
         )
     raise Refused(
         "the API server rejects what the recipe asks for",
@@ -286,7 +290,12 @@ def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     if not plan.changes:
         return
     requests = tuple(
-        dict.fromkeys(wish for one in plan.changes if one.kind in _API_RESOURCES for wish in _access_requests(one))
+        dict.fromkeys(
+            (verb, *_API_RESOURCES[one.kind], one.namespace)
+            for one in plan.changes
+            if one.kind in _API_RESOURCES
+            for verb in _VERBS_BY_STATE.get(one.state, ("patch",))
+        )
     )
     allowed = cluster.check_access(requests)
     missing = [one for one, is_allowed in zip(requests, allowed, strict=True) if not is_allowed]
@@ -299,37 +308,11 @@ def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
         )
 
 
-def _access_requests(item: PlanItem) -> Iterator[tuple[str, str, str, str]]:
-    group, what = _API_RESOURCES[item.kind]
-    yield ("delete" if item.state == "delete" else "patch", group, what, item.namespace)
-    if item.state == "create":
-        yield ("create", group, what, item.namespace)
-
-
-def _get_nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
-    """Return the Nodes of these names that exist; many are read by one request for all of them."""
-    if len(names) > _LIST_ALL_NODES_ABOVE:
-        wanted = frozenset(names)
-        return [one for one in cluster.list_nodes() if one["metadata"]["name"] in wanted]
-    return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
-
-
-def _is_managed_by_gpunode(body: Body) -> bool:
-    labels = body["metadata"].get("labels", {})
-    return all(labels.get(name) == value for name, value in MANAGED_BY_LABEL.items())
-
-
 _CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
-    """Return the error if others own fields that were applied; None if the API server gives another reason.
-
-    Args:
-        message: the API server's error.
-        applied: the objects that were applied.
-        cluster: where to read them as they are.
-    """
+    """Return the error if others own fields that were applied; None if the API server's ``message`` says otherwise."""
     managers = dict.fromkeys(_CONFLICTING_MANAGER.findall(message))
     if not managers:
         return None
@@ -344,5 +327,5 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
         f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",
         why=redact("\n".join(lines)) or message,
         hint="to keep these values, change the recipe; to have the recipe's, set them there yourself; then run the "
-        f"same command again:\n{cluster.command('edit', kind.lower(), *where, name)}",
+        f"same command again:\n{command('kubectl', 'edit', kind.lower(), *where, name)}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -12,12 +13,11 @@ from gpunode.catalog.charts import chart
 from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.helm import HelmRelease
-from gpunode.host.cluster import Body, Cluster, ClusterIdentity, DryRunResult
+from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
-from gpunode.kubernetes.model import ChartRelease
+from gpunode.kubernetes.model import Body, ChartRelease
 from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned_fields
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
@@ -33,7 +33,7 @@ from gpunode.kubernetes.reconcile import (
     is_kept_on_removal,
     object_key,
     object_ref,
-    owned_node_fields,
+    own_fields,
     plan_field_removal,
     plan_label_removal,
     without_taints,
@@ -59,48 +59,35 @@ _CLUSTER_KINDS: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
 def plan_removal(cluster: Cluster) -> ClusterPlan:
-    """Return the plan that removes everything that gpunode applied.
-
-    Raises:
-        GpunodeError: as ``cluster_plan.make_plan``.
-    """
+    """Return the plan that removes everything that gpunode applied."""
     identity = cluster.identify()
     try:
         labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-        found = (*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled, *_list_check_jobs(cluster))
+        found = [*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled]
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(NODE_USER_PREFIX):
             raise
         return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER_PREFIX), cluster, identity)
-    changes = [change for one in found if (change := _removal_change(one, identity.uid)) is not None]
+    with suppress(Forbidden):  # the cluster deletes the Jobs of checks itself
+        found += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+    changes: list[ObjectChange] = []
+    for one in found:
+        if is_left_over(one, time.time()):
+            changes.append(ObjectChange(identity.uid, str(one["apiVersion"]), *object_key(one), None, None))
+        elif change := plan_field_removal(one, identity.uid):
+            changes.append(change)
     skipped: tuple[str, ...] = ()
     try:
         releases = tuple(_plan_release_removals(cluster, identity.uid))
     except Forbidden as error:
         reason = error.why.strip().splitlines()[-1]
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {reason}",)
-    live = {object_key(one): one for one in found}
+    live = {object_key(body): body for body in found}
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
     return ClusterPlan(identity, (*releases, *items), skipped)
-
-
-def _list_check_jobs(cluster: Cluster) -> Sequence[Body]:
-    """Return the Jobs of checks; empty if the credential may not list Jobs, which the cluster deletes itself."""
-    try:
-        return cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-    except Forbidden:
-        return ()
-
-
-def _removal_change(live: Body, cluster: str) -> ObjectChange | None:
-    """Return the change that removes gpunode's part of the object; None if it has none."""
-    if not is_left_over(live, time.time()):
-        return plan_field_removal(live, cluster)
-    kind, namespace, name = object_key(live)
-    return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
 
 
 def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
@@ -115,7 +102,7 @@ def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Cluste
             items.append(
                 PlanItem("Node", "", name, "edit", "gpunode's labels are removed, all others are kept", 0, change)
             )
-        if taints := format_taints_in(json.dumps(owned_node_fields(live) or {})):
+        if taints := format_taints_in(json.dumps(own_fields(live) or {})):
             skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may remove it")
     return ClusterPlan(identity, tuple(items), tuple(skipped))
 
@@ -123,11 +110,14 @@ def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Cluste
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
     """Yield the releases that gpunode made, found by the Secrets in which Helm keeps them."""
     found = _find_our_releases(cluster)
-    releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases_at(found)} if found else {}
+    releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases(places=found)} if found else {}
     for namespace, name in found:
-        argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
-        live = releases.get((namespace, name))
-        change = CommandChange(argv, "k8s remove", _reinstall_command(live) if live else None, uid)
+        argv, install = ("helm", "uninstall", name, "--namespace", namespace, "--wait"), None
+        if live := releases.get((namespace, name)):
+            with suppress(KeyError):  # a chart that gpunode does not render
+                place = (live.name, live.chart, live.version, chart(live.chart).repository, live.namespace)
+                install = install_command(ChartRelease(*place, live.values, "", 0))
+        change = CommandChange(argv, "k8s remove", install, uid)
         yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
 
 
@@ -136,16 +126,6 @@ def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
     places = ((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
     return tuple(dict.fromkeys(places))
-
-
-def _reinstall_command(live: HelmRelease) -> tuple[str, ...] | None:
-    """Return the command that installs the release as it is; None for a chart that gpunode does not render."""
-    try:
-        repository = chart(live.chart).repository
-    except KeyError:
-        return None
-    place = (live.name, live.chart, live.version, repository, live.namespace)
-    return install_command(ChartRelease(*place, live.values, "", 0))
 
 
 def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
@@ -169,25 +149,34 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         )
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
-    current = {one: _with_live_before(one, live) for one in changes}
-    pending = {one: now for one, now in current.items() if now.before != now.after}
+    pending: dict[Change, ObjectChange] = {}
+    for one in changes:
+        # From the current object, whose fields may have other owners since the run.
+        now = live.get(one.key)
+        shared = one.shared or (now is not None and is_kept_on_removal(now))
+        if (before := current_fields(now)) != one.after:
+            pending[one] = replace(one, before=before, shared=shared)
     revisions = cluster.helm.count_revisions() if commands else {}
-    steps: dict[Change, PlanItem] = {
-        one: _plan_release_undo(one) for one in commands if release_needs_undo(one, revisions)
-    }
-    _refuse_replaced([made for one in commands if (made := _created_or_removed_release(one)) in revisions], cluster)
+    steps: dict[Change, PlanItem] = {}
+    for release in (one for one in commands if release_needs_undo(one, revisions)):
+        is_made = release.undo is not None and release.undo[1] == "uninstall"
+        state: PlanItemState = "delete" if release.argv[1] == "uninstall" else "create" if is_made else "edit"
+        why = "gpunode released it" if state == "delete" else "as it was before that run"
+        steps[release] = PlanItem("Helm release", *_release_namespace_and_name(release.argv), state, why, 0, release)
+    made = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
+    present = [place for one in made if (place := _release_namespace_and_name(one.argv)) in revisions]
+    ours = _find_our_releases(cluster) if present else ()
+    if foreign := next((one for one in present if one not in ours), None):
+        raise Conflict(
+            f"Helm release {'/'.join(foreign)} is not gpunode's",
+            why=f"it lacks the label {OUR_RELEASE_SELECTOR}: somebody installed it after gpunode's was removed",
+            hint=f"look at it: {command('helm', 'history', foreign[1], '--namespace', foreign[0])}",
+        )
     deleted = {now.subject for now in pending.values() if _is_deleted(now, live)} | {
         one.title for one in steps.values() if one.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
     return ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
-
-
-def _with_live_before(change: ObjectChange, live: LiveObjects) -> ObjectChange:
-    """Return the change as from the current object, whose fields may have other owners since the run."""
-    one = live.get(change.key)
-    is_others_too = change.shared or (one is not None and is_kept_on_removal(one))
-    return replace(change, before=current_fields(change, one), shared=is_others_too)
 
 
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
@@ -225,41 +214,16 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
     )
 
 
-def _created_or_removed_release(change: CommandChange) -> tuple[str, str] | None:
-    """Return the release that the command creates or removes; None if it changes one that stays."""
-    return (
-        _release_namespace_and_name(change.argv) if "uninstall" in (change.argv[1], *(change.undo or ())[1:2]) else None
-    )
-
-
-def _refuse_replaced(releases: Sequence[tuple[str, str] | None], cluster: Cluster) -> None:
-    """Refuse if another release has taken the name of a release of gpunode."""
-    ours = _find_our_releases(cluster) if releases else ()
-    if foreign := next((one for one in releases if one and one not in ours), None):
-        raise Conflict(
-            f"Helm release {'/'.join(foreign)} is not gpunode's",
-            why=f"it lacks the label {OUR_RELEASE_SELECTOR}: somebody installed it after gpunode's was removed",
-            hint=f"look at it: {command('helm', 'history', foreign[1], '--namespace', foreign[0])}",
-        )
-
-
 def _release_namespace_and_name(argv: Sequence[str]) -> tuple[str, str]:
     """Return the namespace and name of the release that a Helm command changes."""
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
-
-
-def _plan_release_undo(change: CommandChange) -> PlanItem:
-    is_made = change.undo is not None and change.undo[1] == "uninstall"
-    state: PlanItemState = "delete" if change.argv[1] == "uninstall" else "create" if is_made else "edit"
-    why = "gpunode released it" if state == "delete" else "as it was before that run"
-    return PlanItem("Helm release", *_release_namespace_and_name(change.argv), state, why, 0, change)
 
 
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:
     """Refuse if an object is not as the run left it."""
     for change in changes:
         current = live.get(change.key)
-        fields = current_fields(change, current)
+        fields = current_fields(current)
         if current is None or fields is None or fields in (change.before, change.after):
             continue
         tried, why = DryRunResult(()), ""
@@ -272,11 +236,11 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
         own_fields = json.loads(fields) if change.kind != "Node" else without_taints(fields)
         if again != own_fields:
             where = ("--namespace", change.namespace) if change.namespace else ()
-            words = ("get", change.kind, *where, change.name, "--show-managed-fields", "-o", "yaml")
+            words = ("kubectl", "get", change.kind, *where, change.name, "--show-managed-fields", "-o", "yaml")
             raise Conflict(
                 f"{change.subject} was changed since that run",
                 why=why or "gpunode or somebody else has changed it since",
-                hint=f"undo the later run first (gpunode log), or look at it: {cluster.command(*words)}",
+                hint=f"undo the later run first (gpunode log), or look at it: {command(*words)}",
             )
 
 
@@ -284,25 +248,20 @@ def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects,
     state: PlanItemState = (
         "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
     )
-    why = _undo_reason(change)
+    why = "gpunode applied it"
+    if change.after is not None:
+        why = "as it was before that run"
+    elif change.before is None and change.kind in {"Pod", "Job"}:
+        why = "a check that was killed left it behind"
+    elif change.kind == "Node":
+        why = "gpunode's labels and taint are removed, all others are kept"
+    item = PlanItem(change.kind, change.namespace, change.name, state, why, 0)
     if state == "delete" and not _is_deleted(change, live):
-        note = "stays: somebody applied it with kubectl, too"
-        return PlanItem(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
+        return replace(item, state="foreign", note="stays: somebody applied it with kubectl, too")
     empties = state == "delete" and change.kind == "Namespace"
     if empties and (others := ", ".join(describe_namespace_contents(change.name, cluster, deleted))):
-        return PlanItem(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
+        return replace(item, state="foreign", note=f"stays: it also holds {others}")
     one = live.get(change.key)
-    if change.after is None and change.shared and change.kind != "Node" and one is not None:
-        note = f"stays: {describe_owners(one)}; gpunode only releases its fields"
-        return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change, note)
-    return PlanItem(change.kind, change.namespace, change.name, state, why, 0, change)
-
-
-def _undo_reason(change: ObjectChange) -> str:
-    if change.after is not None:
-        return "as it was before that run"
-    if change.before is None and change.kind in {"Pod", "Job"}:
-        return "a check that was killed left it behind"
-    return (
-        "gpunode's labels and taint are removed, all others are kept" if change.kind == "Node" else "gpunode applied it"
-    )
+    is_released = change.after is None and change.shared and change.kind != "Node" and one is not None
+    note = f"stays: {describe_owners(one)}; gpunode only releases its fields" if is_released and one else ""
+    return replace(item, change=change, note=note)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
-from gpunode.host.cluster import Body, Cluster
+from gpunode.host.cluster import Cluster
 from gpunode.host.port import OnProgress, Progress
-from gpunode.kubernetes.live_checks import (
-    RequiredDaemonSet,
-    count_desired_and_ready,
-    find_first_pod_problem,
-    find_release_daemon_sets,
-)
-from gpunode.kubernetes.model import GPU_PRESENT_LABEL, ChartRelease
+from gpunode.kubernetes import live_checks
+from gpunode.kubernetes.live_checks import RequiredDaemonSet, find_release_daemon_sets
+from gpunode.kubernetes.model import Body, ChartRelease
 from gpunode.kubernetes.owned import object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
@@ -73,7 +69,7 @@ class ReadinessWait:
         """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
         began = time.monotonic()
         while (found := find_unready()) is not None:
-            desired, ready = count_desired_and_ready(found.live or {})
+            desired, ready = found.pod_counts
             percent = 100.0 * ready / desired if desired else 0.0
             self.progress(Progress("wait", percent, f"{ready} of {desired} pods ready"))
             self.check_interrupt()
@@ -94,23 +90,15 @@ def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) ->
 
 def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
     """Return how many of the workload's pods are ready, and why the others are not."""
-    desired, ready = count_desired_and_ready(found.live or {})
-    if found.live is None and found.release is not None:
-        place = ("--namespace", found.release.namespace, found.release.name)
-        return "it offers no GPUs", PodProblem("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
-    if not desired:
-        chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT_LABEL}=true")
-        why = f"its nodes are not ready, lack the label {GPU_PRESENT_LABEL}=true, or have a taint that keeps it off"
-        return "no node runs it", PodProblem("", why, f"look at the nodes: {chosen}")
+    if not found.pod_counts[0]:
+        return live_checks.explain_unready(found, (), ())
     where = ("--namespace", found.namespace)
-    show = cluster.command("describe", "pods", *where, "--selector", found.selector)
-    trouble = PodProblem("", "no pod says why", f"look at its pods: {show}")
     try:
-        pods = cluster.list("pods", *where, "--selector", found.selector)
-        trouble = find_first_pod_problem(pods, cluster.list("events", *where)) or trouble
+        pods, events = cluster.list("pods", *where, "--selector", found.selector), cluster.list("events", *where)
+        return live_checks.explain_unready(found, pods, events)
     except GpunodeError as error:
-        trouble = PodProblem("", f"its pods cannot be read: {error.what}", trouble.hint)
-    return f"{ready} of {desired} pods are ready", trouble
+        state, unknown = live_checks.explain_unready(found, (), ())
+        return state, replace(unknown, why=f"its pods cannot be read: {error.what}")
 
 
 # Kinds that describe other objects; nobody creates them by hand.
@@ -137,7 +125,8 @@ def describe_namespace_contents(
         Undetermined: if the cluster does not answer.
     """
     try:
-        kinds = [kind for kind in cluster.list_namespaced_kinds() if kind not in _KINDS_MADE_BY_SERVER]
+        deletable = cluster.list_kinds("--namespaced", "--verbs=list,delete")
+        kinds = [kind for kind in deletable if kind not in _KINDS_MADE_BY_SERVER]
         found = cluster.list(",".join(kinds), "--namespace", namespace)
     except Undetermined:
         raise
@@ -159,11 +148,8 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
     """Return whether the object counts as the namespace's content.
 
     Objects owned by another object of the namespace do not count. Those owned by an object elsewhere do, such as the
-    Secret of a cluster-wide database object, but not the GPU Operator's, which it deletes itself.
-
-    Args:
-        body: the object.
-        uids: those of all objects in the namespace.
+    Secret of a cluster-wide database object, but not the GPU Operator's, which it deletes itself. ``uids`` are those of
+    all objects in the namespace.
     """
     metadata = body["metadata"]
     by_server = f"{body['kind']} {metadata['name']}" in _DEFAULT_OBJECTS
@@ -171,14 +157,11 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
         one.get("uid") in uids or str(one.get("apiVersion", "")).startswith(_NVIDIA_API_GROUP_PREFIX)
         for one in metadata.get("ownerReferences") or ()
     )
-    return not (belongs or metadata.get("deletionTimestamp") or by_server or _is_automatic_token(body))
-
-
-def _is_automatic_token(body: Body) -> bool:
-    """Return whether it is the token of a ServiceAccount that every namespace has."""
-    account = (body["metadata"].get("annotations") or {}).get("kubernetes.io/service-account.name", "")
+    # Every namespace has a ServiceAccount whose token counts as little as itself.
+    account = (metadata.get("annotations") or {}).get("kubernetes.io/service-account.name", "")
     is_token = body.get("type") in {"kubernetes.io/service-account-token", "kubernetes.io/dockercfg"}
-    return is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
+    is_automatic = is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
+    return not (belongs or metadata.get("deletionTimestamp") or by_server or is_automatic)
 
 
 def _object_and_release_titles(body: Body) -> Iterator[str]:

@@ -152,10 +152,11 @@ def test_crashing_plugin_is_explained_by_its_log(control_plane: ControlPlane, us
         control_plane.kubectl("delete", *plugin, "--timeout=30s")
 
     detail = found["workload/gpu-system"][1]
-    assert detail.startswith("0 of 1 pods ready")
+    assert detail.startswith("0 of 1 pods are ready")
     assert "device-plugin-library-not-found" in detail
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_sigint_leaves_no_pod(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     node.status_of = lambda spec: status(spec, "Pending", {"waiting": {"reason": "ContainerCreating"}})
     argv = [sys.executable, "-m", "gpunode", "k8s", "verify", *NODE, "--json"]

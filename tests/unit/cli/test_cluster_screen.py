@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpunode.change import CommandChange, ObjectChange
-from gpunode.cli.clusters import plan_lines, removal_lines
+from gpunode.cli.clusters import plan_lines
 from gpunode.cli.k8s_render import own_pod_lines
 from gpunode.host.cluster import ClusterIdentity
-from gpunode.kubernetes.model import OwnPod, RenderedCluster
+from gpunode.kubernetes.model import NodeEdit, OwnPod, RenderedCluster
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.workflow.cluster_plan import ClusterPlan
 
@@ -26,9 +26,8 @@ STAY, EVICTED = "running pods stay as they are", "are evicted"
     ],
 )
 def test_screen_says_whether_running_pods_stay(item: PlanItem, said: str) -> None:
-    text = "\n".join(
-        one.text for one in removal_lines(ClusterPlan(ClusterIdentity("", "", "", "", ""), (item,)), verbose=False)
-    )
+    plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), (item,))
+    text = "\n".join(one.text for one in plan_lines(plan, RenderedCluster(), "", verbose=False))
     assert [one for one in (STAY, EVICTED) if one in text] == ([said] if said else [])
 
 
@@ -38,7 +37,8 @@ def test_screen_says_whether_running_pods_stay(item: PlanItem, said: str) -> Non
 def test_concepts_page_is_named_the_first_time(states: tuple[PlanItemState, ...], is_first: bool) -> None:
     items = tuple(PlanItem("Node", "", "n", state, "", 0, NODE) for state in states)
     plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), items)
-    text = "\n".join(one.text for one in plan_lines(plan, RenderedCluster(), "", verbose=False))
+    rendered = RenderedCluster(nodes=(NodeEdit("n", {}, "", ""),))
+    text = "\n".join(one.text for one in plan_lines(plan, rendered, "", verbose=False))
     assert ("docs/explanation/from-pod-to-gpu.md" in text) == is_first
 
 
@@ -47,10 +47,10 @@ def test_pod_requirements_are_shown_in_the_plan_and_at_the_end() -> None:
     plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), ())
     before = [one.text for one in plan_lines(plan, RenderedCluster(own_pods=(own,)), "", verbose=False)]
     assert "your pod gets a GPU only with runtimeClassName: nvidia" in before
-    (head, *copied) = (one.text for one in own_pod_lines((own,)))
-    assert "docs/how-to/your-own-pod.md" in head
+    (head, *copied) = (one.text for one in own_pod_lines((own,), "there is a whole one"))
+    assert head == "in your own pod (there is a whole one):"
     assert copied == ["  spec:", "    runtimeClassName: nvidia"]
-    assert list(own_pod_lines(())) == []
+    assert list(own_pod_lines((), "")) == []
 
 
 def test_pods_for_several_resources_are_shown_in_turn() -> None:
@@ -58,5 +58,5 @@ def test_pods_for_several_resources_are_shown_in_turn() -> None:
     plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), ())
     before = [one.text for one in plan_lines(plan, RenderedCluster(own_pods=every), "", verbose=False)]
     assert {"your pod that asks for a", "your pod that asks for b"} <= set(before)
-    (_, *copied) = (one.text for one in own_pod_lines(every))
+    (_, *copied) = (one.text for one in own_pod_lines(every, "x"))
     assert copied == ["  spec:", "    runtimeClassName: nvidia", "or:", "  spec:", "    containers: []"]

@@ -12,10 +12,11 @@ from gpunode.cli.boundary import run_cli
 from gpunode.cli.clusters import ClusterRef
 from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
+from gpunode.host import cluster
 from gpunode.host.cluster import _batches
 from gpunode.host.kubectl import HelmMissing, ProgramMissing
 from gpunode.journal.store import Store
-from gpunode.workflow.cluster_apply import RunHeader, run_journaled
+from gpunode.workflow.cluster_apply import journal_run
 
 FAR = ClusterRef("far", "/x y/config")
 OPTIONS = "--context far --kubeconfig '/x y/config'"
@@ -41,6 +42,11 @@ def test_hint_command_names_the_same_cluster(hint: str, meant: str) -> None:
     with pytest.raises(Refused) as refused, FAR.adapt_error_hints():
         raise Refused("no", hint=hint)
     assert refused.value.hint == meant
+
+
+def test_hint_command_starts_the_kubectl_that_gpunode_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "find_program", lambda name: "/usr/local/bin/k3s" if name == "k3s" else None)
+    assert FAR.adapt_hint("look: kubectl get nodes") == f"look: k3s kubectl {OPTIONS} get nodes"
 
 
 PLAN = ["k8s", "plan", "gpu.toml", "--node", "a=b c.json", "--context", "far", "--check"]
@@ -74,8 +80,7 @@ def test_journal_keeps_an_absolute_kubeconfig_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["gpunode", "k8s", "remove", "--context=far", *given])
-    argv = clusters._run_header("k8s remove").argv
+    argv = tuple(clusters._with_absolute_kubeconfig(["k8s", "remove", "--context=far", *given]))
     assert clusters._cluster_of_run(argv) == ClusterRef("far", str(tmp_path / "a/b"))
 
 
@@ -107,8 +112,10 @@ def test_rollback_uses_the_cluster_of_the_run_unless_overridden(
 ) -> None:
     store = Store(tmp_path)
     words = ("k8s", "apply", "--context", "first", "--kubeconfig=/first")
-    first = run_journaled(store, RunHeader("k8s apply", words), lambda _: None)
-    run_journaled(store, RunHeader("k8s rollback", ("rollback", "k1"), undoes=first), lambda _: None)
+    with journal_run(lambda: store.begin("k8s apply", argv=words)) as first:
+        pass
+    with journal_run(lambda: store.begin("k8s rollback", argv=("rollback", "k1"), undoes=first.id)):
+        pass
     went: list[ClusterRef] = []
 
     def reach(where: ClusterRef) -> None:

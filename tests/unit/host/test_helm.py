@@ -36,7 +36,7 @@ def helm(allow_subprocess: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_releases_are_listed_with_version_and_values(helm: Helm, tmp_path: Path) -> None:
-    (found,) = helm.list_releases({"gpu-operator"})
+    (found,) = helm.list_releases(charts={"gpu-operator"})
     assert (found.namespace, found.name, found.chart, found.version) == ("gpu", "op", "gpu-operator", "v26.7.0")
     assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
     asked = (tmp_path / "asked").read_text().splitlines()

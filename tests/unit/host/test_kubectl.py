@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined, UsageError
 from gpunode.host.kubectl import (
     explain_failure,
@@ -128,7 +127,7 @@ def failed_command(said: str) -> FinishedCommand:
 def test_error_is_explained_by_the_relevant_line(
     said: str, kind: type[GpunodeError], what: str, why: str, hint: str
 ) -> None:
-    error = explain_failure(failed_command(said), lambda *words: command("kubectl", *words))
+    error = explain_failure(failed_command(said))
     assert isinstance(error, kind)
     assert what in error.what
     assert why in error.why

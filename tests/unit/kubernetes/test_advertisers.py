@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 
 from gpunode import builtin
-from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.advertisers import refuse_second_advertiser
@@ -20,7 +18,6 @@ from tests.unit.kubernetes.clusters import CLUSTERS
 PLUGIN = render_cluster(builtin.read_recipe("k8s-containerd"), CLUSTERS["one"])
 OPERATOR = render_cluster(builtin.read_recipe("gpu-operator"), CLUSTERS["one"])
 NODE = {"metadata": {"name": PLUGIN.nodes[0].node, "labels": {"pool": "gpu"}}}
-TYPED = (partial(command, "kubectl", "--context", "far"), partial(command, "helm", "--kube-context", "far"))
 RELEASED = {"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"}
 NOWHERE = {"observedGeneration": 1, "desiredNumberScheduled": 0}
 # The affinity of the device plugin's own chart: any of what NFD and GFD find, or the label that gpunode sets.
@@ -59,7 +56,7 @@ def affinity(*terms: object) -> dict[str, Any]:
 
 
 def look(*objects: Any, wanted: RenderedCluster = PLUGIN, releases: tuple[HelmRelease, ...] = ()) -> tuple[str, ...]:
-    return refuse_second_advertiser(wanted, objects, [NODE], releases, *TYPED)
+    return refuse_second_advertiser(wanted, objects, [NODE], releases)
 
 
 OPERAND = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])
@@ -72,26 +69,26 @@ PLUGINS = {"volumes": [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/devi
     [
         (
             daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.14.1"),
-            "kubectl --context far delete daemonset --namespace x theirs",
+            "kubectl delete daemonset --namespace x theirs",
         ),
-        (daemon_set("mirror:5000/k8s-device-plugin@sha256:00"), "kubectl --context far delete"),
-        (daemon_set("corp/nvidia-plugin:7", pod=PLUGINS), "kubectl --context far delete"),
+        (daemon_set("mirror:5000/k8s-device-plugin@sha256:00"), "kubectl delete"),
+        (daemon_set("corp/nvidia-plugin:7", pod=PLUGINS), "kubectl delete"),
         (daemon_set("gke.gcr.io/nvidia-gpu-device-plugin@sha256:00"), "leave these nodes to your provider"),
         (
             daemon_set("projecthami/hami:v2.10.0", annotations=RELEASED),
-            "helm --kube-context far uninstall hami --namespace kube-system",
+            "helm uninstall hami --namespace kube-system",
         ),
-        (daemon_set("k8s-device-plugin:1", status=NOWHERE), "kubectl --context far delete"),
-        (daemon_set("k8s-device-plugin:1", pod=affinity(*CHART), status=NOWHERE), "kubectl --context far delete"),
+        (daemon_set("k8s-device-plugin:1", status=NOWHERE), "kubectl delete"),
+        (daemon_set("k8s-device-plugin:1", pod=affinity(*CHART), status=NOWHERE), "kubectl delete"),
         (daemon_set("k8s-device-plugin:1", pod={"nodeSelector": {"pool": "gpu"}}, status=NOWHERE), "delete"),
         # A person sets this label when they want HAMi's plugin on a node, and a taint can go any day.
-        (daemon_set("hami:1", pod={"nodeSelector": {"gpu": "on"}}, status=NOWHERE), "kubectl --context far delete"),
-        (custom("ClusterPolicy"), "kubectl --context far delete clusterpolicy one"),
+        (daemon_set("hami:1", pod={"nodeSelector": {"gpu": "on"}}, status=NOWHERE), "kubectl delete"),
+        (custom("ClusterPolicy"), "kubectl delete clusterpolicy one"),
         (custom("ClusterPolicy", spec={"devicePlugin": {"enabled": True}}), "delete clusterpolicy one"),
-        (custom("GPUCluster"), "kubectl --context far delete gpucluster one"),
-        (custom("NVIDIADriver"), "kubectl --context far delete nvidiadriver one"),
-        (OPERAND, "helm --kube-context far list --all-namespaces"),
-        (DEPLOYMENT, "kubectl --context far delete deployment --namespace gpu-operator gpu-operator"),
+        (custom("GPUCluster"), "kubectl delete gpucluster one"),
+        (custom("NVIDIADriver"), "kubectl delete nvidiadriver one"),
+        (OPERAND, "helm list --all-namespaces"),
+        (DEPLOYMENT, "kubectl delete deployment --namespace gpu-operator gpu-operator"),
     ],
 )
 def test_existing_advertiser_is_refused_with_a_hint(one: dict[str, Any], hint: str) -> None:
@@ -143,7 +140,7 @@ def test_gpu_operator_is_no_second_advertiser_of_itself() -> None:
     with pytest.raises(Refused) as refused:
         look(OPERAND, policy)
     assert "use the recipe gpu-operator" in refused.value.hint
-    assert "helm --kube-context far uninstall hami" in refused.value.hint
+    assert "helm uninstall hami" in refused.value.hint
 
 
 def test_release_to_be_upgraded_is_no_second_advertiser() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from gpunode.kubernetes.render import cluster_members, render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.workflow.cluster_plan import make_plan
-from gpunode.workflow.cluster_verify import VerifyRequest, verify
+from gpunode.workflow.cluster_verify import ClusterVerification
 from tests.unit.kubernetes.clusters import CLUSTERS, node
 
 EIGHT = CLUSTERS["eight"]
@@ -129,10 +130,13 @@ class Elsewhere(Cluster):
 
 
 def test_recipe_for_kind_refuses_another_cluster() -> None:
-    verification = VerifyRequest(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
+    never: Any = lambda *_: None  # noqa: E731
+    verification = ClusterVerification(
+        Elsewhere(), of_workers(1), EIGHT, "", 1, command("gpunode"), never, never, never
+    )
     for ask in (
         lambda: make_plan(render_cluster(of_workers(1), EIGHT), Elsewhere()),
-        lambda: verify(verification, Elsewhere(), check_interrupt=lambda: None, progress=lambda _: None),
+        verification.run,
     ):
         with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:
             ask()

@@ -391,7 +391,7 @@ def test_pod_without_cdi_or_runtime_class_is_explained(node: ClusterNode) -> Non
 def test_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
-    found = check_test_pod(GpuTestPodResult(trial, None, 0.0, error=error), live(), APPLY)
+    found = check_test_pod(GpuTestPodResult(trial, {}, 0.0, error=error), live(), APPLY)
 
     assert (found.status, said in found.detail) == (status, True)
 
@@ -490,7 +490,7 @@ def test_cordon_is_tolerated_and_a_foreign_taint_is_named() -> None:
         ),
     ],
 )
-def test_sandbox_failure_has_a_cause(event: str, said: str) -> None:
+def test_sandbox_failure_has_a_reason(event: str, said: str) -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": {"phase": "Pending"}}
     told = {"type": "Warning", "reason": "FailedCreatePodSandBox", "message": event, "involvedObject": {"name": "p"}}
 

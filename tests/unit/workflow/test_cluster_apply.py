@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from gpunode.change import ObjectChange
-from gpunode.command import Command, command
 from gpunode.errors import Conflict, VerifyFailed
-from gpunode.host.cluster import Body, Cluster, ClusterIdentity
+from gpunode.host.cluster import Cluster, ClusterIdentity
 from gpunode.journal.record import Commit
 from gpunode.journal.store import Store
+from gpunode.kubernetes.model import Body
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
-from gpunode.workflow.cluster_apply import RunHeader, apply_plan
+from gpunode.workflow.cluster_apply import apply_plan
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.cluster_workloads import ReadinessWait
 
@@ -29,9 +29,6 @@ class Unready:
 
     def list(self, *_: str) -> tuple[Body, ...]:
         return ()
-
-    def command(self, *words: str) -> Command:
-        return command("kubectl", "--context", "prod", *words)
 
     def apply(self, body: Body, _: str) -> Body:
         return body
@@ -60,9 +57,9 @@ def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
     )
     wait = ReadinessWait(cast("Cluster", Unready()), never, never, 0.0)
     with pytest.raises(VerifyFailed, match="1 of 2 pods are ready") as failed:
-        apply_plan(plan, store, RunHeader("k8s apply", ()), wait=wait, on_event=never)
+        apply_plan(plan, lambda: store.begin("k8s apply", argv=()), wait=wait, on_event=never)
     assert said in failed.value.why
-    assert "kubectl --context prod describe pods" in failed.value.hint
+    assert "kubectl describe pods" in failed.value.hint
     (commit,) = [entry for entry in store.read_with_contents(store.ids()[0]) if isinstance(entry, Commit)]
     assert commit.result == result
 
@@ -81,5 +78,5 @@ def test_apply_refuses_objects_changed_since_the_plan(tmp_path: Path) -> None:
     plan, store = ClusterPlan(ClusterIdentity("", "", "", "", "c"), (item("ConfigMap", 0),)), Store(folder=tmp_path)
     wait = ReadinessWait(cast("Cluster", Moved()), lambda: None, lambda _: None, 0.0)
     with pytest.raises(Conflict, match="ConfigMap gpu/x changed since the plan was made"):
-        apply_plan(plan, store, RunHeader("k8s apply", ()), wait=wait, on_event=lambda _: None)
+        apply_plan(plan, lambda: store.begin("k8s apply", argv=()), wait=wait, on_event=lambda _: None)
     assert store.ids() == ()

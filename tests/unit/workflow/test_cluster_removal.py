@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from gpunode.host.cluster import Cluster, ClusterIdentity
 from gpunode.host.helm import move_values_to_stdin
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.store import Store
-from gpunode.workflow.cluster_apply import RunHeader, apply_removal
+from gpunode.workflow.cluster_apply import apply_removal
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 
@@ -36,7 +37,7 @@ class StandInHelm:
     unreachable: frozenset[str] = frozenset()
     ran: list[tuple[str, ...]] = field(default_factory=list)
 
-    def list_releases_at(self, places: Collection[tuple[str, str]]) -> tuple[HelmRelease, ...]:
+    def list_releases(self, *, places: Collection[tuple[str, str]]) -> tuple[HelmRelease, ...]:
         return tuple(one for place, one in self.there.items() if place in places)
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
@@ -80,10 +81,8 @@ class StandInCluster:
 
 
 def carry_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
-    request = RunHeader("k8s rollback" if of else "k8s remove", (), undoes=of)
-    return apply_removal(
-        plan, cast(Cluster, cluster), store, request, on_event=lambda _: None, check_interrupt=lambda: None
-    )
+    begin = partial(store.begin, "k8s rollback" if of else "k8s remove", argv=(), undoes=of, with_packages=bool(of))
+    return apply_removal(plan, cast(Cluster, cluster), begin, on_event=lambda _: None, check_interrupt=lambda: None)
 
 
 def test_removed_helm_release_is_restored_with_its_chart_and_values(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from gpunode.check import Check
 from gpunode.command import command
 from gpunode.host.cluster import Cluster
 from gpunode.host.process import FinishedCommand
-from gpunode.workflow.cluster_verify import VerifyRequest, verify
+from gpunode.kubernetes.model import ClusterNode
+from gpunode.recipe import Recipe
+from gpunode.workflow.cluster_verify import ClusterVerification
+from gpunode.workflow.verify import VerifyReport
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import NAMESPACE, User, node, pod_of, run_test_pods
 from tests.fakes.runners import ended
@@ -195,7 +198,7 @@ def test_crashing_plugin_is_explained_by_its_log(applied: ApiServer, user: User)
     applied.add(pod)
     user.kubectl.pod_log = "Detected non-NVML platform: could not load NVML library: libnvidia-ml.so.1: cannot open\n"
     detail = user.verify("k8s-containerd", "--timeout", "1", check=7)["workload/gpu-system"][1]
-    assert detail.startswith("0 of 1 pods ready")
+    assert detail.startswith("0 of 1 pods are ready")
     assert "device-plugin-library-not-found" in detail
 
 
@@ -236,13 +239,17 @@ def test_forbidden_lookups_are_not_run_and_an_unreachable_server_ends_it(applied
     assert user(*words, check=13).error["what"] == "the cluster does not answer"
 
 
+def verified(recipe: Recipe, nodes: tuple[ClusterNode, ...]) -> VerifyReport:
+    never: Any = lambda *_: None  # noqa: E731
+    return ClusterVerification(Cluster(), recipe, nodes, "", 1, command("apply"), never, never, never).run()
+
+
 def verify_recipe(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
     """Return the checks of a recipe for nodes that no shipped sample has, by the first part of their ids."""
     nodes = CLUSTERS[on]
     for one in nodes:
         user.server.add(node(one.name))
-    asked = VerifyRequest(builtin.read_recipe(recipe), nodes, "", 1, command("apply"), lambda _: None)
-    report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
+    report = verified(builtin.read_recipe(recipe), nodes)
     return {one.id.partition("/")[0]: one for one in report.checks}
 
 
@@ -257,8 +264,7 @@ def test_mig_without_a_layout_has_no_resource_to_request(applied: ApiServer, use
     nodes = CLUSTERS["eight"]
     applied.add(node(nodes[0].name))
     recipe = replace(without, kubernetes=replace(without.kubernetes, mig=mig))
-    asked = VerifyRequest(recipe, nodes, "", 1, command("apply"), lambda _: None)
-    report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
+    report = verified(recipe, nodes)
     assert "does not say which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
 
 
@@ -267,8 +273,7 @@ def test_runtime_class_hint_is_the_same_on_all_nodes_of_the_operator(applied: Ap
     applied.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator"}})
     applied.add(node("gpu-2"))
     nodes = tuple(replace(CLUSTERS["one"][0], name=f"gpu-{n}", reads_cdi=n == 1) for n in (1, 2))
-    asked = VerifyRequest(builtin.read_recipe("gpu-operator"), nodes, "", 1, command("apply"), lambda _: None)
-    report = verify(asked, Cluster(), check_interrupt=lambda: None, progress=lambda _: None)
+    report = verified(builtin.read_recipe("gpu-operator"), nodes)
     said = [one.detail for one in report.checks if one.id.startswith("pod/")]
     assert ["runtimeClassName: nvidia" in one for one in said] == [True, True], said
 

@@ -48,6 +48,12 @@ def test_plan_reports_a_plugin_that_does_not_run(unready: ApiServer, user: User)
     assert "✓" not in shown
 
 
+def test_plan_names_the_command_that_writes_a_whole_pod(unready: ApiServer, user: User) -> None:
+    shown = " ".join(user.screen("k8s", "plan", *NODE).split())
+    written = f"gpunode k8s render {' '.join(NODE)} --output gpu-node"
+    assert f"in your own pod (test-pod.yaml of `{written}` is a whole one):" in shown
+
+
 def test_apply_waits_for_a_plugin_that_starts_late(unready: ApiServer, user: User) -> None:
     def start(words: tuple[str, ...]) -> None:
         if "pods" in words:
