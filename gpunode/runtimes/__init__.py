@@ -12,7 +12,6 @@ from typing import Any
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.runtimes.model import ConfigEdit as ConfigEdit
-from gpunode.runtimes.model import ConfigLayer as ConfigLayer
 from gpunode.runtimes.model import DesiredConfig as DesiredConfig
 from gpunode.runtimes.model import Edit as Edit
 from gpunode.runtimes.model import Files as Files

@@ -31,7 +31,6 @@ from gpunode.runtimes.containerd_plugin import explain_runc_entry, find_systemd_
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     ConfigEdit,
-    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
@@ -187,7 +186,7 @@ def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired:
     return tuple(containerd_editing.state_notes(loaded, present, desired))
 
 
-def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
+def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
     """Return the files that containerd reads, in its order, and gpunode's drop-in if nothing imports it.
 
     Raises:
@@ -196,12 +195,8 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     desired = _with_unit_config(files, desired)
     loaded, drop_in = load_config_files(files, desired), desired.drop_in or DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
-        loaded = (*loaded, parse_config(files[drop_in], drop_in, desired))
-    tables = ((file, (*file.cri, "containerd")) for file in loaded)
-    return tuple(
-        ConfigLayer(file.path, file.document, (*table, "runtimes"), (*table, "default_runtime_name"))
-        for file, table in tables
-    )
+        return (*loaded, parse_config(files[drop_in], drop_in, desired))
+    return loaded
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:

@@ -12,7 +12,7 @@ from gpunode.runtimes.containerd_files import (
     CONFIG_DUMP_SOURCE,
     DROP_IN,
     ConfigFile,
-    edit_document,
+    edit_file,
     effective_cri_table,
     files_in_effect,
     find_overriding_default,
@@ -25,6 +25,7 @@ from gpunode.runtimes.containerd_files import (
     uses_drop_in,
 )
 from gpunode.runtimes.containerd_plugin import RUNC_RUNTIME_TYPE, PluginContext, mimics_nvidia_ctk, with_handler
+from gpunode.runtimes.documents import MISSING, Document, compare_documents, put
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
@@ -34,8 +35,6 @@ from gpunode.runtimes.model import (
     Removal,
     needs_runc,
 )
-from gpunode.runtimes.text import MISSING, compare_documents
-from gpunode.runtimes.tomlread import Document, put
 
 _Contents: TypeAlias = dict[str, bytes | None]
 
@@ -53,7 +52,7 @@ class ContainerdEditor:
             for file in self.loaded:
                 if file.disabled:
                     now = parse_config(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
-                    changed[file.path] = self._render_file(now, _with_cri_enabled(now))
+                    changed[file.path] = edit_file(now, _with_cri_enabled(now))
         return changed
 
     def _edit_in_place(self) -> _Contents:
@@ -61,7 +60,7 @@ class ContainerdEditor:
         plugin = with_handler(
             file.plugin, PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled), self.desired
         )
-        return {file.path: self._render_file(file, _with_plugin(file, plugin))}
+        return {file.path: edit_file(file, _with_plugin(file, plugin))}
 
     def _choose_file(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
@@ -107,7 +106,7 @@ class ContainerdEditor:
             plugin = _drop_in_table(plugin, base, own, self.desired)
         document = {**foreign.document, "version": self.root.schema}
         document["plugins"] = {**foreign.document.get("plugins", {}), self.root.cri[1]: plugin}
-        return {path: self._render_file(present, document), self.root.path: self._root_with_import(path)}
+        return {path: edit_file(present, document), self.root.path: self._root_with_import(path)}
 
     def _drop_in_path(self) -> str:
         """Return the requested drop-in; else one in a folder that is imported already, the usual one before others."""
@@ -139,14 +138,11 @@ class ContainerdEditor:
     def with_imports(self, imports: Sequence[str]) -> bytes | None:
         """The root file, importing just these."""
         root = self.root
-        return self._render_file(root, {"version": root.schema, **root.document, "imports": list(imports)})
+        return edit_file(root, {"version": root.schema, **root.document, "imports": list(imports)})
 
     @property
     def _is_cri_enabled(self) -> bool:
         return self.desired.enable_cri or not any(file.disabled for file in self.loaded)
-
-    def _render_file(self, file: ConfigFile, document: Document) -> bytes | None:
-        return edit_document(file, document, self.files.get(file.path))
 
 
 def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
@@ -213,8 +209,7 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
         document = put(
             file.document, (*file.cri, "containerd", "runtimes", "runc"), {"runtime_type": RUNC_RUNTIME_TYPE}
         )
-        content = edit_document(file, document, removal.after.get(file.path))
-        removal = removal.with_file(file.path, content).with_notes(
+        removal = removal.with_file(file.path, edit_file(file, document)).with_notes(
             f"{file.path}: runc has an entry now, because the file's other runtimes replace the built-in ones"
         )
     return _keep_imports(removal, desired)
@@ -236,11 +231,10 @@ def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
     root, left = loaded[0], {file.path for file in load_config_files(removal.after, desired)}
     lost = [file.path for file in loaded if file.path not in left and file.path in removal.after]
     needed = [written for written in root.imports if any(written in imports_matching(root, path) for path in lost)]
-    content = removal.after.get(root.path)
-    now = parse_config(content, root.path, desired)
+    now = parse_config(removal.after.get(root.path), root.path, desired)
     if needed:
         document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
-        return removal.with_file(root.path, edit_document(now, document, content)).with_notes(
+        return removal.with_file(root.path, edit_file(now, document)).with_notes(
             f"{root.path} still imports {', '.join(needed)}, since {', '.join(lost)} would not be read without it"
         )
     unrecorded = [path for path in removal.former if path in removal.files and path not in removal.after]
@@ -263,11 +257,7 @@ def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str
     """
     loaded = load_config_files(files, desired)
     wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
-    return {file.path: _without_imports(file, files[file.path]) for file in wanted}
-
-
-def _without_imports(file: ConfigFile, content: bytes) -> bytes:
-    return edit_document(file, {key: value for key, value in file.document.items() if key != "imports"}, content) or b""
+    return {file.path: edit_file(file, put(file.document, ("imports",), None)) or b"" for file in wanted}
 
 
 def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str]) -> bytes:

@@ -21,9 +21,8 @@ from gpunode.command import command
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.facts import systemd
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, parse_toml_file
 from gpunode.runtimes.model import DesiredConfig, Files
-from gpunode.runtimes.text import encode, same
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, parse_file
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
@@ -51,7 +50,7 @@ CONFIG_DUMP_SOURCE = "the output of `containerd config dump`"
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFile(TomlFile):
+class ConfigFile(ConfigLayer):
     """A file of the configuration.
 
     Attributes:
@@ -59,15 +58,13 @@ class ConfigFile(TomlFile):
         read_as: the schema by whose names the daemon takes the CRI plugin's table.
     """
 
-    consequence = "containerd cannot read it either"
-
-    schema: int
-    read_as: int
+    schema: int = 2
+    read_as: int = 2
 
     @property
     def cri(self) -> Path:
         """The path of the CRI plugin's table in this file."""
-        return ("plugins", CRI_PLUGIN_BY_SCHEMA.get(self.read_as, CRI_PLUGIN_BY_SCHEMA[3]))
+        return self.runtimes[:2]
 
     @property
     def plugin(self) -> Document:
@@ -113,12 +110,22 @@ def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = 
         Refused: it is not TOML, or its version is no whole number.
     """
     dump = command("containerd", "--config", path, "config", "dump")
-    text, document = parse_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
+    document = parse_toml_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
     is_new = desired is not None and desired.version is not None and desired.version >= FIRST_WITH_NEW_NAMES
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGIN_BY_SCHEMA[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
-    file = ConfigFile(path, text, document, version, read_as)
+    containerd = ("plugins", CRI_PLUGIN_BY_SCHEMA.get(read_as, CRI_PLUGIN_BY_SCHEMA[3]), "containerd")
+    file = ConfigFile(
+        path,
+        data,
+        document,
+        (*containerd, "runtimes"),
+        (*containerd, "default_runtime_name"),
+        "containerd cannot read it either",
+        schema=version,
+        read_as=read_as,
+    )
     if not isinstance(version, int) or isinstance(version, bool):
         raise file.wrong_type_error(("version",), version, "a whole number")
     return file
@@ -126,12 +133,11 @@ def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = 
 
 def refuse_misshapen_cri_table(file: ConfigFile) -> None:
     """Refuse a CRI plugin's table of which the parts that are read and written here lack containerd's shape."""
-    containerd = (*file.cri, "containerd")
-    default = file.table(containerd).get("default_runtime_name", "")
+    default = file.table(file.default[:-1]).get("default_runtime_name", "")
     if not isinstance(default, str):
-        raise file.wrong_type_error((*containerd, "default_runtime_name"), default, "a string")
-    runtimes = (*containerd, "runtimes")
-    for entry in ((*containerd, "default_runtime"), *((*runtimes, name) for name in file.table(runtimes))):
+        raise file.wrong_type_error(file.default, default, "a string")
+    entries = ((*file.runtimes, name) for name in file.table(file.runtimes))
+    for entry in ((*file.default[:-1], "default_runtime"), *entries):
         file.table(entry)
         file.flag(file.table((*entry, "options")), (*entry, "options", "SystemdCgroup"))
     for key in ("enable_cdi", "systemd_cgroup"):
@@ -159,21 +165,19 @@ def _resolve_import(import_path: str, parent: str) -> tuple[str, ...]:
     return (place,) if import_path else ()
 
 
-def edit_document(file: ConfigFile, document: Document, former: bytes | None) -> bytes | None:
-    """The file's bytes so that they read as ``document``; ``former``, which they are now, where they do already.
+def edit_file(file: ConfigFile, document: Document) -> bytes | None:
+    """Return the file's bytes so that they read as ``document``.
 
     Raises:
         Refused: no way of writing it leaves the rest as it is.
     """
-    if same(document, file.document):
-        return former
     advice = (
         f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]) and run the command again, "
         "or leave it and keep the handler in another file: --mode=drop-in --drop-in-config=FILE"
     )
     if {**file.document, "imports": None} == {**document, "imports": None}:
         advice = f"set imports = {document.get('imports', [])} in {file.path} by hand, then run the command again"
-    return encode(file.edit(document, advice=advice), former)
+    return file.edit(document, advice=advice)
 
 
 def is_pattern(place: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.runtimes.containerd_files import FIRST_WITH_NEW_NAMES, find_overriding_default, merge_tables
+from gpunode.runtimes.documents import Document
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
@@ -16,7 +17,6 @@ from gpunode.runtimes.model import (
     keeps_builtin_handlers,
     needs_runc,
 )
-from gpunode.runtimes.tomlread import Document
 
 RUNC_RUNTIME_TYPE: Final = "io.containerd.runc.v2"
 OLD_RUNC_RUNTIME_TYPE: Final = "io.containerd.runtime.v1.linux"

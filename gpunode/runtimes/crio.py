@@ -19,12 +19,12 @@ from dataclasses import replace
 from gpunode.errors import Refused
 from gpunode.runtimes.crio_files import UNREAD_FOLDER, folder_of, root_file_of
 from gpunode.runtimes.crio_files import reads as reads
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, at, parse_toml_file, put
 from gpunode.runtimes.model import (
     CRIO_DROP_IN,
     CRIO_FOLDER,
     RUNC_FAMILY,
     ConfigEdit,
-    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
@@ -32,8 +32,6 @@ from gpunode.runtimes.model import (
     Removal,
     with_absolute_binary,
 )
-from gpunode.runtimes.text import encode
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse_file, put
 
 _RUNTIME_TABLE_PATH: Path = ("crio", "runtime")
 _RUNTIMES_TABLE_PATH: Path = (*_RUNTIME_TABLE_PATH, "runtimes")
@@ -42,13 +40,6 @@ _CGROUP_MANAGER_KEY_PATH: Path = (*_RUNTIME_TABLE_PATH, "cgroup_manager")
 # With these CRI-O runs another binary in the handler's place.
 _KEYS_CHANGING_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
 _BACKUP_FILE_NAME = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
-
-
-class _CrioFile(TomlFile):
-    """A file that CRI-O reads, its shape checked."""
-
-    __slots__ = ()
-    consequence = "CRI-O does not start with it either"
 
 
 def files_in_order(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -64,7 +55,7 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     Raises:
         Refused: a file is not TOML, or not shaped as CRI-O's configuration; CRI-O does not start with it either.
     """
-    runtime = _merge_runtime_tables(_load_files(files, desired))
+    runtime = _merge_runtime_tables(layers(files, desired))
     handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
     return ObservedConfig(handlers, runtime.get("default_runtime") or None, cdi=True)
 
@@ -76,9 +67,9 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         Refused: a file cannot be read, or what was requested would have no effect; nothing is half made.
     """
     desired = with_absolute_binary(desired, "CRI-O resolves a relative path from its working folder")
-    read = _load_files(files, desired)
+    read = layers(files, desired)
     path, how = _choose_file(read, desired)
-    target = next((file for file in read if file.path == path), _CrioFile(path, "", {}))
+    target = next((file for file in read if file.path == path), _parse_file(path, None))
     entry, inherited = _make_handler_entry(read, desired)
     notes = (*_notes(files, read, desired), *inherited)
     wanted = _desired_document(target, entry, desired, _merge_runtime_tables(read))
@@ -87,20 +78,8 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     after = _merge_runtime_tables(_with_file(read, replace(target, document=wanted), desired))
     if unmet := _unmet_keys(after, entry, desired):
         raise _overruled_error(read, path, unmet, desired)
-    before = files.get(path)
-    return ConfigEdit((Edit(path, before, _edit(target, before, wanted)),), how, notes)
-
-
-def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return the files that CRI-O reads, in its order.
-
-    Raises:
-        Refused: one of them cannot be read.
-    """
-    return tuple(
-        ConfigLayer(file.path, file.document, _RUNTIMES_TABLE_PATH, _DEFAULT_RUNTIME_KEY_PATH)
-        for file in _load_files(files, desired)
-    )
+    advice = f"write [crio.runtime] of {path} with table headers ([a.b.c]), then run the command again"
+    return ConfigEdit((Edit(path, target.content, target.edit(wanted, advice=advice)),), how, notes)
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
@@ -119,23 +98,21 @@ def _make_sort_key(desired: DesiredConfig) -> Callable[[str], tuple[int, list[st
     return rank
 
 
-def _load_files(files: Files, desired: DesiredConfig) -> list[_CrioFile]:
-    """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
-    return [_parse_file(path, files[path]) for path in files_in_order(files, desired)]
+def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
+    """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder.
+
+    Raises:
+        Refused: one of them cannot be read.
+    """
+    return tuple(_parse_file(path, files[path]) for path in files_in_order(files, desired))
 
 
-def _parse_file(path: str, data: bytes | None) -> _CrioFile:
+def _parse_file(path: str, data: bytes | None) -> ConfigLayer:
     hint = f"correct {path}, or move it out of {folder_of(path)}: CRI-O reads every file there, whatever its name"
-    text, document = parse_file(
-        data, path, hint=hint, also=". CRI-O reads this file and does not start with it either."
-    )
-    file = _CrioFile(path, text, document)
-    _check_shape(file)
-    return file
-
-
-def _check_shape(file: _CrioFile) -> None:
-    """Raises where CRI-O itself would not take what gpunode reads."""
+    also = ". CRI-O reads this file and does not start with it either."
+    document = parse_toml_file(data, path, hint=hint, also=also)
+    consequence = "CRI-O does not start with it either"
+    file = ConfigLayer(path, data, document, _RUNTIMES_TABLE_PATH, _DEFAULT_RUNTIME_KEY_PATH, consequence)
     texts = [_DEFAULT_RUNTIME_KEY_PATH, _CGROUP_MANAGER_KEY_PATH]
     for name in file.table(_RUNTIMES_TABLE_PATH):
         file.table((*_RUNTIMES_TABLE_PATH, name))
@@ -143,9 +120,10 @@ def _check_shape(file: _CrioFile) -> None:
     for keys in texts:
         if not isinstance(value := at(file.document, keys), str | None):
             raise file.wrong_type_error(keys, value, "a string")
+    return file
 
 
-def _merge_runtime_tables(read: Iterable[_CrioFile]) -> Document:
+def _merge_runtime_tables(read: Iterable[ConfigLayer]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
     for file in read:
@@ -162,7 +140,7 @@ def _is_oci(entry: Document) -> bool:
     return entry.get("runtime_type", "") in {"", "oci"}
 
 
-def _make_handler_entry(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
+def _make_handler_entry(read: Sequence[ConfigLayer], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
     """Return the handler's table, and what to say of where its options come from.
 
     An existing one keeps every key. Where it ran another binary, the keys that it lacks are copied as for a new one.
@@ -188,14 +166,14 @@ def _copy_handler_entry(template: Document, desired: DesiredConfig) -> Document:
     return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}
 
 
-def _template_names(files: Sequence[_CrioFile], desired: DesiredConfig) -> list[str]:
+def _template_names(files: Sequence[ConfigLayer], desired: DesiredConfig) -> list[str]:
     """Return the runtimes that the handler may replace, the first choice first; some may be missing."""
     named = (at(file.document, _DEFAULT_RUNTIME_KEY_PATH) for file in reversed(files))
     defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
     return list(dict.fromkeys((*defaults[:1], *RUNC_FAMILY)))
 
 
-def _choose_file(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[str, str]:
+def _choose_file(read: Sequence[ConfigLayer], desired: DesiredConfig) -> tuple[str, str]:
     """The file to write, and why that one."""
     if desired.mode == "in-place":
         return root_file_of(desired), f"in place, in {root_file_of(desired)}: as requested"
@@ -225,7 +203,7 @@ def _choose_file(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[str
     return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {root_file_of(desired)}"
 
 
-def _mentions_handler(file: _CrioFile, desired: DesiredConfig) -> bool:
+def _mentions_handler(file: ConfigLayer, desired: DesiredConfig) -> bool:
     keys = [
         (*_RUNTIMES_TABLE_PATH, desired.handler),
         *[_DEFAULT_RUNTIME_KEY_PATH] * desired.default,
@@ -234,7 +212,7 @@ def _mentions_handler(file: _CrioFile, desired: DesiredConfig) -> bool:
     return any(at(file.document, key) is not None for key in keys)
 
 
-def _desired_document(target: _CrioFile, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
+def _desired_document(target: ConfigLayer, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
     """The document that the target shall read as."""
     document = put(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
     if desired.default:
@@ -252,13 +230,13 @@ def _unmet_keys(merged: Document, entry: Document, desired: DesiredConfig) -> li
     return unmet
 
 
-def _with_file(read: Sequence[_CrioFile], target: _CrioFile, desired: DesiredConfig) -> list[_CrioFile]:
+def _with_file(read: Sequence[ConfigLayer], target: ConfigLayer, desired: DesiredConfig) -> list[ConfigLayer]:
     """``read`` with ``target`` in its place."""
     others = [file for file in read if file.path != target.path]
     return sorted([*others, target], key=lambda file: _make_sort_key(desired)(file.path))
 
 
-def _overruled_error(read: Sequence[_CrioFile], path: str, unmet: Sequence[Path], desired: DesiredConfig) -> Refused:
+def _overruled_error(read: Sequence[ConfigLayer], path: str, unmet: Sequence[Path], desired: DesiredConfig) -> Refused:
     rank = _make_sort_key(desired)
     order = f"CRI-O reads {root_file_of(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
@@ -270,26 +248,10 @@ def _overruled_error(read: Sequence[_CrioFile], path: str, unmet: Sequence[Path]
     )
 
 
-# Writing.
-
-
-def _edit(file: _CrioFile, before: bytes | None, wanted: Document) -> bytes | None:
-    """The file so that it reads as ``wanted``; None for one that would be left without a word."""
-    if not _has_settings(wanted) and "#" not in file.text:
-        return None
-    advice = f"write [crio.runtime] of {file.path} with table headers ([a.b.c]), then run the command again"
-    return encode(file.edit(wanted, advice=advice), before)
-
-
-def _has_settings(document: Document) -> bool:
-    """Return whether there is anything beside empty tables."""
-    return any(_has_settings(value) if isinstance(value, dict) else True for value in document.values())
-
-
 # What the user should know.
 
 
-def _notes(files: Files, read: Sequence[_CrioFile], desired: DesiredConfig) -> Iterator[str]:
+def _notes(files: Files, read: Sequence[ConfigLayer], desired: DesiredConfig) -> Iterator[str]:
     if desired.cdi:
         yield "CRI-O always supports CDI; there is nothing to enable"
     if desired.drop_in and not desired.drop_in.startswith(f"{CRIO_FOLDER}/"):

@@ -6,20 +6,19 @@ breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.runtimes import jsonread
+from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import NodeDocker, find_docker, installation_notes, refuse_unusable_docker
 from gpunode.runtimes.docker_nodes import reads as reads
 from gpunode.runtimes.dockerd import conflicts
-from gpunode.runtimes.documents import edit_file
-from gpunode.runtimes.jsonread import JSON_BLANKS, Path
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, decode, put
+from gpunode.runtimes.documents import has_byte_order_mark as has_byte_order_mark
 from gpunode.runtimes.model import (
     ConfigEdit,
-    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
@@ -27,9 +26,6 @@ from gpunode.runtimes.model import (
     Removal,
     runs_binary,
 )
-from gpunode.runtimes.text import decode
-from gpunode.runtimes.text import has_byte_order_mark as has_byte_order_mark
-from gpunode.runtimes.tomlread import Document, put
 
 # The one name that dockerd keeps for itself.
 _RESERVED_RUNTIME_NAME = "runc"
@@ -54,8 +50,9 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     Raises:
         Refused: it cannot be read.
     """
-    config = find_docker(files, desired).config
-    return (ConfigLayer(config, parse_daemon_json(files.get(config), config), ("runtimes",), ("default-runtime",)),)
+    path = find_docker(files, desired).config
+    document = parse_daemon_json(files.get(path), path)
+    return (ConfigLayer(path, files.get(path), document, ("runtimes",), ("default-runtime",), as_json=True),)
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
@@ -95,12 +92,9 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     node = find_docker(files, desired)
     refuse_unusable_docker(files, node, desired)
     _refuse_bad_names(desired, node.config)
-    document = parse_daemon_json(files.get(node.config), node.config)
-    if (
-        has_byte_order_mark(files.get(node.config))
-        and desired.version is not None
-        and desired.version < _FIRST_TAKING_BOM
-    ):
+    (layer,) = layers(files, desired)
+    document = layer.document
+    if has_byte_order_mark(layer.content) and desired.version is not None and desired.version < _FIRST_TAKING_BOM:
         raise bom_refusal(node.config)
     configured = _observe(node, document)
     changes = [
@@ -108,32 +102,13 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         *_default_changes(node, configured, desired),
         *_cdi_changes(node, configured, desired),
     ]
+    wanted = reduce(lambda one, change: put(one, *change), changes, document)
     how = f"in place: {node.config} is the only file that dockerd reads"
     notes = (*_notes(node, document, desired), *installation_notes(files, node))
-    return ConfigEdit(_make_edits(files.get(node.config), node, document, changes), how, notes)
-
-
-def _make_edits(
-    before: bytes | None, node: NodeDocker, document: Document, changes: Sequence[KeyChange]
-) -> tuple[Edit, ...]:
-    """Return the edit that makes ``changes``; none where they change nothing.
-
-    Raises:
-        Refused: the new text would not say what was meant.
-    """
     if not changes:
-        return ()
-    wanted = document
-    for keys, value in changes:
-        wanted = put(wanted, keys, value)
-    after = edit_file(before, node.config, document, wanted)
-    if after is None:
-        raise Refused(
-            f"{node.config}: gpunode found no way to write it that leaves the rest as it is",
-            why="the new text does not parse to the intended settings; nothing was changed",
-            hint="this is a bug in gpunode: please report it with the file",
-        )
-    return (Edit(node.config, before, after, node.like if before is None else ""),)
+        return ConfigEdit((), how, notes)
+    after = layer.edit(wanted, advice="this is a bug in gpunode: please report it with the file")
+    return ConfigEdit((Edit(layer.path, layer.content, after, node.like if layer.content is None else ""),), how, notes)
 
 
 def bom_refusal(path: str) -> Refused:
@@ -173,17 +148,17 @@ def parse_daemon_json(data: bytes | None, path: str) -> Document:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
     text = decode(data, path)
-    if not text.strip(JSON_BLANKS):
+    if not text.strip(jsontext.JSON_BLANKS):
         return {}
     try:
-        document = jsonread.parse(text)
-    except jsonread.DuplicateKey as error:
+        document = jsontext.parse(text)
+    except jsontext.DuplicateKey as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
             why="gpunode cannot tell which one is intended; dockerd uses the last",
             hint=f"delete one of them from {path}",
         ) from error
-    except jsonread.MalformedJson as error:
+    except jsontext.MalformedJson as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
@@ -217,8 +192,8 @@ def default_of(document: Document) -> str | None:
 
 
 def _misshapen(text: str, path: str, keys: Path) -> Refused:
-    line, column = jsonread.position(text, keys)
-    found = " ".join((jsonread.source_text(text, keys) if keys else text).split())
+    line, column = jsontext.position(text, keys)
+    found = " ".join((jsontext.source_text(text, keys) if keys else text).split())
     return Refused(
         f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
         why=f"it is {found}"[:200],

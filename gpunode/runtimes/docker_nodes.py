@@ -154,18 +154,14 @@ _SET_NO_CGROUPS_NOTE = (
 
 
 def _rootless_notes(files: Files) -> tuple[str, ...]:
-    if _has_no_cgroups(files.get(_TOOLKIT_CONFIG, b"")):
-        return (_RESTART_ROOTLESS,)
-    return (_RESTART_ROOTLESS, _SET_NO_CGROUPS_NOTE)
-
-
-def _has_no_cgroups(config: bytes) -> bool:
-    from gpunode.runtimes.tomlread import parse
+    from gpunode.runtimes.documents import at, parse_document
 
     try:
-        return parse(config.decode()).get("nvidia-container-cli", {}).get("no-cgroups") is True
-    except (ValueError, AttributeError, RecursionError):
-        return False  # whoever edits that file says what is wrong with it
+        config = parse_document(files.get(_TOOLKIT_CONFIG), _TOOLKIT_CONFIG)
+    except (ValueError, Refused):
+        config = {}  # whoever edits that file says what is wrong with it
+    has_no_cgroups = at(config, ("nvidia-container-cli", "no-cgroups")) is True
+    return (_RESTART_ROOTLESS,) if has_no_cgroups else (_RESTART_ROOTLESS, _SET_NO_CGROUPS_NOTE)
 
 
 def _find_installation(files: Files, desired: DesiredConfig) -> DockerInstallation:

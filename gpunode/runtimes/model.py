@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.errors import Refused
+from gpunode.runtimes.documents import ConfigLayer
 
 DOCKER_CONFIG = CONTAINER_RUNTIMES["docker"].config
 CRIO_CONFIG = CONTAINER_RUNTIMES["crio"].config
@@ -118,25 +119,6 @@ class ObservedConfig:
     schema: int | None = None
     is_startable: bool = True
     has_default_cdi: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigLayer:
-    """A file of a runtime's configuration, as a document.
-
-    Attributes:
-        runtimes: the keys of the table that has an entry for each handler.
-        default: the keys of the default runtime's name.
-    """
-
-    path: str
-    document: dict[str, Any]
-    runtimes: tuple[str, ...]
-    default: tuple[str, ...]
-
-    def entry(self, desired: DesiredConfig) -> tuple[str, ...]:
-        """Return the keys of the desired handler's entry."""
-        return (*self.runtimes, desired.handler)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ Source: podman 4.3.1 and 5.4.2 of Debian, tried out with specifications of every
 from __future__ import annotations
 
 from gpunode.facts.probes import CDI_FOLDERS
+from gpunode.runtimes.documents import at, parse_document
 from gpunode.runtimes.model import (
     ConfigEdit,
     DesiredConfig,
@@ -16,8 +17,6 @@ from gpunode.runtimes.model import (
     keep_row,
     no_layers,
 )
-from gpunode.runtimes.text import decode
-from gpunode.runtimes.tomlread import parse
 
 # The first that takes CDI's specifications as they have been since 2022 (CDI 0.3).
 MIN_VERSION = (4, 1)
@@ -79,10 +78,9 @@ def _reading_order_key(path: str) -> tuple[bool, bool, str]:
 
 def _configured_folders(path: str, data: bytes) -> tuple[str, ...]:
     try:
-        engine = parse(decode(data, path)).get("engine", {})
+        folders = at(parse_document(data, path), ("engine", "cdi_spec_dirs"))
     except ValueError:
         return ()  # podman itself stops at it, and says so
-    folders = engine.get("cdi_spec_dirs", []) if isinstance(engine, dict) else []
     return tuple(folder for folder in folders if isinstance(folder, str)) if isinstance(folders, list) else ()
 
 

@@ -280,7 +280,10 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
     """
     row, desired, files = target.row, target.desired, contents(target.present)
     # runc comes along where its table would be missed.
-    entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
+    entries = {
+        layer.path: ((*layer.runtimes, desired.handler), (*layer.runtimes, "runc"))
+        for layer in row.layers(files, desired)
+    }
     trails = {path: trail for path, trail in trails.items() if trail and path in {*entries, *target.own}}
     left = {path: _known_content(trail[-1].change.after) for path, trail in trails.items()}
     differing = {path: now for path in trails if (now := target.present.get(path)) and now.content != left[path]}

@@ -536,7 +536,7 @@ def test_newer_schema_is_read_as_the_last_known_one() -> None:
 
 
 def test_uneditable_file_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tomltext, "parse", lambda _: {})
+    monkeypatch.setattr(tomltext, "parse_toml", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
         configure(V2, DesiredConfig())
     assert "would also change other lines or settings" in refused.value.why
