@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
+from gpunode.container_runtimes import UNREAD_FOLDER
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, join_commands
@@ -30,7 +31,6 @@ from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import documents
-from gpunode.runtimes.crio_files import UNREAD_FOLDER
 
 _NODE_EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
 _CONTAINERD_OF_RANCHER: Final = custom_sign(

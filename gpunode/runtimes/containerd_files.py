@@ -355,7 +355,7 @@ def find_unit_config(files: Files) -> UnitConfig | None:
 
 def find_config_argument(argv: Sequence[str]) -> str:
     """The configuration that a command line gives containerd, be it through a wrapper; empty where it gives none."""
-    words = list(_daemon_arguments(argv))
+    words = [*(systemd.find_program_arguments(argv, "containerd") or ())]
     found = ""
     while words and words[0].startswith("-"):
         name, mark, value = words.pop(0).lstrip("-").partition("=")
@@ -365,10 +365,3 @@ def find_config_argument(argv: Sequence[str]) -> str:
             found = value
     # A service's working folder is the root, unless told otherwise.
     return posixpath.normpath(posixpath.join("/", found)) if found else ""
-
-
-def _daemon_arguments(argv: Sequence[str]) -> Sequence[str]:
-    """The words behind containerd's name; none where it is not named."""
-    words = [word for one in argv for word in (systemd.split_words(one) if "containerd " in one else (one,))]
-    names = [index for index, word in enumerate(words) if posixpath.basename(word) == "containerd" and "=" not in word]
-    return words[names[0] + 1 :] if names else ()

@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
-from gpunode.runtimes.docker_nodes import NodeDocker, find_docker, installation_notes, refuse_unusable_docker
+from gpunode.runtimes.docker_nodes import NodeDocker, conflicts, find_docker, installation_notes, refuse_unusable_docker
 from gpunode.runtimes.docker_nodes import reads as reads
-from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.documents import ConfigLayer, Document, Path, decode, put
 from gpunode.runtimes.documents import has_byte_order_mark as has_byte_order_mark
 from gpunode.runtimes.model import (

@@ -193,24 +193,6 @@ class Runtime(ContainerRuntime):
         return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
 
 
-def keep_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-    """``row``: this runtime has one file and one unit, whatever the node."""
-    del files, desired
-    return row
-
-
-def no_layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return no files: no handler is registered in any."""
-    del files, desired
-    return ()
-
-
-def keep_removal(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Return ``removal``: nothing completes it."""
-    del desired
-    return removal
-
-
 def apply_edits(files: Files, edited: ConfigEdit) -> Files:
     """The files once the edits are made."""
     after = {**files, **{edit.path: edit.after for edit in edited.edits}}

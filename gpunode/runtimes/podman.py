@@ -13,33 +13,14 @@ from gpunode.runtimes.model import (
     DesiredConfig,
     Files,
     ObservedConfig,
-    keep_removal,
-    keep_row,
-    no_layers,
 )
 
 # The first that takes CDI's specifications as they have been since 2022 (CDI 0.3).
 MIN_VERSION = (4, 1)
 Version = tuple[int, ...]
-# In the order in which podman reads them, the last one wins.
 CONFIG = "/etc/containers/containers.conf"
-_CONTAINERS_CONF_GLOBS = (
-    "/usr/share/containers/containers.conf",
-    "/usr/share/containers/containers.conf.d/*.conf",
-    CONFIG,
-    "/etc/containers/containers.conf.d/*.conf",
-)
 _MAX_CDI_SPEC_BY_PODMAN_VERSION = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
 _FIRST_WITH_CONFIGURABLE_FOLDERS = (5, 5)
-locate_row = keep_row
-layers = no_layers
-complete_removal = keep_removal
-
-
-def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """Return the files that set podman's CDI folders."""
-    del files, desired
-    return _CONTAINERS_CONF_GLOBS
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
