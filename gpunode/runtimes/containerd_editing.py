@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from gpunode.runtimes.containerd_files import (
     CONFIG,
@@ -36,8 +35,6 @@ from gpunode.runtimes.model import (
     needs_runc,
 )
 
-_Contents: TypeAlias = dict[str, bytes | None]
-
 
 class ContainerdEditor:
     """The files as they shall be, worked out from those that are there."""
@@ -45,63 +42,62 @@ class ContainerdEditor:
     def __init__(self, files: Files, loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
         self.files, self.loaded, self.desired, self.root = files, loaded, desired, loaded[0]
 
-    def contents(self) -> _Contents:
+    def contents(self) -> dict[str, bytes | None]:
         """Each file that may change, in the order of writing."""
         changed = self._edit_by_drop_in() if uses_drop_in(self.root, self.desired) else self._edit_in_place()
         if self.desired.enable_cri:
             for file in self.loaded:
                 if file.disabled:
                     now = parse_config(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
-                    changed[file.path] = edit_file(now, _with_cri_enabled(now))
+                    kept = [name for name in now.document["disabled_plugins"] if name not in now.disabled]
+                    changed[file.path] = edit_file(now, {**now.document, "disabled_plugins": kept})
         return changed
 
-    def _edit_in_place(self) -> _Contents:
+    def _edit_in_place(self) -> dict[str, bytes | None]:
         file = self._choose_file()
-        plugin = with_handler(
-            file.plugin, PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled), self.desired
-        )
-        return {file.path: edit_file(file, _with_plugin(file, plugin))}
+        context = PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled)
+        plugins = {**file.table(("plugins",)), file.cri[1]: with_handler(file.plugin, context, self.desired)}
+        # Without one, a file of schema 1 is what it was: containerd 2 does not take the number 1 for a version.
+        version = {} if file.schema != file.read_as else {"version": file.schema}
+        return {file.path: edit_file(file, {**file.document, **version, "plugins": plugins})}
 
     def _choose_file(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
         stands_alone = not merges_cri_tables(self.root.schema, self.desired)
-        files = (file for file in reversed(files_in_effect(self.loaded)) if stands_alone or self._has_entry(file))
-        return next(files, self.root)
-
-    def _has_entry(self, file: ConfigFile) -> bool:
-        return self.desired.handler in file.table((*file.cri, "containerd", "runtimes"))
+        files = reversed(files_in_effect(self.loaded))
+        return next(
+            (one for one in files if stands_alone or self.desired.handler in one.table(one.runtimes)), self.root
+        )
 
     def _inherited_table(self) -> Document:
         """The CRI table whose runtimes the handler's entry is copied from."""
         plugin = effective_cri_table(self.loaded, self.desired)
-        if self.desired.source is None:
-            return plugin
-        dumped = parse_config(self.desired.source, CONFIG_DUMP_SOURCE)
-        # A daemon tells its configuration in the newest schema that it knows, which has other keys.
-        return merge_tables(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
+        return merge_tables(plugin, self._dumped_table() or {})
 
-    def _edit_by_drop_in(self) -> _Contents:
+    def _dumped_table(self) -> Document | None:
+        """The CRI table of the configuration that the daemon printed; None for one in another schema.
+
+        A daemon tells its configuration in the newest schema that it knows, which has other keys.
+        """
+        dumped = None if self.desired.source is None else parse_config(self.desired.source, CONFIG_DUMP_SOURCE)
+        return dumped.plugin if dumped and dumped.schema == self.root.schema else None
+
+    def _edit_by_drop_in(self) -> dict[str, bytes | None]:
         path = self._drop_in_path()
         present = parse_config(self.files.get(path), path, self.desired)
         refuse_misshapen_cri_table(present)  # it may be one that nothing imports so far
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
             present = parse_config(None, path, self.desired)
-        foreign = (
-            present if self.desired.others is None else parse_config(self.desired.others or None, path, self.desired)
-        )
+        others_own = self.desired.others
+        foreign = present if others_own is None else parse_config(others_own or None, path, self.desired)
         foreign = foreign if foreign.schema == self.root.schema else parse_config(None, path, self.desired)
         others = [file for file in self.loaded if file.path != path]
-        base = effective_cri_table(others, self.desired)
-        if (
-            self.desired.source is not None
-            and (dumped := parse_config(self.desired.source, CONFIG_DUMP_SOURCE)).schema == self.root.schema
-        ):
-            base = dumped.plugin
+        dumped = self._dumped_table()
+        base = effective_cri_table(others, self.desired) if dumped is None else dumped
         own = merge_tables(foreign.table(self.root.cri), _own_drop_in_settings(present.plugin, base, self.desired))
-        plugin = with_handler(
-            merge_tables(base, own), PluginContext(base, self.root.schema, self._is_cri_enabled), self.desired
-        )
+        context = PluginContext(base, self.root.schema, self._is_cri_enabled)
+        plugin = with_handler(merge_tables(base, own), context, self.desired)
         if self.desired.mode == "auto":
             plugin = _drop_in_table(plugin, base, own, self.desired)
         document = {**foreign.document, "version": self.root.schema}
@@ -125,15 +121,11 @@ class ContainerdEditor:
         is_read = pattern in root.imports if self.desired.mode != "auto" else any(imports_matching(root, path))
         if is_read:
             return self.files.get(root.path)
-        if self.desired.mode == "auto" and self._unimported_files(path):
-            pattern = path  # others in that folder are read by nobody so far, and need not be meant to
+        known = {path, *(file.path for file in self.loaded)}
+        has_others = any(posixpath.dirname(one) == posixpath.dirname(path) for one in self.files.keys() - known)
+        if self.desired.mode == "auto" and has_others:
+            pattern = path  # they are read by nobody so far, and need not be meant to
         return self.with_imports([*root.imports, pattern])
-
-    def _unimported_files(self, path: str) -> list[str]:
-        """The files beside ``path`` that nothing imports."""
-        folder = posixpath.dirname(path)
-        loaded = {file.path for file in self.loaded}
-        return [one for one in self.files if posixpath.dirname(one) == folder and one not in {*loaded, path}]
 
     def with_imports(self, imports: Sequence[str]) -> bytes | None:
         """The root file, importing just these."""
@@ -143,19 +135,6 @@ class ContainerdEditor:
     @property
     def _is_cri_enabled(self) -> bool:
         return self.desired.enable_cri or not any(file.disabled for file in self.loaded)
-
-
-def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
-    """The file's document with ``plugin`` as its CRI table."""
-    # Without one, a file of schema 1 is what it was: containerd 2 does not take the number 1 for a version.
-    version = {} if file.schema != file.read_as else {"version": file.schema}
-    return {**file.document, **version, "plugins": {**file.table(("plugins",)), file.cri[1]: plugin}}
-
-
-def _with_cri_enabled(file: ConfigFile) -> Document:
-    """The file's document without the CRI plugin among the disabled ones."""
-    kept = [name for name in file.document["disabled_plugins"] if name not in file.disabled]
-    return {**file.document, "disabled_plugins": kept}
 
 
 def _own_drop_in_settings(present: Document, base: Document, desired: DesiredConfig) -> Document:

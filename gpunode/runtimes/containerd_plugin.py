@@ -94,8 +94,7 @@ def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> di
     entries = {**containerd.get("runtimes", {}), **({NAMELESS_DEFAULT_NAME: nameless} if nameless else {})}
     options = {name: entry.get("options", {}) for name, entry in entries.items()}
     found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
-    is_new = desired.version is not None and desired.version >= FIRST_WITH_NEW_NAMES
-    if plugin.get("systemd_cgroup") is True and not is_new:
+    if plugin.get("systemd_cgroup") is True and not desired.reaches(FIRST_WITH_NEW_NAMES):
         found[NAMELESS_DEFAULT_NAME if nameless else containerd.get("default_runtime_name") or "runc"] = True
     return found
 

@@ -64,22 +64,14 @@ def _root_file(desired: DesiredConfig) -> str:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """Return what CRI-O reads in all of its files together; its support for CDI is always on.
-
-    Raises:
-        Refused: a file is not TOML, or not shaped as CRI-O's configuration; CRI-O does not start with it either.
-    """
+    """Return what CRI-O reads in all of its files together; its support for CDI is always on."""
     runtime = _merge_runtime_tables(layers(files, desired))
     handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
     return ObservedConfig(handlers, runtime.get("default_runtime") or None, cdi=True)
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already.
-
-    Raises:
-        Refused: a file cannot be read, or what was requested would have no effect; nothing is half made.
-    """
+    """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already."""
     desired = with_absolute_binary(desired, "CRI-O resolves a relative path from its working folder")
     read = {file.path: file for file in layers(files, desired)}
     path, how = _choose_file(read, desired)
@@ -114,11 +106,7 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder.
-
-    Raises:
-        Refused: one of them cannot be read.
-    """
+    """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
     return tuple(_parse_file(path, files[path]) for path in files_in_order(files, desired))
 
 

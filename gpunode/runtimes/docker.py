@@ -44,11 +44,7 @@ def list_dockerd_flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return dockerd's one file.
-
-    Raises:
-        Refused: it cannot be read.
-    """
+    """Return dockerd's one file."""
     path = find_docker(files, desired).config
     document = parse_daemon_json(files.get(path), path)
     return (ConfigLayer(path, files.get(path), document, ("runtimes",), ("default-runtime",), as_json=True),)
@@ -73,21 +69,13 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """The configuration in dockerd's file and command line; a missing or blank file is empty.
-
-    Raises:
-        Refused: it is not a JSON object, or not shaped as dockerd's configuration.
-    """
+    """The configuration in dockerd's file and command line; a missing or blank file is empty."""
     node = find_docker(files, desired)
     return _observe(node, parse_daemon_json(files.get(node.config), node.config))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The edits that register the NVIDIA handler as requested; none if it is registered already.
-
-    Raises:
-        Refused: the file cannot be read, or dockerd would not start with it.
-    """
+    """The edits that register the NVIDIA handler as requested; none if it is registered already."""
     node = find_docker(files, desired)
     refuse_unusable_docker(files, node, desired)
     _refuse_bad_names(desired, node.config)
@@ -127,7 +115,7 @@ def applies_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bo
     Source: dockerd 20.10.24, 26.1.5 and 28.5.2.
     """
     old, new = inspect(before, desired), inspect(after, desired)
-    unasked = desired.version is not None and desired.version >= _CDI_UNASKED
+    unasked = desired.reaches(_CDI_UNASKED)
     if (unasked if old.cdi is None else old.cdi) != (unasked if new.cdi is None else new.cdi):
         return False
     return new.default is not None or old.default in {None, _RESERVED_RUNTIME_NAME}

@@ -62,6 +62,10 @@ class DesiredConfig:
     source: bytes | None = None
     others: bytes | None = None
 
+    def reaches(self, version: tuple[int, ...]) -> bool:
+        """Return whether the daemon is known to be of ``version`` or later."""
+        return self.version is not None and self.version >= version
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -157,6 +161,9 @@ Inspect: TypeAlias = Callable[[Files, DesiredConfig], ObservedConfig]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime(ContainerRuntime):
     """A container runtime as it is installed here, with its rules.
+
+    ``configure``, ``layers``, ``complete_removal`` and ``inspect`` raise Refused where a file cannot be read, lacks the
+    shape that its program takes, or cannot be edited without harm.
 
     Attributes:
         reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
@@ -285,7 +292,7 @@ def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desire
 
 def keeps_builtin_handlers(schema: int, desired: DesiredConfig) -> bool:
     """Return whether containerd has its built-in handlers beside those of its files."""
-    return schema > 2 or (desired.version is not None and desired.version >= (2,))
+    return schema > 2 or desired.reaches((2,))
 
 
 def cgroup_handlers(desired: DesiredConfig, handlers: Mapping[str, object]) -> tuple[str, ...]:

@@ -95,11 +95,7 @@ class BundledContainerd:
         raise NotImplementedError
 
     def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
-        """Return the edits that register the handler from the next start on; none if it is or will be registered.
-
-        Raises:
-            Refused: a file cannot be read, or the request is impossible there.
-        """
+        """Return the edits that register the handler from the next start on; none if it is or will be registered."""
         raise NotImplementedError
 
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
