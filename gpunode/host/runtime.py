@@ -31,11 +31,7 @@ _VALIDATE_OPTION_UNKNOWN = b"unknown flag: --validate"
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """The candidates of a runtime's files, to be read by its own parser.
-
-    Attributes:
-        named: the file that messages are about.
-    """
+    """The candidates of a runtime's files, to be read by its own parser; messages are about the first."""
 
     runner: Runner
     expectation: RuntimeExpectation
@@ -43,10 +39,6 @@ class _Trial:
     desired: DesiredConfig
     present: Files
     after: Files
-
-    @property
-    def named(self) -> str:
-        return self.changes[0].path
 
     def run(self, *argv: str) -> FinishedCommand:
         return _ask(self.runner, *argv)
@@ -59,14 +51,14 @@ class _Trial:
     def refuse_differences(self, observed: ObservedConfig) -> None:
         if wrong := list_differences(self.expectation, observed):
             raise Refused(
-                f"{self.expectation.runtime} would not read the new {self.named} as intended",
+                f"{self.expectation.runtime} would not read the new {self.changes[0].path} as intended",
                 why="\n".join(wrong) + "\nnothing was changed",
                 hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
             )
 
     def rejected_error(self, program: str, said: str) -> Refused:
         return Refused(
-            f"{program} rejects {self.named}",
+            f"{program} rejects {self.changes[0].path}",
             why=f"{said}\nnothing was changed",
             hint="correct what is named; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
         )

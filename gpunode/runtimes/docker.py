@@ -152,12 +152,22 @@ def parse_daemon_json(data: bytes | None, path: str) -> Document:
             hint=f"correct {path}; `{command('dockerd', '--validate', '--config-file', path)}` checks it "
             "(docker 23 and later)",
         ) from error
-    if not isinstance(document, dict):
-        raise _misshapen(text, path, ())
+    if not isinstance(document, jsontext.Object):
+        raise _misshapen(path, "the file", text, 0, len(text))
     for key in ("runtimes", "features"):
         if not isinstance(document.get(key), dict | None):
-            raise _misshapen(text, path, (key,))
+            member = document.members[key]
+            raise _misshapen(path, key, text, member.value, member.end)
     return document
+
+
+def _misshapen(path: str, named: str, text: str, start: int, end: int) -> Refused:
+    line, column = jsontext.line_and_column(text, end - len(text[start:end].lstrip()))
+    return Refused(
+        f"{path}:{line}:{column}: {named} is not an object",
+        why=f"it is {' '.join(text[start:end].split())}"[:200],
+        hint=f"correct {path}; dockerd cannot read it either",
+    )
 
 
 def object_at(document: Document, key: str) -> Document:
@@ -176,16 +186,6 @@ def default_of(document: Document) -> str | None:
     """The default runtime that the file names."""
     default = document.get("default-runtime")
     return default if type(default) is str and default else None
-
-
-def _misshapen(text: str, path: str, keys: Path) -> Refused:
-    line, column = jsontext.position(text, keys)
-    found = " ".join((jsontext.source_text(text, keys) if keys else text).split())
-    return Refused(
-        f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
-        why=f"it is {found}"[:200],
-        hint=f"correct {path}; dockerd cannot read it either",
-    )
 
 
 def _observe(node: NodeDocker, document: Document) -> ObservedConfig:

@@ -196,26 +196,6 @@ def line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
-def _holder_of(text: str, path: Path) -> tuple[Object, Object]:
-    """Return the document, an object, and within it the one that has the member at ``path``."""
-    root = holder = parse(text)
-    for key in path[:-1]:
-        holder = holder[key]
-    return root, holder
-
-
-def position(text: str, path: Path) -> tuple[int, int]:
-    """Line and column, from 1, of the value at ``path`` in a valid document."""
-    at = _holder_of(text, path)[1].members[path[-1]].value if path else _end_of_space(text, 0)
-    return line_and_column(text, at)
-
-
-def source_text(text: str, path: Path) -> str:
-    """The value at ``path`` in a valid document, as it is written there."""
-    member = _holder_of(text, path)[1].members[path[-1]]
-    return text[member.value : member.end]
-
-
 def put(text: str, path: Path, value: Any) -> str:
     """``text``, a valid document that is an object, with ``value`` at ``path``, written as its neighbours are.
 
@@ -234,7 +214,9 @@ def put(text: str, path: Path, value: Any) -> str:
 
 def drop(text: str, path: Path) -> str:
     """``text``, a valid document that has a member at ``path``, without it; of an object's last one ``{}`` is left."""
-    _, holder = _holder_of(text, path)
+    holder = parse(text)
+    for key in path[:-1]:
+        holder = holder[key]
     keys = list(holder.members)
     index = keys.index(path[-1])
     member = holder.members[path[-1]]

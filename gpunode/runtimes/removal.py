@@ -51,7 +51,13 @@ def remove_handler(
     is_recorded = removal.after != files
     if not is_recorded:
         if _is_foreign(row, desired, files):
-            raise _foreign_handler_error(row, desired, files)
+            binary = row.inspect(files, desired).handlers[desired.handler]
+            raise Refused(
+                f"the runtime {desired.handler} of {row.id} was not added by configure",
+                why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
+                hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
+                f"program: --nvidia-runtime-path={binary or 'FILE'}",
+            )
         removal = _restore_entry(row, desired, removal, dict.fromkeys(files))
     removal = row.complete_removal(remove_dangling_default(row, desired, removal), desired)
     paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
@@ -95,16 +101,6 @@ def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
     binary = row.inspect(files, desired).handlers.get(desired.handler)
     is_nvidias = posixpath.basename(binary or "").startswith("nvidia-container-runtime")
     return binary not in {None, desired.binary} and not is_nvidias
-
-
-def _foreign_handler_error(row: Runtime, desired: DesiredConfig, files: Files) -> Refused:
-    binary = row.inspect(files, desired).handlers[desired.handler]
-    return Refused(
-        f"the runtime {desired.handler} of {row.id} was not added by configure",
-        why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
-        hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
-        f"program: --nvidia-runtime-path={binary or 'FILE'}",
-    )
 
 
 def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:

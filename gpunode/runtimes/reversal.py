@@ -77,10 +77,8 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
     keys = _KeyReversal(entries)
     reverted = keys.revert_table(was, made, found, ())
     if "plugins" in reverted and found.get("version", 1) != 1:
-        reverted = {
-            "version": found["version"],
-            **reverted,
-        }  # the schema of containerd's tables that were written since
+        # The schema of containerd's tables that were written since.
+        reverted = {"version": found["version"], **reverted}
     added = {*_leaves(found)} - {*_leaves(made)} - {*_leaves(reverted)}
     removed = () if is_migrated else tuple(sorted(added))  # a migration writes every default into the entries
     if edit.before is None and not reverted and (as_json or _adds_no_line(now, edit.after)):
