@@ -24,7 +24,7 @@ from gpunode.runtimes.containerd_files import (
     uses_drop_in,
 )
 from gpunode.runtimes.containerd_plugin import RUNC_RUNTIME_TYPE, PluginContext, mimics_nvidia_ctk, with_handler
-from gpunode.runtimes.documents import MISSING, Document, compare_documents, put
+from gpunode.runtimes.documents import MISSING, Document, at, compare_documents, put
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
@@ -260,10 +260,28 @@ def edit_notes(
     for file in loaded:
         if desired.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
-    yield from state_notes(load_config_files(after, desired), observed, desired)
-    yield from _newly_imported_notes(loaded, after, desired)
-    yield from _nameless_default_notes(loaded, after, desired)
-    yield from _lost_key_notes(loaded, after, desired)
+    written = load_config_files(after, desired)
+    yield from state_notes(written, observed, desired)
+    before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
+    if others := [file.path for file in written if file.path not in before]:
+        yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
+    was, now = (effective_cri_table(each, desired) for each in (loaded, written))
+    if desired.default and (former := find_overriding_default(was, desired)):
+        settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
+        if find_overriding_default(now, desired):
+            yield (
+                f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
+                "default_runtime"
+            )
+        else:
+            yield f"removed default_runtime, which overrode every other default: {settings}"
+    # That of another shim is replaced.
+    old, new = (at(each, ("containerd", "runtimes", desired.handler)) or {} for each in (was, now))
+    if gone := _missing_keys(old, new):
+        yield (
+            f"the entry {desired.handler} used the shim {old.get('runtime_type')} and is replaced; these of its keys "
+            f"are removed: {', '.join(gone)}"
+        )
 
 
 def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
@@ -278,7 +296,14 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
         and observed.default not in {"runc", *observed.handlers, NAMELESS_DEFAULT_NAME}
     ):
         yield f"the default runtime, {observed.default}, has no entry, so the CRI plugin does not load"
-    yield from _ignored_table_notes(loaded, desired)
+    # One file's CRI table replaces those of the others, which say otherwise.
+    *others, last = files_in_effect(loaded) or (root,)
+    for file in others if not merges_cri_tables(root.schema, desired) else ():
+        if unread := _missing_keys(file.plugin, last.plugin):
+            yield (
+                f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
+                + ", ".join(unread)[:300]
+            )
     if desired.cdi and root.read_as == 1 and mimics_nvidia_ctk(desired):
         yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
@@ -290,55 +315,6 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
                 yield f"{present.path} overrides {where} of {root.path}"
 
 
-def _ignored_table_notes(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
-    """Note that one file's CRI table replaces those of the others, which say otherwise."""
-    *others, last = files_in_effect(loaded) or (loaded[0],)
-    if merges_cri_tables(loaded[0].schema, desired):
-        return
-    for file in others:
-        if unread := _missing_keys(file.plugin, last.plugin):
-            yield (
-                f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
-                + ", ".join(unread)[:300]
-            )
-
-
 def _missing_keys(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
     """Return the keys of ``one`` that ``other`` lacks."""
     return sorted(".".join(path) for path, _, value in compare_documents(one, other) if value is MISSING)
-
-
-def _newly_imported_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """The files that nothing imported so far, and that are read now."""
-    before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
-    if others := [file.path for file in load_config_files(after, desired) if file.path not in before]:
-        yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
-
-
-def _nameless_default_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """Note what becomes of the nameless default runtime if another default is requested."""
-    former = find_overriding_default(effective_cri_table(loaded, desired), desired)
-    if not former or not desired.default:
-        return
-    settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
-    if find_overriding_default(effective_cri_table(load_config_files(after, desired), desired), desired):
-        yield (
-            f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
-            "default_runtime"
-        )
-    else:
-        yield f"removed default_runtime, which overrode every other default: {settings}"
-
-
-def _lost_key_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """Yield the keys of the handler's former entry that its new one lacks: that of another shim is replaced."""
-    former, now = (
-        effective_cri_table(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
-        for each in (loaded, load_config_files(after, desired))
-    )
-    if gone := _missing_keys(former, now):
-        yield (
-            f"the entry {desired.handler} used the shim {former.get('runtime_type')} and is replaced; these of its "
-            "keys "
-            f"are removed: {', '.join(gone)}"
-        )

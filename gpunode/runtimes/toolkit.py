@@ -149,13 +149,12 @@ def parse_set_options(words: Iterable[str]) -> tuple[Setting, ...]:
     Raises:
         UsageError: a key is unknown, or a value is none that its key can have.
     """
-    return tuple(_parse_setting(part) for word in words for part in _split_set_option(word))
-
-
-def _split_set_option(word: str) -> Sequence[str]:
-    """The settings in one ``--set``: nvidia-ctk cuts it at every comma, here those that belong to a value are left."""
-    parts = word.split(",")
-    return parts if all(part.partition("=")[0] in _TOOLKIT_KEY_BY_NAME for part in parts) else (word,)
+    settings = list[str]()
+    for word in words:
+        # nvidia-ctk cuts one at every comma; here those that belong to a value are left.
+        parts = word.split(",")
+        settings += parts if all(part.partition("=")[0] in _TOOLKIT_KEY_BY_NAME for part in parts) else [word]
+    return tuple(map(_parse_setting, settings))
 
 
 def _parse_setting(word: str) -> Setting:
