@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from gpunode.command import command
 from gpunode.errors import Refused
@@ -19,6 +20,7 @@ from gpunode.runtimes.containerd_files import (
     CONFIG_DUMP_SOURCE,
     CRI_PLUGIN_BY_SCHEMA,
     FIRST_VERSION_BY_SCHEMA,
+    FIRST_WITH_NEW_NAMES,
     ConfigFile,
     effective_cri_table,
     find_overriding_default,
@@ -30,7 +32,7 @@ from gpunode.runtimes.containerd_files import (
     with_unit_config,
 )
 from gpunode.runtimes.containerd_files import DROP_IN as DROP_IN
-from gpunode.runtimes.containerd_plugin import explain_runc_entry, find_systemd_cgroup_settings, is_runc_shim
+from gpunode.runtimes.documents import Document
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     ConfigEdit,
@@ -41,9 +43,14 @@ from gpunode.runtimes.model import (
     Removal,
     Runtime,
     apply_edits,
+    keeps_builtin_handlers,
     satisfies,
     with_absolute_binary,
 )
+
+RUNC_RUNTIME_TYPE: Final = "io.containerd.runc.v2"
+OLD_RUNC_RUNTIME_TYPE: Final = "io.containerd.runtime.v1.linux"
+_RUNC_RUNTIME_TYPE_PREFIXES = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -98,6 +105,27 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
     )
 
 
+def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
+    """Return SystemdCgroup of each runtime of the CRI plugin's table that mentions it.
+
+    containerd 1 has two older places: the options of the nameless default runtime, and a key of the plugin that holds
+    for a default runtime of the oldest type (pkg/cri/config: ValidatePluginConfig, 1.6.20 and 1.7.24).
+    """
+    containerd = plugin.get("containerd", {})
+    nameless = find_overriding_default(plugin, desired)
+    entries = {**containerd.get("runtimes", {}), **({NAMELESS_DEFAULT_NAME: nameless} if nameless else {})}
+    options = {name: entry.get("options", {}) for name, entry in entries.items()}
+    found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
+    if plugin.get("systemd_cgroup") is True and not desired.reaches(FIRST_WITH_NEW_NAMES):
+        found[NAMELESS_DEFAULT_NAME if nameless else containerd.get("default_runtime_name") or "runc"] = True
+    return found
+
+
+def is_runc_shim(entry: Document) -> bool:
+    """Return whether runc's shim runs it: also an entry without a type, and a variable of microk8s'."""
+    return str(entry.get("runtime_type") or RUNC_RUNTIME_TYPE).startswith((*_RUNC_RUNTIME_TYPE_PREFIXES, "${"))
+
+
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The edits that register the NVIDIA handler as requested; none if it is registered already."""
     named = find_unit_config(files, desired)
@@ -140,7 +168,9 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     after = apply_edits(files, ConfigEdit(edits))
     _refuse_overruled_edit(after, desired, present)
     if "runc" in _observe(load_config_files(after, desired), desired).handlers.keys() - present.handlers.keys():
-        how = f"{how}; {explain_runc_entry(loaded[0].read_as, desired)}"
+        is_kept = keeps_builtin_handlers(loaded[0].read_as, desired)
+        dropped = "containerd drops its built-in entry once a file lists another runtime"
+        how = f"{how}; also lists runc: {'the built-in one uses cgroupfs' if is_kept else dropped}"
     return ConfigEdit(edits, how, _edit_notes(loaded, after, desired))
 
 

@@ -30,7 +30,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Kubelet, known
@@ -66,6 +66,10 @@ class BundledContainerd:
         beside: the files that say what it does beside ``config``.
     """
 
+    # Returns ``desired`` for the file at the top, and for the drop-in that counts.
+    locate: ClassVar[Callable[[Any, Files, DesiredConfig], DesiredConfig]]
+    configure: ClassVar[Callable[[Any, Files, DesiredConfig], ConfigEdit]]
+
     product: str
     config: str
     places: tuple[str, ...] = ()
@@ -89,14 +93,6 @@ class BundledContainerd:
             layers=lambda files, desired: containerd.layers(files, self.locate(files, desired)),
             complete_removal=self.complete_removal,
         )
-
-    def locate(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
-        """Return ``desired`` for the file at the top, and for the drop-in that counts."""
-        raise NotImplementedError
-
-    def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
-        """Return the edits that register the handler from the next start on; none if it is or will be registered."""
-        raise NotImplementedError
 
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
         """Return every file that matters, as far as ``files`` tell."""

@@ -38,7 +38,7 @@ from gpunode.runtimes.installations import (
     kubelet_using,
     with_kubelet_cgroup_driver,
 )
-from gpunode.runtimes.pod_cdi import explain_no_cdi, reads_cdi, should_enable_cdi
+from gpunode.runtimes.model import explain_no_cdi, reads_cdi, should_enable_cdi
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import refuse_package_without_lock
