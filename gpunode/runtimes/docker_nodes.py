@@ -6,6 +6,7 @@ for Linux"; canonical/docker-snap, its snapcraft.yaml and nvidia/lib.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,8 +67,9 @@ class Flags:
 
     @property
     def config(self) -> str:
-        """The configuration file; empty for the usual one."""
-        return self.last("config-file") or ""
+        """The configuration file; empty for the usual one. A service's working folder is the root."""
+        path = self.last("config-file")
+        return posixpath.normpath(posixpath.join("/", path)) if path else ""
 
     @property
     def runtimes(self) -> Mapping[str, str]:

@@ -33,6 +33,7 @@ def test_flag_values_are_extracted() -> None:
     argv = ("/usr/bin/dockerd", "--config-file=/srv/d.json", "--add-runtime", "nv=/usr/bin/nv", "--feature", "cdi")
     given = parse_flags(argv, ("/lib/systemd/system/docker.service",))
     assert given.config == "/srv/d.json"
+    assert parse_flags(["dockerd", "--config-file", "srv/d.json"]).config == "/srv/d.json"
     assert given.runtimes == {"nv": "/usr/bin/nv"}
     assert given.cdi is True
     assert given.live_restore is None
