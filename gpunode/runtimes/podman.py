@@ -1,7 +1,8 @@
 """podman: it has no handler to be registered; containers get GPUs as CDI devices. What podman must be for that.
 
 Source: podman 4.3.1 and 5.4.2 of Debian, tried out with specifications of every version of CDI; podman issues 26569
-(5.5 looks into /etc/cdi alone) and 25691 (before 5.5 the folders could not be configured); containers.conf(5).
+(5.5 looks into /etc/cdi alone) and 25691 (before 5.5 the folders could not be configured); containers.conf(5),
+"Appending to string arrays", which holds in the files behind as well.
 """
 
 from __future__ import annotations
@@ -40,29 +41,26 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
 def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
     """Return the folders in which podman looks for CDI specifications; the last folder wins.
 
+    A list replaces that of the files before, unless it or one of them says ``{append = true}``.
+
     Raises:
         Refused: a file of its configuration is not UTF-8.
     """
     if version is None or version < _FIRST_WITH_CONFIGURABLE_FOLDERS:
         return CDI_FOLDERS
-    configured = [
-        folders for path in sorted(files, key=_reading_order_key) if (folders := _configured_folders(path, files[path]))
-    ]
-    if configured:
-        return configured[-1]
-    return ("/etc/cdi",) if version[:2] == _FIRST_WITH_CONFIGURABLE_FOLDERS else CDI_FOLDERS
-
-
-def _reading_order_key(path: str) -> tuple[bool, bool, str]:
-    return not path.startswith("/usr/"), ".conf.d/" in path, path
-
-
-def _configured_folders(path: str, data: bytes) -> tuple[str, ...]:
-    try:
-        folders = at(parse_document(data, path), ("engine", "cdi_spec_dirs"))
-    except ValueError:
-        return ()  # podman itself stops at it, and says so
-    return tuple(folder for folder in folders if isinstance(folder, str)) if isinstance(folders, list) else ()
+    folders: tuple[str, ...] = ("/etc/cdi",) if version[:2] == _FIRST_WITH_CONFIGURABLE_FOLDERS else CDI_FOLDERS
+    appends = False
+    for path in sorted(files, key=lambda path: (not path.startswith("/usr/"), ".conf.d/" in path, path)):
+        try:
+            found = at(parse_document(files[path], path), ("engine", "cdi_spec_dirs"))
+        except ValueError:
+            continue  # podman itself stops at it, and says so
+        items = found if isinstance(found, list) else []
+        for item in items:
+            appends = item.get("append", appends) is True if isinstance(item, dict) else appends
+        own = tuple(item for item in items if isinstance(item, str))
+        folders = (*folders, *own) if appends else own or folders
+    return folders
 
 
 def supports_spec(version: Version | None, spec_version: str) -> bool:
