@@ -79,12 +79,12 @@ def parse_config_dump(data: bytes) -> ObservedConfig:
     Raises:
         Refused: it is not what that command prints.
     """
-    return _observe((parse_config(data, CONFIG_DUMP_SOURCE),), DesiredConfig())
+    file = parse_config(data, CONFIG_DUMP_SOURCE)
+    refuse_misshapen_cri_table(file)
+    return _observe((file,), DesiredConfig())
 
 
 def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
-    for file in loaded:
-        refuse_misshapen_cri_table(file)
     plugin = effective_cri_table(loaded, desired)
     containerd = plugin.get("containerd", {})
     handlers = {}
@@ -194,7 +194,9 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
     desired = with_unit_config(files, desired)
     loaded, drop_in = load_config_files(files, desired), desired.drop_in or DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
-        return (*loaded, parse_config(files[drop_in], drop_in, desired))
+        idle = parse_config(files[drop_in], drop_in, desired)
+        refuse_misshapen_cri_table(idle)
+        return (*loaded, idle)
     return loaded
 
 

@@ -46,6 +46,7 @@ _FIRST_WITH_RELATIVE_PATTERNS = (1, 7)
 _FIRST_READING_CONF_D = (2, 2)
 _CONF_D_GLOB = "/etc/containerd/conf.d/*.toml"
 FIRST_WITH_NEW_NAMES = (2,)
+_CONSEQUENCE = "containerd cannot read it either"
 CONFIG_DUMP_SOURCE = "the output of `containerd config dump`"
 
 
@@ -112,23 +113,15 @@ def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = 
     dump = command("containerd", "--config", path, "config", "dump")
     document = parse_toml_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
+    if type(version) is not int:
+        found = ConfigFile(path, data, document, consequence=_CONSEQUENCE)
+        raise found.wrong_type_error(("version",), version, "a whole number")
     is_new = desired is not None and desired.reaches(FIRST_WITH_NEW_NAMES)
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGIN_BY_SCHEMA[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
     containerd = ("plugins", CRI_PLUGIN_BY_SCHEMA.get(read_as, CRI_PLUGIN_BY_SCHEMA[3]), "containerd")
-    file = ConfigFile(
-        path,
-        data,
-        document,
-        (*containerd, "runtimes"),
-        (*containerd, "default_runtime_name"),
-        "containerd cannot read it either",
-        schema=version,
-        read_as=read_as,
-    )
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise file.wrong_type_error(("version",), version, "a whole number")
-    return file
+    tables = ((*containerd, "runtimes"), (*containerd, "default_runtime_name"))
+    return ConfigFile(path, data, document, *tables, _CONSEQUENCE, schema=version, read_as=read_as)
 
 
 def refuse_misshapen_cri_table(file: ConfigFile) -> None:
@@ -185,7 +178,7 @@ def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile,
     """The files that containerd reads, the root first, in its order: later ones win.
 
     Raises:
-        Refused: one of them cannot be read, so nobody can tell what containerd makes of them.
+        Refused: one of them cannot be read or has another shape, so nobody can tell what containerd makes of them.
     """
     root = desired.config or CONFIG
     loaded: dict[str, ConfigFile] = {}
@@ -195,6 +188,7 @@ def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile,
         if path in loaded or (path not in files and path != root):
             continue
         loaded[path] = parse_config(files.get(path), path, desired)
+        refuse_misshapen_cri_table(loaded[path])
         # Written out, what it reads unasked means the same.
         is_unasked = path == root and "imports" not in loaded[path].document and desired.reaches(_FIRST_READING_CONF_D)
         for written in [_CONF_D_GLOB] if is_unasked else loaded[path].imports:

@@ -129,13 +129,18 @@ def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Remov
 
     One that named none before gpunode comes back with the file that gpunode found it in.
     """
-    stages = (removal.former, removal.files)
-    was, now = ({one.path: at(one.document, one.default) for one in row.layers(each, desired)} for each in stages)
+
+    def read_defaults(files: Files) -> dict[str, str]:
+        found = ((layer.path, at(layer.document, layer.default)) for layer in row.layers(files, desired))
+        return {path: name for path, name in found if isinstance(name, str)}
+
+    was, now, left = (read_defaults(files) for files in (removal.former, removal.files, removal.after))
     present, were_there = (row.inspect(files, desired).handlers for files in (removal.after, removal.former))
     for layer in row.layers(removal.after, desired):
-        path, name = layer.path, at(layer.document, layer.default)
-        is_dangling = name and name not in {*present, *RUNC_FAMILY} and not name.startswith(("io.containerd.", "$"))
-        if not is_dangling or name not in {desired.handler, *({name} - {now.get(path)})}:
+        path, name = layer.path, left.get(layer.path, "")
+        if name in {"", *present, *RUNC_FAMILY} or name.startswith(("io.containerd.", "$")):
+            continue
+        if name == now.get(path) and name != desired.handler:
             continue
         was_dangling = was.get(path) == name and name not in were_there
         is_recorded = removal.former.get(path) != removal.files[path]

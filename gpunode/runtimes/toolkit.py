@@ -131,7 +131,7 @@ def non_default_settings(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
     document = _read_config(data, path).document
     found = ((key, at(document, key.path)) for key in KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
     return tuple(
-        f"{key.name} = {json.dumps(value)}"
+        f"{key.name} = {json.dumps(value, default=str)}"
         for key, value in found
         if value is not None and value != _default_value(key)
     )

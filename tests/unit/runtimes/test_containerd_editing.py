@@ -484,6 +484,7 @@ def test_empty_file_has_no_settings() -> None:
         (b"\n\xff\n", ":2:1: not UTF-8", "0xff"),
         (b"version = '2'\n", ":1: version is not a whole number", "'2'"),
         (b"version = true\n", ":1: version is not a whole number", "True"),
+        (b"version = [2]\n", ":1: version is not a whole number", "[2]"),
         (b"version = 2\nplugins = 3\n", ":2: plugins is not a table", "3"),
         (b"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\nruntimes = []\n", ":3: plugins.", "[]"),
         (

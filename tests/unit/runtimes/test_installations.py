@@ -12,6 +12,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Facts, Known, Kubelet, Unknown
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.installations import INSTALLATIONS, choose_row, containerd_socket_of
+from tests.unit.runtimes.unconfigured import unconfigure
 
 CONTAINERD = runtime("containerd")
 K3S = "/run/k3s/containerd/containerd.sock"
@@ -97,6 +98,15 @@ def test_k0s_file_without_its_marker_is_not_generated() -> None:
     own = choose_row(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).row
     assert (made.watches, made.generated) == (True, frozenset({config}))
     assert (own.watches, own.generated) == (False, frozenset())
+
+
+def test_generated_file_of_another_shape_is_refused_when_unconfigured() -> None:
+    config = "/etc/k0s/containerd.toml"
+    data = "# k0s_managed=true\nversion = 2\n[plugins.'io.containerd.grpc.v1.cri']\ncontainerd = 5\n"
+    kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
+    row = choose_row(CONTAINERD, using(kubelet, **{config: data})).row
+    with pytest.raises(Refused, match="containerd is not a table"):
+        unconfigure(row, {config: data.encode()}, DesiredConfig(), ())
 
 
 @pytest.mark.parametrize("handler", ["nvidia", "nvidia-cdi", "1.0", "on", "a: b #c", 'say "hi"'])
