@@ -49,14 +49,14 @@ def _measured(data: bytes, times: int) -> tuple[int, dict[str, float]]:
     import tomlkit
 
     from gpunode.runtimes import DesiredConfig, runtime
-    from gpunode.runtimes.tomlread import parse
+    from gpunode.runtimes.documents import parse_toml
 
     text, containerd, desired = data.decode(), runtime("containerd"), DesiredConfig(default=True, mode="in-place")
     done = containerd.configure({containerd.config: data}, desired).edits[0].after or b""
 
     def configured(content: bytes) -> Callable[[], object]:
         def work() -> object:
-            parse.cache_clear()  # it is another run's file
+            parse_toml.cache_clear()  # it is another run's file
             return containerd.configure({containerd.config: content}, desired)
 
         return work

@@ -30,6 +30,7 @@ class ContainerRuntime:
         program: of its daemon, or itself; ``--version`` tells its version.
         config: its main configuration file; empty where no file of its own registers a handler.
         drop_in: where a drop-in goes; empty where the runtime reads none.
+        also_reads: paths and patterns of the other files that it reads; empty where its module's ``reads`` says them.
         unit: of systemd; empty where nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
         external_source: where these come from when no distribution has them; empty when they do.
@@ -38,31 +39,34 @@ class ContainerRuntime:
         reloads: whether its daemon reads some settings again on SIGHUP; its module's ``takes_on_reload`` says which.
         stopped: what a restart of its unit stops, unless its module's ``keeps_containers`` says otherwise; empty where
             nothing stops.
-        runs_pods: whether a kubelet can use it.
+        runs_pods: whether a kubelet can use it; docker through cri-dockerd.
         has_cri_plugin: whether the part that a kubelet uses is a plugin that its configuration can disable.
         cgroup_by_handler: whether each handler says which cgroup driver it uses.
     """
 
     id: str
     program: str
-    unit: str
-    config: str
-    drop_in: str
-    socket: str
+    unit: str = ""
+    config: str = ""
+    drop_in: str = ""
+    also_reads: tuple[str, ...] = ()
+    socket: str = ""
     packages: tuple[str, ...]
-    config_packages: frozenset[str]
-    external_source: str
-    reloads: bool
-    stopped: str
-    runs_pods: bool
-    has_cri_plugin: bool
-    cgroup_by_handler: bool
-    cdi: CdiSupport
+    config_packages: frozenset[str] = frozenset()
+    external_source: str = ""
+    reloads: bool = False
+    stopped: str = ""
+    runs_pods: bool = True
+    has_cri_plugin: bool = False
+    cgroup_by_handler: bool = False
+    cdi: CdiSupport = "switch"
     parser: ConfigValidator
     source: LiveConfigSource
     client: ContainerClient
 
 
+# nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
+UNREAD_FOLDER: Final = "/etc/crio/conf.d"
 CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
     row.id: row
     for row in (
@@ -75,13 +79,8 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             socket="/run/containerd/containerd.sock",
             packages=("containerd", "containerd.io"),
             config_packages=frozenset({"containerd", "containerd.io"}),
-            external_source="",
-            reloads=False,
-            stopped="",
-            runs_pods=True,
             has_cri_plugin=True,
             cgroup_by_handler=True,
-            cdi="switch",
             parser="containerd config dump",
             source="containerd config dump",
             client="ctr run",
@@ -91,17 +90,10 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             program="dockerd",
             unit="docker.service",
             config="/etc/docker/daemon.json",
-            drop_in="",
             socket="/run/docker.sock",
             packages=("docker.io", "docker-ce"),
-            config_packages=frozenset(),
-            external_source="",
             reloads=True,
             stopped="docker containers",
-            runs_pods=True,  # through cri-dockerd
-            has_cri_plugin=False,
-            cgroup_by_handler=False,
-            cdi="switch",
             parser="dockerd --validate",
             source="docker info",
             client="docker run",
@@ -112,15 +104,13 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             unit="crio.service",
             config="/etc/crio/crio.conf",
             drop_in="/etc/crio/crio.conf.d/99-nvidia.toml",
+            also_reads=(
+                *(f"/etc/crio/crio.conf.d/{pattern}" for pattern in ("*", ".*", "*/*")),
+                f"{UNREAD_FOLDER}/*",
+            ),
             socket="/run/crio/crio.sock",
             packages=("cri-o",),
-            config_packages=frozenset(),
             external_source="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
-            reloads=False,
-            stopped="",
-            runs_pods=True,
-            has_cri_plugin=False,
-            cgroup_by_handler=False,
             cdi="always",
             parser="crio config",
             source="crio status",
@@ -129,18 +119,15 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
         ContainerRuntime(
             id="podman",
             program="podman",
-            unit="",
-            config="",
-            drop_in="",
-            socket="",
+            # In the order in which podman reads them, the last one wins.
+            also_reads=(
+                "/usr/share/containers/containers.conf",
+                "/usr/share/containers/containers.conf.d/*.conf",
+                "/etc/containers/containers.conf",
+                "/etc/containers/containers.conf.d/*.conf",
+            ),
             packages=("podman",),
-            config_packages=frozenset(),
-            external_source="",
-            reloads=False,
-            stopped="",
             runs_pods=False,
-            has_cri_plugin=False,
-            cgroup_by_handler=False,
             cdi="only",
             parser="none",
             source="podman info",

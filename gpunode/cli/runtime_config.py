@@ -126,7 +126,10 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
         enable_cri=options.enable_cri,
         exact=True,
     )
-    return RuntimeRequest(row, desired, _dump_commands(options), notes)
+    dumps = _DUMP_COMMANDS.get(options.runtime, ()) if options.source == "command" else ()
+    if options.executable:
+        dumps = tuple((options.executable, *words[1:]) for words in dumps[:1])
+    return RuntimeRequest(row, desired, dumps, notes)
 
 
 def _refuse_unknown(option: str, value: str, allowed: Sequence[str]) -> None:
@@ -175,13 +178,6 @@ def _option_notes(options: RuntimeOptions, row: Runtime) -> Iterator[str]:
         yield f"--executable-path={options.executable} is ignored: no command is asked for the configuration"
     if options.source == "command" and options.runtime not in _DUMP_COMMANDS:
         yield f"--config-source=command is ignored: {options.runtime} has no such command, so its file is read"
-
-
-def _dump_commands(options: RuntimeOptions) -> tuple[tuple[str, ...], ...]:
-    if options.source == "file":
-        return ()
-    found = _DUMP_COMMANDS.get(options.runtime, ())
-    return tuple((options.executable, *words[1:]) for words in found[:1]) if options.executable else found
 
 
 def resolve_file_option(option: str, path: str, root: str) -> str:
@@ -539,12 +535,9 @@ def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) 
     return plan
 
 
-def _has_daemon(plan: CtkPlan) -> bool:
-    return bool(runtime(plan.target_name).unit)
-
-
 def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Envelope:
     failure: GpunodeError | None = None
+    has_daemon = bool(runtime(plan.target_name).unit)
     if verdict.pending:
         again = str(configure_command(plan, sys.argv[1:]))
         failure = ChangesPending(f"{plan.target_name} is not configured as requested", hint=again)
@@ -553,10 +546,10 @@ def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Env
         failure = VerifyFailed(what, hint=str(plan.missing_program.install))
     elif verdict.difference:
         what = f"the files of {plan.target_name} are correct, but its daemon has another configuration"
-        if not _has_daemon(plan):
+        if not has_daemon:
             what = f"{plan.target_name} cannot expose GPUs to containers"
         failure = VerifyFailed(what, why=verdict.difference, hint=next_step)
-    elif verdict.unverified and not _has_daemon(plan):
+    elif verdict.unverified and not has_daemon:
         what = f"cannot tell whether {plan.target_name} exposes GPUs to containers"
         failure = Undetermined(
             what, why=verdict.unverified, hint="install what is missing:\nsudo gpunode setup --runtime podman"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
 
+from gpunode.container_runtimes import UNREAD_FOLDER
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, join_commands
@@ -29,8 +30,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import cdi, driver, runtimes, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.runtimes import tomlread
-from gpunode.runtimes.crio_files import UNREAD_FOLDER
+from gpunode.runtimes import documents
 
 _NODE_EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
 _CONTAINERD_OF_RANCHER: Final = custom_sign(
@@ -89,7 +89,7 @@ def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
             # In a paste without names other output may follow the file.
             text = item.text if item.subject in item.written else item.text.lstrip().partition("\n\n")[0]
             try:
-                tomlread.parse(text)
+                documents.parse_toml(text)
             except (ValueError, RecursionError) as error:
                 at = _TOML_ERROR_LINE.search(str(error))
                 yield cite(item, min(int(at["line"]), len(item.lines)) if at else None)

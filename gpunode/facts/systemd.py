@@ -278,6 +278,16 @@ def _expand_words(words: Sequence[str], variables: Mapping[str, str]) -> Iterato
             yield _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
 
 
+def find_program_arguments(argv: Sequence[str], *names: str) -> Sequence[str] | None:
+    """Return the words behind a program's name, also where a wrapper runs it; None where it is not named.
+
+    A shell takes the whole command as one word. A later word may end in the name as well, as a folder of it does.
+    """
+    words = [word for one in argv for word in (split_words(one) if any(f"{n} " in one for n in names) else (one,))]
+    places = [n for n, word in enumerate(words) if word.rpartition("/")[2] in names and "=" not in word]
+    return words[places[0] + 1 :] if places else None
+
+
 def split_words(text: str) -> list[str]:
     """Split ``text`` as a shell does; return nothing if a quote does not end."""
     try:

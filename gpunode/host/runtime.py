@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files, globs
 from gpunode.host.process import FinishedCommand, Runner
-from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, runtime
+from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, probe_states
 from gpunode.runtimes.model import CRIO_CONFIG
 
@@ -27,6 +27,48 @@ _TIMEOUT_S = 30.0
 _BUILT_IN_DEFAULT_RUNTIME = "runc"
 # dockerd below 23.
 _VALIDATE_OPTION_UNKNOWN = b"unknown flag: --validate"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """The candidates of a runtime's files, to be read by its own parser; messages are about the first."""
+
+    runner: Runner
+    expectation: RuntimeExpectation
+    changes: Sequence[FileChange]
+    desired: DesiredConfig
+    present: Files
+    after: Files
+
+    def run(self, *argv: str) -> FinishedCommand:
+        return _ask(self.runner, *argv)
+
+    def run_on_candidate(self, content: bytes, *argv: str) -> tuple[FinishedCommand, str]:
+        """Run the command on a candidate main file, whose path replaces ``{}``; return that path, too."""
+        with files.candidate_file(self.expectation.path, content, root=self.runner.root) as there:
+            return self.run(*(there if word == "{}" else word for word in argv)), there
+
+    def refuse_differences(self, observed: ObservedConfig) -> None:
+        if wrong := list_differences(self.expectation, observed):
+            raise Refused(
+                f"{self.expectation.runtime} would not read the new {self.changes[0].path} as intended",
+                why="\n".join(wrong) + "\nnothing was changed",
+                hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
+            )
+
+    def rejected_error(self, program: str, said: str) -> Refused:
+        return Refused(
+            f"{program} rejects {self.changes[0].path}",
+            why=f"{said}\nnothing was changed",
+            hint="correct what is named; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
+        )
+
+    def explain_missing(self, program: str) -> str:
+        """Explain why there was no program to ask."""
+        root = self.runner.root
+        if root == "/" or self.runner.consent:
+            return f"{program} is not installed{'' if root == '/' else f' in {root}'}"
+        return f"only setup runs programs of {root}"
 
 
 def check_candidate_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
@@ -39,53 +81,51 @@ def check_candidate_files(runner: Runner, expectation: RuntimeExpectation, chang
     """
     if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
         return f"not checked: {expectation.path} will not exist"
-    row = runtime(expectation.runtime)
+    row, desired = runtime(expectation.runtime), DesiredConfig(config=expectation.path)
+    present = _read_files(runner, row, desired)
+    states = {change.path: change.after for change in changes}
+    written = {path: state.content for path, state in states.items() if isinstance(state, FileState)}
+    kept = {path: content for path, content in present.items() if path not in states}
+    trial = _Trial(runner, expectation, changes, desired, present, {**kept, **written})
+    if row.parser == "containerd config dump":
+        return _validate_containerd_candidates(trial)
+    trial.refuse_differences(row.inspect(trial.after, desired))
     match row.parser:
-        case "containerd config dump":
-            return _validate_containerd_candidates(runner, expectation, changes)
         case "dockerd --validate":
-            return _validate_docker_candidate(runner, expectation, changes)
+            return _validate_docker_candidate(trial)
         case "crio config":
-            return _validate_crio_candidates(runner, expectation, changes)
+            return _validate_crio_candidates(trial)
         case "none":
-            return _validate_by_own_parser(runner, expectation, changes)
+            return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
 
 
-def _validate_containerd_candidates(
-    runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]
-) -> str:
+def _validate_containerd_candidates(trial: _Trial) -> str:
     from gpunode.runtimes import containerd, containerd_editing
 
-    look = partial(_run_probe, runner)
-    desired = DesiredConfig(config=expectation.path)
-    present = contents(probe_states(look, runtime("containerd"), desired))
-    after = _apply_to_files(present, changes)
-    new = {change.path for change in changes if change.before is None}
+    main, desired = trial.expectation.path, trial.desired
+    new = {change.path for change in trial.changes if change.before is None}
     with ExitStack() as stack:
-        imported = containerd_editing.staged_imports(after, desired, [change.path for change in changes])
+        imported = containerd_editing.staged_imports(trial.after, desired, [change.path for change in trial.changes])
         staged = {
             # A new file's folder may be yet to be made, and a kill would leave it there.
             path: stack.enter_context(
-                files.candidate_file(expectation.path if path in new else path, content, root=runner.root)
+                files.candidate_file(main if path in new else path, content, root=trial.runner.root)
             )
             for path, content in imported.items()
         }
-        root = containerd_editing.staged_root(after, desired, staged)
-        dumped, path = _run_on_candidate(
-            runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump"
-        )
+        root = containerd_editing.staged_root(trial.after, desired, staged)
+        dumped, path = trial.run_on_candidate(root, "containerd", "--config", "{}", "config", "dump")
     if dumped.missing:
-        return f"not checked: {_explain_missing_program(runner, 'containerd')}"
-    named = changes[0].path
+        return f"not checked: {trial.explain_missing('containerd')}"
     if not dumped.ok:
-        said = _quote_last_line(dumped, path, expectation.path)
+        said = _quote_last_lines(dumped, path, main)
         for real, candidate in staged.items():
             said = said.replace(candidate, real)
-        raise _rejected_error("containerd", named, said)
+        raise trial.rejected_error("containerd", said)
     found = containerd.parse_config_dump(dumped.stdout)
     if found.cri_disabled:
         return "checked: containerd accepts it, but does not check the CRI plugin, which is disabled"
-    _refuse_differences(expectation, found, named)
+    trial.refuse_differences(found)
     return "checked: `containerd config dump` reads it as intended"
 
 
@@ -95,85 +135,45 @@ def _run_probe(runner: Runner, probe: Probe) -> Capture:
     return files.read_file(probe.path, probe.limit_bytes, root=runner.root)
 
 
-def _apply_to_files(present: Files, changes: Sequence[FileChange]) -> dict[str, bytes]:
-    after = dict(present)
-    for change in changes:
-        if isinstance(change.after, FileState):
-            after[change.path] = change.after.content
-        else:
-            after.pop(change.path, None)
-    return after
+def _read_files(runner: Runner, row: Runtime, desired: DesiredConfig) -> Files:
+    return contents(probe_states(partial(_run_probe, runner), row, desired))
 
 
-def _validate_docker_candidate(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    from gpunode.runtimes import docker
-
-    change = next(change for change in changes if change.path == expectation.path)
-    content = change.after.content if isinstance(change.after, FileState) else b""
-    desired = DesiredConfig(config=expectation.path)
-    present = contents(probe_states(partial(_run_probe, runner), runtime("docker"), desired))
-    _refuse_differences(expectation, docker.inspect(_apply_to_files(present, changes), desired), change.path)
-    # With its own flags, for it starts with no directive that stands in both places.
-    validate = partial(_run_on_candidate, runner, change.path)
-    words = ("dockerd", *docker.list_dockerd_flags(present, desired), "--validate", "--config-file", "{}")
-    validated, path = validate(content, *words)
-    if validated.missing:
-        return f"not checked: {_explain_missing_program(runner, 'dockerd')}"
-    if _VALIDATE_OPTION_UNKNOWN in validated.stderr:
-        if docker.has_byte_order_mark(content):
-            raise docker.bom_refusal(change.path)
-        return "checked: it has the intended settings (this dockerd has no --validate)"
-    if validated.ok:
-        return "checked: `dockerd --validate` accepts it"
-    said = _quote_last_line(validated, path, change.path)
-    former = change.before.content if change.before else b"{}"
-    former_validated, former_path = validate(former, *words)
-    # It names what it does not know in any order.
-    same = sorted(_split_tokens(_quote_last_line(former_validated, former_path, change.path))) == sorted(
-        _split_tokens(said)
-    )
-    if not former_validated.ok and same:
-        # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
-        return f"checked: it has the intended settings (`dockerd --validate` rejects the old file, too: {said})"
-    raise _rejected_error("dockerd", change.path, said)
+def _ask(runner: Runner, *argv: str) -> FinishedCommand:
+    return runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
 
 
-def _split_tokens(said: str) -> list[str]:
-    return said.replace(",", " ").split()
-
-
-def _run_on_candidate(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[FinishedCommand, str]:
-    """Run the command on a candidate file of ``content``, whose path replaces ``{}``; return that path, too."""
-    with files.candidate_file(path, content, root=runner.root) as there:
-        words = tuple(there if word == "{}" else word for word in argv)
-        return runner.run(words, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True), there
-
-
-def _quote_last_line(finished: FinishedCommand, candidate: str, path: str) -> str:
-    """Return the command's last line, with the real path instead of the candidate's."""
+def _quote_last_lines(finished: FinishedCommand, candidate: str = "", path: str = "") -> str:
+    """Return the command's last lines, with the real path instead of the candidate's."""
     if finished.timed_out:
         return f"{finished.argv[0]} did not answer within {_TIMEOUT_S:.0f} s"
     return finished.last_lines(6).replace(candidate, path) if candidate else finished.last_lines(6)
 
 
-def _explain_missing_program(runner: Runner, program: str) -> str:
-    """Explain why there was no program to ask."""
-    if runner.root == "/":
-        return f"{program} is not installed"
-    return (
-        f"{program} is not installed in {runner.root}"
-        if runner.consent
-        else f"only setup runs programs of {runner.root}"
-    )
+def _validate_docker_candidate(trial: _Trial) -> str:
+    from gpunode.runtimes import docker
 
-
-def _refuse_differences(expectation: RuntimeExpectation, observed: ObservedConfig, path: str) -> None:
-    if wrong := list_differences(expectation, observed):
-        raise Refused(
-            f"{expectation.runtime} would not read the new {path} as intended",
-            why="\n".join(wrong) + "\nnothing was changed",
-            hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
-        )
+    main, content = trial.expectation.path, trial.after.get(trial.expectation.path, b"")
+    # With its own flags, for it starts with no directive that stands in both places.
+    flags = docker.list_dockerd_flags(trial.present, trial.desired)
+    words = ("dockerd", *flags, "--validate", "--config-file", "{}")
+    validated, path = trial.run_on_candidate(content, *words)
+    if validated.missing:
+        return f"not checked: {trial.explain_missing('dockerd')}"
+    if _VALIDATE_OPTION_UNKNOWN in validated.stderr:
+        if docker.has_byte_order_mark(content):
+            raise docker.bom_refusal(main)
+        return "checked: it has the intended settings (this dockerd has no --validate)"
+    if validated.ok:
+        return "checked: `dockerd --validate` accepts it"
+    said = _quote_last_lines(validated, path, main)
+    former, former_path = trial.run_on_candidate(trial.present.get(main, b"{}"), *words)
+    # It names what it does not know in any order.
+    was, now = (sorted(text.replace(",", " ").split()) for text in (_quote_last_lines(former, former_path, main), said))
+    if not former.ok and was == now:
+        # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
+        return f"checked: it has the intended settings (`dockerd --validate` rejects the old file, too: {said})"
+    raise trial.rejected_error("dockerd", said)
 
 
 def list_differences(expectation: RuntimeExpectation, observed: ObservedConfig) -> list[str]:
@@ -189,29 +189,16 @@ def list_differences(expectation: RuntimeExpectation, observed: ObservedConfig) 
     return wrong
 
 
-def _rejected_error(program: str, path: str, said: str) -> Refused:
-    return Refused(
-        f"{program} rejects {path}",
-        why=f"{said}\nnothing was changed",
-        hint="correct what is named; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
-    )
-
-
-def _validate_crio_candidates(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    row, desired = runtime("crio"), DesiredConfig(config=expectation.path)
-    present = contents(probe_states(partial(_run_probe, runner), row, desired))
-    after = _apply_to_files(present, changes)
-    named = changes[0].path
-    _refuse_differences(expectation, row.inspect(after, desired), named)
+def _validate_crio_candidates(trial: _Trial) -> str:
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
-    if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S, only_reads=True).missing:
-        return f"checked: it has the intended settings ({_explain_missing_program(runner, 'crio')})"
-    read, said = _read_crio_candidates(runner, after, desired)
+    if trial.run("crio", "--version").missing:
+        return f"checked: it has the intended settings ({trial.explain_missing('crio')})"
+    read, said = _read_crio_candidates(trial.runner, trial.after, trial.desired)
     if read.ok:
-        _refuse_differences(expectation, row.inspect({CRIO_CONFIG: read.stdout}, DesiredConfig()), named)
+        trial.refuse_differences(runtime("crio").inspect({CRIO_CONFIG: read.stdout}, DesiredConfig()))
         return "checked: `crio config` reads it as intended"
-    if _read_crio_candidates(runner, present, desired)[1] != said:
-        raise _rejected_error("crio", named, said)
+    if _read_crio_candidates(trial.runner, trial.present, trial.desired)[1] != said:
+        raise trial.rejected_error("crio", said)
     return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {said})"
 
 
@@ -233,20 +220,14 @@ def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig
         for path, name in staged.items():
             Path(name).write_bytes(present.get(path, b""))
         inside = "/" + str(Path(folder).relative_to(runner.root))
-        argv = ("crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config")
-        read = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
-        said = _quote_last_line(read, "", "")
+        read = _ask(
+            runner, "crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config"
+        )
+        said = _quote_last_lines(read)
         for path, name in staged.items():
             # The root file's name begins its folder's, too.
             said = path.join(re.split(rf"{re.escape(name.replace(folder, inside))}(?!\.d)", said))
     return read, said
-
-
-def _validate_by_own_parser(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    row, desired = runtime(expectation.runtime), DesiredConfig(config=expectation.path)
-    present = contents(probe_states(partial(_run_probe, runner), row, desired))
-    _refuse_differences(expectation, row.inspect(_apply_to_files(present, changes), desired), changes[0].path)
-    return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
 
 
 def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> None:
@@ -263,10 +244,10 @@ def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> Non
     if runtime(expectation.runtime).parser != "containerd config dump" or not is_there:
         return
     argv = ("containerd", "--config", expectation.path, "config", "dump")
-    dumped = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
+    dumped = _ask(runner, *argv)
     if dumped.missing:
         return
-    said = "" if dumped.ok else _quote_last_line(dumped, "", "")
+    said = "" if dumped.ok else _quote_last_lines(dumped)
     found = containerd.parse_config_dump(dumped.stdout) if dumped.ok else None
     if found is not None and not found.cri_disabled:
         said = "\n".join(list_differences(expectation, found))
@@ -323,9 +304,7 @@ def read_effective_settings(runner: Runner, name: str) -> ObservedConfig | None:
         case "podman info":
             return _effective_podman(runner)
         case "files":
-            return row.inspect(
-                contents(probe_states(partial(_run_probe, runner), row, DesiredConfig())), DesiredConfig()
-            )
+            return row.inspect(_read_files(runner, row, DesiredConfig()), DesiredConfig())
 
 
 def _effective_containerd(runner: Runner) -> ObservedConfig | None:
@@ -333,15 +312,11 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
 
     usual = runtime("containerd")
     unit = replace(usual, reads=lambda found, _: containerd_files.unit_patterns(found))
-    row = usual.locate_row(
-        usual, contents(probe_states(partial(_run_probe, runner), unit, DesiredConfig())), DesiredConfig()
-    )
+    row = usual.locate_row(usual, _read_files(runner, unit, DesiredConfig()), DesiredConfig())
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read_file(row.config, root=runner.root).outcome != "absent" else "default"
     told = ("--config", row.config) if row is not usual else ()
-    dumped = runner.run(
-        ("containerd", *told, "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True
-    )
+    dumped = _ask(runner, "containerd", *told, "config", verb)
     if dumped.missing:
         return None
     if not dumped.ok:
@@ -351,7 +326,7 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
 
 def _effective_docker(runner: Runner) -> ObservedConfig | None:
     question = '{"runtimes":{{json .Runtimes}},"default":{{json .DefaultRuntime}}}'
-    told = runner.run(("docker", "info", "--format", question), timeout_s=_TIMEOUT_S, only_reads=True)
+    told = _ask(runner, "docker", "info", "--format", question)
     if told.missing:
         return None
     try:
@@ -361,15 +336,15 @@ def _effective_docker(runner: Runner) -> ObservedConfig | None:
         handlers = {}
     if not told.ok or not handlers:
         # Of a daemon that it cannot reach, info speaks in errors of its template (20.10).
-        raise _no_answer_error("docker", runner.run(("docker", "version"), timeout_s=_TIMEOUT_S, only_reads=True))
+        raise _no_answer_error("docker", _ask(runner, "docker", "version"))
     return ObservedConfig(handlers, str(answer["default"]) or None)
 
 
 def _effective_crio(runner: Runner) -> ObservedConfig | None:
-    told = runner.run(("crio", "status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
+    told = _ask(runner, "crio", "status", "config")
     if told.missing or b"o help topic" in told.stdout + told.stderr:
         # Before 1.29 it was a program of its own.
-        told = runner.run(("crio-status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
+        told = _ask(runner, "crio-status", "config")
     if told.missing:
         return None
     if not told.ok:
@@ -379,7 +354,7 @@ def _effective_crio(runner: Runner) -> ObservedConfig | None:
 
 def _effective_podman(runner: Runner) -> ObservedConfig | None:
     question = '{"name":{{json .Host.OCIRuntime.Name}},"path":{{json .Host.OCIRuntime.Path}}}'
-    told = runner.run(("podman", "info", "--format", question), timeout_s=_TIMEOUT_S, only_reads=True)
+    told = _ask(runner, "podman", "info", "--format", question)
     if told.missing:
         return None
     try:

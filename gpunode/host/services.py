@@ -14,7 +14,7 @@ from gpunode.facts.probes import CDI_KIND, CDI_SPEC
 from gpunode.facts.systemd import has_unit_failed
 from gpunode.host.port import TriggerResult
 from gpunode.host.process import FinishedCommand, Runner
-from gpunode.runtimes import RUNTIMES, dockerd
+from gpunode.runtimes import RUNTIMES, docker_nodes
 from gpunode.runtimes.installations import containerd_socket_of
 
 # sd_booted(3).
@@ -175,7 +175,7 @@ class Services:
         deadline = time.monotonic() + _REJECTION_WAIT_S
         while True:
             log = self._log_since(unit, since)
-            told = dockerd.parse_reload_log(log.stdout.decode("utf-8", "replace") if log.ok else "")
+            told = docker_nodes.parse_reload_log(log.stdout.decode("utf-8", "replace") if log.ok else "")
             if told.ended or time.monotonic() >= deadline:
                 return told.rejection
             time.sleep(0.2)

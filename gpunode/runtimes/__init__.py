@@ -6,13 +6,14 @@ the rules of its module.
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import fields
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.runtimes.model import ConfigEdit as ConfigEdit
-from gpunode.runtimes.model import ConfigLayer as ConfigLayer
 from gpunode.runtimes.model import DesiredConfig as DesiredConfig
 from gpunode.runtimes.model import Edit as Edit
 from gpunode.runtimes.model import Files as Files
@@ -24,31 +25,40 @@ from gpunode.runtimes.model import gather_files as gather_files
 from gpunode.runtimes.model import satisfies as satisfies
 
 # The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
-# be there if its daemon reloads, or its containers stop with it.
+# be there if its daemon reloads, or its containers stop with it; the two before if it has handlers.
 _RULE_NAMES = (
     "reads",
     "locate_row",
     "configure",
+    "inspect",
     "layers",
     "complete_removal",
-    "inspect",
     "applies_on_reload",
     "keeps_containers",
 )
-# Where a runtime's files are is asked on every node; these modules say it without the runtime's editor.
-_LIGHT_RULES = frozenset({"reads", "locate_row"})
-_LIGHT_MODULE_BY_RUNTIME = {"docker": "docker_nodes", "crio": "crio_files"}
+# Where a runtime's files are is asked on every node; this module says it without docker's editor.
+_MODULE_BY_RULE = {("docker", "reads"): "docker_nodes", ("docker", "locate_row"): "docker_nodes"}
 
 
 def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
     """Return a rule whose module is loaded on its first use: most nodes have one runtime, most commands need none."""
-    module = _LIGHT_MODULE_BY_RUNTIME.get(id, id) if rule in _LIGHT_RULES else id
+    module = _MODULE_BY_RULE.get((id, rule), id)
     return lambda *arguments: getattr(import_module(f"{__name__}.{module}"), rule)(*arguments)
 
 
 def _row(known: ContainerRuntime) -> Runtime:
     rules = {rule: _load_on_use(known.id, rule) for rule in _RULE_NAMES}
+    if not known.config:
+        rules |= {"layers": lambda *_: (), "complete_removal": lambda removal, _: removal}
+    if known.also_reads:
+        rules |= {"reads": partial(_list_known_places, known), "locate_row": lambda row, *_: row}
     return Runtime(**{one.name: getattr(known, one.name) for one in fields(known)}, **rules)
+
+
+def _list_known_places(known: ContainerRuntime, _: Files, desired: DesiredConfig) -> tuple[str, ...]:
+    drop_in = (desired.drop_in, f"{posixpath.dirname(desired.drop_in)}/*") if desired.drop_in else ()
+    places = (desired.config or known.config, *known.also_reads, *drop_in)
+    return tuple(dict.fromkeys(place for place in places if place))
 
 
 RUNTIMES: tuple[Runtime, ...] = tuple(_row(known) for known in CONTAINER_RUNTIMES.values())

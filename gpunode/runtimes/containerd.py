@@ -6,8 +6,10 @@ Source: nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/contain
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from gpunode.command import command
 from gpunode.errors import Refused
@@ -18,20 +20,22 @@ from gpunode.runtimes.containerd_files import (
     CONFIG_DUMP_SOURCE,
     CRI_PLUGIN_BY_SCHEMA,
     FIRST_VERSION_BY_SCHEMA,
+    FIRST_WITH_NEW_NAMES,
     ConfigFile,
     effective_cri_table,
     find_overriding_default,
+    find_unit_config,
     load_config_files,
     parse_config,
     refuse_misshapen_cri_table,
     uses_drop_in,
+    with_unit_config,
 )
 from gpunode.runtimes.containerd_files import DROP_IN as DROP_IN
-from gpunode.runtimes.containerd_plugin import explain_runc_entry, find_systemd_cgroup_settings, is_runc_shim
+from gpunode.runtimes.documents import Document
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     ConfigEdit,
-    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
@@ -39,9 +43,14 @@ from gpunode.runtimes.model import (
     Removal,
     Runtime,
     apply_edits,
+    keeps_builtin_handlers,
     satisfies,
     with_absolute_binary,
 )
+
+RUNC_RUNTIME_TYPE: Final = "io.containerd.runc.v2"
+OLD_RUNC_RUNTIME_TYPE: Final = "io.containerd.runtime.v1.linux"
+_RUNC_RUNTIME_TYPE_PREFIXES = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -49,34 +58,18 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     # Its own alone: a unit is no configuration that could import another.
     started_by = containerd_files.unit_patterns(files)
     own = {path: content for path, content in files.items() if path not in started_by and not is_unit_file(path)}
-    return (*containerd_files.reads(own, _with_unit_config(files, desired)), *started_by)
+    return (*containerd_files.reads(own, with_unit_config(files, desired)), *started_by)
 
 
 def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """Return ``row`` with the configuration that containerd's unit names, unless requested or a product's."""
-    named = None if row.product else _configuration_of_unit(files, desired)
+    named = None if row.product else find_unit_config(files, desired)
     return replace(row, config=named.path) if named else row
 
 
-def _with_unit_config(files: Files, desired: DesiredConfig) -> DesiredConfig:
-    """Return ``desired`` for the configuration that containerd's unit names, unless one is requested."""
-    named = _configuration_of_unit(files, desired)
-    return replace(desired, config=named.path) if named else desired
-
-
-def _configuration_of_unit(files: Files, desired: DesiredConfig) -> containerd_files.UnitConfig | None:
-    """Return the configuration that containerd's unit names instead of the usual one; None if one is requested."""
-    named = None if desired.config else containerd_files.find_unit_config(files)
-    return named if named and named.path != CONFIG else None
-
-
 def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
-    """Return what the files say, merged as containerd merges them; missing or empty ones say nothing.
-
-    Raises:
-        Refused: one is not TOML, or not shaped as containerd's configuration.
-    """
-    desired = _with_unit_config(files, desired)
+    """Return what the files say, merged as containerd merges them; missing or empty ones say nothing."""
+    desired = with_unit_config(files, desired)
     return _observe(load_config_files(files, desired), desired)
 
 
@@ -86,12 +79,12 @@ def parse_config_dump(data: bytes) -> ObservedConfig:
     Raises:
         Refused: it is not what that command prints.
     """
-    return _observe((parse_config(data, CONFIG_DUMP_SOURCE),), DesiredConfig())
+    file = parse_config(data, CONFIG_DUMP_SOURCE)
+    refuse_misshapen_cri_table(file)
+    return _observe((file,), DesiredConfig())
 
 
 def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
-    for file in loaded:
-        refuse_misshapen_cri_table(file)
     plugin = effective_cri_table(loaded, desired)
     containerd = plugin.get("containerd", {})
     handlers = {}
@@ -112,35 +105,42 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
     )
 
 
-def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The edits that register the NVIDIA handler as requested; none if it is registered already.
+def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
+    """Return SystemdCgroup of each runtime of the CRI plugin's table that mentions it.
 
-    Raises:
-        Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
+    containerd 1 has two older places: the options of the nameless default runtime, and a key of the plugin that holds
+    for a default runtime of the oldest type (pkg/cri/config: ValidatePluginConfig, 1.6.20 and 1.7.24).
     """
-    named = _configuration_of_unit(files, desired)
+    containerd = plugin.get("containerd", {})
+    nameless = find_overriding_default(plugin, desired)
+    entries = {**containerd.get("runtimes", {}), **({NAMELESS_DEFAULT_NAME: nameless} if nameless else {})}
+    options = {name: entry.get("options", {}) for name, entry in entries.items()}
+    found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
+    if plugin.get("systemd_cgroup") is True and not desired.reaches(FIRST_WITH_NEW_NAMES):
+        found[NAMELESS_DEFAULT_NAME if nameless else containerd.get("default_runtime_name") or "runc"] = True
+    return found
+
+
+def is_runc_shim(entry: Document) -> bool:
+    """Return whether runc's shim runs it: also an entry without a type, and a variable of microk8s'."""
+    return str(entry.get("runtime_type") or RUNC_RUNTIME_TYPE).startswith((*_RUNC_RUNTIME_TYPE_PREFIXES, "${"))
+
+
+def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
+    """The edits that register the NVIDIA handler as requested; none if it is registered already."""
+    named = find_unit_config(files, desired)
     if named is None:
         return _configure(files, desired)
     edited = _configure(files, replace(desired, config=named.path))
-    if any(edit.path == named.path for edit in edited.edits):
-        _refuse_vendor_config(named)
+    is_edited = any(edit.path == named.path for edit in edited.edits)
+    if is_edited and named.path.startswith("/usr/") and not named.path.startswith("/usr/local/"):
+        raise Refused(
+            f"{named.said_in} makes containerd read {named.path}, which belongs to its vendor",
+            why="updates replace files below /usr, and /usr is read-only on systems such as Flatcar",
+            hint=f"{command('cp', named.path, CONFIG)}; `systemctl edit {containerd_files.UNIT}` with an empty "
+            f"ExecStart= and one that names {CONFIG}; then run the command again",
+        )
     return replace(edited, how=f"{edited.how}; {named.said_in} makes containerd read {named.path} instead of {CONFIG}")
-
-
-def _refuse_vendor_config(named: containerd_files.UnitConfig) -> None:
-    """Refuse a configuration that is its vendor's: the next update would restore it.
-
-    Raises:
-        Refused: it is.
-    """
-    if not named.path.startswith("/usr/") or named.path.startswith("/usr/local/"):
-        return
-    raise Refused(
-        f"{named.said_in} makes containerd read {named.path}, which belongs to its vendor",
-        why="updates replace files below /usr, and /usr is read-only on systems such as Flatcar",
-        hint=f"{command('cp', named.path, CONFIG)}; `systemctl edit {containerd_files.UNIT}` with an empty ExecStart= "
-        f"and one that names {CONFIG}; then run the command again",
-    )
 
 
 def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -168,7 +168,9 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     after = apply_edits(files, ConfigEdit(edits))
     _refuse_overruled_edit(after, desired, present)
     if "runc" in _observe(load_config_files(after, desired), desired).handlers.keys() - present.handlers.keys():
-        how = f"{how}; {explain_runc_entry(loaded[0].read_as, desired)}"
+        is_kept = keeps_builtin_handlers(loaded[0].read_as, desired)
+        dropped = "containerd drops its built-in entry once a file lists another runtime"
+        how = f"{how}; also lists runc: {'the built-in one uses cgroupfs' if is_kept else dropped}"
     return ConfigEdit(edits, how, _edit_notes(loaded, after, desired))
 
 
@@ -187,32 +189,22 @@ def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired:
     return tuple(containerd_editing.state_notes(loaded, present, desired))
 
 
-def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return the files that containerd reads, in its order, and gpunode's drop-in if nothing imports it.
-
-    Raises:
-        Refused: one of them cannot be read.
-    """
-    desired = _with_unit_config(files, desired)
+def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
+    """Return the files that containerd reads, in its order, and gpunode's drop-in if nothing imports it."""
+    desired = with_unit_config(files, desired)
     loaded, drop_in = load_config_files(files, desired), desired.drop_in or DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
-        loaded = (*loaded, parse_config(files[drop_in], drop_in, desired))
-    tables = ((file, (*file.cri, "containerd")) for file in loaded)
-    return tuple(
-        ConfigLayer(file.path, file.document, (*table, "runtimes"), (*table, "default_runtime_name"))
-        for file, table in tables
-    )
+        idle = parse_config(files[drop_in], drop_in, desired)
+        refuse_misshapen_cri_table(idle)
+        return (*loaded, idle)
+    return loaded
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Return the removal with what containerd needs beside; see ``containerd_editing``.
-
-    Raises:
-        Refused: a file cannot be edited without harm.
-    """
+    """Return the removal with what containerd needs beside; see ``containerd_editing``."""
     from gpunode.runtimes import containerd_editing
 
-    return containerd_editing.complete_removal(removal, _with_unit_config(removal.files, desired))
+    return containerd_editing.complete_removal(removal, with_unit_config(removal.files, desired))
 
 
 def with_absolute_paths(desired: DesiredConfig, path: str) -> DesiredConfig:
@@ -281,21 +273,14 @@ def _refuse_unsupported_schema(loaded: Sequence[ConfigFile], desired: DesiredCon
     if root.schema != 1 or desired.mode != "drop-in":
         return
     why = "without `version = 2` containerd reads the file as schema 1, which uses other names for everything"
-    if line := _misplaced_version_line(root):
+    if found := re.search(r"^[ \t]*version[ \t]*=", root.text, re.MULTILINE):
+        line = root.text.count("\n", 0, found.start()) + 1
         why += f"; the version on line {line} is below a table header, so it belongs to that table"
     raise Refused(
         f"{root.path}: configuration schema 1 supports no drop-ins",
         why=f"{why}, and a drop-in that nothing imports is never read",
         hint="edit the file itself:\nsudo gpunode ctk runtime configure --runtime containerd --mode in-place",
     )
-
-
-def _misplaced_version_line(root: ConfigFile) -> int:
-    """The line of a ``version`` that stands too low in the file to be its schema; 0 for none."""
-    for number, line in enumerate(root.text.splitlines(), 1):
-        if line.strip().startswith("version") and line.partition("=")[0].strip() == "version":
-            return number
-    return 0
 
 
 def _refuse_overruled_edit(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:

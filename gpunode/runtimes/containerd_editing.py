@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
+from gpunode.runtimes.containerd import (
+    OLD_RUNC_RUNTIME_TYPE,
+    RUNC_RUNTIME_TYPE,
+    find_systemd_cgroup_settings,
+    is_runc_shim,
+)
 from gpunode.runtimes.containerd_files import (
     CONFIG,
     CONFIG_DUMP_SOURCE,
     DROP_IN,
     ConfigFile,
-    edit_document,
+    edit_file,
     effective_cri_table,
     files_in_effect,
     find_overriding_default,
@@ -24,7 +30,7 @@ from gpunode.runtimes.containerd_files import (
     refuse_misshapen_cri_table,
     uses_drop_in,
 )
-from gpunode.runtimes.containerd_plugin import RUNC_RUNTIME_TYPE, PluginContext, mimics_nvidia_ctk, with_handler
+from gpunode.runtimes.documents import MISSING, Document, at, compare_documents, put
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
@@ -32,12 +38,18 @@ from gpunode.runtimes.model import (
     Files,
     ObservedConfig,
     Removal,
+    cgroup_handlers,
+    is_under_systemd,
     needs_runc,
 )
-from gpunode.runtimes.text import MISSING, compare_documents
-from gpunode.runtimes.tomlread import Document, put
 
-_Contents: TypeAlias = dict[str, bytes | None]
+# What nvidia-ctk writes where there is no runtime to copy from.
+_GENERIC_RUNC_ENTRY: Document = {
+    "runtime_type": RUNC_RUNTIME_TYPE,
+    "runtime_root": "",
+    "runtime_engine": "",
+    "privileged_without_host_devices": False,
+}
 
 
 class ContainerdEditor:
@@ -46,68 +58,67 @@ class ContainerdEditor:
     def __init__(self, files: Files, loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
         self.files, self.loaded, self.desired, self.root = files, loaded, desired, loaded[0]
 
-    def contents(self) -> _Contents:
+    def contents(self) -> dict[str, bytes | None]:
         """Each file that may change, in the order of writing."""
         changed = self._edit_by_drop_in() if uses_drop_in(self.root, self.desired) else self._edit_in_place()
         if self.desired.enable_cri:
             for file in self.loaded:
                 if file.disabled:
                     now = parse_config(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
-                    changed[file.path] = self._render_file(now, _with_cri_enabled(now))
+                    kept = [name for name in now.document["disabled_plugins"] if name not in now.disabled]
+                    changed[file.path] = edit_file(now, {**now.document, "disabled_plugins": kept})
         return changed
 
-    def _edit_in_place(self) -> _Contents:
+    def _edit_in_place(self) -> dict[str, bytes | None]:
         file = self._choose_file()
-        plugin = with_handler(
-            file.plugin, PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled), self.desired
-        )
-        return {file.path: self._render_file(file, _with_plugin(file, plugin))}
+        context = PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled)
+        plugins = {**file.table(("plugins",)), file.cri[1]: with_handler(file.plugin, context, self.desired)}
+        # Without one, a file of schema 1 is what it was: containerd 2 does not take the number 1 for a version.
+        version = {} if file.schema != file.read_as else {"version": file.schema}
+        return {file.path: edit_file(file, {**file.document, **version, "plugins": plugins})}
 
     def _choose_file(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
         stands_alone = not merges_cri_tables(self.root.schema, self.desired)
-        files = (file for file in reversed(files_in_effect(self.loaded)) if stands_alone or self._has_entry(file))
-        return next(files, self.root)
-
-    def _has_entry(self, file: ConfigFile) -> bool:
-        return self.desired.handler in file.table((*file.cri, "containerd", "runtimes"))
+        files = reversed(files_in_effect(self.loaded))
+        return next(
+            (one for one in files if stands_alone or self.desired.handler in one.table(one.runtimes)), self.root
+        )
 
     def _inherited_table(self) -> Document:
         """The CRI table whose runtimes the handler's entry is copied from."""
         plugin = effective_cri_table(self.loaded, self.desired)
-        if self.desired.source is None:
-            return plugin
-        dumped = parse_config(self.desired.source, CONFIG_DUMP_SOURCE)
-        # A daemon tells its configuration in the newest schema that it knows, which has other keys.
-        return merge_tables(plugin, dumped.plugin) if dumped.schema == self.root.schema else plugin
+        return merge_tables(plugin, self._dumped_table() or {})
 
-    def _edit_by_drop_in(self) -> _Contents:
+    def _dumped_table(self) -> Document | None:
+        """The CRI table of the configuration that the daemon printed; None for one in another schema.
+
+        A daemon tells its configuration in the newest schema that it knows, which has other keys.
+        """
+        dumped = None if self.desired.source is None else parse_config(self.desired.source, CONFIG_DUMP_SOURCE)
+        return dumped.plugin if dumped and dumped.schema == self.root.schema else None
+
+    def _edit_by_drop_in(self) -> dict[str, bytes | None]:
         path = self._drop_in_path()
         present = parse_config(self.files.get(path), path, self.desired)
         refuse_misshapen_cri_table(present)  # it may be one that nothing imports so far
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
             present = parse_config(None, path, self.desired)
-        foreign = (
-            present if self.desired.others is None else parse_config(self.desired.others or None, path, self.desired)
-        )
+        others_own = self.desired.others
+        foreign = present if others_own is None else parse_config(others_own or None, path, self.desired)
         foreign = foreign if foreign.schema == self.root.schema else parse_config(None, path, self.desired)
         others = [file for file in self.loaded if file.path != path]
-        base = effective_cri_table(others, self.desired)
-        if (
-            self.desired.source is not None
-            and (dumped := parse_config(self.desired.source, CONFIG_DUMP_SOURCE)).schema == self.root.schema
-        ):
-            base = dumped.plugin
+        dumped = self._dumped_table()
+        base = effective_cri_table(others, self.desired) if dumped is None else dumped
         own = merge_tables(foreign.table(self.root.cri), _own_drop_in_settings(present.plugin, base, self.desired))
-        plugin = with_handler(
-            merge_tables(base, own), PluginContext(base, self.root.schema, self._is_cri_enabled), self.desired
-        )
+        context = PluginContext(base, self.root.schema, self._is_cri_enabled)
+        plugin = with_handler(merge_tables(base, own), context, self.desired)
         if self.desired.mode == "auto":
             plugin = _drop_in_table(plugin, base, own, self.desired)
         document = {**foreign.document, "version": self.root.schema}
         document["plugins"] = {**foreign.document.get("plugins", {}), self.root.cri[1]: plugin}
-        return {path: self._render_file(present, document), self.root.path: self._root_with_import(path)}
+        return {path: edit_file(present, document), self.root.path: self._root_with_import(path)}
 
     def _drop_in_path(self) -> str:
         """Return the requested drop-in; else one in a folder that is imported already, the usual one before others."""
@@ -126,40 +137,20 @@ class ContainerdEditor:
         is_read = pattern in root.imports if self.desired.mode != "auto" else any(imports_matching(root, path))
         if is_read:
             return self.files.get(root.path)
-        if self.desired.mode == "auto" and self._unimported_files(path):
-            pattern = path  # others in that folder are read by nobody so far, and need not be meant to
+        known = {path, *(file.path for file in self.loaded)}
+        has_others = any(posixpath.dirname(one) == posixpath.dirname(path) for one in self.files.keys() - known)
+        if self.desired.mode == "auto" and has_others:
+            pattern = path  # they are read by nobody so far, and need not be meant to
         return self.with_imports([*root.imports, pattern])
-
-    def _unimported_files(self, path: str) -> list[str]:
-        """The files beside ``path`` that nothing imports."""
-        folder = posixpath.dirname(path)
-        loaded = {file.path for file in self.loaded}
-        return [one for one in self.files if posixpath.dirname(one) == folder and one not in {*loaded, path}]
 
     def with_imports(self, imports: Sequence[str]) -> bytes | None:
         """The root file, importing just these."""
         root = self.root
-        return self._render_file(root, {"version": root.schema, **root.document, "imports": list(imports)})
+        return edit_file(root, {"version": root.schema, **root.document, "imports": list(imports)})
 
     @property
     def _is_cri_enabled(self) -> bool:
         return self.desired.enable_cri or not any(file.disabled for file in self.loaded)
-
-    def _render_file(self, file: ConfigFile, document: Document) -> bytes | None:
-        return edit_document(file, document, self.files.get(file.path))
-
-
-def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
-    """The file's document with ``plugin`` as its CRI table."""
-    # Without one, a file of schema 1 is what it was: containerd 2 does not take the number 1 for a version.
-    version = {} if file.schema != file.read_as else {"version": file.schema}
-    return {**file.document, **version, "plugins": {**file.table(("plugins",)), file.cri[1]: plugin}}
-
-
-def _with_cri_enabled(file: ConfigFile) -> Document:
-    """The file's document without the CRI plugin among the disabled ones."""
-    kept = [name for name in file.document["disabled_plugins"] if name not in file.disabled]
-    return {**file.document, "disabled_plugins": kept}
 
 
 def _own_drop_in_settings(present: Document, base: Document, desired: DesiredConfig) -> Document:
@@ -201,6 +192,131 @@ def _drop_in_table(plugin: Document, base: Document, own: Document, desired: Des
     return merge_tables(kept, changed, entry)
 
 
+# The CRI plugin's table.
+
+
+@dataclass(frozen=True, slots=True)
+class PluginContext:
+    """The context in which a CRI table is read.
+
+    Attributes:
+        inherited: the table whose default runtime the entry is copied from, and whose runtimes count beside its own.
+        schema: of the file with the table.
+        is_loaded: whether the CRI plugin is switched on, so that it needs a default runtime.
+    """
+
+    inherited: Document
+    schema: int
+    is_loaded: bool = True
+
+
+def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig) -> Document:
+    """Return the table ``plugin`` with the requested handler; its shape has been checked."""
+    result = dict(plugin)
+    containerd = result["containerd"] = dict(plugin.get("containerd", {}))
+    runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
+    former = beside.inherited.get("containerd", {})
+    known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
+    whole = merge_tables(beside.inherited, plugin)
+    nameless = {} if mimics_nvidia_ctk(desired) else find_overriding_default(whole, desired)
+    model = _find_template(known, nameless, former.get("default_runtime_name", ""), desired)
+    former_default = whole.get("containerd", {}).get("default_runtime_name") or "runc"
+    is_default_under_systemd = is_under_systemd(
+        NAMELESS_DEFAULT_NAME if nameless else former_default, find_systemd_cgroup_settings(whole, desired)
+    )
+    runtimes[desired.handler] = known[desired.handler] = _make_handler_entry(
+        known.get(desired.handler), model, beside, desired
+    )
+    if desired.default:
+        containerd["default_runtime_name"] = desired.handler
+        if find_overriding_default(plugin, desired) and not mimics_nvidia_ctk(desired):
+            del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
+            # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
+            if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_RUNC_RUNTIME_TYPE:
+                del result["systemd_cgroup"]
+                desired = replace(desired, systemd_cgroup=True)
+    elif desired.not_default and desired.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
+        containerd["default_runtime_name"] = "runc"
+    default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
+    # Also where another runtime becomes the default: a RuntimeClass may name runc.
+    if beside.is_loaded and any(needs_runc(one, known, beside.schema, desired) for one in (former_default, default)):
+        runtimes["runc"] = known["runc"] = _make_runc_entry(model)
+    _enable_systemd_cgroup(runtimes, known, desired, is_default_under_systemd=is_default_under_systemd)
+    if desired.cdi:
+        # nvidia-ctk's place for schema 1 is one that containerd does not read.
+        (containerd if beside.schema == 1 and mimics_nvidia_ctk(desired) else result)["enable_cdi"] = True
+    return result
+
+
+def mimics_nvidia_ctk(desired: DesiredConfig) -> bool:
+    """Return whether to follow nvidia-ctk where containerd makes nothing of it: no daemon is known."""
+    return desired.exact and desired.mode != "auto" and desired.version is None
+
+
+def _find_template(runtimes: Document, nameless: Document, default: str, desired: DesiredConfig) -> Document:
+    """Return what a new entry is copied from: the default runtime, else runc, else crun, else the present entry."""
+    first = () if not default or default.startswith("nvidia") else (default,)
+    named = [runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes]
+    # The oldest type's keys mean nothing to runc's shim.
+    candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_RUNC_RUNTIME_TYPE else named
+    # Options of a VM's shim mean nothing to runc's shim, the only one that runs the NVIDIA runtime.
+    found: Document = copy.deepcopy(next((entry for entry in candidates if is_runc_shim(entry)), _GENERIC_RUNC_ENTRY))
+    return found
+
+
+def _make_handler_entry(
+    existing: Document | None, template: Document, beside: PluginContext, desired: DesiredConfig
+) -> Document:
+    """Return the handler's table: the existing one, made to run our binary, or else a copy of ``template``.
+
+    An existing one keeps every key. Where it ran another binary, the keys that it lacks are those of ``template``.
+    """
+    if existing and _runs_binary(existing, desired.binary):
+        return existing
+    kept = existing if existing and is_runc_shim(existing) else {}
+    entry = {**copy.deepcopy(template), **copy.deepcopy(kept)}
+    entry["runtime_type"] = entry.get("runtime_type") or RUNC_RUNTIME_TYPE
+    entry["options"] = {**template.get("options", {}), **kept.get("options", {}), "BinaryName": desired.binary}
+    if beside.schema == 1:
+        entry["options"]["Runtime"] = desired.binary
+    return entry
+
+
+def _make_runc_entry(source: Document) -> Document:
+    """Runc with the options of ``source``, so that it and the handler stay alike."""
+    options = {key: value for key, value in source.get("options", {}).items() if key not in {"BinaryName", "Runtime"}}
+    rest = {key: value for key, value in source.items() if key != "options"}
+    return {
+        **rest,
+        "runtime_type": source.get("runtime_type") or RUNC_RUNTIME_TYPE,
+        **({"options": options} if options else {}),
+    }
+
+
+def _runs_binary(entry: Document, binary: str) -> bool:
+    is_typed = bool(entry.get("runtime_type")) and is_runc_shim(entry)
+    return is_typed and entry.get("options", {}).get("BinaryName") == binary
+
+
+def _enable_systemd_cgroup(
+    runtimes: Document, known: Document, desired: DesiredConfig, *, is_default_under_systemd: bool
+) -> None:
+    """Put the handlers under systemd's driver where desired, or the desired one if the default runtime is under it.
+
+    Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod. One that is under
+    systemd's stays there: runc's table may be left over, or say nothing because another runtime is the default.
+    """
+    if desired.systemd_cgroup:
+        for name in cgroup_handlers(desired, known):
+            former = runtimes[name] if name in runtimes else known[name]
+            runtimes[name] = {**former, "options": {**former.get("options", {}), "SystemdCgroup": True}}
+    elif is_default_under_systemd:
+        runtimes[desired.handler].setdefault("options", {})["SystemdCgroup"] = True
+
+
+# The rest of the files.
+
+
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     """Return the removal with a table of runc where the CRI plugin needs one, and with the imports that others need.
 
@@ -213,8 +329,7 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
         document = put(
             file.document, (*file.cri, "containerd", "runtimes", "runc"), {"runtime_type": RUNC_RUNTIME_TYPE}
         )
-        content = edit_document(file, document, removal.after.get(file.path))
-        removal = removal.with_file(file.path, content).with_notes(
+        removal = removal.with_file(file.path, edit_file(file, document)).with_notes(
             f"{file.path}: runc has an entry now, because the file's other runtimes replace the built-in ones"
         )
     return _keep_imports(removal, desired)
@@ -236,11 +351,10 @@ def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
     root, left = loaded[0], {file.path for file in load_config_files(removal.after, desired)}
     lost = [file.path for file in loaded if file.path not in left and file.path in removal.after]
     needed = [written for written in root.imports if any(written in imports_matching(root, path) for path in lost)]
-    content = removal.after.get(root.path)
-    now = parse_config(content, root.path, desired)
+    now = parse_config(removal.after.get(root.path), root.path, desired)
     if needed:
         document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
-        return removal.with_file(root.path, edit_document(now, document, content)).with_notes(
+        return removal.with_file(root.path, edit_file(now, document)).with_notes(
             f"{root.path} still imports {', '.join(needed)}, since {', '.join(lost)} would not be read without it"
         )
     unrecorded = [path for path in removal.former if path in removal.files and path not in removal.after]
@@ -263,11 +377,7 @@ def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str
     """
     loaded = load_config_files(files, desired)
     wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
-    return {file.path: _without_imports(file, files[file.path]) for file in wanted}
-
-
-def _without_imports(file: ConfigFile, content: bytes) -> bytes:
-    return edit_document(file, {key: value for key, value in file.document.items() if key != "imports"}, content) or b""
+    return {file.path: edit_file(file, put(file.document, ("imports",), None)) or b"" for file in wanted}
 
 
 def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str]) -> bytes:
@@ -291,10 +401,28 @@ def edit_notes(
     for file in loaded:
         if desired.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
-    yield from state_notes(load_config_files(after, desired), observed, desired)
-    yield from _newly_imported_notes(loaded, after, desired)
-    yield from _nameless_default_notes(loaded, after, desired)
-    yield from _lost_key_notes(loaded, after, desired)
+    written = load_config_files(after, desired)
+    yield from state_notes(written, observed, desired)
+    before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
+    if others := [file.path for file in written if file.path not in before]:
+        yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
+    was, now = (effective_cri_table(each, desired) for each in (loaded, written))
+    if desired.default and (former := find_overriding_default(was, desired)):
+        settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
+        if find_overriding_default(now, desired):
+            yield (
+                f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
+                "default_runtime"
+            )
+        else:
+            yield f"removed default_runtime, which overrode every other default: {settings}"
+    # That of another shim is replaced.
+    old, new = (at(each, ("containerd", "runtimes", desired.handler)) or {} for each in (was, now))
+    if gone := _missing_keys(old, new):
+        yield (
+            f"the entry {desired.handler} used the shim {old.get('runtime_type')} and is replaced; these of its keys "
+            f"are removed: {', '.join(gone)}"
+        )
 
 
 def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
@@ -309,7 +437,14 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
         and observed.default not in {"runc", *observed.handlers, NAMELESS_DEFAULT_NAME}
     ):
         yield f"the default runtime, {observed.default}, has no entry, so the CRI plugin does not load"
-    yield from _ignored_table_notes(loaded, desired)
+    # One file's CRI table replaces those of the others, which say otherwise.
+    *others, last = files_in_effect(loaded) or (root,)
+    for file in others if not merges_cri_tables(root.schema, desired) else ():
+        if unread := _missing_keys(file.plugin, last.plugin):
+            yield (
+                f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
+                + ", ".join(unread)[:300]
+            )
     if desired.cdi and root.read_as == 1 and mimics_nvidia_ctk(desired):
         yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
@@ -321,55 +456,6 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
                 yield f"{present.path} overrides {where} of {root.path}"
 
 
-def _ignored_table_notes(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
-    """Note that one file's CRI table replaces those of the others, which say otherwise."""
-    *others, last = files_in_effect(loaded) or (loaded[0],)
-    if merges_cri_tables(loaded[0].schema, desired):
-        return
-    for file in others:
-        if unread := _missing_keys(file.plugin, last.plugin):
-            yield (
-                f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
-                + ", ".join(unread)[:300]
-            )
-
-
 def _missing_keys(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
     """Return the keys of ``one`` that ``other`` lacks."""
     return sorted(".".join(path) for path, _, value in compare_documents(one, other) if value is MISSING)
-
-
-def _newly_imported_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """The files that nothing imported so far, and that are read now."""
-    before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
-    if others := [file.path for file in load_config_files(after, desired) if file.path not in before]:
-        yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
-
-
-def _nameless_default_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """Note what becomes of the nameless default runtime if another default is requested."""
-    former = find_overriding_default(effective_cri_table(loaded, desired), desired)
-    if not former or not desired.default:
-        return
-    settings = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
-    if find_overriding_default(effective_cri_table(load_config_files(after, desired), desired), desired):
-        yield (
-            f"{desired.handler} does not become the default: default_runtime overrides it ({settings}); remove "
-            "default_runtime"
-        )
-    else:
-        yield f"removed default_runtime, which overrode every other default: {settings}"
-
-
-def _lost_key_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """Yield the keys of the handler's former entry that its new one lacks: that of another shim is replaced."""
-    former, now = (
-        effective_cri_table(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
-        for each in (loaded, load_config_files(after, desired))
-    )
-    if gone := _missing_keys(former, now):
-        yield (
-            f"the entry {desired.handler} used the shim {former.get('runtime_type')} and is replaced; these of its "
-            "keys "
-            f"are removed: {', '.join(gone)}"
-        )

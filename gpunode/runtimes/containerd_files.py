@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -21,9 +21,8 @@ from gpunode.command import command
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.facts import systemd
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, parse_toml_file
 from gpunode.runtimes.model import DesiredConfig, Files
-from gpunode.runtimes.text import encode, same
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, parse_file
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
@@ -47,11 +46,12 @@ _FIRST_WITH_RELATIVE_PATTERNS = (1, 7)
 _FIRST_READING_CONF_D = (2, 2)
 _CONF_D_GLOB = "/etc/containerd/conf.d/*.toml"
 FIRST_WITH_NEW_NAMES = (2,)
+_CONSEQUENCE = "containerd cannot read it either"
 CONFIG_DUMP_SOURCE = "the output of `containerd config dump`"
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFile(TomlFile):
+class ConfigFile(ConfigLayer):
     """A file of the configuration.
 
     Attributes:
@@ -59,15 +59,13 @@ class ConfigFile(TomlFile):
         read_as: the schema by whose names the daemon takes the CRI plugin's table.
     """
 
-    consequence = "containerd cannot read it either"
-
-    schema: int
-    read_as: int
+    schema: int = 2
+    read_as: int = 2
 
     @property
     def cri(self) -> Path:
         """The path of the CRI plugin's table in this file."""
-        return ("plugins", CRI_PLUGIN_BY_SCHEMA.get(self.read_as, CRI_PLUGIN_BY_SCHEMA[3]))
+        return self.runtimes[:2]
 
     @property
     def plugin(self) -> Document:
@@ -113,25 +111,26 @@ def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = 
         Refused: it is not TOML, or its version is no whole number.
     """
     dump = command("containerd", "--config", path, "config", "dump")
-    text, document = parse_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
+    document = parse_toml_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
-    is_new = desired is not None and desired.version is not None and desired.version >= FIRST_WITH_NEW_NAMES
+    if type(version) is not int:
+        found = ConfigFile(path, data, document, consequence=_CONSEQUENCE)
+        raise found.wrong_type_error(("version",), version, "a whole number")
+    is_new = desired is not None and desired.reaches(FIRST_WITH_NEW_NAMES)
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGIN_BY_SCHEMA[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
-    file = ConfigFile(path, text, document, version, read_as)
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise file.wrong_type_error(("version",), version, "a whole number")
-    return file
+    containerd = ("plugins", CRI_PLUGIN_BY_SCHEMA.get(read_as, CRI_PLUGIN_BY_SCHEMA[3]), "containerd")
+    tables = ((*containerd, "runtimes"), (*containerd, "default_runtime_name"))
+    return ConfigFile(path, data, document, *tables, _CONSEQUENCE, schema=version, read_as=read_as)
 
 
 def refuse_misshapen_cri_table(file: ConfigFile) -> None:
     """Refuse a CRI plugin's table of which the parts that are read and written here lack containerd's shape."""
-    containerd = (*file.cri, "containerd")
-    default = file.table(containerd).get("default_runtime_name", "")
+    default = file.table(file.default[:-1]).get("default_runtime_name", "")
     if not isinstance(default, str):
-        raise file.wrong_type_error((*containerd, "default_runtime_name"), default, "a string")
-    runtimes = (*containerd, "runtimes")
-    for entry in ((*containerd, "default_runtime"), *((*runtimes, name) for name in file.table(runtimes))):
+        raise file.wrong_type_error(file.default, default, "a string")
+    entries = ((*file.runtimes, name) for name in file.table(file.runtimes))
+    for entry in ((*file.default[:-1], "default_runtime"), *entries):
         file.table(entry)
         file.flag(file.table((*entry, "options")), (*entry, "options", "SystemdCgroup"))
     for key in ("enable_cdi", "systemd_cgroup"):
@@ -145,35 +144,29 @@ def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     found = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # whoever uses the file says what is wrong with it
-            found += [
-                place for one in parse_config(files.get(path), path).imports for place in _resolve_import(one, path)
-            ]
-    return tuple(
-        dict.fromkeys(one for place in found for one in (widen_pattern(place) if is_pattern(place) else (place,)))
-    )
+            found += [_resolve_import(one, path) for one in parse_config(files.get(path), path).imports]
+    widened = (widen_pattern(place) if is_pattern(place) else (place,) for place in found)
+    return tuple(dict.fromkeys(one for places in widened for one in places if one))
 
 
-def _resolve_import(import_path: str, parent: str) -> tuple[str, ...]:
-    """An import as an absolute path or pattern."""
-    place = posixpath.normpath(posixpath.join(posixpath.dirname(parent), import_path))
-    return (place,) if import_path else ()
+def _resolve_import(import_path: str, parent: str) -> str:
+    """Return an import as an absolute path or pattern; an empty one stays empty."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(parent), import_path)) if import_path else ""
 
 
-def edit_document(file: ConfigFile, document: Document, former: bytes | None) -> bytes | None:
-    """The file's bytes so that they read as ``document``; ``former``, which they are now, where they do already.
+def edit_file(file: ConfigFile, document: Document) -> bytes | None:
+    """Return the file's bytes so that they read as ``document``.
 
     Raises:
         Refused: no way of writing it leaves the rest as it is.
     """
-    if same(document, file.document):
-        return former
     advice = (
         f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]) and run the command again, "
         "or leave it and keep the handler in another file: --mode=drop-in --drop-in-config=FILE"
     )
     if {**file.document, "imports": None} == {**document, "imports": None}:
         advice = f"set imports = {document.get('imports', [])} in {file.path} by hand, then run the command again"
-    return encode(file.edit(document, advice=advice), former)
+    return file.edit(document, advice=advice)
 
 
 def is_pattern(place: str) -> bool:
@@ -185,7 +178,7 @@ def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile,
     """The files that containerd reads, the root first, in its order: later ones win.
 
     Raises:
-        Refused: one of them cannot be read, so nobody can tell what containerd makes of them.
+        Refused: one of them cannot be read or has another shape, so nobody can tell what containerd makes of them.
     """
     root = desired.config or CONFIG
     loaded: dict[str, ConfigFile] = {}
@@ -195,17 +188,12 @@ def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile,
         if path in loaded or (path not in files and path != root):
             continue
         loaded[path] = parse_config(files.get(path), path, desired)
-        for written in loaded[path].imports or _default_imports(loaded[path], root, desired):
+        refuse_misshapen_cri_table(loaded[path])
+        # Written out, what it reads unasked means the same.
+        is_unasked = path == root and "imports" not in loaded[path].document and desired.reaches(_FIRST_READING_CONF_D)
+        for written in [_CONF_D_GLOB] if is_unasked else loaded[path].imports:
             pending += _match_files(written, path, files, desired)
     return tuple(loaded.values())
-
-
-def _default_imports(file: ConfigFile, root: str, desired: DesiredConfig) -> list[str]:
-    """Return what containerd imports if its root file says nothing of imports; written out, it means the same."""
-    is_silent = file.path == root and "imports" not in file.document
-    return (
-        [_CONF_D_GLOB] if is_silent and desired.version is not None and desired.version >= _FIRST_READING_CONF_D else []
-    )
 
 
 def _match_files(import_path: str, parent: str, files: Files, desired: DesiredConfig) -> Sequence[str]:
@@ -216,20 +204,16 @@ def _match_files(import_path: str, parent: str, files: Files, desired: DesiredCo
         and desired.version < _FIRST_WITH_RELATIVE_PATTERNS
     ):
         return ()  # taken as relative to the daemon's own working directory
-    places = _resolve_import(import_path, parent)
-    return [path for place in places for path in (match_pattern(place, files) if is_pattern(place) else [place])]
+    place = _resolve_import(import_path, parent)
+    return match_pattern(place, files) if is_pattern(place) else [place]
 
 
 def match_pattern(pattern: str, files: Files) -> list[str]:
     """The files that ``pattern`` names, in the order of their names; a star stands for no slash."""
-    parts = pattern.split("/")
-    return sorted(path for path in files if _is_match(path.split("/"), parts))
-
-
-def _is_match(names: Sequence[str], parts: Sequence[str]) -> bool:
-    if len(names) != len(parts):
-        return False
-    return all(_compile_component(part).fullmatch(name) for name, part in zip(names, parts, strict=True))
+    parts = [_compile_component(part) for part in pattern.split("/")]
+    names_by_path = ((path, path.split("/")) for path in files)
+    candidates = ((path, zip(parts, names, strict=True)) for path, names in names_by_path if len(names) == len(parts))
+    return sorted(path for path, pairs in candidates if all(part.fullmatch(name) for part, name in pairs))
 
 
 @cache
@@ -257,9 +241,7 @@ def widen_pattern(pattern: str) -> tuple[str, ...]:
 
 def imports_matching(file: ConfigFile, path: str) -> Iterator[str]:
     """The imports of ``file`` that name ``path``, as they are written."""
-    for written in file.imports:
-        if any(match_pattern(place, {path: b""}) for place in _resolve_import(written, file.path)):
-            yield written
+    return (one for one in file.imports if match_pattern(_resolve_import(one, file.path), {path: b""}))
 
 
 def effective_cri_table(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:
@@ -283,7 +265,7 @@ def find_overriding_default(plugin: Document, desired: DesiredConfig) -> Documen
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """
-    if desired.version is not None and desired.version >= FIRST_WITH_NEW_NAMES:
+    if desired.reaches(FIRST_WITH_NEW_NAMES):
         return {}
     found = plugin.get("containerd", {}).get("default_runtime", {})
     return found if isinstance(found, dict) and found.get("runtime_type") else {}
@@ -291,9 +273,7 @@ def find_overriding_default(plugin: Document, desired: DesiredConfig) -> Documen
 
 def merges_cri_tables(schema: int, desired: DesiredConfig) -> bool:
     """Return whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
-    return schema > 3 or (
-        schema > 1 and desired.version is not None and desired.version >= FIRST_VERSION_MERGING_TABLES
-    )
+    return schema > 3 or (schema > 1 and desired.reaches(FIRST_VERSION_MERGING_TABLES))
 
 
 def first_merging_version(schema: int) -> tuple[int, ...]:
@@ -342,16 +322,22 @@ def unit_patterns(files: Files) -> tuple[str, ...]:
     return systemd.unit_source_patterns(files, UNIT)
 
 
-def find_unit_config(files: Files) -> UnitConfig | None:
-    """The configuration that the unit names; None where it leaves containerd its usual one."""
-    command = systemd.find_start_command(files, UNIT)
+def find_unit_config(files: Files, desired: DesiredConfig) -> UnitConfig | None:
+    """The configuration that the unit names instead of the usual one; None where it names none, or one is desired."""
+    command = None if desired.config else systemd.find_start_command(files, UNIT)
     path = find_config_argument(command.argv) if command else ""
-    return UnitConfig(path, command.sources[0]) if command and path else None
+    return UnitConfig(path, command.sources[0]) if command and path not in {"", CONFIG} else None
+
+
+def with_unit_config(files: Files, desired: DesiredConfig) -> DesiredConfig:
+    """Return ``desired`` for the configuration that the unit names."""
+    named = find_unit_config(files, desired)
+    return replace(desired, config=named.path) if named else desired
 
 
 def find_config_argument(argv: Sequence[str]) -> str:
     """The configuration that a command line gives containerd, be it through a wrapper; empty where it gives none."""
-    words = list(_daemon_arguments(argv))
+    words = [*(systemd.find_program_arguments(argv, "containerd") or ())]
     found = ""
     while words and words[0].startswith("-"):
         name, mark, value = words.pop(0).lstrip("-").partition("=")
@@ -361,10 +347,3 @@ def find_config_argument(argv: Sequence[str]) -> str:
             found = value
     # A service's working folder is the root, unless told otherwise.
     return posixpath.normpath(posixpath.join("/", found)) if found else ""
-
-
-def _daemon_arguments(argv: Sequence[str]) -> Sequence[str]:
-    """The words behind containerd's name; none where it is not named."""
-    words = [word for one in argv for word in (systemd.split_words(one) if "containerd " in one else (one,))]
-    names = [index for index, word in enumerate(words) if posixpath.basename(word) == "containerd" and "=" not in word]
-    return words[names[0] + 1 :] if names else ()

@@ -12,19 +12,20 @@ nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/crio.
 from __future__ import annotations
 
 import copy
+import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from gpunode.container_runtimes import UNREAD_FOLDER
 from gpunode.errors import Refused
-from gpunode.runtimes.crio_files import UNREAD_FOLDER, folder_of, root_file_of
-from gpunode.runtimes.crio_files import reads as reads
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, at, parse_toml_file, put
 from gpunode.runtimes.model import (
+    CRIO_CONFIG,
     CRIO_DROP_IN,
     CRIO_FOLDER,
     RUNC_FAMILY,
     ConfigEdit,
-    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
@@ -32,8 +33,6 @@ from gpunode.runtimes.model import (
     Removal,
     with_absolute_binary,
 )
-from gpunode.runtimes.text import encode
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse_file, put
 
 _RUNTIME_TABLE_PATH: Path = ("crio", "runtime")
 _RUNTIMES_TABLE_PATH: Path = (*_RUNTIME_TABLE_PATH, "runtimes")
@@ -44,63 +43,60 @@ _KEYS_CHANGING_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_
 _BACKUP_FILE_NAME = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
 
 
-class _CrioFile(TomlFile):
-    """A file that CRI-O reads, its shape checked."""
+def files_in_order(paths: Iterable[str], desired: DesiredConfig) -> tuple[str, ...]:
+    """Return those of ``paths`` that CRI-O reads, in its order: what a later one says wins.
 
-    __slots__ = ()
-    consequence = "CRI-O does not start with it either"
+    The root file is first, then it goes folder by folder, as filepath.Walk does. A drop-in elsewhere counts as read
+    with its folder.
+    """
+    folders = (CRIO_FOLDER, posixpath.dirname(desired.drop_in) or CRIO_FOLDER)
+
+    def rank(path: str) -> int:
+        places = [path == _root_file(desired), *(path.startswith(f"{folder}/") for folder in folders)]
+        return places.index(True) if True in places else -1
+
+    found = ((rank(path), path.split("/"), path) for path in {*paths})
+    return tuple(path for place, _, path in sorted(found) if place >= 0)
 
 
-def files_in_order(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """The paths among ``files`` that CRI-O reads, in its order: what a later one says wins."""
-    folders = {CRIO_FOLDER, *([folder_of(desired.drop_in)] if desired.drop_in else [])}
-    paths = [path for path in files if path == root_file_of(desired) or any(path.startswith(f"{f}/") for f in folders)]
-    return tuple(sorted(paths, key=_make_sort_key(desired)))
+def _root_file(desired: DesiredConfig) -> str:
+    return desired.config or CRIO_CONFIG
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """Return what CRI-O reads in all of its files together; its support for CDI is always on.
-
-    Raises:
-        Refused: a file is not TOML, or not shaped as CRI-O's configuration; CRI-O does not start with it either.
-    """
-    runtime = _merge_runtime_tables(_load_files(files, desired))
+    """Return what CRI-O reads in all of its files together; its support for CDI is always on."""
+    runtime = _merge_runtime_tables(layers(files, desired))
     handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
     return ObservedConfig(handlers, runtime.get("default_runtime") or None, cdi=True)
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already.
-
-    Raises:
-        Refused: a file cannot be read, or what was requested would have no effect; nothing is half made.
-    """
+    """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already."""
     desired = with_absolute_binary(desired, "CRI-O resolves a relative path from its working folder")
-    read = _load_files(files, desired)
+    read = {file.path: file for file in layers(files, desired)}
     path, how = _choose_file(read, desired)
-    target = next((file for file in read if file.path == path), _CrioFile(path, "", {}))
-    entry, inherited = _make_handler_entry(read, desired)
+    target, merged = read.get(path) or _parse_file(path, None), _merge_runtime_tables(read.values())
+    entry, inherited = _make_handler_entry(tuple(read.values()), desired)
     notes = (*_notes(files, read, desired), *inherited)
-    wanted = _desired_document(target, entry, desired, _merge_runtime_tables(read))
-    if not _unmet_keys(_merge_runtime_tables(read), entry, desired):
+    if not _unmet_keys(merged, entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
-    after = _merge_runtime_tables(_with_file(read, replace(target, document=wanted), desired))
-    if unmet := _unmet_keys(after, entry, desired):
-        raise _overruled_error(read, path, unmet, desired)
-    before = files.get(path)
-    return ConfigEdit((Edit(path, before, _edit(target, before, wanted)),), how, notes)
-
-
-def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return the files that CRI-O reads, in its order.
-
-    Raises:
-        Refused: one of them cannot be read.
-    """
-    return tuple(
-        ConfigLayer(file.path, file.document, _RUNTIMES_TABLE_PATH, _DEFAULT_RUNTIME_KEY_PATH)
-        for file in _load_files(files, desired)
-    )
+    wanted = put(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
+    if desired.default:
+        wanted = put(wanted, _DEFAULT_RUNTIME_KEY_PATH, desired.handler)
+    if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
+        wanted = put(wanted, _CGROUP_MANAGER_KEY_PATH, "systemd")
+    order, after = files_in_order((*read, path), desired), {**read, path: replace(target, document=wanted)}
+    if unmet := _unmet_keys(_merge_runtime_tables(after[one] for one in order), entry, desired):
+        later = [read[one] for one in order[order.index(path) + 1 :]]
+        settings = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
+        raise Refused(
+            f"the change would have no effect in {path}",
+            why=f"CRI-O reads {_root_file(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins, and "
+            f"{'; '.join(settings)}",
+            hint="omit --mode and --drop-in-config: gpunode then writes where it takes effect",
+        )
+    advice = f"write [crio.runtime] of {path} with table headers ([a.b.c]), then run the command again"
+    return ConfigEdit((Edit(path, target.content, target.edit(wanted, advice=advice)),), how, notes)
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
@@ -109,33 +105,18 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     return removal.with_notes(*_unread_file_notes(removal.files))
 
 
-def _make_sort_key(desired: DesiredConfig) -> Callable[[str], tuple[int, list[str]]]:
-    """The order in which CRI-O reads: the root file, then folder by folder, as filepath.Walk goes."""
-
-    def rank(path: str) -> tuple[int, list[str]]:
-        place = 0 if path == root_file_of(desired) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
-        return place, path.split("/")
-
-    return rank
-
-
-def _load_files(files: Files, desired: DesiredConfig) -> list[_CrioFile]:
+def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
     """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
-    return [_parse_file(path, files[path]) for path in files_in_order(files, desired)]
+    return tuple(_parse_file(path, files[path]) for path in files_in_order(files, desired))
 
 
-def _parse_file(path: str, data: bytes | None) -> _CrioFile:
-    hint = f"correct {path}, or move it out of {folder_of(path)}: CRI-O reads every file there, whatever its name"
-    text, document = parse_file(
-        data, path, hint=hint, also=". CRI-O reads this file and does not start with it either."
-    )
-    file = _CrioFile(path, text, document)
-    _check_shape(file)
-    return file
-
-
-def _check_shape(file: _CrioFile) -> None:
-    """Raises where CRI-O itself would not take what gpunode reads."""
+def _parse_file(path: str, data: bytes | None) -> ConfigLayer:
+    folder = posixpath.dirname(path)
+    hint = f"correct {path}, or move it out of {folder}: CRI-O reads every file there, whatever its name"
+    also = ". CRI-O reads this file and does not start with it either."
+    document = parse_toml_file(data, path, hint=hint, also=also)
+    consequence = "CRI-O does not start with it either"
+    file = ConfigLayer(path, data, document, _RUNTIMES_TABLE_PATH, _DEFAULT_RUNTIME_KEY_PATH, consequence)
     texts = [_DEFAULT_RUNTIME_KEY_PATH, _CGROUP_MANAGER_KEY_PATH]
     for name in file.table(_RUNTIMES_TABLE_PATH):
         file.table((*_RUNTIMES_TABLE_PATH, name))
@@ -143,9 +124,10 @@ def _check_shape(file: _CrioFile) -> None:
     for keys in texts:
         if not isinstance(value := at(file.document, keys), str | None):
             raise file.wrong_type_error(keys, value, "a string")
+    return file
 
 
-def _merge_runtime_tables(read: Iterable[_CrioFile]) -> Document:
+def _merge_runtime_tables(read: Iterable[ConfigLayer]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
     for file in read:
@@ -162,7 +144,7 @@ def _is_oci(entry: Document) -> bool:
     return entry.get("runtime_type", "") in {"", "oci"}
 
 
-def _make_handler_entry(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
+def _make_handler_entry(read: Sequence[ConfigLayer], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
     """Return the handler's table, and what to say of where its options come from.
 
     An existing one keeps every key. Where it ran another binary, the keys that it lacks are copied as for a new one.
@@ -173,75 +155,48 @@ def _make_handler_entry(read: Sequence[_CrioFile], desired: DesiredConfig) -> tu
         return existing, ()
     sources = read if desired.source is None else [_parse_file("the output of `crio status config`", desired.source)]
     runtimes = _merge_runtime_tables(sources)["runtimes"]
-    candidates = [name for name in _template_names(sources, desired) if name in runtimes]
+    named = (at(file.document, _DEFAULT_RUNTIME_KEY_PATH) for file in reversed(sources))
+    defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
+    candidates = [name for name in dict.fromkeys((*defaults[:1], *RUNC_FAMILY)) if name in runtimes]
     model = next((name for name in candidates if _is_oci(runtimes[name])), None)
     skipped = candidates[: candidates.index(model)] if model else candidates
     notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in skipped)
     if model is None:
         notes = (*notes, f"CRI-O's files define neither runc nor crun, so {desired.handler} gets CRI-O's own defaults")
-    return _copy_handler_entry({**(runtimes[model] if model else {}), **kept}, desired), notes
+    template = {**(copy.deepcopy(runtimes[model]) if model else {}), **kept}
+    entry = {key: value for key, value in template.items() if key not in _KEYS_CHANGING_BINARY}
+    return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}, notes
 
 
-def _copy_handler_entry(template: Document, desired: DesiredConfig) -> Document:
-    """Return the handler's table, copied from that of the runtime which it replaces."""
-    entry = {key: value for key, value in copy.deepcopy(template).items() if key not in _KEYS_CHANGING_BINARY}
-    return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}
-
-
-def _template_names(files: Sequence[_CrioFile], desired: DesiredConfig) -> list[str]:
-    """Return the runtimes that the handler may replace, the first choice first; some may be missing."""
-    named = (at(file.document, _DEFAULT_RUNTIME_KEY_PATH) for file in reversed(files))
-    defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
-    return list(dict.fromkeys((*defaults[:1], *RUNC_FAMILY)))
-
-
-def _choose_file(read: Sequence[_CrioFile], desired: DesiredConfig) -> tuple[str, str]:
+def _choose_file(read: Mapping[str, ConfigLayer], desired: DesiredConfig) -> tuple[str, str]:
     """The file to write, and why that one."""
     if desired.mode == "in-place":
-        return root_file_of(desired), f"in place, in {root_file_of(desired)}: as requested"
+        return _root_file(desired), f"in place, in {_root_file(desired)}: as requested"
     if desired.drop_in:
-        if desired.drop_in == root_file_of(desired):
+        if desired.drop_in == _root_file(desired):
             raise Refused(
                 f"{desired.drop_in} is the configuration file itself, not a drop-in",
                 why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
                 hint="edit the configuration itself:\n"
                 "sudo gpunode ctk runtime configure --runtime crio --mode in-place",
             )
-        if folder_of(desired.drop_in) == UNREAD_FOLDER:
+        if posixpath.dirname(desired.drop_in) == UNREAD_FOLDER:
             raise Refused(
                 f"CRI-O does not read {desired.drop_in}",
                 why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {UNREAD_FOLDER} by mistake",
                 hint=f"name a file in {CRIO_FOLDER}, or omit the option to use {CRIO_DROP_IN}",
             )
         return desired.drop_in, f"drop-in {desired.drop_in}: as requested"
-    later = [
-        file.path
-        for file in read
-        if _make_sort_key(desired)(file.path) > _make_sort_key(desired)(CRIO_DROP_IN)
-        and _mentions_handler(file, desired)
-    ]
-    if later:
-        return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
-    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {root_file_of(desired)}"
-
-
-def _mentions_handler(file: _CrioFile, desired: DesiredConfig) -> bool:
     keys = [
         (*_RUNTIMES_TABLE_PATH, desired.handler),
         *[_DEFAULT_RUNTIME_KEY_PATH] * desired.default,
         *[_CGROUP_MANAGER_KEY_PATH] * desired.systemd_cgroup,
     ]
-    return any(at(file.document, key) is not None for key in keys)
-
-
-def _desired_document(target: _CrioFile, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
-    """The document that the target shall read as."""
-    document = put(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
-    if desired.default:
-        document = put(document, _DEFAULT_RUNTIME_KEY_PATH, desired.handler)
-    if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
-        document = put(document, _CGROUP_MANAGER_KEY_PATH, "systemd")
-    return document
+    order = files_in_order((*read, CRIO_DROP_IN), desired)
+    for path in reversed(order[order.index(CRIO_DROP_IN) + 1 :]):
+        if any(at(read[path].document, key) is not None for key in keys):
+            return path, f"in {path}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
+    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {_root_file(desired)}"
 
 
 def _unmet_keys(merged: Document, entry: Document, desired: DesiredConfig) -> list[Path]:
@@ -252,51 +207,15 @@ def _unmet_keys(merged: Document, entry: Document, desired: DesiredConfig) -> li
     return unmet
 
 
-def _with_file(read: Sequence[_CrioFile], target: _CrioFile, desired: DesiredConfig) -> list[_CrioFile]:
-    """``read`` with ``target`` in its place."""
-    others = [file for file in read if file.path != target.path]
-    return sorted([*others, target], key=lambda file: _make_sort_key(desired)(file.path))
-
-
-def _overruled_error(read: Sequence[_CrioFile], path: str, unmet: Sequence[Path], desired: DesiredConfig) -> Refused:
-    rank = _make_sort_key(desired)
-    order = f"CRI-O reads {root_file_of(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
-    later = [file for file in read if rank(file.path) > rank(path)]
-    settings = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
-    return Refused(
-        f"the change would have no effect in {path}",
-        why=f"{order}, and {'; '.join(settings)}",
-        hint="omit --mode and --drop-in-config: gpunode then writes where it takes effect",
-    )
-
-
-# Writing.
-
-
-def _edit(file: _CrioFile, before: bytes | None, wanted: Document) -> bytes | None:
-    """The file so that it reads as ``wanted``; None for one that would be left without a word."""
-    if not _has_settings(wanted) and "#" not in file.text:
-        return None
-    advice = f"write [crio.runtime] of {file.path} with table headers ([a.b.c]), then run the command again"
-    return encode(file.edit(wanted, advice=advice), before)
-
-
-def _has_settings(document: Document) -> bool:
-    """Return whether there is anything beside empty tables."""
-    return any(_has_settings(value) if isinstance(value, dict) else True for value in document.values())
-
-
-# What the user should know.
-
-
-def _notes(files: Files, read: Sequence[_CrioFile], desired: DesiredConfig) -> Iterator[str]:
+def _notes(files: Files, read: Iterable[str], desired: DesiredConfig) -> Iterator[str]:
     if desired.cdi:
         yield "CRI-O always supports CDI; there is nothing to enable"
     if desired.drop_in and not desired.drop_in.startswith(f"{CRIO_FOLDER}/"):
-        yield f"CRI-O reads {desired.drop_in} only when it is started with --config-dir {folder_of(desired.drop_in)}"
-    for file in read:
-        if _BACKUP_FILE_NAME.search(file.path):
-            yield f"{file.path} looks like a leftover, but CRI-O reads every file there, whatever its name"
+        folder = posixpath.dirname(desired.drop_in)
+        yield f"CRI-O reads {desired.drop_in} only when it is started with --config-dir {folder}"
+    for path in read:
+        if _BACKUP_FILE_NAME.search(path):
+            yield f"{path} looks like a leftover, but CRI-O reads every file there, whatever its name"
     yield from _unread_file_notes(files)
 
 

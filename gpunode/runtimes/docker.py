@@ -6,20 +6,18 @@ breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.runtimes import jsonread
-from gpunode.runtimes.docker_nodes import NodeDocker, find_docker, installation_notes, refuse_unusable_docker
+from gpunode.runtimes import jsontext
+from gpunode.runtimes.docker_nodes import NodeDocker, conflicts, find_docker, installation_notes, refuse_unusable_docker
 from gpunode.runtimes.docker_nodes import reads as reads
-from gpunode.runtimes.dockerd import conflicts
-from gpunode.runtimes.documents import edit_file
-from gpunode.runtimes.jsonread import JSON_BLANKS, Path
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, decode, put
+from gpunode.runtimes.documents import has_byte_order_mark as has_byte_order_mark
 from gpunode.runtimes.model import (
     ConfigEdit,
-    ConfigLayer,
     DesiredConfig,
     Edit,
     Files,
@@ -27,9 +25,6 @@ from gpunode.runtimes.model import (
     Removal,
     runs_binary,
 )
-from gpunode.runtimes.text import decode
-from gpunode.runtimes.text import has_byte_order_mark as has_byte_order_mark
-from gpunode.runtimes.tomlread import Document, put
 
 # The one name that dockerd keeps for itself.
 _RESERVED_RUNTIME_NAME = "runc"
@@ -49,13 +44,10 @@ def list_dockerd_flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return dockerd's one file.
-
-    Raises:
-        Refused: it cannot be read.
-    """
-    config = find_docker(files, desired).config
-    return (ConfigLayer(config, parse_daemon_json(files.get(config), config), ("runtimes",), ("default-runtime",)),)
+    """Return dockerd's one file."""
+    path = find_docker(files, desired).config
+    document = parse_daemon_json(files.get(path), path)
+    return (ConfigLayer(path, files.get(path), document, ("runtimes",), ("default-runtime",), as_json=True),)
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
@@ -77,30 +69,19 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """The configuration in dockerd's file and command line; a missing or blank file is empty.
-
-    Raises:
-        Refused: it is not a JSON object, or not shaped as dockerd's configuration.
-    """
+    """The configuration in dockerd's file and command line; a missing or blank file is empty."""
     node = find_docker(files, desired)
     return _observe(node, parse_daemon_json(files.get(node.config), node.config))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The edits that register the NVIDIA handler as requested; none if it is registered already.
-
-    Raises:
-        Refused: the file cannot be read, or dockerd would not start with it.
-    """
+    """The edits that register the NVIDIA handler as requested; none if it is registered already."""
     node = find_docker(files, desired)
     refuse_unusable_docker(files, node, desired)
     _refuse_bad_names(desired, node.config)
-    document = parse_daemon_json(files.get(node.config), node.config)
-    if (
-        has_byte_order_mark(files.get(node.config))
-        and desired.version is not None
-        and desired.version < _FIRST_TAKING_BOM
-    ):
+    (layer,) = layers(files, desired)
+    document = layer.document
+    if has_byte_order_mark(layer.content) and desired.version is not None and desired.version < _FIRST_TAKING_BOM:
         raise bom_refusal(node.config)
     configured = _observe(node, document)
     changes = [
@@ -108,32 +89,13 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         *_default_changes(node, configured, desired),
         *_cdi_changes(node, configured, desired),
     ]
+    wanted = reduce(lambda one, change: put(one, *change), changes, document)
     how = f"in place: {node.config} is the only file that dockerd reads"
     notes = (*_notes(node, document, desired), *installation_notes(files, node))
-    return ConfigEdit(_make_edits(files.get(node.config), node, document, changes), how, notes)
-
-
-def _make_edits(
-    before: bytes | None, node: NodeDocker, document: Document, changes: Sequence[KeyChange]
-) -> tuple[Edit, ...]:
-    """Return the edit that makes ``changes``; none where they change nothing.
-
-    Raises:
-        Refused: the new text would not say what was meant.
-    """
     if not changes:
-        return ()
-    wanted = document
-    for keys, value in changes:
-        wanted = put(wanted, keys, value)
-    after = edit_file(before, node.config, document, wanted)
-    if after is None:
-        raise Refused(
-            f"{node.config}: gpunode found no way to write it that leaves the rest as it is",
-            why="the new text does not parse to the intended settings; nothing was changed",
-            hint="this is a bug in gpunode: please report it with the file",
-        )
-    return (Edit(node.config, before, after, node.like if before is None else ""),)
+        return ConfigEdit((), how, notes)
+    after = layer.edit(wanted, advice="this is a bug in gpunode: please report it with the file")
+    return ConfigEdit((Edit(layer.path, layer.content, after, node.like if layer.content is None else ""),), how, notes)
 
 
 def bom_refusal(path: str) -> Refused:
@@ -153,7 +115,7 @@ def applies_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bo
     Source: dockerd 20.10.24, 26.1.5 and 28.5.2.
     """
     old, new = inspect(before, desired), inspect(after, desired)
-    unasked = desired.version is not None and desired.version >= _CDI_UNASKED
+    unasked = desired.reaches(_CDI_UNASKED)
     if (unasked if old.cdi is None else old.cdi) != (unasked if new.cdi is None else new.cdi):
         return False
     return new.default is not None or old.default in {None, _RESERVED_RUNTIME_NAME}
@@ -173,29 +135,39 @@ def parse_daemon_json(data: bytes | None, path: str) -> Document:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
     text = decode(data, path)
-    if not text.strip(JSON_BLANKS):
+    if not text.strip(jsontext.JSON_BLANKS):
         return {}
     try:
-        document = jsonread.parse(text)
-    except jsonread.DuplicateKey as error:
+        document = jsontext.parse(text)
+    except jsontext.DuplicateKey as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
             why="gpunode cannot tell which one is intended; dockerd uses the last",
             hint=f"delete one of them from {path}",
         ) from error
-    except jsonread.MalformedJson as error:
+    except jsontext.MalformedJson as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
             hint=f"correct {path}; `{command('dockerd', '--validate', '--config-file', path)}` checks it "
             "(docker 23 and later)",
         ) from error
-    if not isinstance(document, dict):
-        raise _misshapen(text, path, ())
+    if not isinstance(document, jsontext.Object):
+        raise _misshapen(path, "the file", text, 0, len(text))
     for key in ("runtimes", "features"):
         if not isinstance(document.get(key), dict | None):
-            raise _misshapen(text, path, (key,))
+            member = document.members[key]
+            raise _misshapen(path, key, text, member.value, member.end)
     return document
+
+
+def _misshapen(path: str, named: str, text: str, start: int, end: int) -> Refused:
+    line, column = jsontext.line_and_column(text, end - len(text[start:end].lstrip()))
+    return Refused(
+        f"{path}:{line}:{column}: {named} is not an object",
+        why=f"it is {' '.join(text[start:end].split())}"[:200],
+        hint=f"correct {path}; dockerd cannot read it either",
+    )
 
 
 def object_at(document: Document, key: str) -> Document:
@@ -214,16 +186,6 @@ def default_of(document: Document) -> str | None:
     """The default runtime that the file names."""
     default = document.get("default-runtime")
     return default if type(default) is str and default else None
-
-
-def _misshapen(text: str, path: str, keys: Path) -> Refused:
-    line, column = jsonread.position(text, keys)
-    found = " ".join((jsonread.source_text(text, keys) if keys else text).split())
-    return Refused(
-        f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
-        why=f"it is {found}"[:200],
-        hint=f"correct {path}; dockerd cannot read it either",
-    )
 
 
 def _observe(node: NodeDocker, document: Document) -> ObservedConfig:

@@ -1,18 +1,164 @@
 """Which docker a node has, and where it is configured: its file, its unit, its command line. Pure.
 
-Source: dockerd(8); docs.docker.com, "Rootless mode" and "Docker Desktop for Linux"; canonical/docker-snap, its
-snapcraft.yaml and nvidia/lib.
+Source: dockerd(8); dockerd 20.10.24, 26.1.5 and 28.5.2, started; docs.docker.com, "Rootless mode" and "Docker Desktop
+for Linux"; canonical/docker-snap, its snapcraft.yaml and nvidia/lib.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpunode.errors import Refused
 from gpunode.facts import systemd
-from gpunode.runtimes.dockerd import Flags, flags_of_command
 from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
+
+# Flags whose directive in the file has another name; a flag that can be given twice has a plural there.
+_DIRECTIVE_BY_FLAG = {
+    "add-runtime": "runtimes",
+    "authorization-plugin": "authorization-plugins",
+    "cdi-spec-dir": "cdi-spec-dirs",
+    "default-address-pool": "default-address-pools",
+    "default-ulimit": "default-ulimits",
+    "dns-opt": "dns-opts",
+    "exec-opt": "exec-opts",
+    "feature": "features",
+    "host": "hosts",
+    "insecure-registry": "insecure-registries",
+    "label": "labels",
+    "log-opt": "log-opts",
+    "node-generic-resource": "node-generic-resources",
+    "registry-mirror": "registry-mirrors",
+    "storage-opt": "storage-opts",
+}
+_LONG_FLAG_BY_SHORT = {
+    "b": "bridge",
+    "D": "debug",
+    "G": "group",
+    "g": "graph",
+    "H": "host",
+    "l": "log-level",
+    "p": "pidfile",
+    "s": "storage-driver",
+}
+_TRUE = frozenset({"1", "t", "true"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags that dockerd is started with.
+
+    Attributes:
+        given: the values of each, in order; ``true`` for one that was given none.
+        words: the same as words of a command line, without the one that names the configuration file.
+        sources: the files that they may come from.
+    """
+
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    def last(self, name: str) -> str | None:
+        """The value that counts of a flag that has one; None where it was not given."""
+        values = self.given.get(name)
+        return values[-1] if values else None
+
+    @property
+    def config(self) -> str:
+        """The configuration file; empty for the usual one. A service's working folder is the root."""
+        path = self.last("config-file")
+        return posixpath.normpath(posixpath.join("/", path)) if path else ""
+
+    @property
+    def runtimes(self) -> Mapping[str, str]:
+        """The binaries of the runtimes that flags register."""
+        pairs = (value.partition("=") for value in self.given.get("add-runtime", ()))
+        return {name.strip(): path.strip() for name, mark, path in pairs if mark}
+
+    @property
+    def cdi(self) -> bool | None:
+        """True if CDI is switched on; None where no flag says."""
+        pairs = (value.partition("=") for value in self.given.get("feature", ()))
+        values = [(value or "true") for name, _, value in pairs if name == "cdi"]
+        return values[-1].lower() in _TRUE if values else None
+
+    @property
+    def live_restore(self) -> bool | None:
+        """True if containers outlive the daemon; None where no flag says."""
+        value = self.last("live-restore")
+        return None if value is None else value.lower() in _TRUE
+
+
+def parse_flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
+    """The flags of a command line that starts dockerd, itself or through a wrapper."""
+    behind = systemd.find_program_arguments(argv, "dockerd", "dockerd-ce")
+    words = [*(argv[1:] if behind is None else behind)]
+    given: dict[str, tuple[str, ...]] = {}
+    kept: list[str] = []
+    while words:
+        own = [words.pop(0)]
+        name, mark, value = _split_flag(own[0])
+        if name and not mark:
+            takes_next = words and not words[0].startswith("-") and own[0] != "-D"
+            own += [words.pop(0)] if takes_next else []
+            value = own[1] if takes_next else "true"
+        if name:
+            given[name] = (*given.get(name, ()), value)
+        kept += own if name != "config-file" else []
+    return Flags(given, tuple(kept), sources)
+
+
+def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
+    """The ``directives`` of the configuration file that flags also set, each with its flag.
+
+    dockerd does not start, and reloads nothing, when a directive is in both; only for runtimes it accepts those of
+    either, the file's first (moby, daemon/config, findConfigurationConflicts).
+    """
+    return tuple(
+        f"{directive} (--{name})"
+        for name in given.given
+        if (directive := _DIRECTIVE_BY_FLAG.get(name, name)) in directives and directive != "runtimes"
+    )
+
+
+def _split_flag(word: str) -> tuple[str, str, str]:
+    """A flag's full name, and its value if the same word has it."""
+    if word.startswith("--"):
+        name, mark, value = word[2:].partition("=")
+        return name, mark, value
+    if word.startswith("-") and word[1:2] in _LONG_FLAG_BY_SHORT:
+        rest = word[2:].removeprefix("=")
+        return _LONG_FLAG_BY_SHORT[word[1]], rest and "=", rest
+    return "", "", ""
+
+
+# What dockerd's log says of a SIGHUP: begun and done at level info, rejected at level error.
+# Source: moby v20.10.24, v26.1.5 and v28.5.2: daemon/config, daemon/reload.go, cmd/dockerd/daemon.go.
+_RELOAD_BEGUN_MESSAGE = "Got signal to reload configuration"
+_RELOAD_DONE_MESSAGE = "Reloaded configuration:"
+_RELOAD_REJECTED_MESSAGES = ("unable to configure the Docker daemon with file", "Error reconfiguring the daemon")
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadOutcome:
+    """The outcome of a reload in dockerd's log.
+
+    Attributes:
+        rejection: its own line when it goes on with its former configuration; empty when it does not say so.
+        ended: whether nothing more is to come; a dockerd that logs no more than warnings says only what it rejects.
+    """
+
+    rejection: str
+    ended: bool
+
+
+def parse_reload_log(log: str) -> ReloadOutcome:
+    """The reload that dockerd's ``log`` since the signal tells of."""
+    rejected = (line for line in log.splitlines() if any(words in line for words in _RELOAD_REJECTED_MESSAGES))
+    rejection = next(rejected, "")
+    return ReloadOutcome(rejection, bool(rejection) or _RELOAD_DONE_MESSAGE in log or _RELOAD_BEGUN_MESSAGE not in log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +237,19 @@ def find_docker(files: Files, desired: DesiredConfig) -> NodeDocker:
     if home := _rootless_home(desired.config):
         folders = _user_unit_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
-        flags = flags_of_command(systemd.find_start_command(files, ENGINE.unit, folders))
+        flags = _read_flags(files, ENGINE.unit, folders)
         return NodeDocker(ROOTLESS, desired.config, flags, files, like if like in files else "")
     kind = _find_installation(files, desired)
-    flags = flags_of_command(systemd.find_start_command(files, kind.unit)) if kind is ENGINE else Flags()
+    flags = _read_flags(files, kind.unit) if kind is ENGINE else Flags()
     own = flags.config or kind.config
     if desired.config and desired.config != own:
         return NodeDocker(kind, desired.config, Flags(), files)
     return NodeDocker(kind, own, flags, files)
+
+
+def _read_flags(files: Files, unit: str, *folders: tuple[str, ...]) -> Flags:
+    started = systemd.find_start_command(files, unit, *folders)
+    return parse_flags(started.argv, started.sources) if started else Flags()
 
 
 def refuse_unusable_docker(files: Files, node: NodeDocker, desired: DesiredConfig) -> None:
@@ -154,18 +305,14 @@ _SET_NO_CGROUPS_NOTE = (
 
 
 def _rootless_notes(files: Files) -> tuple[str, ...]:
-    if _has_no_cgroups(files.get(_TOOLKIT_CONFIG, b"")):
-        return (_RESTART_ROOTLESS,)
-    return (_RESTART_ROOTLESS, _SET_NO_CGROUPS_NOTE)
-
-
-def _has_no_cgroups(config: bytes) -> bool:
-    from gpunode.runtimes.tomlread import parse
+    from gpunode.runtimes.documents import at, parse_document
 
     try:
-        return parse(config.decode()).get("nvidia-container-cli", {}).get("no-cgroups") is True
-    except (ValueError, AttributeError, RecursionError):
-        return False  # whoever edits that file says what is wrong with it
+        config = parse_document(files.get(_TOOLKIT_CONFIG), _TOOLKIT_CONFIG)
+    except (ValueError, Refused):
+        config = {}  # whoever edits that file says what is wrong with it
+    has_no_cgroups = at(config, ("nvidia-container-cli", "no-cgroups")) is True
+    return (_RESTART_ROOTLESS,) if has_no_cgroups else (_RESTART_ROOTLESS, _SET_NO_CGROUPS_NOTE)
 
 
 def _find_installation(files: Files, desired: DesiredConfig) -> DockerInstallation:

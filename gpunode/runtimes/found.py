@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gpunode.change import FileChange, FileState, PackageState, Trigger, restrict_writes_to_root
 from gpunode.errors import Refused, Undetermined
-from gpunode.facts.evidence import Capture, GlobMatch, Ownership, Probe, decode_matches
+from gpunode.facts.evidence import Capture, Ownership, Probe, decode_matches
 from gpunode.facts.model import Facts, Unknown, need
 from gpunode.facts.systemd import is_unit_file
 from gpunode.package_id import PackageId
@@ -40,17 +41,14 @@ def file_changes(
     A new one may hold the secrets of the file that it is made ``like``, so no more users may read it. Where a daemon
     of root reads it, only root may write it, even if others may write that other file.
     """
-    return tuple(_file_change(edit, present, triggers, is_roots) for edit in edited.edits)
 
-
-def _file_change(edit: Edit, present: States, triggers: frozenset[Trigger], is_roots: bool) -> FileChange:
-    before = present.get(edit.path)
-    after = None
-    if edit.after is not None:
+    def make_state(edit: Edit, before: FileState | None) -> FileState | None:
         like = before or present.get(edit.like) or FileState(b"")
-        after = FileState(edit.after, like.mode, like.uid, like.gid)
-        after = restrict_writes_to_root(after) if is_roots and before is None else after
-    return FileChange(edit.path, before, after, triggers)
+        like = restrict_writes_to_root(like) if is_roots and before is None else like
+        return None if edit.after is None else replace(like, content=edit.after)
+
+    states = ((edit, present.get(edit.path)) for edit in edited.edits)
+    return tuple(FileChange(edit.path, before, make_state(edit, before), triggers) for edit, before in states)
 
 
 def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
@@ -66,19 +64,14 @@ def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> Sta
         paths = match_pattern(place, known) if is_pattern(place) else [place]
         for path in paths:
             if path in facts.files or path == (desired.config or row.config):
-                state = _state_in_facts(facts, path)
+                fact = facts.file(path)
+                is_masked = isinstance(fact, Unknown) and is_unit_file(path)
+                state = _FILE_MASKING_UNIT if is_masked else need(fact, f"what {path} holds")
                 states.update({path: state} if state else {})
         return {path: states[path].content for path in paths if path in states}
 
     gather_files(row, desired, find)
     return states
-
-
-def _state_in_facts(facts: Facts, path: str) -> FileState | None:
-    fact = facts.file(path)
-    if isinstance(fact, Unknown) and is_unit_file(path):
-        return _FILE_MASKING_UNIT
-    return need(fact, f"what {path} holds")
 
 
 def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
@@ -119,14 +112,11 @@ def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> State
         raise _unreadable_error(pattern, capture)
     states: dict[str, FileState] = {}
     for one in decode_matches(capture.data):
-        states.update(_states_of_match(run_probe, one))
+        if one.data is not None and one.ownership is not None:
+            states[one.path] = _make_state(one.data, one.ownership)
+        else:  # a symbolic link, or what a glob does not read: looked at by its own name
+            states.update(probe_state(run_probe, one.path))
     return states
-
-
-def _states_of_match(run_probe: Callable[[Probe], Capture], one: GlobMatch) -> States:
-    if one.data is not None and one.ownership is not None:
-        return {one.path: _make_state(one.data, one.ownership)}
-    return probe_state(run_probe, one.path)  # a symbolic link, or what a glob does not read: looked at by its own name
 
 
 def _make_state(data: bytes, ownership: Ownership | None) -> FileState:

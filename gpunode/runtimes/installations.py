@@ -11,16 +11,15 @@ vector 047 of nvidia-ctk's), kind's is inside of the node's container.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
-from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
+from gpunode.facts.model import Facts, Known, Kubelet, Unknown
 from gpunode.facts.systemd import is_unit_file
-from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Removal, Runtime
+from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,12 @@ class ContainerdInstallation:
         brings: the id of the runtime that it installs.
         sockets: where its containerd answers.
         units: what starts its containerd; the one that the kubelet runs in counts, else the first.
-        row: what to configure, given containerd's own row and the kubelet that uses it.
     """
 
     id: str
     title: str
     sockets: tuple[str, ...]
     units: tuple[str, ...]
-    row: Callable[[Runtime, Kubelet, Facts], Runtime]
     brings: str = "containerd"
 
 
@@ -51,86 +48,9 @@ class ChosenRuntime:
     notes: tuple[str, ...] = ()
 
 
-# What follows loads a product's rules on their use: most nodes have none of these products.
-
-
-def _rancher_row(product: str, containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
-    from gpunode.runtimes.rancher import Rancher
-
-    place = Rancher(product, kubelet.data or f"/var/lib/rancher/{product}")
-
-    def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
-        return place.complete_removal(
-            containerd.complete_removal(removal, place.locate(removal.files, desired)), desired
-        )
-
-    return replace(
-        _bundled_containerd(containerd, product, kubelet, place.locate),
-        config=place.config,
-        reads=place.reads,
-        configure=place.configure,
-        complete_removal=complete_removal,
-        inspect=place.inspect,
-        beside=place.beside,
-        generated=frozenset({place.config}),
-    )
-
-
-def _microk8s_row(containerd: Runtime, kubelet: Kubelet, _: Facts) -> Runtime:
-    from gpunode.runtimes import microk8s
-
-    # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
-    return replace(
-        _bundled_containerd(containerd, "microk8s", replace(kubelet, unit=""), microk8s.locate),
-        config=microk8s.CONTAINERD_TEMPLATE_FILE,
-        reads=microk8s.reads,
-        configure=microk8s.configure,
-        inspect=microk8s.inspect,
-    )
-
-
-def _k0s_row(containerd: Runtime, kubelet: Kubelet, facts: Facts) -> Runtime:
-    from gpunode.runtimes import k0s
-
-    state = known(facts.file(k0s.K0S_CONFIG_FILE), None)
-    is_managed = k0s.is_managed_by_k0s(state.content if state else None)
-    return replace(
-        _bundled_containerd(containerd, "k0s", kubelet, k0s.locate),
-        config=k0s.K0S_CONFIG_FILE,
-        beside=frozenset({k0s.DROP_IN}),
-        reads=k0s.reads,
-        configure=k0s.configure,
-        inspect=k0s.inspect,
-        generated=frozenset({k0s.K0S_CONFIG_FILE} if is_managed else ()),
-        watches=is_managed,
-    )
-
-
-def _bundled_containerd(
-    containerd: Runtime, product: str, kubelet: Kubelet, locate: Callable[[Files, DesiredConfig], DesiredConfig]
-) -> Runtime:
-    """Return a row of a containerd that no package of its own brings, and whose files ``locate`` finds."""
-    unit = kubelet.unit or installation(product).units[0]
-    return replace(
-        containerd,
-        product=product,
-        unit=unit,
-        socket=kubelet.socket,
-        drop_in="",
-        packages=(),
-        config_packages=frozenset(),
-        layers=lambda files, desired: containerd.layers(files, locate(files, desired)),
-        complete_removal=lambda removal, desired: containerd.complete_removal(removal, locate(removal.files, desired)),
-    )
-
-
 INSTALLATIONS: Final[tuple[ContainerdInstallation, ...]] = (
     ContainerdInstallation(
-        "k3s",
-        "k3s",
-        ("/run/k3s/containerd/containerd.sock",),
-        ("k3s.service", "k3s-agent.service"),
-        partial(_rancher_row, "k3s"),
+        "k3s", "k3s", ("/run/k3s/containerd/containerd.sock",), ("k3s.service", "k3s-agent.service")
     ),
     ContainerdInstallation(
         "rke2",
@@ -138,18 +58,14 @@ INSTALLATIONS: Final[tuple[ContainerdInstallation, ...]] = (
         # The second in releases that name it after themselves.
         ("/run/k3s/containerd/containerd.sock", "/run/rke2/containerd/containerd.sock"),
         ("rke2-server.service", "rke2-agent.service"),
-        partial(_rancher_row, "rke2"),
     ),
     ContainerdInstallation(
         "microk8s",
         "microk8s",
         ("/var/snap/microk8s/common/run/containerd.sock",),
         ("snap.microk8s.daemon-containerd.service",),
-        _microk8s_row,
     ),
-    ContainerdInstallation(
-        "k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service"), _k0s_row
-    ),
+    ContainerdInstallation("k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service")),
 )
 # Of runtimes that are no containerd, or whose containerd is not configured by itself.
 _OTHER_RUNTIME_BY_SOCKET: Final[Mapping[str, str]] = {
@@ -160,11 +76,6 @@ _OTHER_RUNTIME_BY_SOCKET: Final[Mapping[str, str]] = {
     "/run/rke2/cri-dockerd/cri-dockerd.sock": "docker",
 }
 _DOCKERS_CONTAINERD_SOCKET: Final = "/run/docker/containerd/containerd.sock"
-
-
-def installation(id: str) -> ContainerdInstallation:  # noqa: A002 - the rows' own word
-    """The row named ``id``."""
-    return {row.id: row for row in INSTALLATIONS}[id]
 
 
 def containerd_socket_of(unit: str) -> str:
@@ -230,7 +141,9 @@ def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
         return ChosenRuntime(containerd, (note,))
     for product in INSTALLATIONS:
         if product.id == kubelet.kind and kubelet.socket in product.sockets:
-            return ChosenRuntime(product.row(containerd, kubelet, facts))
+            from gpunode.runtimes import products  # loaded on use: most nodes have none of these
+
+            return ChosenRuntime(products.make_row(product.id, containerd, kubelet, product.units[0], facts))
     raise _unknown_socket_error(kubelet)
 
 

@@ -1,14 +1,199 @@
-"""Edits a JSON object as text, so that every byte outside the edited members stays; numbers keep their spelling."""
+"""JSON as text: read with the place of every member, and edited so that every byte outside the edited members stays.
+
+Numbers keep their spelling: 9007199254740993 does not become a float on the way.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from gpunode.runtimes.jsonread import JSON_BLANKS, STRING, Number, Object, Path, find_parent_object, parse
-from gpunode.runtimes.text import MISSING, compare_documents
+from gpunode.runtimes.documents import MISSING, Path, compare_documents
+
+# What JSON calls white space.
+JSON_BLANKS = " \t\r\n"
+# As deep as TOML may be: whoever goes through objects and lists calls itself for each.
+_MAX_NESTING = 200
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f]*)*"')
+_STRING_START = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*')
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_UNQUOTED_WORD = re.compile(r'[^\s,:{}\[\]"]{1,20}')
+_CONSTANTS = {"true": True, "false": False, "null": None}
+_BREAK = re.compile(r"\r\n|\n|\r")
+
+
+class MalformedJson(ValueError):
+    """The text is not one JSON value; says where.
+
+    Attributes:
+        line: from 1. Likewise ``column``.
+    """
+
+    def __init__(self, reason: str, line: int, column: int) -> None:
+        super().__init__(reason)
+        self.reason, self.line, self.column = reason, line, column
+
+
+class DuplicateKey(MalformedJson):
+    """An object has the same key twice: JSON by the letter, and nobody knows which one is meant."""
+
+
+class Number(str):
+    """A number as it was written."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPosition:
+    """The position of a member: the offset of its key, and its value's with the one behind its end."""
+
+    start: int
+    value: int
+    end: int
+
+
+class Object(dict[str, Any]):
+    """An object with its position and those of its members in the text.
+
+    Attributes:
+        start: the offset of its opening brace; ``end`` is the one behind its closing brace.
+    """
+
+    __slots__ = ("end", "members", "start")
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = self.end = start
+        self.members: dict[str, MemberPosition] = {}
+
+
+def parse(text: str) -> Any:
+    """The value: objects as ``Object``, numbers as ``Number``.
+
+    Raises:
+        MalformedJson: it is not JSON, something follows it, or an object has a key twice.
+    """
+    reader = _JsonReader(text)
+    value = reader.read_value(0)
+    if reader.skip() != len(text):
+        reader.refuse("the end of the file")
+    return value
+
+
+class _JsonReader:
+    """The text from one token to the next; ``at`` is the offset behind what has been read."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def skip(self) -> int:
+        """Return the offset of the next token."""
+        self.at = _end_of_space(self.text, self.at)
+        return self.at
+
+    def accept(self, mark: str) -> bool:
+        """Return whether ``mark`` comes next; then it has been read."""
+        is_next = self.text.startswith(mark, self.skip())
+        self.at += is_next
+        return is_next
+
+    def read_value(self, depth: int) -> Any:
+        """Return the value that comes next, within ``depth`` others."""
+        start = self.skip()
+        if self.text.startswith('"', start):
+            return self.read_string()
+        if self.accept("{"):
+            return self.read_container(Object(start), "}", depth + 1)
+        if self.accept("["):
+            return self.read_container([], "]", depth + 1)
+        if found := _NUMBER.match(self.text, start):
+            self.at = found.end()
+            return Number(found[0])
+        word = _UNQUOTED_WORD.match(self.text, start)
+        if word is None or word[0] not in _CONSTANTS:
+            self.refuse("a value")
+        self.at = word.end()
+        return _CONSTANTS[word[0]]
+
+    def read_container(self, container: Object | list[Any], closing: str, depth: int) -> Any:
+        """Return the object or list whose opening bracket has been read, filled."""
+        if depth > _MAX_NESTING:
+            self.fail(f"nested too deeply, more than {_MAX_NESTING} times")
+        is_closed = self.accept(closing)
+        while not is_closed:
+            if isinstance(container, Object):
+                self.read_member(container, depth)
+            else:
+                container.append(self.read_value(depth))
+            comma = self.skip()
+            if not self.accept(","):
+                is_closed = self.accept(closing) or self.refuse(f"a comma or {closing}")
+            elif self.text.startswith(("}", "]"), self.skip()):
+                self.at = comma
+                self.fail("trailing comma before a closing bracket")
+        if isinstance(container, Object):
+            container.end = self.at
+        return container
+
+    def read_member(self, holder: Object, depth: int) -> None:
+        start = self.skip()
+        if not self.text.startswith('"', start):
+            self.refuse("a key")
+        key = self.read_string()
+        if key in holder:
+            raise DuplicateKey(f"the key {json.dumps(key)} appears twice", *line_and_column(self.text, start))
+        if not self.accept(":"):
+            self.refuse("a colon")
+        value = self.skip()
+        holder[key] = self.read_value(depth)
+        holder.members[key] = MemberPosition(start, value, self.at)
+
+    def read_string(self) -> str:
+        found = _STRING.match(self.text, self.at)
+        if found is None:
+            begin = self.at
+            stop = _STRING_START.match(self.text, begin)
+            self.at = stop.end() if stop else begin
+            if self.at == len(self.text):
+                self.at = begin
+                self.fail("unterminated string")
+            if self.text[self.at] == "\\":
+                self.fail(f"{self.text[self.at : self.at + 2]!r} is not a valid escape")
+            self.fail(f"the control character {self.text[self.at]!r} in a string")
+        self.at = found.end()
+        text: str = json.loads(found[0])
+        return text
+
+    def refuse(self, meant: str) -> NoReturn:
+        """Raise MalformedJson: something else than ``meant`` comes next."""
+        at = self.skip()
+        if at == len(self.text):
+            self.fail(f"the file ends where {meant} is expected")
+        word = _UNQUOTED_WORD.match(self.text, at)
+        found = word[0] if word else self.text[at]
+        if found.startswith(("//", "/*", "#")):
+            self.fail(f"a comment where {meant} is expected")
+        if meant == "a value" and found in {"NaN", "Infinity", "-Infinity"}:
+            self.fail(f"{found} is not JSON")
+        self.fail(f"{found!r} where {meant} is expected")
+
+    def fail(self, reason: str) -> NoReturn:
+        raise MalformedJson(reason, *line_and_column(self.text, self.at))
+
+
+def _end_of_space(text: str, at: int) -> int:
+    """Return the offset of what follows the white space at ``at``."""
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def line_and_column(text: str, at: int) -> tuple[int, int]:
+    """Return the line and the column, from 1, of an offset."""
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def put(text: str, path: Path, value: Any) -> str:
@@ -29,7 +214,9 @@ def put(text: str, path: Path, value: Any) -> str:
 
 def drop(text: str, path: Path) -> str:
     """``text``, a valid document that has a member at ``path``, without it; of an object's last one ``{}`` is left."""
-    holder = find_parent_object(parse(text), path)
+    holder = parse(text)
+    for key in path[:-1]:
+        holder = holder[key]
     keys = list(holder.members)
     index = keys.index(path[-1])
     member = holder.members[path[-1]]
@@ -84,9 +271,6 @@ def _space_before(text: str, at: int) -> str:
     return text[start:at]
 
 
-_BREAK = re.compile(r"\r\n|\n|\r")
-
-
 @dataclass(frozen=True, slots=True)
 class _Style:
     """The layout of the document.
@@ -111,7 +295,7 @@ class _Style:
         if not members:
             return cls("    ", newline, ": ", ", ")
         first = members[0]
-        key = STRING.match(text, first.start)
+        key = _STRING.match(text, first.start)
         colon = text[key.end() : first.value] if key else ""
         colon = colon if ":" in colon and not _has_break(colon) else ": "
         gap = text[first.end : members[1].start] if len(members) > 1 else ""
@@ -129,16 +313,16 @@ class _Style:
                 return str(value)
             case dict() if value:
                 members = [self.member(key, inner, self._below(indent)) for key, inner in value.items()]
-                return self._enclosed("{", members, "}", indent)
+                return self._enclose("{", members, "}", indent)
             case list() if value:
-                return self._enclosed("[", [self.render(item, self._below(indent)) for item in value], "]", indent)
+                return self._enclose("[", [self.render(item, self._below(indent)) for item in value], "]", indent)
             case _:
                 return json.dumps(value, ensure_ascii=False)
 
     def _below(self, indent: str) -> str:
         return indent + (self.unit or "")
 
-    def _enclosed(self, opening: str, parts: list[str], closing: str, indent: str) -> str:
+    def _enclose(self, opening: str, parts: list[str], closing: str, indent: str) -> str:
         if self.unit is None:
             return f"{opening}{self.comma.join(parts)}{closing}"
         between = self.newline + self._below(indent)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.errors import Refused
+from gpunode.runtimes.documents import ConfigLayer
 
 DOCKER_CONFIG = CONTAINER_RUNTIMES["docker"].config
 CRIO_CONFIG = CONTAINER_RUNTIMES["crio"].config
@@ -60,6 +61,10 @@ class DesiredConfig:
     exact: bool = False
     source: bytes | None = None
     others: bytes | None = None
+
+    def reaches(self, version: tuple[int, ...]) -> bool:
+        """Return whether the daemon is known to be of ``version`` or later."""
+        return self.version is not None and self.version >= version
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +126,6 @@ class ObservedConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigLayer:
-    """A file of a runtime's configuration, as a document.
-
-    Attributes:
-        runtimes: the keys of the table that has an entry for each handler.
-        default: the keys of the default runtime's name.
-    """
-
-    path: str
-    document: dict[str, Any]
-    runtimes: tuple[str, ...]
-    default: tuple[str, ...]
-
-    def entry(self, desired: DesiredConfig) -> tuple[str, ...]:
-        """Return the keys of the desired handler's entry."""
-        return (*self.runtimes, desired.handler)
-
-
-@dataclass(frozen=True, slots=True)
 class Removal:
     """The removal of a handler from a runtime's files.
 
@@ -176,6 +162,9 @@ Inspect: TypeAlias = Callable[[Files, DesiredConfig], ObservedConfig]
 class Runtime(ContainerRuntime):
     """A container runtime as it is installed here, with its rules.
 
+    ``configure``, ``layers``, ``complete_removal`` and ``inspect`` raise Refused where a file cannot be read, lacks the
+    shape that its program takes, or cannot be edited without harm.
+
     Attributes:
         reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
             nothing new comes.
@@ -209,24 +198,6 @@ class Runtime(ContainerRuntime):
     def own_files(self) -> frozenset[str]:
         """The files that say what it does; of the others that it reads some say how it is started."""
         return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
-
-
-def keep_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-    """``row``: this runtime has one file and one unit, whatever the node."""
-    del files, desired
-    return row
-
-
-def no_layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return no files: no handler is registered in any."""
-    del files, desired
-    return ()
-
-
-def keep_removal(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Return ``removal``: nothing completes it."""
-    del desired
-    return removal
 
 
 def apply_edits(files: Files, edited: ConfigEdit) -> Files:
@@ -321,9 +292,61 @@ def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desire
 
 def keeps_builtin_handlers(schema: int, desired: DesiredConfig) -> bool:
     """Return whether containerd has its built-in handlers beside those of its files."""
-    return schema > 2 or (desired.version is not None and desired.version >= (2,))
+    return schema > 2 or desired.reaches((2,))
 
 
 def cgroup_handlers(desired: DesiredConfig, handlers: Mapping[str, object]) -> tuple[str, ...]:
     """The handlers that ``systemd_cgroup`` is about: the desired one, and those of the runc shim that are there."""
     return (desired.handler, *(name for name in RUNC_FAMILY if name in handlers and name != desired.handler))
+
+
+# CDI devices for pods: which runtimes read them, and where setup switches that on. CRI-O always reads them.
+# Source: containerd pkg/cri/config (1.6.20 has no ``enable_cdi``; 1.7.0 to 1.7.27: off by default) and
+# internal/cri/config (2.0.0: on by default).
+
+Version: TypeAlias = "tuple[int, ...] | None"
+_HAS_CDI, _CDI_ON_BY_DEFAULT = (1, 7), (2,)
+# Only containerd 2 reads it.
+_SCHEMA_OF_CONTAINERD_2: Final = 3
+
+
+def reads_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
+    """Return whether pods of the runtime get the CDI devices that the kubelet names.
+
+    Args:
+        row: the runtime as it is installed.
+        observed: what its files say.
+        version: the daemon's; None where nobody knows, and then only what tells containerd 2 counts.
+    """
+    if not row.has_cri_plugin:
+        return row.cdi == "always"
+    is_default = _is_on_by_default(observed, version)
+    return is_default if observed.cdi is None else observed.cdi and (is_default or (version or ()) >= _HAS_CDI)
+
+
+def should_enable_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
+    """Return whether setup has to, and may, write ``enable_cdi = true`` so that pods get CDI devices.
+
+    A line ``enable_cdi = false`` that somebody wrote stands. In schema 2 beside ``cdi_spec_dirs`` it is the default as
+    containerd 1.7's ``config default`` prints it, which is how most people make their file.
+    """
+    if not row.has_cri_plugin or reads_cdi(row, observed, version):
+        return False
+    has_cdi = _is_on_by_default(observed, version) or (version or ()) >= _HAS_CDI
+    return has_cdi and (observed.cdi is None or observed.has_default_cdi)
+
+
+def explain_no_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> str:
+    """Return why pods get no CDI devices, a clause; for a runtime that does not read them."""
+    shown = f"{row.id} {'.'.join(map(str, version))}" if version else row.id
+    if row.has_cri_plugin and version and version < _HAS_CDI:
+        return f"{shown} has no CDI for pods, 1.7 is the first that has"
+    if row.has_cri_plugin and observed.cdi is False:
+        return f"{row.config} says enable_cdi = false, which somebody chose"
+    if row.has_cri_plugin and not version:
+        return f"no package tells the version of {shown}, so its CDI support is unknown"
+    return f"{shown} does not read the kubelet's CDI devices"
+
+
+def _is_on_by_default(observed: ObservedConfig, version: Version) -> bool:
+    return (version or ()) >= _CDI_ON_BY_DEFAULT or (observed.schema or 0) >= _SCHEMA_OF_CONTAINERD_2

@@ -1,46 +1,27 @@
 """podman: it has no handler to be registered; containers get GPUs as CDI devices. What podman must be for that.
 
 Source: podman 4.3.1 and 5.4.2 of Debian, tried out with specifications of every version of CDI; podman issues 26569
-(5.5 looks into /etc/cdi alone) and 25691 (before 5.5 the folders could not be configured); containers.conf(5).
+(5.5 looks into /etc/cdi alone) and 25691 (before 5.5 the folders could not be configured); containers.conf(5),
+"Appending to string arrays", which holds in the files behind as well.
 """
 
 from __future__ import annotations
 
 from gpunode.facts.probes import CDI_FOLDERS
+from gpunode.runtimes.documents import at, parse_document
 from gpunode.runtimes.model import (
     ConfigEdit,
     DesiredConfig,
     Files,
     ObservedConfig,
-    keep_removal,
-    keep_row,
-    no_layers,
 )
-from gpunode.runtimes.text import decode
-from gpunode.runtimes.tomlread import parse
 
 # The first that takes CDI's specifications as they have been since 2022 (CDI 0.3).
 MIN_VERSION = (4, 1)
 Version = tuple[int, ...]
-# In the order in which podman reads them, the last one wins.
 CONFIG = "/etc/containers/containers.conf"
-_CONTAINERS_CONF_GLOBS = (
-    "/usr/share/containers/containers.conf",
-    "/usr/share/containers/containers.conf.d/*.conf",
-    CONFIG,
-    "/etc/containers/containers.conf.d/*.conf",
-)
 _MAX_CDI_SPEC_BY_PODMAN_VERSION = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
 _FIRST_WITH_CONFIGURABLE_FOLDERS = (5, 5)
-locate_row = keep_row
-layers = no_layers
-complete_removal = keep_removal
-
-
-def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """Return the files that set podman's CDI folders."""
-    del files, desired
-    return _CONTAINERS_CONF_GLOBS
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -60,30 +41,26 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
 def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
     """Return the folders in which podman looks for CDI specifications; the last folder wins.
 
+    A list replaces that of the files before, unless it or one of them says ``{append = true}``.
+
     Raises:
         Refused: a file of its configuration is not UTF-8.
     """
     if version is None or version < _FIRST_WITH_CONFIGURABLE_FOLDERS:
         return CDI_FOLDERS
-    configured = [
-        folders for path in sorted(files, key=_reading_order_key) if (folders := _configured_folders(path, files[path]))
-    ]
-    if configured:
-        return configured[-1]
-    return ("/etc/cdi",) if version[:2] == _FIRST_WITH_CONFIGURABLE_FOLDERS else CDI_FOLDERS
-
-
-def _reading_order_key(path: str) -> tuple[bool, bool, str]:
-    return not path.startswith("/usr/"), ".conf.d/" in path, path
-
-
-def _configured_folders(path: str, data: bytes) -> tuple[str, ...]:
-    try:
-        engine = parse(decode(data, path)).get("engine", {})
-    except ValueError:
-        return ()  # podman itself stops at it, and says so
-    folders = engine.get("cdi_spec_dirs", []) if isinstance(engine, dict) else []
-    return tuple(folder for folder in folders if isinstance(folder, str)) if isinstance(folders, list) else ()
+    folders: tuple[str, ...] = ("/etc/cdi",) if version[:2] == _FIRST_WITH_CONFIGURABLE_FOLDERS else CDI_FOLDERS
+    appends = False
+    for path in sorted(files, key=lambda path: (not path.startswith("/usr/"), ".conf.d/" in path, path)):
+        try:
+            found = at(parse_document(files[path], path), ("engine", "cdi_spec_dirs"))
+        except ValueError:
+            continue  # podman itself stops at it, and says so
+        items = found if isinstance(found, list) else []
+        for item in items:
+            appends = item.get("append", appends) is True if isinstance(item, dict) else appends
+        own = tuple(item for item in items if isinstance(item, str))
+        folders = (*folders, *own) if appends else own or folders
+    return folders
 
 
 def supports_spec(version: Version | None, spec_version: str) -> bool:

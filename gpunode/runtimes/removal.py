@@ -6,11 +6,9 @@ import posixpath
 from collections.abc import Mapping, Sequence
 
 from gpunode.errors import Refused
-from gpunode.runtimes.documents import edit_file, parse_document
-from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, ConfigLayer, DesiredConfig, Edit, Files, Removal, Runtime
+from gpunode.runtimes.documents import MISSING, ConfigLayer, Document, at, compare_documents, parse_document, put
+from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, DesiredConfig, Edit, Files, Removal, Runtime
 from gpunode.runtimes.reversal import changed_handlers
-from gpunode.runtimes.text import MISSING, compare_documents
-from gpunode.runtimes.tomlread import Document, at, put
 
 # The files as they were before the handler was added; None for a file that was missing or is not on record.
 PreviousContents = Mapping[str, bytes | None]
@@ -53,7 +51,13 @@ def remove_handler(
     is_recorded = removal.after != files
     if not is_recorded:
         if _is_foreign(row, desired, files):
-            raise _foreign_handler_error(row, desired, files)
+            binary = row.inspect(files, desired).handlers[desired.handler]
+            raise Refused(
+                f"the runtime {desired.handler} of {row.id} was not added by configure",
+                why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
+                hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
+                f"program: --nvidia-runtime-path={binary or 'FILE'}",
+            )
         removal = _restore_entry(row, desired, removal, dict.fromkeys(files))
     removal = row.complete_removal(remove_dangling_default(row, desired, removal), desired)
     paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
@@ -99,22 +103,13 @@ def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
     return binary not in {None, desired.binary} and not is_nvidias
 
 
-def _foreign_handler_error(row: Runtime, desired: DesiredConfig, files: Files) -> Refused:
-    binary = row.inspect(files, desired).handlers[desired.handler]
-    return Refused(
-        f"the runtime {desired.handler} of {row.id} was not added by configure",
-        why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
-        hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
-        f"program: --nvidia-runtime-path={binary or 'FILE'}",
-    )
-
-
 def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
     """Make the handler's entry, and a default that names it, what they were ``before``; else they go."""
     layers, main = row.layers(removal.after, desired), desired.config or row.config
     root = next((layer.document for layer in layers if layer.path == main), {})
     for layer in (layer for layer in layers if layer.path in before):
-        was, document, entry = parse_document(before[layer.path], layer.path), layer.document, layer.entry(desired)
+        was, document = parse_document(before[layer.path], layer.path), layer.document
+        entry = (*layer.runtimes, desired.handler)
         if at(document, entry) is not None:
             document = put(document, entry, at(was, entry), prune=True)
         if at(document, layer.default) == desired.handler:
@@ -122,10 +117,10 @@ def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, befor
         if document is layer.document:
             continue
         # A drop-in without settings of its own is deleted, unless it has a comment.
-        rest, content = {key: value for key, value in document.items() if key != "version"}, removal.after[layer.path]
+        rest = put(document, ("version",), None)
         says_more = any(value is not MISSING for _, _, value in compare_documents(root, rest))
-        is_idle = layer.path != main and b"#" not in content and not says_more
-        removal = removal.with_file(layer.path, None if is_idle else _edit(layer, document, content))
+        is_idle = layer.path != main and "#" not in layer.text and not says_more
+        removal = removal.with_file(layer.path, None if is_idle else _edit(layer, document))
     return removal
 
 
@@ -134,34 +129,32 @@ def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Remov
 
     One that named none before gpunode comes back with the file that gpunode found it in.
     """
-    stages = (removal.former, removal.files)
-    was, now = ({one.path: at(one.document, one.default) for one in row.layers(each, desired)} for each in stages)
+
+    def read_defaults(files: Files) -> dict[str, str]:
+        found = ((layer.path, at(layer.document, layer.default)) for layer in row.layers(files, desired))
+        return {path: name for path, name in found if isinstance(name, str)}
+
+    was, now, left = (read_defaults(files) for files in (removal.former, removal.files, removal.after))
     present, were_there = (row.inspect(files, desired).handlers for files in (removal.after, removal.former))
     for layer in row.layers(removal.after, desired):
-        path, name = layer.path, at(layer.document, layer.default)
-        is_dangling = name and name not in {*present, *RUNC_FAMILY} and not name.startswith(("io.containerd.", "$"))
-        if not is_dangling or name not in {desired.handler, *({name} - {now.get(path)})}:
+        path, name = layer.path, left.get(layer.path, "")
+        if name in {"", *present, *RUNC_FAMILY} or name.startswith(("io.containerd.", "$")):
+            continue
+        if name == now.get(path) and name != desired.handler:
             continue
         was_dangling = was.get(path) == name and name not in were_there
         is_recorded = removal.former.get(path) != removal.files[path]
         if was_dangling and is_recorded:
             continue
         document = put(layer.document, layer.default, was[path] if was.get(path) in present else None)
-        is_idle = path not in removal.former and not document and b"#" not in removal.after[path]
-        content = None if is_idle else _edit(layer, document, removal.after[path])
-        removal = removal.with_file(path, content).with_notes(
+        is_idle = path not in removal.former and not document and "#" not in layer.text
+        removal = removal.with_file(path, None if is_idle else _edit(layer, document)).with_notes(
             f"{path}: the default runtime {name} no longer exists; that default is removed, since containers would not "
             "start with it"
         )
     return removal
 
 
-def _edit(layer: ConfigLayer, document: Document, content: bytes) -> bytes:
-    edited = edit_file(content, layer.path, layer.document, document)
-    if edited is None:
-        raise Refused(
-            f"{layer.path}: gpunode found no way to write it that leaves the rest of the file as it is",
-            why="every edit that it tried would also change other lines or settings",
-            hint=f"write the tables of {layer.path} with headers ([a.b.c]), then run the command again",
-        )
-    return edited
+def _edit(layer: ConfigLayer, document: Document) -> bytes | None:
+    advice = f"write the tables of {layer.path} with headers ([a.b.c]), then run the command again"
+    return layer.edit(document, advice=advice)

@@ -16,10 +16,19 @@ from typing import Any
 from gpunode import merging
 from gpunode.errors import Refused
 from gpunode.runtimes.containerd_files import CRI_PLUGIN_BY_SCHEMA
-from gpunode.runtimes.documents import edit_file, is_json, parse_document, reads_as
+from gpunode.runtimes.documents import (
+    Document,
+    Path,
+    Uneditable,
+    at,
+    edit_content,
+    is_json,
+    parse_document,
+    put,
+    reads_as,
+    same,
+)
 from gpunode.runtimes.model import Edit
-from gpunode.runtimes.text import same
-from gpunode.runtimes.tomlread import Document, Path, at, put
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +63,11 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
         return RevertedFile(edit.before or b"")
     if edit.after is None:
         return RevertedFile(now)
-    path = edit.path
+    path, as_json = edit.path, is_json(edit.path, edit.before, edit.after, now)
     try:
         was, made, found = (parse_document(data, path) for data in (edit.before, edit.after, now))
     except (ValueError, Refused):
-        return None if is_json(path) else _revert_lines(edit, now)
+        return None if as_json else _revert_lines(edit, now)
     if same(was, made):
         return _revert_lines(edit, now)
     name, new_name = _find_cri_plugin(made), _find_cri_plugin(found)
@@ -68,18 +77,19 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
     keys = _KeyReversal(entries)
     reverted = keys.revert_table(was, made, found, ())
     if "plugins" in reverted and found.get("version", 1) != 1:
-        reverted = {
-            "version": found["version"],
-            **reverted,
-        }  # the schema of containerd's tables that were written since
+        # The schema of containerd's tables that were written since.
+        reverted = {"version": found["version"], **reverted}
     added = {*_leaves(found)} - {*_leaves(made)} - {*_leaves(reverted)}
     removed = () if is_migrated else tuple(sorted(added))  # a migration writes every default into the entries
-    if edit.before is None and not reverted and (is_json(path) or _adds_no_line(now, edit.after)):
+    if edit.before is None and not reverted and (as_json or _adds_no_line(now, edit.after)):
         return RevertedFile(b"", tuple(keys.changed), removed)
     content = merging.merged(edit.after, edit.before or b"", now, is_checked=True)
     if content is None or not reads_as(content, path, reverted):
-        content = edit_file(now, path, found, reverted)
-    return None if content is None else RevertedFile(content, tuple(keys.changed), removed)
+        try:
+            content = edit_content(now, found, reverted, as_json=as_json)
+        except Uneditable:
+            return None
+    return RevertedFile(content, tuple(keys.changed), removed)
 
 
 def _find_cri_plugin(document: Document) -> str:

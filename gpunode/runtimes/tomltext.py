@@ -19,8 +19,7 @@ import tomlkit  # noqa: TID253
 from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
-from gpunode.runtimes.text import compare_documents, same
-from gpunode.runtimes.tomlread import Document, Path, VerbatimFloat, parse
+from gpunode.runtimes.documents import Document, Path, Uneditable, VerbatimFloat, parse_toml, same
 
 _Entry: TypeAlias = tuple[Key | None, Item]
 # The second round adds the headers of tables that lose their last key but stay.
@@ -30,20 +29,6 @@ _INSERTED_TEXT_MARK = "\0"
 _TABLE_HEADER_LINE = re.compile(r"^([ \t]*)\[([^\[\n].*?)\][ \t]*(?:#.*)?$", re.MULTILINE)
 _LINE_ABOVE_HEADER = re.compile(r"^([ \t]*(?:[^#\s].*)?)\n(?=[ \t]*\[)", re.MULTILINE)
 _KEY_BELOW_HEADER = re.compile(r"^([ \t]*)\[[^\[\n].*\n\1([ \t]*)[^\s#\[]", re.MULTILINE)
-
-
-class Uneditable(Exception):
-    """No edit was found that leaves the rest of the text as it is.
-
-    Attributes:
-        paths: of the keys that were to change.
-        line: from 1, that tomlkit cannot read or would write otherwise; 0 where it is none of them.
-    """
-
-    def __init__(self, paths: tuple[Path, ...], line: int) -> None:
-        super().__init__(", ".join(".".join(path) for path in paths))
-        self.paths = paths
-        self.line = line
 
 
 def edit(text: str, before: Document, after: Document) -> str:
@@ -64,7 +49,7 @@ def edit(text: str, before: Document, after: Document) -> str:
     for _ in range(_MAX_EDIT_ROUNDS):
         try:
             result, ends = _edit_once(result, read, after)
-            read = parse(result)
+            read = parse_toml(result)
         except (TOMLKitError, ValueError, LookupError, AttributeError, RecursionError) as error:
             line = error.line if isinstance(error, ParseError) and result == former else 0
             break  # LookupError and AttributeError are faults of tomlkit's
@@ -72,7 +57,7 @@ def edit(text: str, before: Document, after: Document) -> str:
         if same(read, after) and _keeps_foreign_lines(former, result, replaced):
             result = result if is_terminated else result.removesuffix("\n")
             return result.replace("\n", "\r\n") if is_crlf else result
-    raise Uneditable(tuple(path for path, _, _ in compare_documents(before, after)), line)
+    raise Uneditable(before, after, line)
 
 
 def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[str]]:
@@ -361,7 +346,7 @@ def _collect_comments(item: Item) -> str:
 
 def _change_list(array: Array, new: list[Any], quote: str) -> None:
     """Take out and put in single items, so that comments and line breaks between the others stay."""
-    old = parse(f"v = {array.as_string()}")["v"]
+    old = parse_toml(f"v = {array.as_string()}")["v"]
     head = 0
     while head < min(len(old), len(new)) and same(old[head], new[head]):
         head += 1

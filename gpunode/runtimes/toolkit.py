@@ -20,9 +20,7 @@ from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import to_toml_literal
-from gpunode.runtimes.documents import reads_as
-from gpunode.runtimes.text import encode
-from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parse_file, put
+from gpunode.runtimes.documents import ConfigLayer, Path, at, encode, parse_toml_file, put, reads_as
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"
@@ -130,10 +128,10 @@ def non_default_settings(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
     Raises:
         Refused: the file is not TOML.
     """
-    _, document = _parse_config(data, path)
+    document = _read_config(data, path).document
     found = ((key, at(document, key.path)) for key in KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
     return tuple(
-        f"{key.name} = {json.dumps(value)}"
+        f"{key.name} = {json.dumps(value, default=str)}"
         for key, value in found
         if value is not None and value != _default_value(key)
     )
@@ -151,13 +149,12 @@ def parse_set_options(words: Iterable[str]) -> tuple[Setting, ...]:
     Raises:
         UsageError: a key is unknown, or a value is none that its key can have.
     """
-    return tuple(_parse_setting(part) for word in words for part in _split_set_option(word))
-
-
-def _split_set_option(word: str) -> Sequence[str]:
-    """The settings in one ``--set``: nvidia-ctk cuts it at every comma, here those that belong to a value are left."""
-    parts = word.split(",")
-    return parts if all(part.partition("=")[0] in _TOOLKIT_KEY_BY_NAME for part in parts) else (word,)
+    settings = list[str]()
+    for word in words:
+        # nvidia-ctk cuts one at every comma; here those that belong to a value are left.
+        parts = word.split(",")
+        settings += parts if all(part.partition("=")[0] in _TOOLKIT_KEY_BY_NAME for part in parts) else [word]
+    return tuple(map(_parse_setting, settings))
 
 
 def _parse_setting(word: str) -> Setting:
@@ -289,58 +286,44 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTrait
     Raises:
         Refused: the file cannot be read, or the toolkit would start no container with the outcome.
     """
-    text, document = _parse_config(data, path)
+    file = _read_config(data, path)
     if data is None:
-        text = render_default_config(machine, desired)
-    elif not text.strip() and any(setting.value is not None for setting in desired):
-        text = _write_new_file(_values(desired))
-    document = parse(text)
+        file = _read_config(render_default_config(machine, desired).encode(), path)
+    elif not file.text.strip() and any(setting.value is not None for setting in desired):
+        file = _read_config(encode(_write_new_file(_values(desired)), data), path)
     for setting in desired:
-        text = _edit_config(text, document, setting, path)
-        document = parse(text)
+        file = _read_config(_edit_config(file, setting), path)
     if any(setting.key in (_LDCONFIG_KEY, _FOREIGN_LDCONFIG_KEY) for setting in desired):
-        _refuse_bad_ldconfig(document)
-    return encode(text, data)
+        _refuse_bad_ldconfig(at(file.document, _LDCONFIG_KEY.path), at(file.document, _FOREIGN_LDCONFIG_KEY.path))
+    return file.content or b""
 
 
-class _ConfigFile(TomlFile):
-    __slots__ = ()
-    consequence = "the toolkit cannot read it either"
-
-
-def _parse_config(data: bytes | None, path: str) -> tuple[str, Document]:
+def _read_config(data: bytes | None, path: str) -> ConfigLayer:
     hint = f"correct {path}; `gpunode ctk config default` prints a valid one"
-    return parse_file(data, path, hint=hint, also="; the toolkit starts no container with this file")
+    also = "; the toolkit starts no container with this file"
+    document = parse_toml_file(data, path, hint=hint, also=also)
+    return ConfigLayer(path, data, document, consequence="the toolkit cannot read it either")
 
 
-def _edit_config(text: str, before: Document, setting: Setting, path: str) -> str:
-    keys = setting.key.path
-    file = _ConfigFile(path, text, before)
+def _edit_config(file: ConfigLayer, setting: Setting) -> bytes | None:
+    """Return the file with the key set: below the comment that names it with another value, where there is one."""
+    keys, value, text = setting.key.path, setting.value, file.text
     file.table(keys[:-1])
-    after = put(before, keys, setting.value, prune=True)
-    if at(before, keys) is None and (found := _insert_below_comment(text, after, setting)):
-        return found
+    after = put(file.document, keys, value, prune=True)
+    if value is not None and at(file.document, keys) is None:
+        line = rf"^(?P<indent>[ \t]*)#[ \t]*{re.escape(keys[-1])}[ \t]*=[^\r\n]*"
+        for comment in re.finditer(line, text, re.MULTILINE):
+            newline = "\r\n" if "\r\n" in text else "\n"
+            added = f"{newline}{comment['indent']}{_statement(setting.key, value)}"
+            found = encode(text[: comment.end()] + added + text[comment.end() :], file.content)
+            if reads_as(found, file.path, after):
+                return found
     table = f"[{'.'.join(keys[:-1])}] as a table with a header of its own" if keys[1:] else f"{keys[0]} by hand"
-    return file.edit(after, advice=f"write {table} in {path}, then run the command again")
+    return file.edit(after, advice=f"write {table} in {file.path}, then run the command again")
 
 
-def _insert_below_comment(text: str, after: Document, setting: Setting) -> str:
-    """``text`` with the key set below the comment that names it with another value; empty where there is none."""
-    if setting.value is None:
-        return ""
-    name = setting.key.path[-1]
-    for comment in re.finditer(rf"^(?P<indent>[ \t]*)#[ \t]*{re.escape(name)}[ \t]*=[^\r\n]*", text, re.MULTILINE):
-        newline = "\r\n" if "\r\n" in text else "\n"
-        line = newline + comment["indent"] + _statement(setting.key, setting.value)
-        found = text[: comment.end()] + line + text[comment.end() :]
-        if reads_as(found.encode(), CONFIG, after):
-            return found
-    return ""
-
-
-def _refuse_bad_ldconfig(document: Document) -> None:
-    value = at(document, _LDCONFIG_KEY.path)
-    if not isinstance(value, str) or value.startswith("@") or at(document, _FOREIGN_LDCONFIG_KEY.path) is True:
+def _refuse_bad_ldconfig(value: object, allows_foreign: object) -> None:
+    if not isinstance(value, str) or value.startswith("@") or allows_foreign is True:
         return
     raise Refused(
         f"{_LDCONFIG_KEY.name} = {value!r} would prevent every GPU container from starting",

@@ -67,7 +67,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     loaded = _expected_driver(facts)
     if loaded is None:
         return Planned((), "written once the driver is loaded", deferred=True)
-    if _is_driver_about_to_change(recipe, facts, loaded):
+    driver = wanted_driver(recipe, facts)
+    is_other = isinstance(driver, WantedDriver) and not is_chosen_driver_loaded(loaded, driver.chosen)
+    if loaded.version and is_other:
         return Planned((), f"written after the reboot, which replaces driver {loaded.version}", deferred=True)
     path = output_path(facts)
     fact = facts.file(path)
@@ -77,7 +79,10 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"the recipe does not ask for CDI, and {path} cannot be read")
     before = need(fact, f"what {path} holds")
     judged = judge_specifications(recipe, facts, loaded)
-    if not requests_cdi(recipe) and judged.spec is None and not _has_refresh_unit_failed(facts):
+    refresh = facts.unit(CDI_REFRESH_UNIT)
+    # It fails if started repeatedly before the driver is ready (nvidia-container-toolkit issues 1517 and 1611).
+    has_failed = isinstance(refresh, Known) and refresh.value.failed
+    if not requests_cdi(recipe) and judged.spec is None and not has_failed:
         reason = f"CDI is not requested; {CDI_REFRESH_UNIT} writes a specification when it next runs"
         return Planned((), reason, judged.notes, deferred=True)
     units = tuple(_enable_units(facts)) if requests_cdi(recipe) else ()
@@ -125,15 +130,6 @@ def requests_cdi(recipe: Recipe) -> bool:
     return row is not None and (row.cdi != "switch" or recipe.runtime.cdi is True)
 
 
-def _has_refresh_unit_failed(facts: Facts) -> bool:
-    """Return True if the unit failed, as it does if started repeatedly before the driver is ready.
-
-    Source: nvidia-container-toolkit issues 1517 and 1611.
-    """
-    fact = facts.unit(CDI_REFRESH_UNIT)
-    return isinstance(fact, Known) and fact.value.failed
-
-
 def _has_usable_refresh_unit(facts: Facts) -> bool:
     fact = facts.unit(CDI_REFRESH_UNIT)
     if isinstance(fact, Known) and fact.value.exists:
@@ -153,13 +149,6 @@ def _expected_driver(facts: Facts) -> LoadedDriver | None:
     if isinstance(fact, Unknown):
         return LoadedDriver("", open_module=False) if fact.probe == PLAN_PROBE_KEY else None
     return fact.value
-
-
-def _is_driver_about_to_change(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> bool:
-    driver = wanted_driver(recipe, facts)
-    return (
-        isinstance(driver, WantedDriver) and loaded.version != "" and not is_chosen_driver_loaded(loaded, driver.chosen)
-    )
 
 
 def output_path(facts: Facts) -> str:
@@ -194,16 +183,20 @@ def judge_specifications(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> 
     notes = [*_unsolved_problems(offer, written, places), *_foreign_specifications(offer, spec, loaded)]
     if spec is not None and (fault := _find_fault(spec, facts, loaded)):
         return CdiVerdict(spec, fault, tuple(notes))
-    if spec is None and _ALL_GPUS_DEVICE not in offer.conflicts and _can_add_missing_devices(offer, written, places):
-        return CdiVerdict(None, "there is no specification yet", tuple(notes))
-    return CdiVerdict(spec, "", tuple(notes))
+    folder = written.rpartition("/")[0]
+    rivals = [one for one in offer.unreadable if one.path != written and one.path.rpartition("/")[0] == folder]
+    # One more file can add the missing devices: the runtime reads it, and nothing conflicts.
+    is_addable = _ALL_GPUS_DEVICE not in offer.conflicts and folder in places and not rivals
+    return CdiVerdict(spec, "there is no specification yet" if spec is None and is_addable else "", tuple(notes))
 
 
 def find_devices(facts: Facts, places: Sequence[str] = CDI_FOLDERS) -> CdiDevices:
     """Return the devices that a runtime finds in ``places``."""
     from gpunode.facts import cdi
 
-    return cdi.resolve_devices(_read_specifications(facts), places)
+    folders = tuple(f"{folder}/" for folder in CDI_FOLDERS)
+    states = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
+    return cdi.resolve_devices({path: one.content for path, one in states.items() if path.startswith(folders)}, places)
 
 
 def describe_verdict(verdict: CdiVerdict) -> str:
@@ -215,19 +208,6 @@ def describe_verdict(verdict: CdiVerdict) -> str:
     return f"{spec.path}{of} offers {', '.join(spec.devices)}"
 
 
-def _read_specifications(facts: Facts) -> dict[str, bytes]:
-    folders = tuple(f"{folder}/" for folder in CDI_FOLDERS)
-    states = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
-    return {path: state.content for path, state in states.items() if state is not None and path.startswith(folders)}
-
-
-def _can_add_missing_devices(offer: CdiDevices, written: str, places: Sequence[str]) -> bool:
-    """Return True if one more file could add the missing devices: the runtime reads it, and nothing conflicts."""
-    folder = written.rpartition("/")[0]
-    rivals = [one.path for one in offer.unreadable if one.path != written and one.path.rpartition("/")[0] == folder]
-    return folder in places and not rivals
-
-
 def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     """Return why ``spec`` does not fit the driver and its GPUs, a clause; empty if it does or that is unknown."""
     if spec.drivers and not any(f"{version}.".startswith(loaded.version) for version in spec.drivers):
@@ -236,19 +216,16 @@ def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     if layout is None or not spec.gpus:
         return ""
     if layout.minors and spec.gpus != layout.minors:
-        return (
-            f"{spec.path} names {_join_device_nodes(spec.gpus)}, but the driver has {_join_device_nodes(layout.minors)}"
+        listed, there = (
+            ", ".join(f"/dev/nvidia{minor}" for minor in sorted(minors)) for minors in (spec.gpus, layout.minors)
         )
+        return f"{spec.path} names {listed}, but the driver has {there}"
     if spec.mig_caps != layout.mig_caps:
         return f"{spec.path} does not have the MIG instances of the driver"
     named = frozenset(name for name in spec.devices if name.startswith("GPU-"))
     if strange := sorted(named - layout.uuids):
         return f"{spec.path} names {strange[0]}, which is missing" if len(layout.uuids) == len(layout.minors) else ""
     return ""
-
-
-def _join_device_nodes(minors: frozenset[int]) -> str:
-    return ", ".join(f"/dev/nvidia{minor}" for minor in sorted(minors))
 
 
 def _unsolved_problems(offer: CdiDevices, written: str, places: Sequence[str]) -> Iterator[str]:

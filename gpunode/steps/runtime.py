@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpunode.change import (
@@ -38,7 +38,7 @@ from gpunode.runtimes.installations import (
     kubelet_using,
     with_kubelet_cgroup_driver,
 )
-from gpunode.runtimes.pod_cdi import explain_no_cdi, reads_cdi, should_enable_cdi
+from gpunode.runtimes.model import explain_no_cdi, reads_cdi, should_enable_cdi
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import refuse_package_without_lock
@@ -69,8 +69,16 @@ def _plan_missing_runtime(
     recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]
 ) -> Outcome:
     """Plan the distribution's package of a runtime that is not here."""
-    if _uses_kind_cluster(recipe) and known(facts.rootless_docker, default=False):
-        return _refuse_rootless(facts)
+    if recipe.kubernetes and recipe.kubernetes.kind.workers and known(facts.rootless_docker, default=False):
+        # nvkind issue 48.
+        install = system(facts).install(("docker.io",))
+        return Refusal(
+            what="docker is rootless here, so a kind cluster gets no GPU",
+            why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot "
+            "give the cluster's nodes devices",
+            hint=f"install docker for the whole machine, and use it for kind:\nsudo {install}\n"
+            "docker context use default",
+        )
     if row.external_source:
         return Refusal(
             what=f"{row.id} is not installed",
@@ -90,21 +98,6 @@ def _plan_missing_runtime(
     reason = f"{row.id} is missing; the distribution's package will be installed"
     after = desired_state(recipe, first, KnownAfter(why="runtime"))
     return Planned((PackageChange(first, packages.get(first), after),), reason)
-
-
-def _refuse_rootless(facts: Facts) -> Refusal:
-    # nvkind issue 48.
-    install = system(facts).install(("docker.io",))
-    return Refusal(
-        what="docker is rootless here, so a kind cluster gets no GPU",
-        why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot give "
-        "the cluster's nodes devices",
-        hint=f"install docker for the whole machine, and use it for kind:\nsudo {install}\ndocker context use default",
-    )
-
-
-def _uses_kind_cluster(recipe: Recipe) -> bool:
-    return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
 def _plan_installed_runtime(
@@ -193,30 +186,15 @@ def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> 
     planned = _restrict_files(
         target, replace(planned, changes=(*planned.changes, *_service_changes(row, facts, present)))
     )
-    notes = (
-        *planned.notes,
-        *_cgroup_driver_note(recipe, facts, row),
-        *_preexisting_default_note(recipe, row, present),
-        *_runtime_class_note(recipe, row, found, desired),
-    )
+    notes = (*planned.notes, *_notes_on_recipe(recipe, target, found))
     lacking = (lacks.note,) if lacks else ()
     if not planned.changes:
         return replace(planned, notes=(*notes, *lacking))
-    about_changes = (*planned.change_notes, *lacking, *_not_startable_note(row, facts))
-    return replace(planned, notes=notes, change_notes=about_changes)
-
-
-def _preexisting_default_note(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
-    """Return a note that NVIDIA's runtime is the default although the recipe does not say so."""
-    desired = DesiredConfig()
-    if recipe.runtime.set_as_default is not None or row.inspect(contents(present), desired).default != desired.handler:
-        return ()
-    return (
-        (
-            f"{desired.handler} is the default runtime of {row.id} and stays so, because the recipe does not set "
-            "runtime.set_as_default; runtime.set_as_default = false removes it"
-        ),
-    )
+    unit = target.unit
+    if not facts.is_image and not facts.can_start(row.unit) and unit is not None and unit.exists:
+        starts = f"no systemd runs here, so gpunode cannot start {row.id}, which reads its files at its start"
+        lacking = (*lacking, f"{starts}: start it the way this system starts it")
+    return replace(planned, notes=notes, change_notes=(*planned.change_notes, *lacking))
 
 
 def _uses_cdi_for_pods(recipe: Recipe) -> bool:
@@ -230,20 +208,27 @@ def _uses_cdi_for_pods(recipe: Recipe) -> bool:
     return recipe.runtime.set_as_default is not True and recipe.runtime.cdi is None
 
 
-def _runtime_class_note(
-    recipe: Recipe, row: Runtime, observed: ObservedConfig, desired: DesiredConfig
-) -> tuple[str, ...]:
-    """Return that pods need the RuntimeClass on this node; nothing where CDI gives them their GPUs."""
-    wanted, version = recipe.kubernetes, desired.version
+def _notes_on_recipe(recipe: Recipe, target: RuntimeTarget, observed: ObservedConfig) -> Iterator[str]:
+    """Yield what the recipe does not ask for, or asks for differently; ``observed`` is what the files say now."""
+    row, desired, kubelet = target.row, target.desired, kubelet_using(target.row, target.facts)
     if (
-        not _uses_cdi_for_pods(recipe)
-        or desired.cdi
-        or reads_cdi(row, observed, version)
-        or not (wanted and wanted.runtime_class)
+        recipe.runtime.cgroup_driver == "systemd"
+        and not row.product
+        and kubelet
+        and kubelet.cgroup_driver == "cgroupfs"
     ):
-        return ()
-    needs = f"pods on this node get a GPU only with runtimeClassName: {wanted.runtime_class}"
-    return (f"{needs}: {explain_no_cdi(row, observed, version)}",)
+        yield "the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same"
+    if recipe.runtime.set_as_default is None and observed.default == desired.handler:
+        yield (
+            f"{desired.handler} is the default runtime of {row.id} and stays so, because the recipe does not set "
+            "runtime.set_as_default; runtime.set_as_default = false removes it"
+        )
+    cluster, version = recipe.kubernetes, desired.version
+    if not (cluster and cluster.runtime_class) or not _uses_cdi_for_pods(recipe):
+        return
+    if not desired.cdi and not reads_cdi(row, observed, version):
+        needs = f"pods on this node get a GPU only with runtimeClassName: {cluster.runtime_class}"
+        yield f"{needs}: {explain_no_cdi(row, observed, version)}"
 
 
 def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
@@ -280,28 +265,6 @@ def _is_toolkit_missing(facts: Facts) -> bool:
         return False
     packages = known(facts.packages, {})
     return not any(is_at_version(packages.get(name), "") for name in TOOLKIT_PACKAGES)
-
-
-def _not_startable_note(row: Runtime, facts: Facts) -> tuple[str, ...]:
-    """Return that no systemd runs here which could start the runtime; nothing where it can, or in an image."""
-    unit = facts.unit(row.unit)
-    if facts.is_image or facts.can_start(row.unit) or not isinstance(unit, Known) or not unit.value.exists:
-        return ()
-    how = "start it the way this system starts it"
-    return (f"no systemd runs here, so gpunode cannot start {row.id}, which reads its files at its start: {how}",)
-
-
-def _cgroup_driver_note(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
-    """Return a note that the recipe wants another cgroup driver than the kubelet has."""
-    kubelet = kubelet_using(row, facts)
-    if (
-        recipe.runtime.cgroup_driver != "systemd"
-        or kubelet is None
-        or row.product
-        or kubelet.cgroup_driver != "cgroupfs"
-    ):
-        return ()
-    return ("the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same",)
 
 
 def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
@@ -396,12 +359,22 @@ class RuntimeTarget:
         A reload does not apply docker's features: if ctk is to set them, it is unknown whether dockerd has read them.
         Somebody else's edit of them is no reason for setup to stop containers.
         """
-        row, files = self.row, contents(self.present)
+        files = contents(self.present)
+        unwritten = {path: content for path, content in files.items() if path != self.main}
+        return self._trigger(unwritten if self.desired.cdi and self.desired.exact else files, files)
+
+    def trigger_of_edit(self, after: Files) -> Trigger | None:
+        """Return a restart for containerd, which reads its file only at start, or a reload for dockerd (SIGHUP).
+
+        Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
+        """
+        return self._trigger(contents(self.present), after)
+
+    def _trigger(self, before: Files, after: Files) -> Trigger | None:
+        row = self.row
         if not row.unit or row.watches:
             return None
-        asks = self.desired.cdi and self.desired.exact
-        unwritten = {path: content for path, content in files.items() if path != self.main}
-        reloads = row.reloads and (not asks or row.applies_on_reload(unwritten, files, self.desired))
+        reloads = row.reloads and (before == after or row.applies_on_reload(before, after, self.desired))
         return Trigger("reload" if reloads else "restart", row.unit)
 
 
@@ -415,18 +388,29 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     edited = row.configure(files, desired)
     written = apply_edits(files, edited)
     after = row.inspect(written, desired)
-    _refuse_unwanted_default(row, desired, after)
+    if desired.not_default and after.default == desired.handler:
+        raise Refused(
+            f"{desired.handler} is the default runtime of {row.id}, and the recipe says runtime.set_as_default = false",
+            why=f"the former default of {row.product or row.id} is unknown, so gpunode does not remove it",
+            hint=f"remove it from {row.config or 'its configuration'}, or set_as_default from the recipe",
+        )
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
     default = desired.handler if desired.default else after.default if desired.not_default else None
     meant = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
-    registers = f"registers {desired.handler}{_describe_default(desired)}"
+    is_default = " is not" if desired.not_default else " is" if desired.default else ""
+    named = f"; {desired.handler}{is_default} the default runtime" if is_default else ""
+    registers = f"registers {desired.handler}{named}"
     planned = plan_edits(target, edited, f"{registers}; {edited.how}", meant)
     if not planned.changes and row.unit and not row.product:
         planned = replace(planned, reason=f"{target.main} {registers}")
     # What is said of the edited files again is about them, not about the edits.
     lasting = row.configure(written, desired).notes if planned.change_notes else ()
     passing = tuple(note for note in planned.change_notes if note not in lasting)
-    return replace(planned, notes=(*planned.notes, *lasting, *_cri_notes(target, after)), change_notes=passing)
+    notes = (*planned.notes, *lasting)
+    if after.cri_disabled:
+        disables = f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {row.id}"
+        notes = (*notes, f"{disables}; `{enable_cri_command(row)}` switches it on")
+    return replace(planned, notes=notes, change_notes=passing)
 
 
 def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected: RuntimeExpectation) -> Planned:
@@ -440,13 +424,18 @@ def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected:
     """
     row, files = target.row, contents(target.present)
     expectation = None if row.product else expected
-    notes = (*target.notes, *_masked_notes(target))
+    notes = target.notes
+    if target.unit is not None and target.unit.masked:
+        notes = (*notes, f"{row.unit} is masked, so nothing reads {target.main} until it is unmasked")
     if not edited.edits:
-        again = _plan_reread_if_stale(target, edited) or Planned((), edited.how)
-        return replace(
-            again, notes=(*notes, *edited.notes, *_unregistered_notes(target, edited)), expectation=expectation
-        )
-    trigger = _trigger_of_edit(target, apply_edits(files, edited))
+        again, notes = _plan_reread_if_stale(target, edited) or Planned((), edited.how), (*notes, *edited.notes)
+        if edited.restart and _started_after_toolkit(target):
+            was_started = f"{row.product} was started since the toolkit came and has not registered"
+            look = f"see `{row.product} --version` and `systemctl show {row.unit} -p Environment`"
+            check = f"Check that {target.desired.binary} is on its PATH: {look}"
+            notes = (*notes, f"{was_started} {target.desired.handler}: {edited.restart}. {check}")
+        return replace(again, notes=notes, expectation=expectation)
+    trigger = target.trigger_of_edit(apply_edits(files, edited))
     triggers = frozenset({trigger}) if trigger else frozenset[Trigger]()
     changes = file_changes(edited, target.present, triggers, is_roots=target.is_default_config)
     return Planned(changes, reason, notes, edited.notes, expectation, _name_stopped_containers(target, trigger))
@@ -488,68 +477,9 @@ def _started_after_toolkit(target: RuntimeTarget) -> bool:
     return unit is not None and unit.started_at is not None and came is not None and unit.started_at > came
 
 
-def _unregistered_notes(target: RuntimeTarget, edited: ConfigEdit) -> tuple[str, ...]:
-    """Return a note if a product that registers the handler by itself has not done so."""
-    if not edited.restart or not _started_after_toolkit(target):
-        return ()
-    row, desired = target.row, target.desired
-    return (
-        (
-            f"{row.product} was started since the toolkit came and has not registered {desired.handler}: "
-            f"{edited.restart}. Check that {desired.binary} is on its PATH: see `{row.product} --version` and "
-            f"`systemctl show {row.unit} -p Environment`"
-        ),
-    )
-
-
-def _masked_notes(target: RuntimeTarget) -> tuple[str, ...]:
-    if target.unit is None or not target.unit.masked:
-        return ()
-    return (f"{target.row.unit} is masked, so nothing reads {target.main} until it is unmasked",)
-
-
 def enable_cri_command(row: Runtime) -> Command:
     """Return the command that switches containerd's CRI plugin on."""
     return sudo_gpunode("ctk", "runtime", "configure", f"--runtime={row.id}", "--enable-cri", "--restart")
-
-
-def _cri_notes(target: RuntimeTarget, after: ObservedConfig) -> tuple[str, ...]:
-    """Return a note if no kubelet can use the runtime as configured."""
-    if not after.cri_disabled:
-        return ()
-    return (
-        (
-            f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {target.row.id}; "
-            f"`{enable_cri_command(target.row)}` switches it on"
-        ),
-    )
-
-
-def _refuse_unwanted_default(row: Runtime, desired: DesiredConfig, after: ObservedConfig) -> None:
-    if desired.not_default and after.default == desired.handler:
-        raise Refused(
-            f"{desired.handler} is the default runtime of {row.id}, and the recipe says runtime.set_as_default = false",
-            why=f"the former default of {row.product or row.id} is unknown, so gpunode does not remove it",
-            hint=f"remove it from {row.config or 'its configuration'}, or set_as_default from the recipe",
-        )
-
-
-def _describe_default(desired: DesiredConfig) -> str:
-    if desired.not_default:
-        return f"; {desired.handler} is not the default runtime"
-    return f"; {desired.handler} is the default runtime" if desired.default else ""
-
-
-def _trigger_of_edit(target: RuntimeTarget, after: Files) -> Trigger | None:
-    """Return a restart for containerd, which reads its file only at start, or a reload for dockerd (SIGHUP).
-
-    Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
-    """
-    row = target.row
-    if target.trigger is None:
-        return None
-    reloads = row.reloads and row.applies_on_reload(contents(target.present), after, target.desired)
-    return Trigger("reload" if reloads else "restart", row.unit)
 
 
 def _name_stopped_containers(target: RuntimeTarget, trigger: Trigger | None) -> str:

@@ -14,7 +14,7 @@ from gpunode.kubernetes.model import ClusterNode
 from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, packaged_version, states_from_facts
 from gpunode.runtimes.installations import choose_row
-from gpunode.runtimes.pod_cdi import reads_cdi
+from gpunode.runtimes.model import reads_cdi
 from gpunode.steps.gpus import find_models, find_own_gpus
 from gpunode.steps.managed import has_providers_driver
 

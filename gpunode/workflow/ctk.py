@@ -44,7 +44,7 @@ def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
     if not restart:
         return plan.with_changes(plan.changed_files)
     unit = _daemon_unit(plan)
-    if plan.planned.changes or plan.target is None or unit is None or not (_unit_has_failed(unit) or unit.starting):
+    if plan.planned.changes or plan.target is None or unit is None or not (daemon_has_failed(plan) or unit.starting):
         return plan
     again = plan_reread(plan.target, (plan.main_file,), plan.planned.reason)
     return replace(plan, planned=replace(plan.planned, changes=again.changes, disrupts=again.disrupts))
@@ -53,11 +53,7 @@ def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
 def daemon_has_failed(plan: CtkPlan) -> bool:
     """Return whether the daemon should run and could not."""
     unit = _daemon_unit(plan)
-    return unit is not None and _unit_has_failed(unit)
-
-
-def _unit_has_failed(unit: Unit) -> bool:
-    return unit.failed and not unit.masked
+    return unit is not None and unit.failed and not unit.masked
 
 
 def _daemon_unit(plan: CtkPlan) -> Unit | None:
@@ -91,8 +87,7 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
         Undetermined: if the daemon does not say what runs.
     """
     if plan.planned.disrupts and plan.target:
-        unit = plan.target.facts.unit(plan.target.row.unit)
-        refuse_running_containers(unit, host)
+        refuse_running_containers(plan.target.facts.unit(plan.target.row.unit), host)
 
 
 def apply_edit(
@@ -221,7 +216,7 @@ def explain_no_reload(plan: CtkPlan) -> str:
     if plan.target.trigger is None:
         return "it notices changed files by itself"
     unit = plan.target.unit
-    if unit is None or unit.state.active or _unit_has_failed(unit):
+    if unit is None or unit.state.active or daemon_has_failed(plan):
         return ""
     return "it is not running; it reads its files when it starts" if unit.exists else "it is not installed"
 

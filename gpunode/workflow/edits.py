@@ -30,7 +30,7 @@ from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
-from gpunode.runtimes import DesiredConfig, Edit, Removal, Runtime, toolkit
+from gpunode.runtimes import DesiredConfig, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, contents, packaged_version, probe_state, probe_states
 from gpunode.runtimes.installations import choose_row, is_brought_by_products, kubelet_using, with_kubelet_cgroup_driver
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
@@ -207,12 +207,21 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
     """
     row, desired = target.row, target.desired
     drop_in = desired.drop_in or row.drop_in
-    others = _content_without_gpunode(trails.get(drop_in), target.present.get(drop_in))
-    target = replace(target, desired=replace(desired, others=others))
+    trail, now = trails.get(drop_in), target.present.get(drop_in)
+    if trail and now is not None:
+        restored = restore_file(trail, now, partial(_revert_span, None)).state
+        target = replace(target, desired=replace(desired, others=restored.content if restored else b""))
     planned = with_file_manager_notes(runtime.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
-    absent = next((binary for binary in binaries if binary and _is_program_missing(host, binary)), "")
+
+    def is_missing(binary: str) -> bool:
+        places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
+        # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
+        probes = (Probe(f"program:{place}", path=place, limit_bytes=1) for place in places)
+        return all(host.run_probe(probe).outcome == "absent" for probe in probes)
+
+    absent = next((binary for binary in binaries if binary and is_missing(binary)), "")
     plan = CtkPlan(
         row.id, target.main, planned, present=target.present, target=target, registers_itself=registers_itself
     )
@@ -220,13 +229,6 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
         return plan
     program = missing_program(absent, row.id, *(() if root == "/" else (f"--root={root}",)))
     return replace(plan, missing_program=program).with_notes(program.note)
-
-
-def _is_program_missing(host: HostView, binary: str) -> bool:
-    places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
-    # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
-    looked = (host.run_probe(Probe(f"program:{place}", path=place, limit_bytes=1)) for place in places)
-    return all(one.outcome == "absent" for one in looked)
 
 
 def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image: bool) -> CtkPlan:
@@ -258,14 +260,6 @@ def cdi_only_recipe(row: Runtime) -> Recipe:
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
-def _content_without_gpunode(trail: FileTrail | None, now: FileState | None) -> bytes | None:
-    """Return what others than gpunode have in a file; None if gpunode has no known part in it."""
-    if not trail or now is None:
-        return None
-    restored = restore_file(trail, now, partial(_revert_span, None))
-    return restored.state.content if restored.state else b""
-
-
 def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:
     """Plan the removal of what configure added to the runtime's files; a file as its package shipped it stays.
 
@@ -280,7 +274,10 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
     """
     row, desired, files = target.row, target.desired, contents(target.present)
     # runc comes along where its table would be missed.
-    entries = {layer.path: (layer.entry(desired), (*layer.runtimes, "runc")) for layer in row.layers(files, desired)}
+    entries = {
+        layer.path: ((*layer.runtimes, desired.handler), (*layer.runtimes, "runc"))
+        for layer in row.layers(files, desired)
+    }
     trails = {path: trail for path, trail in trails.items() if trail and path in {*entries, *target.own}}
     left = {path: _known_content(trail[-1].change.after) for path, trail in trails.items()}
     differing = {path: now for path in trails if (now := target.present.get(path)) and now.content != left[path]}
@@ -288,9 +285,10 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
     trails = {path: trail for path, trail in trails.items() if path not in packaged}
     recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail]
     recent_trails = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
-    contents_before = {
-        path: edit.before for path, trail in recent_trails.items() if (edit := _first_edit(trail, desired.handler))
-    }
+    # Of each file the first edit that is about the handler, or about none, such as one of the default alone.
+    edits = ((path, recorded_edit(span.change)) for path, trail in recent_trails.items() for span in reversed(trail))
+    about = ((path, edit) for path, edit in edits if desired.handler in (changed_handlers(edit) or {desired.handler}))
+    contents_before = {path: edit.before for path, edit in about}
     restored: dict[str, RestoredFile] = {}
     if contents_before and not find_other_own_handlers(row, desired, files, recorded):
         # Nobody else needs the rest of what gpunode wrote, such as an import.
@@ -307,19 +305,20 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
     edited = replace(edited, notes=tuple(dict.fromkeys((*notes, *edited.notes))))
     planned = with_file_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
-    return plan.with_changes([_with_folder_removal(change, trails) for change in plan.files])
+    # A file that is removed takes along the folders that were made for it, if they are empty then.
+    made = {path: dict.fromkeys(folder for span in trail for folder in span.folders) for path, trail in trails.items()}
+    return plan.with_changes(
+        [
+            replace(one, folders=(*made[one.path],)) if one.after is None and one.path in made else one
+            for one in plan.files
+        ]
+    )
 
 
 def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
     """Return the trail since the handler was taken out last: that took back all before it."""
     spans = takewhile(lambda span: not removes_handler(recorded_edit(span.change), handler), reversed(trail))
     return tuple(reversed(tuple(spans)))
-
-
-def _first_edit(trail: FileTrail, handler: str) -> Edit | None:
-    """Return the first edit of a trail that is about the handler, or about none, such as one of the default alone."""
-    edits = (recorded_edit(span.change) for span in trail)
-    return next((edit for edit in edits if handler in (changed_handlers(edit) or {handler})), None)
 
 
 def _revert_span(
@@ -330,14 +329,6 @@ def _revert_span(
         return None
     restored = revert_change(span.change, now, entries, keeps_changed=True)
     return restored or RestoredFile(now, is_unclear=True)
-
-
-def _with_folder_removal(change: FileChange, trails: Trails) -> FileChange:
-    """Have a file that is removed take along the folders that were made for it, if they are empty then."""
-    if change.after is not None or change.path not in trails:
-        return change
-    made = (folder for span in trails[change.path] for folder in span.folders)
-    return replace(change, folders=tuple(dict.fromkeys(made)))
 
 
 def _known_content(state: object) -> bytes | None:

@@ -22,12 +22,11 @@ import atheris
 with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"]):
     from gpunode.errors import Refused
     from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
+    from gpunode.runtimes.documents import Document, Uneditable, parse_toml, same
     from gpunode.runtimes.model import Edit, Removal, apply_edits, satisfies
     from gpunode.runtimes.removal import remove_handler
     from gpunode.runtimes.reversal import revert_edit
-    from gpunode.runtimes.text import same
-    from gpunode.runtimes.tomlread import Document, parse
-    from gpunode.runtimes.tomltext import Uneditable, edit
+from gpunode.runtimes.tomltext import edit
 
 INPUTS = Path(__file__).parent.parent / "conformance/runtimes"
 VALUES: list[Any] = [1, True, "x", "a\n'\"", [], [1, "b"], {}, {"k": 1}, {"k": {"l": "m"}}, [{"k": 1}]]
@@ -68,7 +67,7 @@ def toml(data: bytes) -> None:
     """Assert that any edit of any document reads as meant and is made once, or is refused."""
     text = data.decode(errors="ignore")
     try:
-        before = parse(text)
+        before = parse_toml(text)
     except ValueError:
         return
     chance = random.Random(zlib.crc32(data))  # the same input is the same edit
@@ -79,10 +78,10 @@ def toml(data: bytes) -> None:
         edited = edit(text, before, after)
     except Uneditable:
         return
-    assert same(parse(edited), after)
-    assert edit(edited, parse(edited), after) == edited
+    assert same(parse_toml(edited), after)
+    assert edit(edited, parse_toml(edited), after) == edited
     back = revert_edit(Edit("/x.toml", text.encode(), edited.encode()), edited.encode() + b"\n")
-    assert back is None or back.changed or same(parse(back.content.decode()), before)
+    assert back is None or back.changed or same(parse_toml(back.content.decode()), before)
 
 
 def _alter(table: Document, chance: random.Random) -> None:

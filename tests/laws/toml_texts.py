@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
-from gpunode.runtimes.tomlread import VerbatimFloat
+from gpunode.runtimes.documents import VerbatimFloat
 
 Document: TypeAlias = dict[str, Any]
 Path: TypeAlias = tuple[str | int, ...]

@@ -13,7 +13,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.runtimes import DesiredConfig, containerd, satisfies
 from gpunode.runtimes.containerd_files import CRI_PLUGIN_BY_SCHEMA, FIRST_VERSION_BY_SCHEMA
-from gpunode.runtimes.tomlread import Document
+from gpunode.runtimes.documents import Document
 from tests.needs import lacking, program
 from tests.unit.runtimes.one_file import configure, inspect
 

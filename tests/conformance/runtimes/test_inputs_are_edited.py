@@ -11,8 +11,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.text import decode, same
-from gpunode.runtimes.tomlread import Document, parse
+from gpunode.runtimes.documents import Document, decode, parse_toml, same
 from gpunode.runtimes.tomltext import edit
 
 HERE = Path(__file__).parent
@@ -53,20 +52,20 @@ def is_taken_out(back: str, text: str, file: Path) -> bool:
     if back == text or not file.parent.name.startswith(BY_MEANING):
         return back == text
     one, other = (["".join(line.split()) for line in each.splitlines() if "#" in line] for each in (back, text))
-    return same(parse(back), parse(text)) and one == other
+    return same(parse_toml(back), parse_toml(text)) and one == other
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_key_added_anywhere_can_be_removed_again(file: Path) -> None:
     text = decode(file.read_bytes(), file.name)
-    before = parse(text)
+    before = parse_toml(text)
     places = list(tables(before))
     for path in places[:: 1 + len(places) // 8]:
         # A value in a table that has a header and nothing else of its own: its header would go with it.
         for value in (ENTRY, "x"):
             after = with_key(before, path, value)
             added = edit(text, before, after)
-            assert same(parse(added), after)
+            assert same(parse_toml(added), after)
             lines = iter(added.splitlines())
             assert all(line in lines for line in text.splitlines()) or "{" in text
             back = edit(added, after, before)
@@ -86,7 +85,7 @@ def test_configured_file_can_be_edited_back(file: Path, desired: DesiredConfig) 
     except Refused:
         return  # the other tests say which
     for one in edits:
-        before, after = (parse(decode(content, file.name)) for content in (one.before, one.after))
+        before, after = (parse_toml(decode(content, file.name)) for content in (one.before, one.after))
         if holds(after, before):
             text = decode(one.before, file.name)
             assert is_taken_out(edit(edit(text, before, after), after, before), text, file)

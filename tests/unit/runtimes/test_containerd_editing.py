@@ -484,6 +484,7 @@ def test_empty_file_has_no_settings() -> None:
         (b"\n\xff\n", ":2:1: not UTF-8", "0xff"),
         (b"version = '2'\n", ":1: version is not a whole number", "'2'"),
         (b"version = true\n", ":1: version is not a whole number", "True"),
+        (b"version = [2]\n", ":1: version is not a whole number", "[2]"),
         (b"version = 2\nplugins = 3\n", ":2: plugins is not a table", "3"),
         (b"version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\nruntimes = []\n", ":3: plugins.", "[]"),
         (
@@ -536,7 +537,7 @@ def test_newer_schema_is_read_as_the_last_known_one() -> None:
 
 
 def test_uneditable_file_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tomltext, "parse", lambda _: {})
+    monkeypatch.setattr(tomltext, "parse_toml", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
         configure(V2, DesiredConfig())
     assert "would also change other lines or settings" in refused.value.why

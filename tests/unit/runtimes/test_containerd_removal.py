@@ -6,8 +6,8 @@ import pytest
 
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, apply_edits, containerd, containerd_editing
 from gpunode.runtimes.containerd_files import load_config_files, match_pattern, widen_pattern
+from gpunode.runtimes.documents import parse_toml
 from gpunode.runtimes.model import EditMode
-from gpunode.runtimes.tomlread import parse
 from tests.unit.runtimes.unconfigured import unconfigure
 
 CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
@@ -62,7 +62,7 @@ def test_unrecorded_handler_is_removed_by_name_with_a_note() -> None:
     desired = DesiredConfig(default=True, exact=True)
     after, _ = configure({CONFIG: RUNC}, desired)
     back, how = unconfigure_containerd(after, desired, ())
-    assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
+    assert parse_toml(back[CONFIG].decode()) == parse_toml(RUNC.decode())
     assert any("default" in note and "not on record" in note for note in how.notes)
 
 
@@ -100,8 +100,8 @@ def test_drop_in_of_another_schema_is_rewritten() -> None:
     """containerd 2 stops reading the root's settings by one, or does not start (aicr issue 1688)."""
     stray = b'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n  runtime_type = "x"\n'
     after, _ = configure({CONFIG: RUNC, DROP_IN: stray}, DesiredConfig(mode="drop-in", exact=True))
-    assert parse(after[DROP_IN].decode())["version"] == 2
-    assert set(parse(after[DROP_IN].decode())["plugins"]) == {"io.containerd.grpc.v1.cri"}
+    assert parse_toml(after[DROP_IN].decode())["version"] == 2
+    assert set(parse_toml(after[DROP_IN].decode())["plugins"]) == {"io.containerd.grpc.v1.cri"}
 
 
 def test_drop_in_of_an_incompatible_schema_does_not_count() -> None:
@@ -144,7 +144,7 @@ def test_staged_nested_imports_are_read_once_with_new_content() -> None:
     staged = containerd_editing.staged_imports(files, DesiredConfig(), ["/c/b.toml"])
     assert staged == {"/c/a.toml": b"version = 2\n", "/c/b.toml": RUNC}
     root = containerd_editing.staged_root(files, DesiredConfig(), {"/c/a.toml": "/t/1", "/c/b.toml": "/t/2"})
-    assert parse(root.decode())["imports"] == ["/t/1", "/t/2"]
+    assert parse_toml(root.decode())["imports"] == ["/t/1", "/t/2"]
 
 
 PARKED = b'version = 2\n[debug]\n  level = "trace"\n'
@@ -153,9 +153,9 @@ PARKED = b'version = 2\n[debug]\n  level = "trace"\n'
 def test_unimported_file_stays_unimported_unless_the_folder_is() -> None:
     files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
     auto = containerd.configure(files, DesiredConfig(version=(2, 1)))
-    assert parse(apply_edits(files, auto)[CONFIG].decode())["imports"] == [DROP_IN]
+    assert parse_toml(apply_edits(files, auto)[CONFIG].decode())["imports"] == [DROP_IN]
     asked = containerd.configure(files, DesiredConfig(mode="drop-in", exact=True))
-    assert parse(apply_edits(files, asked)[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
+    assert parse_toml(apply_edits(files, asked)[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
     assert any("old.toml" in note for note in asked.notes)
 
 
@@ -164,7 +164,9 @@ def test_options_of_a_vm_runtime_are_not_inherited(default: bool) -> None:
     kata = KATA.replace(b"version = 2\n", f'version = 2\n[{CRI}.containerd]\ndefault_runtime_name = "kata"\n'.encode())
     files = {CONFIG: kata + RUNC.split(b"\n", 1)[1] + b"  privileged_without_host_devices = true\n"}
     after, _ = configure(files, DesiredConfig(default=default, exact=True, version=(1, 7)))
-    entry = parse(after[CONFIG].decode())["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]["nvidia"]
+    entry = parse_toml(after[CONFIG].decode())["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"][
+        "nvidia"
+    ]
     assert entry["runtime_type"] == "io.containerd.runc.v2"
     assert entry["privileged_without_host_devices"] is True
 
@@ -188,7 +190,7 @@ def test_implicit_import_of_conf_d_is_made_explicit() -> None:
     files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
     desired = DesiredConfig(version=(2, 2, 1))
     after, former = configure(files, desired)
-    assert parse(after[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
+    assert parse_toml(after[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
     assert containerd.inspect(after, desired).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
     assert containerd.configure(after, desired).edits == ()
     assert unconfigure_containerd(after, desired, former)[0] == files

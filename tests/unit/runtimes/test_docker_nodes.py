@@ -11,11 +11,12 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, Edit, gather_files, runtime
+from gpunode.runtimes import DesiredConfig, Edit, apply_edits, gather_files, runtime
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.docker import applies_on_reload, configure, inspect, keeps_containers
 from gpunode.runtimes.docker_nodes import locate_row
 from gpunode.runtimes.found import contents, probe_states, states_from_facts
+from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
 CONFIG = "/etc/docker/daemon.json"
@@ -98,6 +99,18 @@ def test_file_named_by_the_config_file_flag_is_edited() -> None:
         "docker.service",
     )
     assert locate_row(ROW, engine(), DesiredConfig()) is ROW
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"debug": true}\n', b'\xef\xbb\xbf\n{"debug": true}\n'])
+def test_file_with_another_ending_than_json_is_written_as_json(content: bytes | None) -> None:
+    path = "/srv/dockerd.conf"
+    files = engine(f"--config-file={path}", **({} if content is None else {path: content}))
+    edited = configure(files, DesiredConfig())
+    written = apply_edits(files, edited)
+    assert json.loads(written[path].decode("utf-8-sig"))["runtimes"]["nvidia"]["path"] == DesiredConfig().binary
+    theirs = {**written, path: written[path].replace(b"\n", b" \n")}
+    removed = unconfigure("docker", theirs, DesiredConfig(), edited.edits)
+    assert not inspect(apply_edits(theirs, removed), DesiredConfig()).handlers
 
 
 def test_unread_file_is_edited_if_named() -> None:

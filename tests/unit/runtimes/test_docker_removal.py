@@ -158,6 +158,14 @@ def test_values_changed_since_are_kept(now: dict[str, Any], expected: dict[str, 
     assert bool(edited.notes) is bool(note)
 
 
+@pytest.mark.parametrize("default", ["true", "[]", '{"a": 1}'])
+def test_default_that_is_no_name_stays_when_the_handler_goes(default: str) -> None:
+    files = {CONFIG: f'{{"default-runtime": {default}}}'.encode()}
+    edited = configure(files, DesiredConfig())
+    removed = unconfigure("docker", apply_edits(files, edited), DesiredConfig(), edited.edits)
+    assert apply_edits(apply_edits(files, edited), removed) == files
+
+
 def test_default_that_no_longer_exists_is_not_restored() -> None:
     # Made the default by hand, after a run that only added it.
     after = configured_file(b"{}", DesiredConfig())

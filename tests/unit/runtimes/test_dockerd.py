@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.facts.systemd import UnitCommand
-from gpunode.runtimes.dockerd import Flags, ReloadOutcome, conflicts, flags, flags_of_command, parse_reload_log
+from gpunode.runtimes.docker_nodes import Flags, ReloadOutcome, conflicts, parse_flags, parse_reload_log
 
 
 @pytest.mark.parametrize(
@@ -21,35 +20,37 @@ from gpunode.runtimes.dockerd import Flags, ReloadOutcome, conflicts, flags, fla
         ("/bin/sh -c 'exec /usr/bin/dockerd --iptables=false'", {"iptables": ("false",)}),
         ("dockerd-rootless.sh --experimental", {"experimental": ("true",)}),
         ("dockerd -x --", {}),
+        ("dockerd --data-root /srv/dockerd --icc=false", {"data-root": ("/srv/dockerd",), "icc": ("false",)}),
     ],
 )
 def test_flags_are_parsed_as_dockerd_parses_them(line: str, expected: dict[str, tuple[str, ...]]) -> None:
     import shlex
 
-    assert flags(shlex.split(line)).given == expected
+    assert parse_flags(shlex.split(line)).given == expected
 
 
 def test_flag_values_are_extracted() -> None:
     argv = ("/usr/bin/dockerd", "--config-file=/srv/d.json", "--add-runtime", "nv=/usr/bin/nv", "--feature", "cdi")
-    given = flags_of_command(UnitCommand(argv, ("/lib/systemd/system/docker.service",)))
+    given = parse_flags(argv, ("/lib/systemd/system/docker.service",))
     assert given.config == "/srv/d.json"
+    assert parse_flags(["dockerd", "--config-file", "srv/d.json"]).config == "/srv/d.json"
     assert given.runtimes == {"nv": "/usr/bin/nv"}
     assert given.cdi is True
     assert given.live_restore is None
     assert given.sources == ("/lib/systemd/system/docker.service",)
-    assert flags(["dockerd", "--feature=cdi=false", "--live-restore"]).cdi is False
-    assert flags(["dockerd", "--live-restore"]).live_restore is True
-    assert flags(["dockerd", "--live-restore=false", "--add-runtime=broken"]).live_restore is False
-    assert flags(["dockerd", "--add-runtime=broken"]).runtimes == {}
+    assert parse_flags(["dockerd", "--feature=cdi=false", "--live-restore"]).cdi is False
+    assert parse_flags(["dockerd", "--live-restore"]).live_restore is True
+    assert parse_flags(["dockerd", "--live-restore=false", "--add-runtime=broken"]).live_restore is False
+    assert parse_flags(["dockerd", "--add-runtime=broken"]).runtimes == {}
     line = "dockerd -H fd:// --config-file /a --debug --config-file=/b -D --mtu 9000"
-    assert flags(line.split()).words == ("-H", "fd://", "--debug", "-D", "--mtu", "9000")
-    nothing = flags_of_command(None)
+    assert parse_flags(line.split()).words == ("-H", "fd://", "--debug", "-D", "--mtu", "9000")
+    nothing = Flags()
     assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == ("", None, None)
 
 
 def test_directive_in_both_file_and_flags_conflicts_unless_a_runtime() -> None:
     line = ["dockerd", "-H", "fd://", "--default-runtime=runc", "--add-runtime=a=/a", "--feature=cdi=true", "--debug"]
-    given = flags(line)
+    given = parse_flags(line)
     document = ["hosts", "default-runtime", "runtimes", "features", "live-restore"]
     assert conflicts(given, document) == (
         "hosts (--host)",

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Facts, Known, Kubelet, Unknown
-from gpunode.runtimes import runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.installations import INSTALLATIONS, choose_row, containerd_socket_of
+from tests.unit.runtimes.unconfigured import unconfigure
 
 CONTAINERD = runtime("containerd")
 K3S = "/run/k3s/containerd/containerd.sock"
@@ -95,6 +98,25 @@ def test_k0s_file_without_its_marker_is_not_generated() -> None:
     own = choose_row(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).row
     assert (made.watches, made.generated) == (True, frozenset({config}))
     assert (own.watches, own.generated) == (False, frozenset())
+
+
+def test_generated_file_of_another_shape_is_refused_when_unconfigured() -> None:
+    config = "/etc/k0s/containerd.toml"
+    data = "# k0s_managed=true\nversion = 2\n[plugins.'io.containerd.grpc.v1.cri']\ncontainerd = 5\n"
+    kubelet = Kubelet("k0s", "k0sworker.service", "/run/k0s/containerd.sock")
+    row = choose_row(CONTAINERD, using(kubelet, **{config: data})).row
+    with pytest.raises(Refused, match="containerd is not a table"):
+        unconfigure(row, {config: data.encode()}, DesiredConfig(), ())
+
+
+@pytest.mark.parametrize("handler", ["nvidia", "nvidia-cdi", "1.0", "on", "a: b #c", 'say "hi"'])
+def test_k3s_reads_the_name_of_the_default_runtime_as_written(handler: str) -> None:
+    row = choose_row(CONTAINERD, using(Kubelet("k3s", "k3s.service", K3S, data="/k3s"))).row
+    entry = f"[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{json.dumps(handler)}]"
+    options = 'options = {BinaryName = "/opt/run"}\nruntime_type = "io.containerd.runc.v2"\n'
+    files = {row.config: f"version = 3\n{entry}\n{options}".encode()}
+    (edit,) = row.configure(files, DesiredConfig(handler=handler, binary="/opt/run", default=True)).edits
+    assert yaml.safe_load((edit.after or b"").decode()) == {"default-runtime": handler}
 
 
 @pytest.mark.parametrize("socket", ["/run/crio/crio.sock", "/run/cri-dockerd.sock", "/run/dockershim.sock"])

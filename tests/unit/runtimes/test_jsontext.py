@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.runtimes.jsonread import MalformedJson, parse
-from gpunode.runtimes.jsontext import put
+from gpunode.runtimes.jsontext import MalformedJson, parse, put
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ def test_podman_files_are_not_edited() -> None:
         ((5, 6, 0), {}, BOTH),
         ((5, 6, 0), folders('["/opt/cdi"]'), ("/opt/cdi",)),
         ((5, 6, 0), folders("1"), BOTH),
+        ((5, 6, 0), folders('["/opt/cdi", {append = true}]'), (*BOTH, "/opt/cdi")),
+        ((5, 5, 1), folders('[{append = true}, "/opt/cdi"]'), ("/etc/cdi", "/opt/cdi")),
+        ((5, 6, 0), folders('["/opt/cdi", {append = false}]'), ("/opt/cdi",)),
         ((5, 6, 0), {CONF: b"[engine\n"}, BOTH),
         (None, folders('["/opt/cdi"]'), BOTH),
     ],
@@ -58,6 +61,15 @@ def test_podman_config_files_override_in_order() -> None:
         said += podman.spec_folders(files, (5, 6))
         files.pop(next(iter(files)))
     assert said == ["/three", "/two", "/one"]
+
+
+def test_podman_goes_on_appending_in_the_files_behind() -> None:
+    first = {CONF: b'[engine]\ncdi_spec_dirs = ["/two", {append = true}]\n'}
+    second = "/etc/containers/containers.conf.d/1.conf"
+    appended = {**first, second: b'[engine]\ncdi_spec_dirs = ["/three"]\n'}
+    assert podman.spec_folders(appended, (5, 6)) == (*BOTH, "/two", "/three")
+    replaced = {**first, second: b'[engine]\ncdi_spec_dirs = ["/three", {append = false}]\n'}
+    assert podman.spec_folders(replaced, (5, 6)) == ("/three",)
 
 
 @pytest.mark.parametrize(

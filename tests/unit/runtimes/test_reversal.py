@@ -8,8 +8,8 @@ from collections.abc import Collection
 import pytest
 
 from gpunode.runtimes import DesiredConfig, Edit
+from gpunode.runtimes.documents import parse_toml
 from gpunode.runtimes.reversal import revert_edit
-from gpunode.runtimes.tomlread import parse
 from tests.unit.runtimes.docker_file import configure as configure_docker
 from tests.unit.runtimes.one_file import configure as configure_containerd
 
@@ -73,7 +73,7 @@ def test_keys_added_to_our_table_are_removed_with_it_and_named() -> None:
     now = WITH.replace(line, line + b'      CriuPath = "/opt/criu"\n')
     back = taken_back(V2, WITH, now, TOML)
     assert back is not None
-    assert parse(back.decode()) == parse(V2.decode())
+    assert parse_toml(back.decode()) == parse_toml(V2.decode())
     assert [line for line in back.splitlines() if b"#" in line] == [line for line in V2.splitlines() if b"#" in line]
     assert removed_keys(V2, WITH, now, TOML) == ((*RUNTIMES, "nvidia", "options", "CriuPath"),)
 
@@ -99,7 +99,7 @@ def test_missing_or_already_restored_key_is_no_conflict() -> None:
     gone = WITH.replace(b"  enable_cdi = true\n", b"").replace(b"enable_cdi = true\n", b"")
     back = taken_back(V2, WITH, gone, TOML)
     assert back is not None
-    assert parse(back.decode()) == parse(V2.decode())
+    assert parse_toml(back.decode()) == parse_toml(V2.decode())
 
 
 def test_list_keeps_additions_and_regains_removed_items() -> None:
@@ -108,7 +108,7 @@ def test_list_keeps_additions_and_regains_removed_items() -> None:
     now = b'imports = ["a", "ours", "b"]\ndisabled_plugins = ["aufs", "zfs"]\n'
     back = taken_back(before, after, now, TOML)
     assert back is not None
-    assert parse(back.decode()) == {"imports": ["a", "b"], "disabled_plugins": ["cri", "aufs", "zfs"]}
+    assert parse_toml(back.decode()) == {"imports": ["a", "b"], "disabled_plugins": ["cri", "aufs", "zfs"]}
     assert taken_back(b"x = 1\n", b"x = 1\nl = [1]\n", b"x = 1\nl = [1, 2]\n", TOML) == b"x = 1\nl = [2]\n"
     assert taken_back(b"l = [1, 2]\n", b"l = [2, 1]\n", b"l = [2, 1, 3]\n", TOML) is None
 
@@ -150,7 +150,7 @@ def test_handler_goes_from_a_file_migrated_to_another_schema(before: bytes | Non
     assert reversal is not None
     assert not reversal.changed
     assert not reversal.removed, "what the migration wrote out is nobody's"
-    left = parse(reversal.content.decode())
+    left = parse_toml(reversal.content.decode())
     runc = {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}
     cri = {"containerd": {"runtimes": {"runc": runc}}}
     assert left == {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpunode.runtimes import tomltext
-from gpunode.runtimes.tomlread import Document, parse
-from gpunode.runtimes.tomltext import Uneditable, edit
+from gpunode.runtimes.documents import Document, Uneditable, parse_toml
+from gpunode.runtimes.tomltext import edit
 
 GONE = object()
 TABLE = {"k": 1, "s": "x"}
@@ -30,7 +30,7 @@ def with_value(document: Document, path: str, value: Any) -> Document:
 
 
 def edit_text(text: str, path: str, value: Any) -> str:
-    before = parse(text)
+    before = parse_toml(text)
     return edit(text, before, with_value(before, path, value))
 
 

@@ -12,8 +12,8 @@ from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes.documents import parse_toml
 from gpunode.runtimes.model import EditMode
-from gpunode.runtimes.tomlread import parse
 from tests.unit.workflow.editing import PLAIN, Machine, configured, made, plan_of, unconfigured
 
 CRIO = b'[crio.runtime]\ndefault_runtime = "crun"\n\n[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'
@@ -216,7 +216,7 @@ def test_own_drop_in_follows_its_root_file_and_keeps_foreign_lines(store: Store)
     rotated = host.contents[root].replace(b'"old"', b'"new"')
     host.files[root] = FileState(rotated)
     made(host, store, plan_of(host, desired, store=store))
-    found = parse(host.contents[drop_in].decode())["plugins"]["io.containerd.grpc.v1.cri"]
+    found = parse_toml(host.contents[drop_in].decode())["plugins"]["io.containerd.grpc.v1.cri"]
     assert found["registry"]["configs"]["r.io"]["auth"]["password"] == "new"
     assert found["cni"] == {"bin_dir": "/mine"}
     assert plan_of(host, desired, store=store).files == ()
