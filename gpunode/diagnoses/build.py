@@ -40,12 +40,11 @@ _BUILD_LOG_KINDS: Final = frozenset(
 _KINDS_WITH_BUILD_LOGS_ONLY: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
 _BUILD_WORDS: Final = Pattern(
-    r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
-    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]",
-    re.IGNORECASE,
+    r"(?i)dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
+    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]"
 )
-_MAKE_LOG_HEADER: Final = Pattern(r"^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)", re.MULTILINE)
-_DKMS_MODULE_NAME: Final = Pattern(r"/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d", re.MULTILINE)
+_MAKE_LOG_HEADER: Final = Pattern(r"(?m)^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)")
+_DKMS_MODULE_NAME: Final = Pattern(r"(?m)/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d")
 _KERNEL_RELEASE: Final = r"(?P<kernel>\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().])"
 _TARGET_KERNEL_PATTERNS: Final = tuple(
     Pattern(before + _KERNEL_RELEASE)
@@ -211,11 +210,10 @@ def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
 
 _SOURCE_PACKAGES: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
 _SOURCE_LINK: Final = Pattern(
-    r"^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)",
-    re.MULTILINE,
+    r"(?m)^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)"
 )
-_DRIVER_SOURCE_FOLDER: Final = Pattern(r"^/usr/src/nvidia[^\s/]*", re.MULTILINE)
-_DKMS_ENTRY: Final = Pattern(r"^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$", re.MULTILINE)
+_DRIVER_SOURCE_FOLDER: Final = Pattern(r"(?m)^/usr/src/nvidia[^\s/]*")
+_DKMS_ENTRY: Final = Pattern(r"(?m)^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$")
 
 
 def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
@@ -381,9 +379,8 @@ def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _DKMS_LEFTOVER: Final = Pattern(
-    r"(?:/var/lib/dkms/|Error! |/usr/src/|already contains: ?|^)(?P<module>nvidia(?:-[a-z]+)*)(?:[/-]|, )"
-    r"(?P<version>\d[\w.+~]*\w)",
-    re.MULTILINE,
+    r"(?m)(?:/var/lib/dkms/|Error! |/usr/src/|already contains: ?|^)(?P<module>nvidia(?:-[a-z]+)*)(?:[/-]|, )"
+    r"(?P<version>\d[\w.+~]*\w)"
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -52,7 +51,7 @@ _MOUNT_SOURCE_MISSING: Final = message_line(
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
 _CDI_WORDS: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
-_VERSIONED_LIBRARY: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
+_VERSIONED_LIBRARY: Final = Pattern(rf"(?m)nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)")
 
 
 def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
@@ -161,10 +160,9 @@ def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
 # reads that from 27 on (moby PR 47706).
 
 _UNREADABLE: Final = message_line(
-    r"(?:\bCDI\b|/cdi/)[^\n]{0,400}?(?:unknown field \\?\"|(?:invalid|unknown|unsupported) (?:CDI )?(?:spec )?version)"
-    r"|(?:failed to (?:parse|unmarshal|load) CDI Spec|cdi: invalid spec|invalid CDI Spec)"
-    r"(?![^\n]*(?:no such file|permission denied))",
-    flags=re.IGNORECASE,
+    r"(?i)(?:\bCDI\b|/cdi/)[^\n]{0,400}?(?:unknown field \\?\"|(?:invalid|unknown|unsupported) (?:CDI )?"
+    r"(?:spec )?version)|(?:failed to (?:parse|unmarshal|load) CDI Spec|cdi: invalid spec|invalid CDI Spec)"
+    r"(?![^\n]*(?:no such file|permission denied))"
 )
 # podman before 4.1 takes a CDI device for a path.
 _PODMAN_TAKES_CDI_NAME_AS_PATH: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")

@@ -78,7 +78,7 @@ _CONFIG_REJECTED: Final = message_line(
     r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
     r"|containerd: [^\n]{0,120}unsupported config version"
 )
-_PASTED_EXCERPT: Final = Pattern(r"^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{", re.MULTILINE)
+_PASTED_EXCERPT: Final = Pattern(r"(?m)^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{")
 
 
 def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -264,7 +264,7 @@ def _set_rancher_default(snapshot: Snapshot) -> Iterable[Fix]:
 
 # CRI-O. nvidia-ctk from 1.18 on, and before 1.19.1, takes another folder for its.
 
-_NVIDIA_DROP_IN_LINE: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
+_NVIDIA_DROP_IN_LINE: Final = Pattern(r"(?m)nvidia[^\n]*(?:\.toml|\]|=)")
 
 
 def _unread_drop_in_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -285,8 +285,8 @@ _TOOLKIT_USES_UNREAD_FOLDER: Final = custom_sign(
 )
 
 
-_CONTAINER_WORDS: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
-_WORKING_SMI_OUTPUT: Final = Pattern(r"Driver Version\s*:|^GPU \d+: ", re.MULTILINE)
+_CONTAINER_WORDS: Final = Pattern(r"(?i)\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b")
+_WORKING_SMI_OUTPUT: Final = Pattern(r"(?m)Driver Version\s*:|^GPU \d+: ")
 _CONTAINER_KINDS: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 
 
@@ -308,7 +308,7 @@ def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]
 
 
 _NVML_UNKNOWN_ERROR: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
-_NVML_FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
+_NVML_FORBIDDEN: Final = Pattern(r"(?i)(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions")
 _CONTAINER_LOST_GPU: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _NVML_UNKNOWN_ERROR))
 _SYSTEMD_RELOADED: Final = any_of(
     message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
@@ -347,9 +347,7 @@ _DEV_CHAR_LINKS_NOT_CREATED: Final = message_line(
 # SELinux.
 
 _SELINUX_PERMISSIVE: Final = message_line(
-    r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$",
-    *("text", "application"),
-    flags=re.IGNORECASE,
+    r"(?i)^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$", *("text", "application")
 )
 _SELINUX_DENIAL: Final = unless(
     message_line(
@@ -361,7 +359,7 @@ _SELINUX_DENIAL: Final = unless(
     _SELINUX_PERMISSIVE,
 )
 _SELINUX_ENFORCING: Final = message_line(
-    r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
+    r"(?i)^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing"
 )
 _NVML_DENIED_IN_CONTAINER: Final = unless(
     custom_sign(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -249,7 +248,7 @@ _NVSWITCH_SEEN: Final = any_of(
     any_line(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
 )
 _CONFIDENTIAL_COMPUTING: Final = any_line(
-    r"conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest", re.IGNORECASE
+    r"(?i)conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest"
 )
 
 

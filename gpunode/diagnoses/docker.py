@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,10 +32,9 @@ _RESTART: Final = restart("docker.service", "restart docker; its containers stop
 # The file, and what else the daemon is started with.
 
 _CONFIG_REJECTED: Final = message_line(
-    r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
+    r"(?i)(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? [^\n]{0,80}?"
-    r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
-    flags=re.IGNORECASE,
+    r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)"
 )
 _RUNS: Final = message_line(
     r"^active$|Active: active \(running\)|^ActiveState=active$|^[ \t]*Server Version:|^CONTAINER ID |^GPU \d+: ",
@@ -97,7 +95,7 @@ _DOCKER_IS_DESKTOP: Final = unless(
         r"|Current context is now \"desktop-linux\""
     ),
     predicate(system.is_wsl, "this is WSL2"),
-    message_line(r"microsoft-standard|Kernel Version:\s*\S*microsoft", flags=re.IGNORECASE),
+    message_line(r"(?i)microsoft-standard|Kernel Version:\s*\S*microsoft"),
 )
 
 
@@ -141,9 +139,8 @@ _DEVICE_CGROUP_DENIED: Final = message_line(
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
 _RUNTIME_UNKNOWN: Final = message_line(
-    r"unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
-    r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)",
-    flags=re.IGNORECASE,
+    r"(?i)unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
+    r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)"
 )
 
 
@@ -297,7 +294,7 @@ RULES: Final = (
         decisive=all_of(ROOTLESS, any_of(_DEVICE_CGROUP_DENIED, unless(_RUNTIME_UNKNOWN, _REGISTERED_IN_USER_CONFIG))),
         typical=any_of(
             custom_sign(_known_only_as_root),
-            unless(_DEVICE_CGROUP_DENIED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
+            unless(_DEVICE_CGROUP_DENIED, message_line(r"(?i)\b(?:lxc|lxd|incus)\b")),
             all_of(ROOTLESS, any_of(_TOOLKIT_CGROUPS_ENABLED, unless(_IN_SYSTEM_CONFIG, _REGISTERED_IN_USER_CONFIG))),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),

@@ -22,10 +22,9 @@ from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.facts.sources import SourceKind
 
 _NO_LIBRARY: Final = Pattern(
-    r"(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
+    r"(?i)(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
     r"|couldn.t find libnvidia-ml\.so|could not load NVML library|Could not load dynamic library 'libcuda\.so"
-    r"|NVML(?:Error_LibraryNotFound|_ERROR_LIBRARY_NOT_FOUND| Shared Library Not Found)|ERROR_LIBRARY_NOT_FOUND",
-    re.IGNORECASE,
+    r"|NVML(?:Error_LibraryNotFound|_ERROR_LIBRARY_NOT_FOUND| Shared Library Not Found)|ERROR_LIBRARY_NOT_FOUND"
 )
 _NO_MODULE: Final = Pattern(
     r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
@@ -96,11 +95,10 @@ def _lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _ENGINE_ELSEWHERE_WORDS: Final = Pattern(
-    r"docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux",
-    re.IGNORECASE,
+    r"(?i)docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux"
 )
 # The operator's pods that bring the driver.
-_DRIVER_POD: Final = Pattern(r"(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s", re.MULTILINE)
+_DRIVER_POD: Final = Pattern(r"(?m)(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s")
 
 
 def _has_operator_driver(snapshot: Snapshot) -> bool:
@@ -182,8 +180,7 @@ def _cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
 
 # Debian's packages of nvidia-smi and of both libraries.
 _DPKG_PROGRAM_ROW: Final = Pattern(
-    r"^ii[ \t]+(?P<name>nvidia-smi|libnvidia-ml1|libcuda1)(?::(?P<arch>\w+))?[ \t]+\S+[ \t]+(?P<listed>\w+)?",
-    re.MULTILINE,
+    r"(?m)^ii[ \t]+(?P<name>nvidia-smi|libnvidia-ml1|libcuda1)(?::(?P<arch>\w+))?[ \t]+\S+[ \t]+(?P<listed>\w+)?"
 )
 
 

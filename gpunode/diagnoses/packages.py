@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -35,9 +34,8 @@ _UNINSTALLER: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
 _RUNFILE_MODULE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
 _RUNFILE_VERSION: Final = Pattern(
-    rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
-    rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
-    re.IGNORECASE,
+    rf"(?i)NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
+    rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})"
 )
 
 
@@ -96,7 +94,7 @@ def _summarize_lock(snapshot: Snapshot) -> str:
 
 
 _LISTED_LOCK_HOLDER: Final = Pattern(
-    r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*", re.MULTILINE
+    r"(?m)^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*"
 )
 
 
@@ -169,7 +167,7 @@ def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
         yield reinstall(snapshot, "neither of them completes a package that has lost files: reinstall it", *broken)
 
 
-_DRIVER_WORDS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
+_DRIVER_WORDS: Final = Pattern(r"(?i)nvidia|cuda")
 _LINE_ABOUT_DRIVER: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
 _RPM_ARCHITECTURE_SUFFIX: Final = r"\.(?:x86_64|aarch64|noarch)\b"
 _PACKAGE_FILE_CONFLICT: Final = any_of(

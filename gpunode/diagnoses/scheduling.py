@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -35,7 +34,7 @@ _TAINT_NOT_TOLERATED: Final = message_line(
     r"|did not tolerate (?:taint )?[\w./-]+|had untolerated taints?\b(?!(?:\(s\))?:? ?\{)"
 )
 _GPU_TAINT_NOT_TOLERATED: Final = message_line(
-    rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPU_WORDS}", flags=re.IGNORECASE
+    rf"(?i)(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPU_WORDS}"
 )
 _GPU_TAINT: Final = any_of(
     message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPU_WORDS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
@@ -43,7 +42,7 @@ _GPU_TAINT: Final = any_of(
          # As a list in YAML or JSON; a toleration has an operator, too.
          rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPU_WORDS}[\w./-]*\W+value\b",
          "kubernetes-node"),
-    message_line(rf"\btaints?\b.*{_GPU_WORDS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
+    message_line(rf"(?i)\btaints?\b.*{_GPU_WORDS}.*:No(?:Schedule|Execute)\b")
 )  # fmt: skip
 _TOLERATES_GPU_TAINT: Final = message_line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?[\s\n]+key: nvidia"
@@ -190,8 +189,7 @@ _NO_NVCC: Final = unless(
         rf"\bnvcc[’'\"]?[:：]? {{0,2}}(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvcc$"
         r"|Command ['‘]nvcc['’] not found"
         r"|[Nn]o such file or directory: [^\n]{0,80}/nvcc\b|nvcc was not found|Could not find nvcc\b"
-        r"|The 'nvcc' command was not found",
-        flags=re.MULTILINE,
+        r"|The 'nvcc' command was not found"
     ),
     symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.VERSION_MISMATCH,
     symptoms.NO_DEVICES,

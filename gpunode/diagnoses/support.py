@@ -6,7 +6,6 @@ module or packages tell version and licence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -385,9 +384,7 @@ RULES: Final = (
         context=any_of(
             all_of(_PROPRIETARY_MODULES_INSTALLED, _GPU_NOT_STARTED),
             _GPU_NEEDING_OPEN_MODULES,
-            message_line(
-                r"\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b", flags=re.IGNORECASE
-            ),
+            message_line(r"(?i)\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b"),
         ),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_NEEDS_OPEN),
         remedy=_replace_packages("with the proprietary kernel modules", keep=True),

@@ -170,7 +170,7 @@ def _join_distinct_values(rows: Iterable[tuple[str, str]]) -> TraitValues:
 # The machine.
 
 _LSPCI_DECORATION: Final = Pattern(
-    r"^NVIDIA Corporation\s+|\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\((?:rev|prog-if) [^)\n]*\)", re.IGNORECASE
+    r"(?i)^NVIDIA Corporation\s+|\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\((?:rev|prog-if) [^)\n]*\)"
 )
 
 

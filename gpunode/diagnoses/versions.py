@@ -25,9 +25,8 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _MISMATCH: Final = Pattern(
-    r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
-    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
-    re.IGNORECASE,
+    r"(?i)driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
+    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch"
 )
 # libnvidia-container asks NVML on the node, before there is a container.
 _NODE_SIDE_TOOL_MESSAGE: Final = Pattern(

@@ -124,9 +124,8 @@ _RESOLVED_LIBRARY: Final = Pattern(
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
 _OPENED_LIBRARY: Final = Pattern(
-    r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^[ \t]+)"
-    r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
-    re.MULTILINE,
+    r"(?m)(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}"
+    r"|^[ \t]+)(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)"
 )
 
 

@@ -22,14 +22,13 @@ from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 _API_MISMATCH: Final = Pattern(
-    rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})",
-    re.IGNORECASE,
+    rf"(?i)API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})"
 )
 _MODULE_LOAD_MESSAGE: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = Pattern(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI_TABLE_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
 _SMI_CUDA_VERSION: Final = Pattern(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
-_SMI_VERSION: Final = Pattern(rf"^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
+_SMI_VERSION: Final = Pattern(rf"(?im)^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})")
 _DRIVER_LIBRARY_FILE: Final = Pattern(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
@@ -41,20 +40,18 @@ _MODULE_KERNEL: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)/")
 
 SmiState: TypeAlias = Literal["works", "no-devices", "no-driver", "mismatch", "missing", "failed"]
 _SMI_STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
-    ("mismatch", Pattern(r"Driver/library version mismatch", re.IGNORECASE)),
-    ("no-driver", Pattern(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
-    ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
+    ("mismatch", Pattern(r"(?i)Driver/library version mismatch")),
+    ("no-driver", Pattern(r"(?i)couldn.t communicate with the NVIDIA driver|Driver Not Loaded")),
+    ("no-devices", Pattern(r"(?i)No devices were found")),
     ("missing", Pattern(
-        rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
+        rf"(?im)nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
         # An engine says it of a container, with the program in quotation marks behind "exec:".
-        r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found",
-        re.IGNORECASE | re.MULTILINE)),
+        r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found")),
     ("failed", Pattern(
         # Not what only programs in Go say, such as the device plugin, from its container.
-        r"(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
-        r"|Unable to determine the device handle|Unknown Error|GPU is lost",
-        re.IGNORECASE)),
-    ("works", Pattern(r"Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
+        r"(?i)(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
+        r"|Unable to determine the device handle|Unknown Error|GPU is lost")),
+    ("works", Pattern(r"(?m)Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB")),
 )  # fmt: skip
 
 
@@ -286,7 +283,7 @@ def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
 
 # A row of a query: whatever was asked, a number, a name or a switch stands in it.
 _SMI_QUERY_ROW: Final = Pattern(
-    r"^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$", re.MULTILINE
+    r"(?m)^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$"
 )
 
 
@@ -299,7 +296,7 @@ def smi_version(snapshot: Snapshot) -> SeenVersion | None:
     return _first_version(snapshot, _SMI_TABLE_VERSION)
 
 
-_VERSION_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
+_VERSION_CELL: Final = Pattern(rf"(?m)(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)")
 
 
 def cuda_version(snapshot: Snapshot) -> SeenVersion | None:
@@ -340,15 +337,13 @@ def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 _CONTAINER_SUCCESS_LINE: Final = Pattern(
-    r"\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
-    r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)",
-    re.MULTILINE,
+    r"(?m)\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
+    r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)"
 )
 # Of several nodes one may be well.
 _CONTAINER_FAILURE_LINE: Final = Pattern(
-    r"\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
-    r"|ContainerCreating)\b|ERR!",
-    re.IGNORECASE,
+    r"(?i)\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
+    r"|ContainerCreating)\b|ERR!"
 )
 
 
@@ -362,7 +357,7 @@ _DRIVER_QUERY_KINDS: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.
-_ERROR_ROW: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
+_ERROR_ROW: Final = Pattern(r"(?m)^\|[^|\n]{0,80}\bERR!")
 
 
 def error_rows(snapshot: Snapshot) -> tuple[Citation, ...]:
