@@ -423,26 +423,30 @@ _INSTALL_HEADERS_COMMAND: Final = (
 _HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
 _SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
-_rule = partial(Rule, layer="kernel")
+_rule = partial(
+    Rule,
+    layer="kernel",
+    shows_in="driver",
+    explains=consequences.NOT_BUILT,
+    latent=symptoms.DRIVER_WORKS,
+    symptoms=_SYMPTOMS,
+)
 
 RULES: Final = (
     _rule(
         cause="kernel-headers-missing",
+        shows_in="kernel",
         share=4,
         decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
         summary="the kernel headers are not installed, so the module was not built for it",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         context=unless(
             any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
         ),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-compiler-mismatch",
-        shows_in="driver",
         share=2,
         decisive=unless(_COMPILER_MISMATCH, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
         typical=unless(
@@ -451,61 +455,41 @@ RULES: Final = (
             _KERNEL_API_MISMATCH,
         ),
         summary="the kernel was built with another compiler, so the module was not built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
         remedy=_install_compiler,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-kernel-api",
-        shows_in="driver",
         share=3,
         decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES),
         summary="the driver's source does not fit the kernel, so no module was built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         context=build_log_line(r"[Bb]ad (?:return|exit) status"),
         look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_change_driver,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-toolchain-missing",
-        shows_in="driver",
         share=1,
         decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
         summary="a build tool is not installed, so the module could not be built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_install_tools,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-tree-corrupt",
-        shows_in="driver",
-        share=0.5,
         decisive=_DKMS_TREE_BROKEN,
         typical=unless(all_of(_DKMS_SOURCE_MISSING, _NOT_BUILT), symptoms.MODULE_LOADED),
         context=command_run(r"/var/lib/dkms\b"),
         summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
         remedy=_clean_dkms_tree,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-no-space",
-        shows_in="driver",
         decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
         typical=_NO_SPACE,
         summary="the disk was full while the module was built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("df -h / /boot /tmp"),),
         remedy=_free_space,
-        explains=consequences.NOT_BUILT,
     ),
 )

@@ -82,9 +82,6 @@ def _specifications_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _SPECIFICATION_OF_OTHER_DRIVER: Final = custom_sign(_specifications_of_other_driver)
-_CDI_MOUNT_SOURCE_MISSING: Final = all_of(
-    _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_WORDS), any_line(_CDI_WORDS))
-)
 _SPECIFICATION_NAMES_DRIVER: Final = custom_sign(
     lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.drivers)
 )
@@ -257,7 +254,9 @@ RULES: Final = (
     _rule(
         cause="cdi-spec-stale",
         decisive=any_of(_SPECIFICATION_OF_OTHER_DRIVER, all_of(_MOUNT_SOURCE_MISSING, _SPECIFICATION_NAMES_DRIVER)),
-        typical=_CDI_MOUNT_SOURCE_MISSING,
+        typical=all_of(
+            _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_WORDS), any_line(_CDI_WORDS))
+        ),
         symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _SPECIFICATION_OF_OTHER_DRIVER),
         context=_SPECIFICATION_NAMES_DRIVER,
         against=(_DRIVER_BROKEN,),

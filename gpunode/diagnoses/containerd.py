@@ -99,7 +99,6 @@ _TOML_ERROR_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
 _CONFIG_INVALID: Final = any_of(_CONFIG_REJECTED, custom_sign(_invalid_toml_lines))
 _CONTAINERD_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
 _RUNTIME_TYPE_MISSING: Final = message_line(r"container\.Runtime\.Name must be set")
-_GKE_CNI_PLUGIN_MISSING: Final = message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]")
 
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
@@ -373,6 +372,7 @@ _NVML_DENIED_IN_CONTAINER: Final = unless(
 )
 
 _rule = partial(Rule, layer="runtime")
+_config_rule = partial(Rule, layer="config")
 
 RULES: Final = (
     _rule(
@@ -400,9 +400,8 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
-    Rule(
+    _config_rule(
         cause="containerd-config-invalid",
-        layer="config",
         disruption="restart-service",
         decisive=_CONFIG_REJECTED,
         typical=unless(_CONFIG_INVALID, _CONTAINERD_ACTIVE),
@@ -419,9 +418,8 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
     ),
-    Rule(
+    _config_rule(
         cause="containerd-runtime-entry-incomplete",
-        layer="config",
         disruption="restart-service",
         decisive=_RUNTIME_TYPE_MISSING,
         symptoms=(_RUNTIME_TYPE_MISSING, symptoms.CONTAINER_FAILED),
@@ -437,11 +435,10 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
-    Rule(
+    _config_rule(
         cause="containerd-cni-folder-replaced",
-        layer="config",
         disruption="restart-service",
-        decisive=_GKE_CNI_PLUGIN_MISSING,
+        decisive=message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]"),
         look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
         summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
         remedy=always(
@@ -479,9 +476,8 @@ RULES: Final = (
         remedy=_register_runtime,
         explains=NO_RUNTIME,
     ),
-    Rule(
+    _config_rule(
         cause="cgroup-driver-mismatch",
-        layer="config",
         disruption="restart-service",
         decisive=any_of(
             _DOCKER_CGROUP_DRIVER_DIFFERS,
@@ -580,9 +576,8 @@ RULES: Final = (
             ),
         ),
     ),
-    Rule(
+    _config_rule(
         cause="selinux-denies-gpu",
-        layer="config",
         disruption="restart-container",
         decisive=_SELINUX_DENIAL,
         typical=any_of(

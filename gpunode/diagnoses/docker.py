@@ -209,13 +209,12 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         )
 
 
-_rule = partial(Rule, layer="runtime")
+_rule = partial(Rule, layer="runtime", disruption="restart-service")
 
 RULES: Final = (
-    Rule(
+    _rule(
         cause="daemon-json-invalid",
         layer="config",
-        disruption="restart-service",
         decisive=any_of(_CONFIG_FAULT, _CONFIG_REJECTED),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
@@ -232,10 +231,9 @@ RULES: Final = (
         ),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}),
     ),
-    Rule(
+    _rule(
         cause="docker-directive-conflict",
         layer="config",
-        disruption="restart-service",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
         typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS), unless(_SET_BY_FLAG_AND_FILE, _RUNS)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
@@ -255,7 +253,6 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-from-snap",
-        disruption="restart-service",
         decisive=unless(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
         may_be_normal=True,
@@ -264,11 +261,10 @@ RULES: Final = (
         remedy=always(*_REPLACE_SNAP),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
-    Rule(
+    _rule(
         cause="docker-from-snap-or-desktop-vm",
         layer="toolkit",
         shows_in="runtime",
-        disruption="restart-service",
         decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND)),
         typical=all_of(_NVML_LIBRARY_NOT_FOUND, symptoms.DRIVER_WORKS),
         symptoms=(
@@ -290,7 +286,6 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-rootless-config",
-        disruption="restart-service",
         decisive=all_of(ROOTLESS, any_of(_DEVICE_CGROUP_DENIED, unless(_RUNTIME_UNKNOWN, _REGISTERED_IN_USER_CONFIG))),
         typical=any_of(
             custom_sign(_known_only_as_root),
@@ -306,7 +301,6 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-not-restarted",
-        disruption="restart-service",
         decisive=any_of(
             all_of(_IN_SYSTEM_CONFIG, _LACKS_NVIDIA_RUNTIME),
             all_of(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _OTHER_DEFAULT_RUNTIME),
@@ -326,7 +320,6 @@ RULES: Final = (
     ),
     _rule(
         cause="nvidia-runtime-not-registered",
-        disruption="restart-service",
         decisive=any_of(_NVIDIA_DEFAULT_UNDEFINED, all_of(_RUNTIME_UNKNOWN, _NVIDIA_NOT_IN_CONFIG)),
         typical=any_of(_RUNTIME_UNKNOWN, all_of(command_run(r"runtimes?\b"), _LACKS_NVIDIA_RUNTIME)),
         symptoms=(symptoms.RUNTIME_UNKNOWN, symptoms.NO_DEVICE_DRIVER),

@@ -201,7 +201,6 @@ RULES: Final = (
     _rule(
         cause="gsp-bad-state-wpr2",
         disruption="reboot",
-        share=0.5,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
         decisive=_WPR2_UP,
         context=_GSP_INIT_FAILED,

@@ -101,7 +101,7 @@ _LINK_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
-_rule = partial(Rule, layer="hardware")
+_rule = partial(Rule, layer="hardware", disruption="power-cycle")
 
 
 # nvml.h, nvmlClocksEventReasons.
@@ -176,12 +176,11 @@ _FIND_LIMIT_SETTER: Final = run_step(
     "find what sets it at boot; the power policy of the BMC can set it too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
 )
-_power_rule = partial(Rule, layer="power-thermal")
+_power_rule = partial(Rule, layer="power-thermal", severity="warning", symptoms=(symptoms.SLOW,))
 
 RULES: Final = (
     _rule(
         cause="gpu-missing-from-inventory",
-        disruption="power-cycle",
         symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
         check=_find_missing,
@@ -202,7 +201,6 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-fallen-off-bus",
-        disruption="power-cycle",
         share=3.5,
         symptoms=(
             symptoms.GPU_LOST,
@@ -238,7 +236,6 @@ RULES: Final = (
     _rule(
         cause="xid-54-aux-power",
         layer="power-thermal",
-        disruption="power-cycle",
         symptoms=(symptoms.ANY_XID, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
         check=faults.incident_check(54),
@@ -257,8 +254,6 @@ RULES: Final = (
     ),
     _power_rule(
         cause="thermal-slowdown",
-        severity="warning",
-        symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
         check=_find_heated,
         typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
@@ -271,8 +266,6 @@ RULES: Final = (
     ),
     _power_rule(
         cause="power-brake-slowdown",
-        severity="warning",
-        symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
         check=_find_power_braked_gpus,
         typical=message_line(
@@ -289,8 +282,6 @@ RULES: Final = (
         cause="power-limit-set-low",
         layer="config",
         shows_in="gpu",
-        severity="warning",
-        symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d POWER"),),
         check=_find_lowered_power_limits,
         context=unless(_CAPPED, symptoms.ALL_WELL),

@@ -101,11 +101,6 @@ _ENGINE_ELSEWHERE_WORDS: Final = Pattern(
 _DRIVER_POD: Final = Pattern(r"(?m)(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s")
 
 
-def _has_operator_driver(snapshot: Snapshot) -> bool:
-    """Return whether a pod of the operator's brings the driver, so that the host has none of its own."""
-    return snapshot.contains(_DRIVER_POD)
-
-
 def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return at least two places that were searched for a driver without success."""
     tables = {item.key for item in snapshot.items_of("lsmod")}  # what is not loaded may be installed
@@ -314,7 +309,7 @@ RULES: Final = (
                 _NO_GPU,
             ),
             predicate(_has_driver_traces, "a driver is installed"),
-            predicate(_has_operator_driver, "the operator brings the driver"),
+            predicate(lambda snapshot: snapshot.contains(_DRIVER_POD), "the operator brings the driver"),
         ),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
         summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",

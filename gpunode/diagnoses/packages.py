@@ -203,13 +203,6 @@ _DEPENDENCY_ACROSS_SOURCES: Final = message_line(
 )
 
 
-def _unmet_dependencies(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield complaints of the package manager in texts about the driver."""
-    return (
-        one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVER_WORDS.search(snapshot.text_of(one))
-    )
-
-
 def _held_driver_packages(snapshot: Snapshot) -> dict[str, Citation]:
     return {name: place for name, place in packages.held_packages(snapshot).items() if is_driver_package(name)}
 
@@ -242,7 +235,11 @@ _NVIDIA_REVISION: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
 # The last are negativo17's.
 _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
-_UNMET_DEPENDENCIES: Final = custom_sign(_unmet_dependencies)
+_UNMET_DEPENDENCIES: Final = custom_sign(
+    lambda snapshot: (
+        one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVER_WORDS.search(snapshot.text_of(one))
+    )
+)
 _DRIVER_PACKAGES_HELD: Final = custom_sign(lambda snapshot: _held_driver_packages(snapshot).values())
 _PACKAGES_MIXED: Final = custom_sign(_mixed_packages)
 _PACKAGERS_SHARE_FILE: Final = all_of(
@@ -255,7 +252,7 @@ _UNFINISHED_PACKAGES: Final = custom_sign(
 _OTHER_EXPLANATIONS: Final = (
     _PACKAGE_FILE_CONFLICT,
     _UNFINISHED_PACKAGES,
-    custom_sign(lambda snapshot: (one.citation for one in driver.stray_packages(snapshot))),
+    custom_sign(lambda snapshot: (one.citation for one in snapshot.view(driver.stray_packages))),
 )
 _TWO_ORIGINS: Final = unless(
     all_of(any_of(_DEPENDENCY_ACROSS_SOURCES, _PACKAGES_MIXED), _UNMET_DEPENDENCIES),

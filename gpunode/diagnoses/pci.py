@@ -58,16 +58,14 @@ def _installed_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in (*driver.kernel_packages(snapshot)[:1], *((disk,) if disk else ())))
 
 
-def _is_gpu_seen(snapshot: Snapshot) -> bool:
-    return bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots))
-
-
 def _smi_complaints(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the node's own nvidia-smi errors; a pod may see no GPU by design."""
     return (place for state, place in snapshot.view(driver.smi_states) if state in {"no-driver", "no-devices"})
 
 
-_GPU_SEEN: Final = predicate(_is_gpu_seen, "a GPU is on the bus")
+_GPU_SEEN: Final = predicate(
+    lambda snapshot: bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots)), "a GPU is on the bus"
+)
 _DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 

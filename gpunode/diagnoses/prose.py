@@ -70,11 +70,6 @@ _MARKDOWN_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
 _SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
 
 
-def is_prose(item: EvidenceItem, number: int) -> bool:
-    """Return whether line ``number``, counted from 1, is a person's own sentence."""
-    return number in item.view(_prose_lines)
-
-
 def without_prose(snapshot: Snapshot, citations: Iterable[Citation]) -> tuple[Citation, ...]:
     """Return the citations without those of prose."""
     return tuple(one for one in citations if not cites_prose(snapshot, one))
@@ -87,7 +82,7 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
         return False
     items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
     cited = (item for item in items if number <= len(item.lines) and item.lines[number - 1] == citation.line)
-    return any(is_prose(item, number) for item in cited)
+    return any(number in item.view(_ProseLines) for item in cited)
 
 
 def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
@@ -151,10 +146,6 @@ class _ProseLines:
             if is_named:
                 found.add(number)
         return frozenset(found)
-
-
-def _prose_lines(item: EvidenceItem) -> _ProseLines:
-    return _ProseLines(item)
 
 
 def is_written_by_person(sentence: str) -> bool:

@@ -285,10 +285,6 @@ def _package_versions(snapshot: Snapshot) -> TraitValues:
 # Services, runtimes and the cluster.
 
 
-def _is_unit_known(snapshot: Snapshot, unit: str) -> bool:
-    return isinstance(snapshot.facts.units.get(unit), Known)
-
-
 def _unit_states(snapshot: Snapshot) -> TraitValues:
     known = ((name, fact.value) for name, fact in snapshot.facts.units.items() if isinstance(fact, Known))
     return {
@@ -461,7 +457,7 @@ TRAITS: Final[tuple[Trait, ...]] = (
     ), r"^(?:GPUs|name|mig)|no answer"),
     Trait("units", "services", ("fabric", "runtime", "driver", "kubernetes"),
         "the fabric manager, a licence daemon or a runtime is missing or does not run",
-        (TraitSource(("units",), _unit_states, is_absent=_is_unit_known),),
+        (TraitSource(("units",), _unit_states, is_absent=lambda node, unit: isinstance(node.facts.unit(unit), Known)),),
         r"fabricmanager|imex|gridd|^(?:docker|containerd|crio|kubelet|k3s|rke2|snap\.)", r"persistenced|cdi-refresh"),
     Trait("docker", "docker", ("runtime",), "containers get GPUs through the runtime named nvidia",
         (TraitSource(("docker-info",), _docker_settings, common_only=True),), r"^(?:Runtimes|Default|Cgroup|Context)"),

@@ -37,7 +37,6 @@ from gpunode.facts.patterns import Pattern
 
 # ---- a GPU passed through to a guest
 
-_MMIO_WINDOW_SET: Final = any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
 # What Windows says of a device whose driver gave up.
 _CODE_43: Final = message_line(r"(?i)\bcode 43\b")
 _NO_DEVICE_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
@@ -160,7 +159,6 @@ _VGPU_START_FAILED: Final = message_line(
     r"Initialization: |vGPU is supported only on|Assertion Failed|NVOS status 0x(?!0\b))|"
     r"error: vmiop_(?:env_)?log: .{0,80}(?:failed to (?:start|initialize)|VGPU initialization failed)"
 )
-_INCOMPATIBLE: Final = message_line(r"Incompatible Guest/Host drivers")
 
 
 # ---- WSL
@@ -212,7 +210,7 @@ RULES: Final = (
         shows_in="pci",
         disruption="power-cycle",
         decisive=all_of(REGION_WITHOUT_ADDRESS, IS_VIRTUAL_MACHINE),
-        typical=_MMIO_WINDOW_SET,
+        typical=any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb"),
         context=IS_VIRTUAL_MACHINE,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.REGION_NOT_ASSIGNED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         against=(unless(symptoms.DRIVER_WORKS, REGION_WITHOUT_ADDRESS),),
@@ -268,7 +266,7 @@ RULES: Final = (
     _rule(
         cause="xid-78-vgpu-start-error",
         check=faults.incident_check(78),
-        decisive=_INCOMPATIBLE,
+        decisive=message_line(r"Incompatible Guest/Host drivers"),
         typical=_VGPU_START_FAILED,
         symptoms=(symptoms.ANY_XID, _VGPU_START_FAILED, symptoms.ADAPTER_INIT_FAILED),
         summary="a virtual machine's vGPU was not started: guest driver, host driver and GPU do not match",

@@ -92,7 +92,7 @@ def _parse_loaded_driver(line: str) -> LoadedDriver | None:
 
 
 def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
-    if pair := api_mismatch(snapshot):
+    if pair := snapshot.view(_api_mismatch):
         return SeenVersion(pair[1], pair[2])
     for message in reversed(kernel.matching_messages(snapshot, _MODULE_LOAD_MESSAGE)):
         if match := _MODULE_LOAD_MESSAGE.search(message.text):
@@ -100,12 +100,8 @@ def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
     return None
 
 
-def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
+def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """Return the versions of the last refused client and of the module, with the line; or None."""
-    return snapshot.view(_find_api_mismatch)
-
-
-def _find_api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     for message in reversed(kernel.matching_messages(snapshot, _API_MISMATCH)):
         if match := _API_MISMATCH.search(message.text):
             return match["client"], match["module"], message.citation
@@ -137,11 +133,11 @@ def library_version(snapshot: Snapshot) -> SeenVersion | None:
     for item in snapshot.items:
         asks = item.where == "host" and item.kind in _NODE_SOURCE_KINDS
         if asks and (match := _NVML_LIBRARY.search(item.text)):
-            said = api_mismatch(snapshot)
+            said = snapshot.view(_api_mismatch)
             # NVML leaves the last part away; the kernel heard the whole.
             whole = said[0] if said and said[0].startswith(f"{match['version']}.") else match["version"]
             return SeenVersion(whole, cite(item, item.line_number_at(match.start())))
-    if pair := api_mismatch(snapshot):
+    if pair := snapshot.view(_api_mismatch):
         return SeenVersion(pair[0], pair[2])
     found = snapshot.view(library_versions)
     return found[0] if len({one.version for one in found}) == 1 else None
@@ -221,10 +217,6 @@ def stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 
     nvidia-smi needs one library alone: it works where all others do not fit.
     """
-    return snapshot.view(_find_stray_packages)
-
-
-def _find_stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     node = smi_version(snapshot) if works(snapshot) else None
     if node is None:
         return ()
@@ -243,7 +235,7 @@ def has_two_versions(snapshot: Snapshot) -> bool:
     """Return whether the node's own driver is at two versions; then all that CUDA says follows from that."""
     module, disk = loaded_version(snapshot), on_disk_version(snapshot)
     differs = module is not None and disk is not None and module.version != disk.version
-    return differs or bool(stray_packages(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(smi_states))
+    return differs or bool(snapshot.view(stray_packages)) or any(s == "mismatch" for s, _ in snapshot.view(smi_states))
 
 
 def headless_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
