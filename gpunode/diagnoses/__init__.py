@@ -71,7 +71,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
         findings = (*findings, *_findings_of_earlier_boots(findings, _evaluate_rules(before, bugs), snapshot))
     findings = _rank_all(findings)
     ranked = _rank_suspects(findings, snapshot, report_words)
-    if ranked and ranked[0].stands_alone and _is_decided_by_ranking(findings, snapshot):
+    if ranked and ranked[0].stands_alone and not findings and not is_examined(snapshot):
         first, ranked = ranked[0].suspect, ranked[1:]
         findings = _rank_all((*findings, _suspect_finding(first, snapshot, bugs)))
     against = explain_ruled_out(rules_by_cause(), snapshot, findings)
@@ -89,10 +89,6 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
     )
 
 
-def _fault_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    return tuple(one for one in findings if one.severity != "info")
-
-
 def _rank_suspects(
     findings: tuple[Finding, ...], snapshot: Snapshot, report_words: ReportWords | None
 ) -> tuple[RankedSuspect, ...]:
@@ -108,11 +104,6 @@ def _can_ignore_symptoms(snapshot: Snapshot) -> bool:
     A symptom next to a working driver is an old log line, and a machine without a GPU lacks a driver anyway.
     """
     return is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
-
-
-def _is_decided_by_ranking(findings: tuple[Finding, ...], snapshot: Snapshot) -> bool:
-    """Return whether a suspect far ahead is the answer: nothing else was found, in what a person chose to show."""
-    return not findings and not is_examined(snapshot)
 
 
 def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
@@ -139,7 +130,7 @@ def _fit_suspect(suspect: Suspect, snapshot: Snapshot) -> Suspect:
 
 def _find_unexplained_failures(findings: tuple[Finding, ...], snapshot: Snapshot) -> tuple[Suspect, ...]:
     """Return the failures beside a fault that it does not explain."""
-    if not _fault_findings(findings) or _can_ignore_symptoms(snapshot):
+    if all(one.severity == "info" for one in findings) or _can_ignore_symptoms(snapshot):
         return ()
     found = suspects.find_unexplained_failures(rules_by_cause(), snapshot, findings)
     return tuple(_fit_suspect(one, snapshot) for one in found)

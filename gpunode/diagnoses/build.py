@@ -40,12 +40,11 @@ _BUILD_LOG_KINDS: Final = frozenset(
 _KINDS_WITH_BUILD_LOGS_ONLY: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
 _BUILD_WORDS: Final = Pattern(
-    r"dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
-    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]",
-    re.IGNORECASE,
+    r"(?i)dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
+    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]"
 )
-_MAKE_LOG_HEADER: Final = Pattern(r"^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)", re.MULTILINE)
-_DKMS_MODULE_NAME: Final = Pattern(r"/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d", re.MULTILINE)
+_MAKE_LOG_HEADER: Final = Pattern(r"(?m)^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)")
+_DKMS_MODULE_NAME: Final = Pattern(r"(?m)/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d")
 _KERNEL_RELEASE: Final = r"(?P<kernel>\d+\.\d+[^\s/'\",;:()]*[^\s/'\",;:().])"
 _TARGET_KERNEL_PATTERNS: Final = tuple(
     Pattern(before + _KERNEL_RELEASE)
@@ -211,11 +210,10 @@ def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
 
 _SOURCE_PACKAGES: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
 _SOURCE_LINK: Final = Pattern(
-    r"^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)",
-    re.MULTILINE,
+    r"(?m)^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)"
 )
-_DRIVER_SOURCE_FOLDER: Final = Pattern(r"^/usr/src/nvidia[^\s/]*", re.MULTILINE)
-_DKMS_ENTRY: Final = Pattern(r"^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$", re.MULTILINE)
+_DRIVER_SOURCE_FOLDER: Final = Pattern(r"(?m)^/usr/src/nvidia[^\s/]*")
+_DKMS_ENTRY: Final = Pattern(r"(?m)^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*$")
 
 
 def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
@@ -381,9 +379,8 @@ def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _DKMS_LEFTOVER: Final = Pattern(
-    r"(?:/var/lib/dkms/|Error! |/usr/src/|already contains: ?|^)(?P<module>nvidia(?:-[a-z]+)*)(?:[/-]|, )"
-    r"(?P<version>\d[\w.+~]*\w)",
-    re.MULTILINE,
+    r"(?m)(?:/var/lib/dkms/|Error! |/usr/src/|already contains: ?|^)(?P<module>nvidia(?:-[a-z]+)*)(?:[/-]|, )"
+    r"(?P<version>\d[\w.+~]*\w)"
 )
 
 
@@ -426,26 +423,30 @@ _INSTALL_HEADERS_COMMAND: Final = (
 _HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
 _SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
-_rule = partial(Rule, layer="kernel")
+_rule = partial(
+    Rule,
+    layer="kernel",
+    shows_in="driver",
+    explains=consequences.NOT_BUILT,
+    latent=symptoms.DRIVER_WORKS,
+    symptoms=_SYMPTOMS,
+)
 
 RULES: Final = (
     _rule(
         cause="kernel-headers-missing",
+        shows_in="kernel",
         share=4,
         decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
         summary="the kernel headers are not installed, so the module was not built for it",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         context=unless(
             any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
         ),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-compiler-mismatch",
-        shows_in="driver",
         share=2,
         decisive=unless(_COMPILER_MISMATCH, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
         typical=unless(
@@ -454,61 +455,41 @@ RULES: Final = (
             _KERNEL_API_MISMATCH,
         ),
         summary="the kernel was built with another compiler, so the module was not built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
         remedy=_install_compiler,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-kernel-api",
-        shows_in="driver",
         share=3,
         decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES),
         summary="the driver's source does not fit the kernel, so no module was built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         context=build_log_line(r"[Bb]ad (?:return|exit) status"),
         look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_change_driver,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-toolchain-missing",
-        shows_in="driver",
         share=1,
         decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
         summary="a build tool is not installed, so the module could not be built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_install_tools,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-tree-corrupt",
-        shows_in="driver",
-        share=0.5,
         decisive=_DKMS_TREE_BROKEN,
         typical=unless(all_of(_DKMS_SOURCE_MISSING, _NOT_BUILT), symptoms.MODULE_LOADED),
         context=command_run(r"/var/lib/dkms\b"),
         summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
         remedy=_clean_dkms_tree,
-        explains=consequences.NOT_BUILT,
     ),
     _rule(
         cause="dkms-build-no-space",
-        shows_in="driver",
         decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
         typical=_NO_SPACE,
         summary="the disk was full while the module was built",
-        symptoms=_SYMPTOMS,
-        latent=symptoms.DRIVER_WORKS,
         look_at=(Shell("df -h / /boot /tmp"),),
         remedy=_free_space,
-        explains=consequences.NOT_BUILT,
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -52,7 +51,7 @@ _MOUNT_SOURCE_MISSING: Final = message_line(
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
 _CDI_WORDS: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
-_VERSIONED_LIBRARY: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
+_VERSIONED_LIBRARY: Final = Pattern(rf"(?m)nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)")
 
 
 def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
@@ -83,9 +82,6 @@ def _specifications_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _SPECIFICATION_OF_OTHER_DRIVER: Final = custom_sign(_specifications_of_other_driver)
-_CDI_MOUNT_SOURCE_MISSING: Final = all_of(
-    _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_WORDS), any_line(_CDI_WORDS))
-)
 _SPECIFICATION_NAMES_DRIVER: Final = custom_sign(
     lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.drivers)
 )
@@ -161,10 +157,9 @@ def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
 # reads that from 27 on (moby PR 47706).
 
 _UNREADABLE: Final = message_line(
-    r"(?:\bCDI\b|/cdi/)[^\n]{0,400}?(?:unknown field \\?\"|(?:invalid|unknown|unsupported) (?:CDI )?(?:spec )?version)"
-    r"|(?:failed to (?:parse|unmarshal|load) CDI Spec|cdi: invalid spec|invalid CDI Spec)"
-    r"(?![^\n]*(?:no such file|permission denied))",
-    flags=re.IGNORECASE,
+    r"(?i)(?:\bCDI\b|/cdi/)[^\n]{0,400}?(?:unknown field \\?\"|(?:invalid|unknown|unsupported) (?:CDI )?"
+    r"(?:spec )?version)|(?:failed to (?:parse|unmarshal|load) CDI Spec|cdi: invalid spec|invalid CDI Spec)"
+    r"(?![^\n]*(?:no such file|permission denied))"
 )
 # podman before 4.1 takes a CDI device for a path.
 _PODMAN_TAKES_CDI_NAME_AS_PATH: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")
@@ -259,7 +254,9 @@ RULES: Final = (
     _rule(
         cause="cdi-spec-stale",
         decisive=any_of(_SPECIFICATION_OF_OTHER_DRIVER, all_of(_MOUNT_SOURCE_MISSING, _SPECIFICATION_NAMES_DRIVER)),
-        typical=_CDI_MOUNT_SOURCE_MISSING,
+        typical=all_of(
+            _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_WORDS), any_line(_CDI_WORDS))
+        ),
         symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _SPECIFICATION_OF_OTHER_DRIVER),
         context=_SPECIFICATION_NAMES_DRIVER,
         against=(_DRIVER_BROKEN,),

@@ -78,7 +78,7 @@ _CONFIG_REJECTED: Final = message_line(
     r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
     r"|containerd: [^\n]{0,120}unsupported config version"
 )
-_PASTED_EXCERPT: Final = Pattern(r"^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{", re.MULTILINE)
+_PASTED_EXCERPT: Final = Pattern(r"(?m)^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{")
 
 
 def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -99,7 +99,6 @@ _TOML_ERROR_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
 _CONFIG_INVALID: Final = any_of(_CONFIG_REJECTED, custom_sign(_invalid_toml_lines))
 _CONTAINERD_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
 _RUNTIME_TYPE_MISSING: Final = message_line(r"container\.Runtime\.Name must be set")
-_GKE_CNI_PLUGIN_MISSING: Final = message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]")
 
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
@@ -264,7 +263,7 @@ def _set_rancher_default(snapshot: Snapshot) -> Iterable[Fix]:
 
 # CRI-O. nvidia-ctk from 1.18 on, and before 1.19.1, takes another folder for its.
 
-_NVIDIA_DROP_IN_LINE: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
+_NVIDIA_DROP_IN_LINE: Final = Pattern(r"(?m)nvidia[^\n]*(?:\.toml|\]|=)")
 
 
 def _unread_drop_in_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -285,8 +284,8 @@ _TOOLKIT_USES_UNREAD_FOLDER: Final = custom_sign(
 )
 
 
-_CONTAINER_WORDS: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
-_WORKING_SMI_OUTPUT: Final = Pattern(r"Driver Version\s*:|^GPU \d+: ", re.MULTILINE)
+_CONTAINER_WORDS: Final = Pattern(r"(?i)\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b")
+_WORKING_SMI_OUTPUT: Final = Pattern(r"(?m)Driver Version\s*:|^GPU \d+: ")
 _CONTAINER_KINDS: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 
 
@@ -308,7 +307,7 @@ def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]
 
 
 _NVML_UNKNOWN_ERROR: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
-_NVML_FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions", re.IGNORECASE)
+_NVML_FORBIDDEN: Final = Pattern(r"(?i)(?:NVML|nvml error)[^\n]{0,10}: insufficient permissions")
 _CONTAINER_LOST_GPU: Final = custom_sign(lambda snapshot: _container_lines(snapshot, _NVML_UNKNOWN_ERROR))
 _SYSTEMD_RELOADED: Final = any_of(
     message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
@@ -347,9 +346,7 @@ _DEV_CHAR_LINKS_NOT_CREATED: Final = message_line(
 # SELinux.
 
 _SELINUX_PERMISSIVE: Final = message_line(
-    r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$",
-    *("text", "application"),
-    flags=re.IGNORECASE,
+    r"(?i)^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$", *("text", "application")
 )
 _SELINUX_DENIAL: Final = unless(
     message_line(
@@ -361,7 +358,7 @@ _SELINUX_DENIAL: Final = unless(
     _SELINUX_PERMISSIVE,
 )
 _SELINUX_ENFORCING: Final = message_line(
-    r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
+    r"(?i)^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing"
 )
 _NVML_DENIED_IN_CONTAINER: Final = unless(
     custom_sign(
@@ -375,6 +372,7 @@ _NVML_DENIED_IN_CONTAINER: Final = unless(
 )
 
 _rule = partial(Rule, layer="runtime")
+_config_rule = partial(Rule, layer="config")
 
 RULES: Final = (
     _rule(
@@ -402,9 +400,8 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
-    Rule(
+    _config_rule(
         cause="containerd-config-invalid",
-        layer="config",
         disruption="restart-service",
         decisive=_CONFIG_REJECTED,
         typical=unless(_CONFIG_INVALID, _CONTAINERD_ACTIVE),
@@ -421,9 +418,8 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
     ),
-    Rule(
+    _config_rule(
         cause="containerd-runtime-entry-incomplete",
-        layer="config",
         disruption="restart-service",
         decisive=_RUNTIME_TYPE_MISSING,
         symptoms=(_RUNTIME_TYPE_MISSING, symptoms.CONTAINER_FAILED),
@@ -439,11 +435,10 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
-    Rule(
+    _config_rule(
         cause="containerd-cni-folder-replaced",
-        layer="config",
         disruption="restart-service",
-        decisive=_GKE_CNI_PLUGIN_MISSING,
+        decisive=message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]"),
         look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
         summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
         remedy=always(
@@ -481,9 +476,8 @@ RULES: Final = (
         remedy=_register_runtime,
         explains=NO_RUNTIME,
     ),
-    Rule(
+    _config_rule(
         cause="cgroup-driver-mismatch",
-        layer="config",
         disruption="restart-service",
         decisive=any_of(
             _DOCKER_CGROUP_DRIVER_DIFFERS,
@@ -582,9 +576,8 @@ RULES: Final = (
             ),
         ),
     ),
-    Rule(
+    _config_rule(
         cause="selinux-denies-gpu",
-        layer="config",
         disruption="restart-container",
         decisive=_SELINUX_DENIAL,
         typical=any_of(

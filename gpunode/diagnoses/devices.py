@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -239,17 +238,12 @@ _CUDA_ERROR_3: Final = message_line(
 _CUDA_NOT_READY_OR_ERROR_3: Final = any_of(symptoms.CUDA_NOT_READY, _CUDA_ERROR_3)
 
 
-def _has_only_cards(snapshot: Snapshot) -> bool:
-    """Return whether all GPUs are known PCIe cards, for which error 802 has another cause."""
-    return snapshot.view(boards.gpu_carriers) == {"card"}
-
-
 _NVSWITCH_SEEN: Final = any_of(
     custom_sign(lambda snapshot: (one.citation for one in snapshot.view(pci.nvswitches))),
     any_line(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
 )
 _CONFIDENTIAL_COMPUTING: Final = any_line(
-    r"conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest", re.IGNORECASE
+    r"(?i)conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest"
 )
 
 
@@ -368,7 +362,10 @@ RULES: Final = (
         typical=any_of(
             all_of(
                 _CUDA_NOT_READY_OR_ERROR_3,
-                predicate(_has_only_cards, "the GPUs are PCIe cards, which need no fabric manager"),
+                predicate(
+                    lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"},
+                    "the GPUs are PCIe cards, which need no fabric manager",
+                ),
             ),
             _CUDA_ERROR_3,
             command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -43,10 +42,9 @@ _RESTART: Final = restart("docker.service", "restart docker; its containers stop
 # The file, and what else the daemon is started with.
 
 _CONFIG_REJECTED: Final = message_line(
-    r"(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
+    r"(?i)(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? [^\n]{0,80}?"
-    r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)",
-    flags=re.IGNORECASE,
+    r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)"
 )
 _RUNS: Final = message_line(
     r"^active$|Active: active \(running\)|^ActiveState=active$|^[ \t]*Server Version:|^CONTAINER ID |^GPU \d+: ",
@@ -107,7 +105,7 @@ _DOCKER_IS_DESKTOP: Final = unless(
         r"|Current context is now \"desktop-linux\""
     ),
     predicate(system.is_wsl, "this is WSL2"),
-    message_line(r"microsoft-standard|Kernel Version:\s*\S*microsoft", flags=re.IGNORECASE),
+    message_line(r"(?i)microsoft-standard|Kernel Version:\s*\S*microsoft"),
 )
 
 
@@ -151,9 +149,8 @@ _DEVICE_CGROUP_DENIED: Final = message_line(
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
 _RUNTIME_UNKNOWN: Final = message_line(
-    r"unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
-    r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)",
-    flags=re.IGNORECASE,
+    r"(?i)unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
+    r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)"
 )
 
 
@@ -188,7 +185,7 @@ _DISABLE_TOOLKIT_CGROUPS: Final = always(
 # The right docker, which does not know of the runtime.
 
 _RUNTIMES_LINE: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
-_ANY_RUNTIME_UNKNOWN: Final = any_line(r"\b(?:unknown|invalid) (?:or invalid )?runtime\b", re.IGNORECASE)
+_ANY_RUNTIME_UNKNOWN: Final = any_line(r"(?i)\b(?:unknown|invalid) (?:or invalid )?runtime\b")
 _HAS_NVIDIA_RUNTIME: Final = message_line(rf"{_RUNTIMES_LINE}[^\n]*\bnvidia\b")
 _LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES_LINE}(?![^\n]*\bnvidia\b)"), _HAS_NVIDIA_RUNTIME)
 _OTHER_DEFAULT_RUNTIME: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
@@ -223,13 +220,12 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         )
 
 
-_rule = partial(Rule, layer="runtime")
+_rule = partial(Rule, layer="runtime", disruption="restart-service")
 
 RULES: Final = (
-    Rule(
+    _rule(
         cause="daemon-json-invalid",
         layer="config",
-        disruption="restart-service",
         decisive=any_of(_CONFIG_FAULT, _CONFIG_REJECTED),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
@@ -246,10 +242,9 @@ RULES: Final = (
         ),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}),
     ),
-    Rule(
+    _rule(
         cause="docker-directive-conflict",
         layer="config",
-        disruption="restart-service",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
         typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS), unless(_SET_BY_FLAG_AND_FILE, _RUNS)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
@@ -269,7 +264,6 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-from-snap",
-        disruption="restart-service",
         decisive=unless(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
         may_be_normal=True,
@@ -278,11 +272,10 @@ RULES: Final = (
         remedy=always(*_REPLACE_SNAP),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
-    Rule(
+    _rule(
         cause="docker-from-snap-or-desktop-vm",
         layer="toolkit",
         shows_in="runtime",
-        disruption="restart-service",
         decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND)),
         typical=all_of(_NVML_LIBRARY_NOT_FOUND, symptoms.DRIVER_WORKS),
         symptoms=(
@@ -304,11 +297,10 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-rootless-config",
-        disruption="restart-service",
         decisive=all_of(ROOTLESS, any_of(_DEVICE_CGROUP_DENIED, unless(_RUNTIME_UNKNOWN, _REGISTERED_IN_USER_CONFIG))),
         typical=any_of(
             custom_sign(_known_only_as_root),
-            unless(_DEVICE_CGROUP_DENIED, message_line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
+            unless(_DEVICE_CGROUP_DENIED, message_line(r"(?i)\b(?:lxc|lxd|incus)\b")),
             all_of(ROOTLESS, any_of(_TOOLKIT_CGROUPS_ENABLED, unless(_IN_SYSTEM_CONFIG, _REGISTERED_IN_USER_CONFIG))),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
@@ -320,7 +312,6 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-not-restarted",
-        disruption="restart-service",
         decisive=any_of(
             all_of(_IN_SYSTEM_CONFIG, _LACKS_NVIDIA_RUNTIME),
             all_of(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _OTHER_DEFAULT_RUNTIME),
@@ -340,7 +331,6 @@ RULES: Final = (
     ),
     _rule(
         cause="nvidia-runtime-not-registered",
-        disruption="restart-service",
         decisive=any_of(_NVIDIA_DEFAULT_UNDEFINED, all_of(_RUNTIME_UNKNOWN, _NVIDIA_NOT_IN_CONFIG)),
         typical=any_of(
             _RUNTIME_UNKNOWN,

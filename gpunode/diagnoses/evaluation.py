@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -15,9 +14,7 @@ from gpunode.facts.patterns import Pattern
 
 MAX_RULED_OUT: Final = 3
 _MAX_QUOTE_LENGTH: Final = 160
-_GPU_ADDRESS: Final = Pattern(
-    r"\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\(PCI:(?P<xid>[0-9a-f:.]+)\)", re.IGNORECASE
-)
+_GPU_ADDRESS: Final = Pattern(r"(?i)\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\(PCI:(?P<xid>[0-9a-f:.]+)\)")
 
 
 def is_examined(snapshot: Snapshot) -> bool:

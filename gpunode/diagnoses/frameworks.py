@@ -116,7 +116,6 @@ _ONNX_WITHOUT_CUDA: Final = message_line(
 )
 
 
-_CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA)
 _NO_DRIVER: Final = predicate(
     lambda snapshot: any(state in {"no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi_states)),
     "the node has no working driver",
@@ -214,7 +213,6 @@ def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
                     yield cite(item, item.line_number_at(match.start()))
 
 
-_STUB_LIBRARIES_SEEN: Final = custom_sign(_stub_library_places)
 _COMPAT_LIBRARIES_SEEN: Final = custom_sign(_compat_lines)
 _LIBRARY_OF_OTHER_DRIVER: Final = any_of(
     all_of(_LIBRARY_MISMATCH, custom_sign(_library_copies_of_other_driver)),
@@ -340,7 +338,7 @@ RULES: Final = (
         cause="framework-cpu-only",
         shows_in="programs",
         share=1.5,
-        decisive=_CPU_BUILD,
+        decisive=any_of(_CPU_ONLY, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA),
         typical=unless(_JAX_FELL_BACK, symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.VERSION_MISMATCH),
         symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _CPU_ONLY, _JAX_FELL_BACK),
         against=(_NO_DRIVER, _NO_KERNEL_IMAGE),
@@ -394,7 +392,7 @@ RULES: Final = (
         disruption="restart-container",
         share=0.8,
         decisive=_LIBRARY_SHADOWED,
-        typical=_STUB_LIBRARIES_SEEN,
+        typical=custom_sign(_stub_library_places),
         symptoms=(
             _STUB_LIBRARY_REPORTED,
             symptoms.CUDA_DRIVER_COMBINATION_UNFIT,

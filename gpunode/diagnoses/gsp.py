@@ -37,33 +37,30 @@ from gpunode.diagnoses.views import driver, faults, pci, virtualization
 from gpunode.diagnoses.views.system import find_distro, package_manager
 
 _RPC_TIMEOUT: Final = kernel_line(
-    r"Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w{0,60} timed? ?out"
-    r"|Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error",
-    re.IGNORECASE,
+    r"(?i)Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w{0,60} timed? ?out"
+    r"|Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error"
 )
-_TASK_EXCEPTION: Final = kernel_line(r"GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat", re.IGNORECASE)
-_WPR2_UP: Final = kernel_line(r"WPR2 (?:is )?already up", re.IGNORECASE)
+_TASK_EXCEPTION: Final = kernel_line(r"(?i)GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat")
+_WPR2_UP: Final = kernel_line(r"(?i)WPR2 (?:is )?already up")
 _GFW_BOOT_FAILED: Final = kernel_line(
-    r"failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not", re.IGNORECASE
+    r"(?i)failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not"
 )
 _FIRMWARE_NOT_FOUND: Final = (
-    r"Direct firmware load for nvidia/\S*gsp\S* failed with error -2|firmware: failed to load nvidia/\S*gsp\S* \(-2\)"
-    r"|RmFetchGspRmImages: No firmware image found"
+    r"(?i)Direct firmware load for nvidia/\S*gsp\S* failed with error -2"
+    r"|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|RmFetchGspRmImages: No firmware image found"
     r"|(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin"
 )
 _NOT_STARTED: Final = kernel_line(
-    r"cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP"
+    r"(?i)cannot initialize GSP(?: firmware RM|-RM)|Failed to (?:boot|initialize|start) GSP"
     r"|kgspBootstrap\w{0,60}: .{0,60}fail|failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)"
-    r"|GSP-?RM (?:boot|init\w*) fail",
-    re.IGNORECASE,
+    r"|GSP-?RM (?:boot|init\w*) fail"
 )
 # RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
-_GSP_INIT_FAILED: Final = kernel_line(r"RmInitAdapter failed! \(0x6[1-3]:", re.IGNORECASE)
+_GSP_INIT_FAILED: Final = kernel_line(r"(?i)RmInitAdapter failed! \(0x6[1-3]:")
 # Another cause of a failed start, told by the driver itself.
 _GPU_UNSUPPORTED: Final = kernel_line(
-    r"not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported"
-    r"|not supported by the (?:NVIDIA )?\d",
-    re.IGNORECASE,
+    r"(?i)not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported"
+    r"|not supported by the (?:NVIDIA )?\d"
 )
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
 # nvidia-smi that needs minutes, or more, waits for calls that time out one by one.
@@ -81,9 +78,7 @@ def _find_crashes(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 _FIRMWARE: Final = r"/lib/firmware/nvidia\b"
-_FIRMWARE_ABSENT: Final = any_of(
-    kernel_line(_FIRMWARE_NOT_FOUND, re.IGNORECASE), message_line(_FIRMWARE_NOT_FOUND, "text", flags=re.IGNORECASE)
-)
+_FIRMWARE_ABSENT: Final = any_of(kernel_line(_FIRMWARE_NOT_FOUND), message_line(_FIRMWARE_NOT_FOUND, "text"))
 
 
 def _firmware_version(snapshot: Snapshot) -> str:
@@ -206,7 +201,6 @@ RULES: Final = (
     _rule(
         cause="gsp-bad-state-wpr2",
         disruption="reboot",
-        share=0.5,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
         decisive=_WPR2_UP,
         context=_GSP_INIT_FAILED,

@@ -68,8 +68,7 @@ _GPUS_ON_BASEBOARD: Final = predicate(
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
 # names of processes are left away, which anybody chooses.
 _GPU_LOST_MESSAGE: Final = message_line(
-    r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)",
-    flags=re.IGNORECASE,
+    r"(?i)^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)"
 )
 # Every read of a device that does not answer gives ones; a notebook's GPU may be switched off on purpose.
 _CONFIG_SPACE_ALL_ONES: Final = unless(
@@ -78,14 +77,14 @@ _CONFIG_SPACE_ALL_ONES: Final = unless(
     ),
     message_line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
 )
-_ASLEEP: Final = message_line(r"\bD3cold\b|device inaccessible|\bbbswitch\b", flags=re.IGNORECASE)
+_ASLEEP: Final = message_line(r"(?i)\bD3cold\b|device inaccessible|\bbbswitch\b")
 _REMOVED: Final = kernel_line(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
 # In a guest the hypervisor's settings do the same; a GSP that does not answer takes minutes to.
 _NO_DEVICE_HANDLE: Final = unless(
-    message_line(r"Unable to determine the device handle for GPU", flags=re.IGNORECASE),
-    any_line(r"\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b", re.IGNORECASE),
+    message_line(r"(?i)Unable to determine the device handle for GPU"),
+    any_line(r"(?i)\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b"),
     symptoms.SMI_HANGS,
 )
 
@@ -102,7 +101,7 @@ _LINK_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
-_rule = partial(Rule, layer="hardware")
+_rule = partial(Rule, layer="hardware", disruption="power-cycle")
 
 
 # nvml.h, nvmlClocksEventReasons.
@@ -177,12 +176,11 @@ _FIND_LIMIT_SETTER: Final = run_step(
     "find what sets it at boot; the power policy of the BMC can set it too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
 )
-_power_rule = partial(Rule, layer="power-thermal")
+_power_rule = partial(Rule, layer="power-thermal", severity="warning", symptoms=(symptoms.SLOW,))
 
 RULES: Final = (
     _rule(
         cause="gpu-missing-from-inventory",
-        disruption="power-cycle",
         symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
         check=_find_missing,
@@ -203,7 +201,6 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-fallen-off-bus",
-        disruption="power-cycle",
         share=3.5,
         symptoms=(
             symptoms.GPU_LOST,
@@ -216,7 +213,7 @@ RULES: Final = (
             symptoms.ADAPTER_INIT_FAILED,
         ),
         # What people say of it without a line of the log.
-        context=message_line(r"\b(?:falls?|fell|falling) off (?:of )?the (?:PCIe? )?bus\b", flags=re.IGNORECASE),
+        context=message_line(r"(?i)\b(?:falls?|fell|falling) off (?:of )?the (?:PCIe? )?bus\b"),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
         check=faults.incident_check(79, 167),
         against=(unless(custom_sign(_port_containment_lines), _LINK_WENT_DOWN),),
@@ -239,16 +236,14 @@ RULES: Final = (
     _rule(
         cause="xid-54-aux-power",
         layer="power-thermal",
-        disruption="power-cycle",
         symptoms=(symptoms.ANY_XID, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
         check=faults.incident_check(54),
         context=message_line(r"Power Brake Slowdown\s*: Active"),
         decisive=message_line(
-            r"does not have the necessary power cables connected"
+            r"(?i)does not have the necessary power cables connected"
             r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
-            r"|connect the PCIe? (?:auxiliary )?power cable",
-            flags=re.IGNORECASE,
+            r"|connect the PCIe? (?:auxiliary )?power cable"
         ),
         remedy=look_at_hardware(
             manual_step("hardware", "power the node off and connect every power cable of the GPU"),
@@ -259,8 +254,6 @@ RULES: Final = (
     ),
     _power_rule(
         cause="thermal-slowdown",
-        severity="warning",
-        symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
         check=_find_heated,
         typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
@@ -273,14 +266,11 @@ RULES: Final = (
     ),
     _power_rule(
         cause="power-brake-slowdown",
-        severity="warning",
-        symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
         check=_find_power_braked_gpus,
         typical=message_line(
-            r"\bPSU?\d* Status\s+Fail"
-            r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
-            flags=re.IGNORECASE,
+            r"(?i)\bPSU?\d* Status\s+Fail"
+            r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)"
         ),
         remedy=always(
             manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
@@ -292,8 +282,6 @@ RULES: Final = (
         cause="power-limit-set-low",
         layer="config",
         shows_in="gpu",
-        severity="warning",
-        symptoms=(symptoms.SLOW,),
         look_at=(Shell("nvidia-smi -q -d POWER"),),
         check=_find_lowered_power_limits,
         context=unless(_CAPPED, symptoms.ALL_WELL),

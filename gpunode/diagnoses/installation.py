@@ -22,10 +22,9 @@ from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.facts.sources import SourceKind
 
 _NO_LIBRARY: Final = Pattern(
-    r"(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
+    r"(?i)(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
     r"|couldn.t find libnvidia-ml\.so|could not load NVML library|Could not load dynamic library 'libcuda\.so"
-    r"|NVML(?:Error_LibraryNotFound|_ERROR_LIBRARY_NOT_FOUND| Shared Library Not Found)|ERROR_LIBRARY_NOT_FOUND",
-    re.IGNORECASE,
+    r"|NVML(?:Error_LibraryNotFound|_ERROR_LIBRARY_NOT_FOUND| Shared Library Not Found)|ERROR_LIBRARY_NOT_FOUND"
 )
 _NO_MODULE: Final = Pattern(
     r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
@@ -96,16 +95,10 @@ def _lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _ENGINE_ELSEWHERE_WORDS: Final = Pattern(
-    r"docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux",
-    re.IGNORECASE,
+    r"(?i)docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux"
 )
 # The operator's pods that bring the driver.
-_DRIVER_POD: Final = Pattern(r"(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s", re.MULTILINE)
-
-
-def _has_operator_driver(snapshot: Snapshot) -> bool:
-    """Return whether a pod of the operator's brings the driver, so that the host has none of its own."""
-    return snapshot.contains(_DRIVER_POD)
+_DRIVER_POD: Final = Pattern(r"(?m)(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s")
 
 
 def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -182,8 +175,7 @@ def _cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
 
 # Debian's packages of nvidia-smi and of both libraries.
 _DPKG_PROGRAM_ROW: Final = Pattern(
-    r"^ii[ \t]+(?P<name>nvidia-smi|libnvidia-ml1|libcuda1)(?::(?P<arch>\w+))?[ \t]+\S+[ \t]+(?P<listed>\w+)?",
-    re.MULTILINE,
+    r"(?m)^ii[ \t]+(?P<name>nvidia-smi|libnvidia-ml1|libcuda1)(?::(?P<arch>\w+))?[ \t]+\S+[ \t]+(?P<listed>\w+)?"
 )
 
 
@@ -317,7 +309,7 @@ RULES: Final = (
                 _NO_GPU,
             ),
             predicate(_has_driver_traces, "a driver is installed"),
-            predicate(_has_operator_driver, "the operator brings the driver"),
+            predicate(lambda snapshot: snapshot.contains(_DRIVER_POD), "the operator brings the driver"),
         ),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
         summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",

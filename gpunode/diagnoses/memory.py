@@ -39,20 +39,19 @@ _RETIRED_PAGES_LIMIT: Final = 60
 _MIN_ERRORS_OF_FAILING_MEMORY: Final = 3
 # So many corrected errors since the driver was loaded are no chance hits.
 _MANY_CORRECTED: Final = 5000
-_MEMORY_LOCATION: Final = Pattern(r"physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+", re.IGNORECASE)
-_ALREADY_PENDING_WORDS: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
-_PAGE_RETIREMENT_WORDS: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
-_ROW_REMAPPING_WORDS: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
+_MEMORY_LOCATION: Final = Pattern(r"(?i)physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+")
+_ALREADY_PENDING_WORDS: Final = Pattern(r"(?i)already pending|due to pending")
+_PAGE_RETIREMENT_WORDS: Final = Pattern(r"(?i)\bpage\b|retire|blacklist")
+_ROW_REMAPPING_WORDS: Final = Pattern(r"(?i)\brow\b|remap")
 # NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
-_FIELD_DIAGNOSTIC_WORDS: Final = r"\b(?:fieldiag|field diag\w*|MODS)\b"
+_FIELD_DIAGNOSTIC_WORDS: Final = r"(?i)\b(?:fieldiag|field diag\w*|MODS)\b"
 _MEMORY_TEST_FAILED: Final = message_line(
-    r"\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL"
+    r"(?i)\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL"
     r"|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
     *("text", "application"),
-    flags=re.IGNORECASE,
 )
 _FIELD_DIAGNOSTIC_RUN: Final = any_of(
-    message_line(_FIELD_DIAGNOSTIC_WORDS, "text", "application", flags=re.IGNORECASE),
+    message_line(_FIELD_DIAGNOSTIC_WORDS, "text", "application"),
     command_run(_FIELD_DIAGNOSTIC_WORDS),
 )
 
@@ -335,11 +334,9 @@ RULES: Final = (
         check=_downgrade_after_reset(_find_uncorrectable),
         typical=any_of(
             # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
-            message_line(
-                r"uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr", flags=re.IGNORECASE
-            ),
+            message_line(r"(?i)uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr"),
             message_line(r"\|\s*[0-9A-F:]{11,16}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|", "nvidia-smi", "text"),
-            message_line(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", flags=re.IGNORECASE),
+            message_line(r"(?i)double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU"),
         ),
         share=1.5,
         remedy=_RESET,
@@ -351,7 +348,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.RESET_REFUSED),
         check=_check_each_memory(_find_pending_remap),
         share=0.8,
-        typical=message_line(r"memory errors and row remappings", flags=re.IGNORECASE),
+        typical=message_line(r"(?i)memory errors and row remappings"),
         remedy=always(
             drain(
                 "move the work away from this GPU, and stop DCGM, the fabric manager and everything else that holds it"
@@ -368,7 +365,7 @@ RULES: Final = (
         disruption="RMA",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=_check_each_memory(_find_failed_remap),
-        typical=message_line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
+        typical=message_line(r"(?i)memory errors and row remapping\b"),
         remedy=_RETURN_GPU,
         explains=_WEAR_CONSEQUENCES | {"hbm-failing-rma"},
     ),
@@ -380,8 +377,7 @@ RULES: Final = (
         typical=any_of(
             all_of(_MEMORY_TEST_FAILED, _FIELD_DIAGNOSTIC_RUN),
             message_line(
-                r"\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
-                flags=re.IGNORECASE,
+                r"(?i)\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU"
             ),
         ),
         remedy=_RETURN_GPU,
@@ -394,7 +390,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.RESET_REFUSED),
         look_at=(_MEMORY_QUERY, Shell("sudo fuser -v /dev/nvidia*")),
         check=_check_each_memory(_find_pending_pages),
-        typical=message_line(r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE),
+        typical=message_line(r"(?i)pending (?:retired page|page retirement)s? (?:has|have|together)"),
         context=command_run(r"(?:lsof|fuser)\b.*/dev/nvidia"),
         remedy=_FREE_GPU,
         explains=_PENDING_CONSEQUENCES,
@@ -450,9 +446,8 @@ RULES: Final = (
         look_at=(Shell("nvidia-smi -q | grep -i inforom"),),
         check=faults.incident_check(125),
         decisive=message_line(
-            r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
-            r"|InfoROM (?:validation|checksum) fail",
-            flags=re.IGNORECASE,
+            r"(?i)infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
+            r"|InfoROM (?:validation|checksum) fail"
         ),
         # nvidia-smi's exit status NVML_ERROR_CORRUPTED_INFOROM.
         typical=any_of(

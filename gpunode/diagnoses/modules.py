@@ -84,10 +84,6 @@ _NOT_LOADED: Final = message_line(
 )
 
 
-def _summarize_not_loaded(snapshot: Snapshot) -> str:
-    return f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_BLACKLIST) else ''}"
-
-
 def _load_module(snapshot: Snapshot) -> Iterable[Fix]:
     load = Shell("sudo modprobe nvidia")
     if snapshot.view(_BLACKLIST):
@@ -355,7 +351,9 @@ RULES: Final = (
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
         context=any_of(custom_sign(_not_loaded_lines), _BUILT),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _NO_OWN_MODULE, secureboot.SIGNATURE_REFUSED),
-        summary=_summarize_not_loaded,
+        summary=lambda snapshot: (
+            f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_BLACKLIST) else ''}"
+        ),
         look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
         remedy=_load_module,
         explains=consequences.DRIVER_NOT_INITIALIZED,

@@ -38,14 +38,6 @@ _NOUVEAU_AND_NOVA_MODULES: Final = ("nouveau", "nova_core", "nova_drm", "nova")
 _NOUVEAU_MODULE_FILE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
-def _is_nouveau_or_nova(owner: str) -> bool:
-    return owner.lower().replace("-", "_") in {*_NOUVEAU_AND_NOVA_MODULES, "novacore"}
-
-
-def _bound_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    return (gpu.citation for gpu in snapshot.view(pci.pci_gpus) if gpu.driver and _is_nouveau_or_nova(gpu.driver))
-
-
 def _loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield their lines in the module table, unless another driver owns the GPUs."""
     if not any(gpu.driver for gpu in snapshot.view(pci.pci_gpus)) and not modules.is_module_loaded(snapshot, "nvidia"):
@@ -60,15 +52,15 @@ def _are_all_gpus_legacy(snapshot: Snapshot) -> bool:
     return bool(models) and all(last is not None and not last.active for last in lasts)
 
 
-def _initramfs_nouveau_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    return (
-        line for item in modules.running_initramfs_listings(snapshot) for line in lines_with(item, _NOUVEAU_MODULE_FILE)
-    )
-
-
 _NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
 _NOUVEAU_BOUND: Final = any_of(
-    custom_sign(_bound_gpus),
+    custom_sign(
+        lambda snapshot: (
+            gpu.citation
+            for gpu in snapshot.view(pci.pci_gpus)
+            if (gpu.driver or "").lower().replace("-", "_") in {*_NOUVEAU_AND_NOVA_MODULES, "novacore"}
+        )
+    ),
     kernel_line(r"is already bound to (?:nouveau|[Nn]ova)"),
     any_line(
         r"[Nn]ouveau kernel driver is currently in use|driver[=:] ?(?:nouveau|nova[_-]core)\b|Could not unload nouveau"
@@ -109,7 +101,11 @@ _NOT_BLACKLISTED: Final = unless(
     ),
     _BLACKLIST,
 )
-_NOUVEAU_IN_INITRAMFS: Final = custom_sign(_initramfs_nouveau_lines)
+_NOUVEAU_IN_INITRAMFS: Final = custom_sign(
+    lambda snapshot: (
+        line for item in modules.running_initramfs_listings(snapshot) for line in lines_with(item, _NOUVEAU_MODULE_FILE)
+    )
+)
 _ALL_GPUS_LEGACY: Final = predicate(_are_all_gpus_legacy, "no maintained NVIDIA driver supports these GPUs")
 _LOOKED_INTO_INITRAMFS: Final = predicate(
     lambda snapshot: any(item.outcome == "ok" for item in modules.running_initramfs_listings(snapshot)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -117,10 +116,9 @@ _SOME_LINKS_UP: Final = predicate(
 _NO_LINK_UP: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 # Every monitor has its own words for it.
 _NVLINK_DOWN_MESSAGE: Final = message_line(
-    r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
+    r"(?i)DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
     r"|NV-?Link[^\n]{0,60}(?:down\b|inactive|missing|absent|\b0 ?(?:/ ?\d|of|active|up)|[=:] ?0\b"
-    r"|CRITICAL|\bFAIL|bandwidth 0\b|not (?:active|present|detected|found|up))",
-    flags=re.IGNORECASE,
+    r"|CRITICAL|\bFAIL|bandwidth 0\b|not (?:active|present|detected|found|up))"
 )
 _NVLINK_MENTIONED: Final = any_of(command_run(r"\bnvlink\b"), _NVLINK_DOWN_MESSAGE)
 
@@ -136,9 +134,7 @@ def _find_gpus_without_links(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 # Cards of Ampere; each of their bridges joins four links of both.
-_FOUR_LINK_BRIDGE_MODELS: Final = Pattern(
-    r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b", re.IGNORECASE
-)
+_FOUR_LINK_BRIDGE_MODELS: Final = Pattern(r"(?i)\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b")
 
 
 def _find_gpus_with_missing_links(snapshot: Snapshot) -> Iterator[Proof]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
@@ -32,13 +31,12 @@ _UNLOAD_FAILED: Final = any_of(
 # That it was the operator's own: its driver manager, which takes it away, and why it could not.
 _DRIVER_MANAGER_SEEN: Final = any_of(
     message_line(
-        r"k8s-driver-manager|Shutting down all GPU clients"
+        r"(?i)k8s-driver-manager|Shutting down all GPU clients"
         r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
         r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|Draining node|gpu-driver-upgrade-state"
         r"|upgradePolicy|Auto[- ]?(?:drain|eviction) (?:of .{0,80})?(?:is )?disabled|error when evicting"
         r"|cannot delete Pods? (?:with|not|declare)|failed to drain|unable to (?:drain|evict)|upgrade-failed"
-        r"|GPU pods? (?:still )?(?:running|found)|timed out waiting for .{0,60}(?:drain|evict|terminat)",
-        flags=re.IGNORECASE,
+        r"|GPU pods? (?:still )?(?:running|found)|timed out waiting for .{0,60}(?:drain|evict|terminat)"
     ),
     custom_sign(lambda node: (cite(item) for item in node.items if "k8s-driver-manager" in item.written)),
 )
@@ -144,12 +142,11 @@ _NO_IMAGE_FOR_KERNEL: Final = any_of(
         r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
     ),
     message_line(
-        r"Unable to (?:find|locate) (?:a )?(?:package )?(?:linux-headers|kernel-(?:devel|headers))"
+        r"(?i)Unable to (?:find|locate) (?:a )?(?:package )?(?:linux-headers|kernel-(?:devel|headers))"
         r"|No match for argument: kernel-(?:devel|headers|core)|No package kernel-(?:headers|devel|core)\S* available"
         r"|unsupported (?:OS|operating system|kernel)"
         r"|linux-modules-nvidia-\S+ (?:not found|has no installation candidate)",
         *("kubernetes-log", "kubernetes-pod", "kubernetes"),
-        flags=re.IGNORECASE,
     ),
 )
 

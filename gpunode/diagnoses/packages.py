@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -35,9 +34,8 @@ _UNINSTALLER: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
 _RUNFILE_MODULE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
 _RUNFILE_VERSION: Final = Pattern(
-    rf"NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
-    rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})",
-    re.IGNORECASE,
+    rf"(?i)NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
+    rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})"
 )
 
 
@@ -96,7 +94,7 @@ def _summarize_lock(snapshot: Snapshot) -> str:
 
 
 _LISTED_LOCK_HOLDER: Final = Pattern(
-    r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*", re.MULTILINE
+    r"(?m)^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*"
 )
 
 
@@ -169,7 +167,7 @@ def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
         yield reinstall(snapshot, "neither of them completes a package that has lost files: reinstall it", *broken)
 
 
-_DRIVER_WORDS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
+_DRIVER_WORDS: Final = Pattern(r"(?i)nvidia|cuda")
 _LINE_ABOUT_DRIVER: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
 _RPM_ARCHITECTURE_SUFFIX: Final = r"\.(?:x86_64|aarch64|noarch)\b"
 _PACKAGE_FILE_CONFLICT: Final = any_of(
@@ -205,13 +203,6 @@ _DEPENDENCY_ACROSS_SOURCES: Final = message_line(
 )
 
 
-def _unmet_dependencies(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield complaints of the package manager in texts about the driver."""
-    return (
-        one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVER_WORDS.search(snapshot.text_of(one))
-    )
-
-
 def _held_driver_packages(snapshot: Snapshot) -> dict[str, Citation]:
     return {name: place for name, place in packages.held_packages(snapshot).items() if is_driver_package(name)}
 
@@ -244,7 +235,11 @@ _NVIDIA_REVISION: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
 # The last are negativo17's.
 _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
-_UNMET_DEPENDENCIES: Final = custom_sign(_unmet_dependencies)
+_UNMET_DEPENDENCIES: Final = custom_sign(
+    lambda snapshot: (
+        one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVER_WORDS.search(snapshot.text_of(one))
+    )
+)
 _DRIVER_PACKAGES_HELD: Final = custom_sign(lambda snapshot: _held_driver_packages(snapshot).values())
 _PACKAGES_MIXED: Final = custom_sign(_mixed_packages)
 _PACKAGERS_SHARE_FILE: Final = all_of(
@@ -257,7 +252,7 @@ _UNFINISHED_PACKAGES: Final = custom_sign(
 _OTHER_EXPLANATIONS: Final = (
     _PACKAGE_FILE_CONFLICT,
     _UNFINISHED_PACKAGES,
-    custom_sign(lambda snapshot: (one.citation for one in driver.stray_packages(snapshot))),
+    custom_sign(lambda snapshot: (one.citation for one in snapshot.view(driver.stray_packages))),
 )
 _TWO_ORIGINS: Final = unless(
     all_of(any_of(_DEPENDENCY_ACROSS_SOURCES, _PACKAGES_MIXED), _UNMET_DEPENDENCIES),

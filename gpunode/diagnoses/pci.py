@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -44,9 +43,9 @@ _NO_SUCH_DEVICE: Final = message_line(
     r"could not insert ['‘\"]?nvidia(?:[_-](?:current|\d{3}))?['’\"]?: No such device"
 )
 _NO_GPU_REPORTED: Final = any_of(
-    kernel_line(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE),
+    kernel_line(r"(?i)No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found"),
     _NO_SUCH_DEVICE,
-    message_line(r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", flags=re.IGNORECASE),
+    message_line(r"(?i)You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found"),
 )
 # Words of the driver about a GPU that it saw, whatever it then did with it.
 _GPU_REPORTED: Final = kernel_line(
@@ -61,16 +60,14 @@ def _installed_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in (*driver.kernel_packages(snapshot)[:1], *((disk,) if disk else ())))
 
 
-def _is_gpu_seen(snapshot: Snapshot) -> bool:
-    return bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots))
-
-
 def _smi_complaints(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the node's own nvidia-smi errors; a pod may see no GPU by design."""
     return (place for state, place in snapshot.view(driver.smi_states) if state in {"no-driver", "no-devices"})
 
 
-_GPU_SEEN: Final = predicate(_is_gpu_seen, "a GPU is on the bus")
+_GPU_SEEN: Final = predicate(
+    lambda snapshot: bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots)), "a GPU is on the bus"
+)
 _DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 
@@ -92,12 +89,11 @@ _BOUND_TO_PASSTHROUGH_DRIVER: Final = kernel_line(
 )
 # Where sysfs, driverctl or somebody's loop over sysfs tells the owner.
 _PASSTHROUGH_OWNER: Final = Pattern(
-    r"/drivers/(?:vfio-pci|pci-stub)\b|^(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d[ :]+(?:[^\n]*\s)?)?"
-    r"(?:vfio-pci|pci-stub)(?=\s|$)",
-    re.MULTILINE | re.IGNORECASE,
+    r"(?im)/drivers/(?:vfio-pci|pci-stub)\b|^(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d[ :]+(?:[^\n]*\s)?)?"
+    r"(?:vfio-pci|pci-stub)(?=\s|$)"
 )
-_BOUND_DRIVER_QUERY: Final = Pattern(r"/driver|driverctl|10de", re.IGNORECASE)
-_ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
+_BOUND_DRIVER_QUERY: Final = Pattern(r"(?i)/driver|driverctl|10de")
+_ADDRESS: Final = Pattern(r"(?i)\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b")
 
 
 def _passthrough_owner_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -194,11 +190,10 @@ _INVALID_REGION_REPORTED: Final = any_of(kernel_line(_INVALID_REGION_TEXT), mess
 # Something that happened in a slot; that the slot can do it, every boot tells.
 _HOTPLUG: Final = any_of(
     kernel_line(
-        r"\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
-        r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
-        re.IGNORECASE,
+        r"(?i)\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
+        r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)"
     ),
-    message_line(r"\beGPU\b|\beGFX\b|\bOCuLink\b|\bThunderbolt\b", flags=re.IGNORECASE),
+    message_line(r"(?i)\beGPU\b|\beGFX\b|\bOCuLink\b|\bThunderbolt\b"),
 )
 
 
@@ -275,7 +270,7 @@ _NOT_STARTED_SYMPTOMS: Final = (
     symptoms.NO_DEVICES,
     symptoms.NO_DRIVER,
 )
-_ABOVE_4G_DISABLED: Final = any_line(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
+_ABOVE_4G_DISABLED: Final = any_line(r"(?i)Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)")
 
 
 def _reallocate_regions(snapshot: Snapshot) -> Iterable[Fix]:

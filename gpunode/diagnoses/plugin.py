@@ -30,7 +30,7 @@ _NVML_MISSING: Final = message_line(
     r"|Failed to initialize NVML: could not",
     *("kubernetes-log", "kubernetes-pod"),
 )
-_PLUGIN_WORDS: Final = any_line(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
+_PLUGIN_WORDS: Final = any_line(r"(?i)device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami")
 # The first is of version 1.8 to 1.11, before that question.
 _STRATEGY_REJECTED: Final = message_line(
     r"Failed to start nvml with error:\s+could not load NVML"
@@ -145,10 +145,9 @@ _LET_PLUGIN_FIND_LIBRARY: Final = always(
 # Health.
 
 _MARKED_UNHEALTHY: Final = message_line(
-    r"^(?![^\n]*(?:no healthy devices present|cannot allocate))(?=[^\n]*(?:GPU|MIG-|nvidia|[Xx]id|all devices))[^\n]*"
-    r"(?:marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
-    r"|XidCriticalError)",
-    flags=re.IGNORECASE,
+    r"(?i)^(?![^\n]*(?:no healthy devices present|cannot allocate))(?=[^\n]*(?:GPU|MIG-|nvidia|[Xx]id|all devices))"
+    r"[^\n]*(?:marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
+    r"|XidCriticalError)"
 )
 UNHEALTHY: Final = any_of(
     unless(_MARKED_UNHEALTHY, _ALL_GPUS_OFFERED),
@@ -185,9 +184,8 @@ _REFUSALS_PAST: Final = unless(
     message_line(r"AdmissionError|OutOf|Allocate failed", *_KUBERNETES_SOURCE_KINDS),
 )
 _NODE_REBOOTED: Final = message_line(
-    r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
-    r"|\bup\s+\d{1,2} min\b",
-    flags=re.IGNORECASE,
+    r"(?i)\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
+    r"|\bup\s+\d{1,2} min\b"
 )
 
 
@@ -204,10 +202,9 @@ _KUBELET_RESTART_WORDS: Final = (
 _KUBELET_WAS_RESTARTED: Final = any_of(
     unless(command_run(_KUBELET_RESTART_WORDS), message_line(r"^pod/\S+ created")),
     message_line(
-        r"^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
+        r"(?i)^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
         rf".*(?:{_KUBELET_RESTART_WORDS}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
-        r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart))",
-        flags=re.IGNORECASE,
+        r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart))"
     ),
 )
 

@@ -7,7 +7,6 @@ table's. Prose makes a cause a suspect, never a finding. Whatever is not clearly
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Final
@@ -19,9 +18,8 @@ from gpunode.facts.patterns import Pattern
 
 # What a list or an answer in a forum puts before a sentence.
 _SENTENCE_LEAD_IN: Final = Pattern(
-    r"^(?:[>*•\s]|-\s|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
-    r"|description|expected|background|context|env(?:ironment)?|tl;?dr)\s*:\s*)*",
-    re.IGNORECASE,
+    r"(?i)^(?:[>*•\s]|-\s|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
+    r"|description|expected|background|context|env(?:ironment)?|tl;?dr)\s*:\s*)*"
 )
 # A time, a level, a tag, a prompt, a row of a table, a setting, a path.
 _MACHINE_OUTPUT_START: Final = Pattern(
@@ -41,14 +39,13 @@ _QUESTION: Final = Pattern(
     r"|May|Might|Shall)\b[^?]*\?"
 )
 _DENIAL: Final = Pattern(
-    r"\b(?:never|neither|nor|nobody)\b"
+    r"(?i)\b(?:never|neither|nor|nobody)\b"
     r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
     r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
     r"|\b(?:there|this) (?:is|was|are|were|has been|have been)(?:n['’]t| no| not| never)\b"
     r"|\b(?:did|do|does|have|has|was|were|is|are)(?:n['’]t| not) (?:see|seen|find|get|got|had|show|contain|appear"
     r"|report|reported|seeing|getting|about|because|the case|due to|caused)\b"
-    r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b",
-    re.IGNORECASE,
+    r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b"
 )
 _SUPPOSITION: Final = Pattern(
     r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
@@ -66,17 +63,11 @@ _QUOTING_SENTENCE: Final = Pattern(
 _AUTHOR_PATTERNS: Final = (_FIRST_PERSON, _QUESTION, _DENIAL, _SUPPOSITION, _REPORTED)
 # What mail programs and forums put above the words of another.
 _QUOTE_ATTRIBUTION_LINE: Final = Pattern(
-    r"^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"
-    r"\s*[:：]\s*$",
-    re.IGNORECASE,
+    r"(?i)^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"
+    r"\s*[:：]\s*$"
 )
 _MARKDOWN_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
 _SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
-
-
-def is_prose(item: EvidenceItem, number: int) -> bool:
-    """Return whether line ``number``, counted from 1, is a person's own sentence."""
-    return number in item.view(_prose_lines)
 
 
 def without_prose(snapshot: Snapshot, citations: Iterable[Citation]) -> tuple[Citation, ...]:
@@ -91,7 +82,7 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
         return False
     items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
     cited = (item for item in items if number <= len(item.lines) and item.lines[number - 1] == citation.line)
-    return any(is_prose(item, number) for item in cited)
+    return any(number in item.view(_ProseLines) for item in cited)
 
 
 def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
@@ -155,10 +146,6 @@ class _ProseLines:
             if is_named:
                 found.add(number)
         return frozenset(found)
-
-
-def _prose_lines(item: EvidenceItem) -> _ProseLines:
-    return _ProseLines(item)
 
 
 def is_written_by_person(sentence: str) -> bool:

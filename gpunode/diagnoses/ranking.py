@@ -40,7 +40,9 @@ def _sort_findings(findings: tuple[Finding, ...]) -> Iterator[Finding]:
 
     Some times do not compare, so pick the deepest finding that none of its equals preceded.
     """
-    has_current_fault = any(_is_in_running_boot(finding) and finding.severity != "info" for finding in findings)
+    has_current_fault = any(
+        finding.onsets and not finding.is_past and finding.severity != "info" for finding in findings
+    )
 
     def rank(finding: Finding) -> tuple[object, ...]:
         is_info = finding.severity == "info"
@@ -59,11 +61,6 @@ def _sort_findings(findings: tuple[Finding, ...]) -> Iterator[Finding]:
         first = next((one for one in equals if not any(_began_before(other, one) for other in equals)), equals[0])
         remaining.remove(first)
         yield first
-
-
-def _is_in_running_boot(finding: Finding) -> bool:
-    """Return whether the log of the running boot reports it, with its time."""
-    return bool(finding.onsets) and not finding.is_past
 
 
 def _began_before(one: Finding, other: Finding) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import GPU_ADDRESS, GpuCommand, Shell, fill_in_gpus
-from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, FixKind, Proof, Rule
+from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import reboot, removes_packages, run_step
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
@@ -44,14 +44,12 @@ def merge_reboot_fixes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     done_by_first = (Fix("reboot", f"nothing more: the restart of the node for {first.cause} fixes this too"),)
     return tuple(
         replace(one, remedy=done_by_first)
-        if one is not first and "reboot" in (kinds := _fix_kinds(one)) and kinds <= _FIX_KINDS_DONE_BY_REBOOT
+        if one is not first
+        and "reboot" in (kinds := {fix.kind for fix in one.remedy})
+        and kinds <= _FIX_KINDS_DONE_BY_REBOOT
         else one
         for one in findings
     )
-
-
-def _fix_kinds(finding: Finding) -> frozenset[FixKind]:
-    return frozenset(fix.kind for fix in finding.remedy)
 
 
 def minimum_disruption(fixes: Iterable[Fix], disruption: Disruption) -> Disruption:

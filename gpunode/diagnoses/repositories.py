@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -120,17 +119,15 @@ _KEY_REFUSED: Final = (
 # apt names the archive in the line or before it; between them stands no other archive.
 _KEY_REFUSED_LATER_IN_LINE: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_KEY_REFUSED}"
 _CUDA_KEY_REFUSED: Final = message_line(
-    rf"(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
+    rf"(?i)(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
     rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_KEY_REFUSED_LATER_IN_LINE}|Public key for (?:cuda|nvidia"
     r"|libnv)\S+\.rpm is not installed"
     # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
-    rf"|{_KEY_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)",
-    flags=re.IGNORECASE,
+    rf"|{_KEY_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)"
 )
 _TOOLKIT_KEY_REFUSED: Final = message_line(
-    rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_KEY_REFUSED_LATER_IN_LINE}"
-    rf"|{_KEY_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
-    flags=re.IGNORECASE,
+    rf"(?i)(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_KEY_REFUSED_LATER_IN_LINE}"
+    rf"|{_KEY_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)"
 )
 # The right key. sqv, which apt asks since Debian 13, takes no binding by SHA-1 from February 2026 on.
 _CUDA_KEY_USES_SHA1: Final = all_of(

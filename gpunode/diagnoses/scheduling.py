@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -34,16 +33,13 @@ _TAINT_NOT_TOLERATED: Final = message_line(
     r"|node\.c(?:ilium\.io|luster\.x-k8s)|CriticalAddonsOnly|ToBeDeletedBy|DeletionCandidate|karpenter\.sh/))"
     r"|did not tolerate (?:taint )?[\w./-]+|had untolerated taints?\b(?!(?:\(s\))?:? ?\{)"
 )
-_GPU_TAINT_NOT_TOLERATED: Final = message_line(
-    rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPU_WORDS}", flags=re.IGNORECASE
-)
 _GPU_TAINT: Final = any_of(
     message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPU_WORDS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
          rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPU_WORDS}"
          # As a list in YAML or JSON; a toleration has an operator, too.
          rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPU_WORDS}[\w./-]*\W+value\b",
          "kubernetes-node"),
-    message_line(rf"\btaints?\b.*{_GPU_WORDS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
+    message_line(rf"(?i)\btaints?\b.*{_GPU_WORDS}.*:No(?:Schedule|Execute)\b")
 )  # fmt: skip
 _TOLERATES_GPU_TAINT: Final = message_line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?[\s\n]+key: nvidia"
@@ -163,19 +159,12 @@ _PASS_GPUS_INTO_CLUSTER: Final = always(
 
 
 _NVIDIA_RESOURCE: Final = r"(?:nvidia\.com/[\w.-]+)"
-_REQUEST_TOO_LARGE: Final = message_line(
-    rf"request for '?{_NVIDIA_RESOURCE}: \d+'? too large: maximum request size for shared resources is 1"
-)
 # Kubernetes' validation names the field, and the value after it.
 _REQUEST_NOT_INTEGER: Final = message_line(rf"{_NVIDIA_RESOURCE}\]?: Invalid value: [^\n]{{1,80}}: must be an integer")
 _REQUEST_DIFFERS_FROM_LIMIT: Final = message_line(rf"must be equal to {_NVIDIA_RESOURCE} limit")
 _GPU_LIMIT_MISSING: Final = message_line(
     rf"{_NVIDIA_RESOURCE}\]?: Required value: Limit must be set for non overcommitable resources"
     rf"|limits\[?[^\n]{{0,40}}{_NVIDIA_RESOURCE}\]?: Required value"
-)
-_UNKNOWN_OPTION: Final = message_line(
-    r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:include-crds|gpu-?id|gpu-devices)\b"
-    r"|unrecognized arguments?: --gpu$"
 )
 _VIDEO_LIBRARY_MISSING: Final = unless(
     message_line(
@@ -190,8 +179,7 @@ _NO_NVCC: Final = unless(
         rf"\bnvcc[’'\"]?[:：]? {{0,2}}(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvcc$"
         r"|Command ['‘]nvcc['’] not found"
         r"|[Nn]o such file or directory: [^\n]{0,80}/nvcc\b|nvcc was not found|Could not find nvcc\b"
-        r"|The 'nvcc' command was not found",
-        flags=re.MULTILINE,
+        r"|The 'nvcc' command was not found"
     ),
     symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.VERSION_MISMATCH,
     symptoms.NO_DEVICES,
@@ -215,7 +203,7 @@ RULES: Final = (
     ),
     _rule(
         cause="pod-missing-gpu-toleration",
-        decisive=_GPU_TAINT_NOT_TOLERATED,
+        decisive=message_line(rf"(?i)(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPU_WORDS}"),
         typical=any_of(
             _TAINT_NOT_TOLERATED,
             unless(_GPU_TAINT, _GPUS_OFFERED, _TOLERATES_GPU_TAINT),
@@ -320,7 +308,9 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-share-request-above-one",
-        decisive=_REQUEST_TOO_LARGE,
+        decisive=message_line(
+            rf"request for '?{_NVIDIA_RESOURCE}: \d+'? too large: maximum request size for shared resources is 1"
+        ),
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),),
         summary="the pod asks for more than one share of a GPU, and the device plugin gives one",
         remedy=always(
@@ -348,7 +338,10 @@ RULES: Final = (
     Rule(
         cause="option-misspelt",
         layer="toolkit",
-        decisive=_UNKNOWN_OPTION,
+        decisive=message_line(
+            r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:include-crds|gpu-?id|gpu-devices)\b"
+            r"|unrecognized arguments?: --gpu$"
+        ),
         summary="the program was given an option that it does not have",
         remedy=always(
             run_step(

@@ -8,7 +8,6 @@ never decides.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -80,10 +79,9 @@ SECURE_BOOT_OFF: Final = any_line(
 )
 # Field by field; a field that was requested alone has no name before it, and keys have these.
 _MODULE_SIGNATURE_LINE: Final = Pattern(
-    r"^[ \t]*(?:signer|sig_key|sig_id|signature|sig_hashalgo):[ \t]*\S|appended~|^[ \t]*(?:[0-9A-F]{2}:){7,}"
+    r"(?m)^[ \t]*(?:signer|sig_key|sig_id|signature|sig_hashalgo):[ \t]*\S|appended~|^[ \t]*(?:[0-9A-F]{2}:){7,}"
     r"|^(?!SecureBoot (?:en|dis)abled)[^\n:/]{0,80}"
-    r"\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b",
-    re.MULTILINE,
+    r"\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b"
 )
 _SIGNED: Final = any_of(
     custom_sign(lambda snapshot: snapshot.matching_lines(_MODULE_SIGNATURE_LINE, "modinfo")),

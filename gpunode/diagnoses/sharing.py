@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -60,7 +59,7 @@ def _restore_default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
 _PLUGIN_OUTPUT: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
-_SHARING_WORDS: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
+_SHARING_WORDS: Final = Pattern(r"(?i)timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.")
 _STATIC_MANIFEST: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
 _SHARING_OPTIONS: Final = (
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced"
@@ -101,9 +100,8 @@ _EMPTY_IN_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with co
 _SHARING_WITHOUT_EFFECT: Final = any_of(
     symptoms.POD_PENDING,
     message_line(
-        r"\bno effect\b|\b(?:is|are|was|were)(?: not|n['’]t) (?:applied|shared|sliced|used)\b"
-        r"|\b(?:still|only) (?:one|1)\b",
-        flags=re.IGNORECASE,
+        r"(?i)\bno effect\b|\b(?:is|are|was|were)(?: not|n['’]t) (?:applied|shared|sliced|used)\b"
+        r"|\b(?:still|only) (?:one|1)\b"
     ),
     message_line(r"nvidia\.com/gpu(?:\.\w+)?[\"']?(?:[:=]\s*|\s+)[\"']?\d"),
     predicate(
@@ -145,7 +143,7 @@ _NO_MEMORY: Final = message_line(
     r"|cuda_driver\.cc:\d+\] failed to allocate"
 )
 _MEMORY_USAGE_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
-_PROCESS_TABLE_ROW: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
+_PROCESS_TABLE_ROW: Final = Pattern(r"(?m)^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s")
 
 
 def _largest_size(pattern: Pattern, text: str) -> float:
@@ -186,7 +184,7 @@ _MODE_CHANGE_ANNOUNCED: Final = any_of(
     ),
     all_of(
         message_line(r"The following GPUs could not be reset"),
-        any_of(command_run(r"\bmig\b|mig-"), message_line(r"\bMIG\b|nvidia-mig-|mig-manager", flags=re.IGNORECASE)),
+        any_of(command_run(r"\bmig\b|mig-"), message_line(r"(?i)\bMIG\b|nvidia-mig-|mig-manager")),
     ),
 )
 _NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_KINDS)

@@ -37,9 +37,9 @@ class _Sign:
         return tuple(self.read(snapshot, *self.arguments))
 
 
-def message_line(pattern: str, *kinds: SourceKind, flags: int = 0, on_host: bool = False) -> Sign:
+def message_line(pattern: str, *kinds: SourceKind, on_host: bool = False) -> Sign:
     """Return the sign of a line in messages, or in items of ``kinds``, that ``pattern`` matches."""
-    return _Sign(_find_message_lines, (Pattern(pattern, flags | re.MULTILINE), kinds, on_host))
+    return _Sign(_find_message_lines, (Pattern(pattern, re.MULTILINE), kinds, on_host))
 
 
 def _find_message_lines(
@@ -52,18 +52,18 @@ def _find_message_lines(
     return (one for one in lines if one.key not in in_containers)
 
 
-def kernel_line(pattern: str, flags: int = 0) -> Sign:
+def kernel_line(pattern: str) -> Sign:
     """Return the sign of a kernel message in any log that ``pattern`` matches, without its ``NVRM:``."""
-    return _Sign(_find_kernel_lines, (Pattern(pattern, flags),))
+    return _Sign(_find_kernel_lines, (Pattern(pattern),))
 
 
 def _find_kernel_lines(snapshot: Snapshot, pattern: Pattern) -> Iterable[Citation]:
     return (message.citation for message in kernel.matching_messages(snapshot, pattern))
 
 
-def file_line(path: str, pattern: str, flags: int = 0) -> Sign:
+def file_line(path: str, pattern: str) -> Sign:
     """Return the sign of a line that ``pattern`` matches in files at ``path``, where ``*`` also matches slashes."""
-    return _Sign(_find_file_lines, (path, Pattern(pattern, flags | re.MULTILINE)))
+    return _Sign(_find_file_lines, (path, Pattern(pattern, re.MULTILINE)))
 
 
 def _find_file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterable[Citation]:
@@ -71,9 +71,9 @@ def _find_file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterabl
     return (line for item in items for line in lines_with(item, pattern))
 
 
-def any_line(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
+def any_line(pattern: str, *, on_host: bool = False) -> Sign:
     """Return the sign of a matching line in messages, files and listings, but not in tables."""
-    return _Sign(_find_text_lines, (Pattern(pattern, flags | re.MULTILINE), on_host))
+    return _Sign(_find_text_lines, (Pattern(pattern, re.MULTILINE), on_host))
 
 
 def _find_text_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:

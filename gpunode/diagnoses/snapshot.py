@@ -189,7 +189,7 @@ def lines_with(item: EvidenceItem, pattern: Pattern) -> Iterator[Citation]:
     """Yield the first dozen lines of ``item`` that ``pattern`` matches."""
     last = count = 0
     for match in _matches_by_line(item, pattern):
-        number = line_number_at(item, match.start())
+        number = item.line_number_at(match.start())
         if number != last:
             last, count = number, count + 1
             yield cite(item, number)
@@ -231,11 +231,6 @@ def _line_end(item: EvidenceItem, start: int) -> int:
 def find_first(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
     """Return the first match of ``pattern`` in the text of ``item``."""
     return next(find_all(item, pattern), None)
-
-
-def line_number_at(item: EvidenceItem, offset: int) -> int:
-    """Return the number of the line in which the character at ``offset`` stands."""
-    return item.line_number_at(offset)
 
 
 def cite_fact(source: str, words: str, key: str = "") -> Citation:

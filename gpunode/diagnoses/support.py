@@ -6,7 +6,6 @@ module or packages tell version and licence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -269,9 +268,6 @@ def _is_branch_ended(model: GpuModel) -> bool:
 _LEGACY_GPU_WITH_NEWER_DRIVER: Final = custom_sign(
     lambda snapshot: (card.citation for card in _misfit_cards(snapshot, LEGACY_GPU_CAUSE))
 )
-_GPU_DROPPED_BY_NEWER_BRANCHES: Final = _model_sign(
-    lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive"
-)
 _GPU_NEEDING_OPEN_MODULES: Final = _model_sign(
     lambda one: one.needs_open_modules, "a GPU that only the open modules drive"
 )
@@ -313,12 +309,11 @@ _NO_GPU_NEEDS_OPEN: Final = _no_gpu_sign(
     lambda one: one.needs_open_modules, "no GPU of this node needs the open modules"
 )
 
-_rule = partial(Rule, layer="driver")
+_rule = partial(Rule, layer="driver", disruption="reboot", latent=_DRIVER_WORKS_FOR_OTHER_GPU)
 
 RULES: Final = (
     _rule(
         cause=LEGACY_GPU_CAUSE,
-        disruption="reboot",
         share=2,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
         look_at=(Shell("sudo dmesg | grep -i nvrm"), Shell("lspci -nn -d 10de:")),
@@ -327,22 +322,19 @@ RULES: Final = (
             _catalog_sign(LEGACY_GPU_CAUSE),
             unless(all_of(_NO_MAINTAINED_DRIVER, any_of(_GPU_NOT_STARTED, symptoms.NO_DRIVER)), _VERSION_KNOWN),
         ),
-        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_make_summary(LEGACY_GPU_CAUSE, "{driver} no longer supports {gpu}: an older branch was its last"),
-        context=_GPU_DROPPED_BY_NEWER_BRANCHES,
+        context=_model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive"),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_OLD_GPU),
         remedy=_replace_packages("of the branch that no longer supports this GPU"),
         explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
     ),
     _rule(
         cause=NEW_GPU_CAUSE,
-        disruption="reboot",
         share=1.2,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
         decisive=unless(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU_WITH_NEWER_DRIVER, unless(_DRIVER_NEWER_THAN_GPUS, _VGPU)),
         typical=_catalog_sign(NEW_GPU_CAUSE),
-        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_summarize_refused_gpu,
         context=_GPU_NEEDING_OPEN_MODULES,
         against=_SIGNS_AGAINST_MISFIT,
@@ -351,13 +343,11 @@ RULES: Final = (
     ),
     _rule(
         cause=OPEN_MODULE_CAUSE,
-        disruption="reboot",
         share=1.2,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
         decisive=_GPU_WITHOUT_GSP_REFUSED,
         typical=any_of(_catalog_sign(OPEN_MODULE_CAUSE), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
-        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_make_summary(
             OPEN_MODULE_CAUSE, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"
         ),
@@ -368,7 +358,6 @@ RULES: Final = (
     ),
     _rule(
         cause=PROPRIETARY_MODULE_CAUSE,
-        disruption="reboot",
         share=1.8,
         symptoms=(symptoms.INIT_FAILED_22_56, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
@@ -378,16 +367,13 @@ RULES: Final = (
             unless(all_of(_GPU_NEEDING_OPEN_MODULES, symptoms.NO_DEVICES), _VERSION_KNOWN),
             all_of(_LICENCE_SHOWN, _PROPRIETARY_MODULES_INSTALLED, symptoms.NO_DEVICES),
         ),
-        latent=_DRIVER_WORKS_FOR_OTHER_GPU,
         summary=_make_summary(
             PROPRIETARY_MODULE_CAUSE, "{driver} is installed with proprietary modules, but {gpu} needs the open ones"
         ),
         context=any_of(
             all_of(_PROPRIETARY_MODULES_INSTALLED, _GPU_NOT_STARTED),
             _GPU_NEEDING_OPEN_MODULES,
-            message_line(
-                r"\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b", flags=re.IGNORECASE
-            ),
+            message_line(r"(?i)\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b"),
         ),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_NEEDS_OPEN),
         remedy=_replace_packages("with the proprietary kernel modules", keep=True),

@@ -7,7 +7,6 @@ reports read. ``tests/scenarios/promotion.py`` learns the limits; see docs/expla
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,7 +176,7 @@ def find_unexplained_failures(
 
 
 # Settings and tables have the words of many a symptom, and tell of no failure.
-_FAILS: Final = Pattern(rf"\b(?:{symptoms.FAILURE_WORDS}|xid)\b", re.IGNORECASE)
+_FAILS: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid)\b")
 
 
 def _failure_lines(snapshot: Snapshot, sign: Sign, known: Collection[Citation]) -> tuple[Citation, ...]:

@@ -8,7 +8,6 @@ Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A 
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate
@@ -27,9 +26,8 @@ FAILURE_WORDS: Final = (
     r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such"
 )
 _FAILURE: Final = Pattern(
-    rf"\b(?:{FAILURE_WORDS}|fail\w*|not working|pending|crashloop\w*|false|out of memory|hangs?|slow(?!down)\w*|stuck"
-    r"|does(?: not|n't)|won't|problem|why)\b",
-    re.IGNORECASE,
+    rf"(?i)\b(?:{FAILURE_WORDS}|fail\w*|not working|pending|crashloop\w*|false|out of memory|hangs?|slow(?!down)\w*"
+    r"|stuck|does(?: not|n't)|won't|problem|why)\b"
 )
 ALL_WELL: Final = predicate(
     lambda node: driver.works(node) and not any(_FAILURE.search(item.text) for item in node.items),
@@ -55,11 +53,10 @@ NO_MODULE: Final = message_line(
     r"|find) module ['‘]?nvidia"
 )
 NO_DEVICES: Final = message_line(
-    r"No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
+    r"(?i)No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
     r"|No supported GPUs"
     # Slurm and nvidia-persistenced.
-    r"|gres\.conf file /dev/+nvidia|Failed to query NVIDIA devices",
-    flags=re.IGNORECASE,
+    r"|gres\.conf file /dev/+nvidia|Failed to query NVIDIA devices"
 )
 ADAPTER_INIT_FAILED: Final = message_line(
     r"RmInitAdapter failed|rm_init_adapter failed|probe of [0-9a-f:.]+ failed with error"
@@ -79,9 +76,7 @@ NO_NVML_LIBRARY: Final = message_line(
     # Apptainer, DCGM and FFmpeg.
     r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
 )
-NVML_UNKNOWN: Final = message_line(
-    r"NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN", flags=re.IGNORECASE
-)
+NVML_UNKNOWN: Final = message_line(r"(?i)NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN")
 GPU_LOST: Final = message_line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
     r"|GPU has become inaccessible"
@@ -90,9 +85,8 @@ GPU_LOST: Final = message_line(
 SMI_HANGS: Final = any_of(
     custom_sign(driver.unanswered_queries),
     message_line(
-        r"nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
-        r"|^real\s+[1-9]\d*m",
-        flags=re.IGNORECASE,
+        r"(?i)nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
+        r"|^real\s+[1-9]\d*m"
     ),
 )
 RESET_REFUSED: Final = message_line(
@@ -104,36 +98,32 @@ ANY_XID: Final = message_line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:
 # What people tell of before and after; it orders suspects, and proves nothing.
 
 KERNEL_UPGRADED: Final = message_line(
-    r"\b(?:after|since)\b[^\n.]{0,40}\bkernel\b[^\n.]{0,20}\b(?:updat|upgrad)"
+    r"(?i)\b(?:after|since)\b[^\n.]{0,40}\bkernel\b[^\n.]{0,20}\b(?:updat|upgrad)"
     r"|\b(?:after|since) (?:updating|upgrading) (?:the |my |to (?:a |the )?)?(?:new |newer )?kernel\b"
-    r"|\bkernel (?:was |got |has been |had been )?(?:updated|upgraded)\b",
-    flags=re.IGNORECASE,
+    r"|\bkernel (?:was |got |has been |had been )?(?:updated|upgraded)\b"
 )
 REBOOT_HELPS: Final = message_line(
-    r"\breboot(?:ing|ed)?\b(?: it| the \w+| once)?(?: then| always| usually)?"
+    r"(?i)\breboot(?:ing|ed)?\b(?: it| the \w+| once)?(?: then| always| usually)?"
     r" (?:fix(?:es|ed)|solve[sd]|help(?:s|ed)|cure[sd])\b"
     r"|\bworks?(?:ed)? (?:again |fine )?(?:only )?(?:after|with) (?:a |the |each |every )?reboot"
-    r"|\b(?:if|when|after|once)\b[^\n.]{0,20}\breboot[^\n.]{0,40}\b(?:gone|works|disappears|disappeared|goes away)",
-    flags=re.IGNORECASE,
+    r"|\b(?:if|when|after|once)\b[^\n.]{0,20}\breboot[^\n.]{0,40}\b(?:gone|works|disappears|disappeared|goes away)"
 )
 REBOOT_IN_VAIN: Final = message_line(
-    r"\breboot\w*\b[^\n.]{0,30}\b(?:(?:does|did|do)(?: not|n['’]t)|never) (?:help|fix|solve|change|cure)"
+    r"(?i)\breboot\w*\b[^\n.]{0,30}\b(?:(?:does|did|do)(?: not|n['’]t)|never) (?:help|fix|solve|change|cure)"
     r"|\breboot\w* (?:(?:in|to) )?(?:no|without|vain)\b"
     r"|\b(?:still|even|also|same)\b[^\n.]{0,20} after (?:\w+ ){0,2}reboot"
-    r"|\breboot\w* (?:twice|several times|many times)\b",
-    flags=re.IGNORECASE,
+    r"|\breboot\w* (?:twice|several times|many times)\b"
 )
 
 # What CUDA and what is built on it say.
 
 CUDA_NO_DEVICE: Final = message_line(
-    r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|No CUDA GPUs are available|no cuda devices"
+    r"(?i)no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|No CUDA GPUs are available|no cuda devices"
     r"|No visible GPU devices|No NVENC capable devices|No GPU/TPU found"
-    r"|cudaGetDeviceCount[^\n]{0,60}\b(?:100|38)\b|(?:error|code)[^\n]{0,8}\b100\b[^\n]{0,40}device",
-    flags=re.IGNORECASE,
+    r"|cudaGetDeviceCount[^\n]{0,60}\b(?:100|38)\b|(?:error|code)[^\n]{0,8}\b100\b[^\n]{0,40}device"
 )
 CUDA_UNAVAILABLE: Final = message_line(
-    r"(?:cuda\.)?is_available\(\)[^\n]{0,40}False|CUDA (?:is )?not available|[Cc]ould not (?:find"
+    r"(?i)(?:cuda\.)?is_available\(\)[^\n]{0,40}False|CUDA (?:is )?not available|[Cc]ould not (?:find"
     r"|load) (?:the )?(?:cuda|CUDA)"
     r"|Torch not compiled with CUDA|list_physical_devices\('GPU'\)[^\n]{0,20}\[\]|GPU (?:will not be used"
     r"|not (?:found|detected))"
@@ -143,8 +133,7 @@ CUDA_UNAVAILABLE: Final = message_line(
     r"|Unable to initialize backend 'cuda'|CUDA backend failed to initialize"
     r"|no supported devices found for platform CUDA"
     r"|Cannot dlopen some GPU libraries|Could not load dynamic library 'libcuda|Failed to infer device type"
-    r"|No CUDA runtime is found|unable to load (?:cudart|nvcuda|CUDA management)",
-    flags=re.IGNORECASE,
+    r"|No CUDA runtime is found|unable to load (?:cudart|nvcuda|CUDA management)"
 )
 CUDA_UNKNOWN: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA unknown error|(?:CUDA|cuda|cuInit|cuda\w+)[^\n]{0,80}unknown error"
@@ -159,11 +148,10 @@ CUDA_DRIVER_COMBINATION_UNFIT: Final = message_line(
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
 CUDA_NOT_INITIALISED: Final = message_line(
-    r"CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
+    r"(?i)CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
     r"|failed to initialize CUDA|cuInit[^\n]{0,60}(?:returned|failed|error|->)"
     r"|(?:driver library|cudart|nvcuda) init failure"
-    r"|failed call to cuInit",
-    flags=re.IGNORECASE,
+    r"|failed call to cuInit"
 )
 CUDA_TOO_NEW: Final = message_line(
     r"CUDA driver version is insufficient|cudaErrorInsufficientDriver|driver on your system is too old|cuda>=\d"
@@ -192,17 +180,15 @@ CUDA_PROGRAM_FAULT: Final = message_line(
     r"|Launch|ECC)\w*"
 )
 NCCL_FAILS: Final = message_line(
-    r"NCCL (?:WARN|error|failure)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|ncclRemoteError"
+    r"(?i)NCCL (?:WARN|error|failure)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|ncclRemoteError"
     r"|unhandled (?:cuda|system) error|ncclInvalid(?:Usage|Argument)|DistBackendError"
-    r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)",
-    flags=re.IGNORECASE,
+    r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)"
 )
 SLOW: Final = message_line(
     # Not the heading of nvidia-smi's reasons, nor a reason that is not active.
-    r"slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
+    r"(?i)slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
     r"|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
-    r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl(?!e reasons\b)",
-    flags=re.IGNORECASE,
+    r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl(?!e reasons\b)"
 )
 
 # What builds, package managers and the kernel say.
@@ -257,10 +243,9 @@ NO_DEVICE_DRIVER: Final = message_line(
     r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
 NO_DRIVER_INSIDE: Final = message_line(
-    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"(?i)nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|CUDA driver version is insufficient"
-    r"|no CUDA-capable device|driver volume is not mounted",
-    flags=re.IGNORECASE,
+    r"|no CUDA-capable device|driver volume is not mounted"
 )
 RUNTIME_UNKNOWN: Final = message_line(
     r"[Uu]nknow\w* (?:or invalid )?runtime(?: name| specified)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
@@ -333,9 +318,8 @@ OPERATOR_WAITS: Final = message_line(
 
 NVLINKS_DOWN: Final = any_of(
     message_line(
-        r"<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve"
-        r"|Link \d+: (?:Down|Off|<)",
-        flags=re.IGNORECASE,
+        r"(?i)<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve"
+        r"|Link \d+: (?:Down|Off|<)"
     ),
     # Not supported, in the matrix of ``topo -p2p``.
     message_line(r"\bNS\b", "nvidia-smi-topo", "text"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -39,7 +38,7 @@ _PROGRAM_GONE: Final = message_line(
 # Who has installed the toolkit names it somewhere.
 _GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
 _TOOLKIT_NAMED: Final = any_line(
-    r"nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop", re.IGNORECASE
+    r"(?i)nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop"
 )
 _GPU_REQUEST_SYMPTOMS: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS)
 # It brings a toolkit of its own, which no package of the node is.
@@ -117,7 +116,7 @@ _OTHER_DRIVER_ROOT_SET: Final = message_line(
 # What nvidia-container-cli is called with.
 _DRIVER_ROOT_OPTION: Final = message_line(r"(?:^|\s)--root=/(?:run/nvidia/driver|[\w./-]*nvidia[\w./-]*)(?=\s)")
 _DRIVER_ROOT_NOT_FOUND: Final = message_line(
-    r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
+    r"(?i)change root failed: no such file|failed to change root directory: No such"
 )
 _EMPTY_DRIVER_ROOT: Final = custom_sign(_empty_driver_root_lines)
 _TOOLKIT_FAILS: Final = message_line(
@@ -137,9 +136,8 @@ _DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
 
 _LDCONFIG_REAL: Final = "/sbin/ldconfig.real"
 _NO_LDCONFIG: Final = message_line(
-    r"(?:ldcache error: open failed:|\b(?:open|stat|lstat|fork/exec|could not start)) "
-    r"/(?!run/nvidia/driver)\S*ldconfig[^\s:]*:? ?[\w ]{0,40}:? ?no such file",
-    flags=re.IGNORECASE,
+    r"(?i)(?:ldcache error: open failed:|\b(?:open|stat|lstat|fork/exec|could not start)) "
+    r"/(?!run/nvidia/driver)\S*ldconfig[^\s:]*:? ?[\w ]{0,40}:? ?no such file"
 )
 
 
@@ -192,21 +190,19 @@ def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
 
 _OLD_PACKAGE_OR_REPOSITORY: Final = unless(
     message_line(
-        r"# ?Unsupported distribution!"
+        r"(?i)# ?Unsupported distribution!"
         r"|Type ['‘\"]?(?:<!doctype|<html|#)\S* is not known on line \d+ in source list \S*(?:nvidia-|libnvidia)"
         r"|(?:Unable to locate package|No match for argument:|No package|Package) ['‘\"]?"
-        r"(?:nvidia-docker2?|nvidia-container-runtime)\b(?! is already)",
-        flags=re.IGNORECASE,
+        r"(?:nvidia-docker2?|nvidia-container-runtime)\b(?! is already)"
     ),
     symptoms.REPOSITORY_REFUSED,
 )
 _OUTDATED_INSTRUCTIONS: Final = message_line(
-    r"(?:manifest for |docker\.io/|\s)nvidia/cuda:\S+ not found|/nvidia/cuda:[\w.-]+: not found"
+    r"(?i)(?:manifest for |docker\.io/|\s)nvidia/cuda:\S+ not found|/nvidia/cuda:[\w.-]+: not found"
     r"|reading manifest \S+ in \S*nvidia/cuda: manifest unknown"
     r"|unable to read URL \"\S*/k8s-device-plugin/\S*\.yml\"[^\n]{0,80}404"
     r"|nvidia-docker: (?:command )?not found|Command 'nvidia-docker' not found"
-    r"|Error looking up volume plugin nvidia-docker|umount: /proc/driver/nvidia: (?:not mounted|no mount point)",
-    flags=re.IGNORECASE,
+    r"|Error looking up volume plugin nvidia-docker|umount: /proc/driver/nvidia: (?:not mounted|no mount point)"
 )
 
 

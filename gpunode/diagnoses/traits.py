@@ -170,7 +170,7 @@ def _join_distinct_values(rows: Iterable[tuple[str, str]]) -> TraitValues:
 # The machine.
 
 _LSPCI_DECORATION: Final = Pattern(
-    r"^NVIDIA Corporation\s+|\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\((?:rev|prog-if) [^)\n]*\)", re.IGNORECASE
+    r"(?i)^NVIDIA Corporation\s+|\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\((?:rev|prog-if) [^)\n]*\)"
 )
 
 
@@ -283,10 +283,6 @@ def _package_versions(snapshot: Snapshot) -> TraitValues:
 
 
 # Services, runtimes and the cluster.
-
-
-def _is_unit_known(snapshot: Snapshot, unit: str) -> bool:
-    return isinstance(snapshot.facts.units.get(unit), Known)
 
 
 def _unit_states(snapshot: Snapshot) -> TraitValues:
@@ -461,7 +457,7 @@ TRAITS: Final[tuple[Trait, ...]] = (
     ), r"^(?:GPUs|name|mig)|no answer"),
     Trait("units", "services", ("fabric", "runtime", "driver", "kubernetes"),
         "the fabric manager, a licence daemon or a runtime is missing or does not run",
-        (TraitSource(("units",), _unit_states, is_absent=_is_unit_known),),
+        (TraitSource(("units",), _unit_states, is_absent=lambda node, unit: isinstance(node.facts.unit(unit), Known)),),
         r"fabricmanager|imex|gridd|^(?:docker|containerd|crio|kubelet|k3s|rke2|snap\.)", r"persistenced|cdi-refresh"),
     Trait("docker", "docker", ("runtime",), "containers get GPUs through the runtime named nvidia",
         (TraitSource(("docker-info",), _docker_settings, common_only=True),), r"^(?:Runtimes|Default|Cgroup|Context)"),

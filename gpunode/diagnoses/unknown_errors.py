@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,10 +19,9 @@ _USER_RUN_KINDS: Final[frozenset[SourceKind]] = frozenset(
     }
 )
 _FAILURE_WORDS: Final = Pattern(
-    r"(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b",
-    re.IGNORECASE,
+    r"(?i)(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b"
 )
-_GPU_WORDS: Final = Pattern(r"nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver", re.IGNORECASE)
+_GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver")
 _MAX_CITED: Final = 3
 
 

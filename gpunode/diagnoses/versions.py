@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
@@ -25,9 +26,8 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _MISMATCH: Final = Pattern(
-    r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
-    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
-    re.IGNORECASE,
+    r"(?i)driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
+    r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch"
 )
 # libnvidia-container asks NVML on the node, before there is a container.
 _NODE_SIDE_TOOL_MESSAGE: Final = Pattern(
@@ -168,9 +168,6 @@ MIXED_INSTALLS_CAUSE: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER_MISMATCH_CAUSE: Final = "container-driver-mismatch"
 
 _REBOOT_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
-_AUTOMATIC: Final = message_line(
-    r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'"
-)
 # A driver of a site's own, in no folder of the system, that a search path puts first.
 _SITE_DRIVER_TREE: Final = message_line(
     r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
@@ -316,7 +313,7 @@ def _find_unattended_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
 
 def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of a part that was not upgraded: module, its package, or a library."""
-    if strayed := driver.stray_packages(snapshot) if driver.works(snapshot) else ():
+    if strayed := snapshot.view(driver.stray_packages) if driver.works(snapshot) else ():
         yield _prove_stray(snapshot, *strayed)
     if (found := snapshot.view(_mismatched_versions)) is None:
         return
@@ -334,18 +331,14 @@ def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
         # Where no package of a module is shown, all of them may be new, and only the loaded module old.
         yield _make_proof(snapshot, what, (one.citation,), sure=one not in lone)
         return
-    if not disk and _versions_differed_at_boot(snapshot):
+    # If they differed right after boot, a reboot changes nothing.
+    if not disk and any(
+        (message.at or _LONG_AFTER_BOOT_S) < _RIGHT_AFTER_BOOT_S
+        for message in kernel.matching_messages(snapshot, _API_MISMATCH)
+    ):
         yield _make_proof(
             snapshot, "the module that was loaded at boot does not have the libraries' version", sure=False
         )
-
-
-def _versions_differed_at_boot(snapshot: Snapshot) -> bool:
-    """Return whether the versions differed right after boot, so that a reboot changes nothing."""
-    return any(
-        (message.at or _LONG_AFTER_BOOT_S) < _RIGHT_AFTER_BOOT_S
-        for message in kernel.matching_messages(snapshot, _API_MISMATCH)
-    )
 
 
 def _packages_behind(found: DriverVersions) -> Iterator[packages.Package]:
@@ -406,9 +399,7 @@ def _mismatch_under_old_module(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _MISMATCH_UNDER_OLD_MODULE: Final = custom_sign(_mismatch_under_old_module)
-_CHANGE_TOLD: Final = any_line(
-    r"\b(?:updat|upgrad|install)(?:ed|es?|ing)\b|\bnew (?:driver|packages?)\b", re.IGNORECASE
-)
+_CHANGE_TOLD: Final = any_line(r"(?i)\b(?:updat|upgrad|install)(?:ed|es?|ing)\b|\bnew (?:driver|packages?)\b")
 
 
 def _versions_differed_long_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:
@@ -506,25 +497,23 @@ def _recreate_container_or_image(snapshot: Snapshot) -> Iterable[Fix]:
 _CONSEQUENCES: Final = LIBRARY_MISMATCH | {
     *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER_MISMATCH_CAUSE)
 }
+_rule = partial(Rule, disruption="reboot", symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED))
 
 RULES: Final = (
-    Rule(
+    _rule(
         cause=UNATTENDED_UPGRADE_CAUSE,
         layer="package",
         shows_in="driver",
-        disruption="reboot",
         check=_find_unattended_upgrade,
         share=6,
-        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
-        context=_AUTOMATIC,
+        context=message_line(r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'"),
         look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_and_hold,
         explains=_CONSEQUENCES | {REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
-    Rule(
+    _rule(
         cause=REBOOT_PENDING_CAUSE,
         layer="driver",
-        disruption="reboot",
         check=_find_pending_reboot,
         typical=unless(
             any_of(
@@ -534,38 +523,33 @@ RULES: Final = (
             *(symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_WORKS),
         ),
         share=10,
-        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
         context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.VERSION_MISMATCH)),
         look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_module,
         explains=_CONSEQUENCES,
     ),
-    Rule(
+    _rule(
         cause=PARTIAL_UPGRADE_CAUSE,
         layer="package",
-        disruption="reboot",
         check=_find_partial_upgrade,
         share=7,
-        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
         context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.VERSION_MISMATCH),
         look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
         remedy=_complete_driver,
         explains=_CONSEQUENCES,
     ),
-    Rule(
+    _rule(
         cause=MIXED_INSTALLS_CAUSE,
         layer="driver",
-        disruption="reboot",
         check=_find_mixed_installs,
         typical=all_of(symptoms.VERSION_MISMATCH, any_of(_SITE_DRIVER_TREE, _RUNFILE_WITHOUT_MODULES)),
         share=0.7,
-        symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED),
         context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.VERSION_MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
         remedy=_keep_one_driver,
         explains=_CONSEQUENCES | {UNATTENDED_UPGRADE_CAUSE, REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
-    Rule(
+    _rule(
         cause=CONTAINER_MISMATCH_CAUSE,
         layer="userspace",
         shows_in="programs",

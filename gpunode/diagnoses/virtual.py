@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final
@@ -38,9 +37,8 @@ from gpunode.facts.patterns import Pattern
 
 # ---- a GPU passed through to a guest
 
-_MMIO_WINDOW_SET: Final = any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
 # What Windows says of a device whose driver gave up.
-_CODE_43: Final = message_line(r"\bcode 43\b", flags=re.IGNORECASE)
+_CODE_43: Final = message_line(r"(?i)\bcode 43\b")
 _NO_DEVICE_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
 _NOT_STARTED: Final = any_of(_NO_DEVICE_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
 _HYPERVISOR_HIDDEN: Final = message_line(
@@ -104,16 +102,15 @@ _OTHER_NODE_WORDS: Final = Pattern(
 
 def _gridd_line(words: str) -> Sign:
     """Return the sign of these words by nvidia-gridd, anywhere or in its own log without a prefix."""
-    anyone = message_line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
-    alone = message_line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
+    anyone = message_line(rf"(?i)(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}")
+    alone = message_line(rf"(?i)^[ \t]*{words}", "unit-log")
     own = any_of(anyone, custom_sign(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
     return custom_sign(lambda node: (one for one in node.view(own) if not _OTHER_NODE_WORDS.search(one.source)))
 
 
 _UNLICENSED: Final = message_line(
-    r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
+    r"(?i)License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
     *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
-    flags=re.IGNORECASE,
 )
 # The client is configured: with the token that names its server it has no licence all the same.
 _LICENSE_TOKEN_FILE: Final = message_line(r"client_configuration_token_\S*\.tok\b", "listing", "text", "nvidia-smi-q")
@@ -162,7 +159,6 @@ _VGPU_START_FAILED: Final = message_line(
     r"Initialization: |vGPU is supported only on|Assertion Failed|NVOS status 0x(?!0\b))|"
     r"error: vmiop_(?:env_)?log: .{0,80}(?:failed to (?:start|initialize)|VGPU initialization failed)"
 )
-_INCOMPATIBLE: Final = message_line(r"Incompatible Guest/Host drivers")
 
 
 # ---- WSL
@@ -182,7 +178,7 @@ def _tcc_rows(snapshot: Snapshot) -> Iterator[Citation]:
     return (row.citation for _, row in rows if row.value.strip().upper() == "TCC")
 
 
-_GPU_BLOCKED_BY_OS: Final = message_line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
+_GPU_BLOCKED_BY_OS: Final = message_line(r"(?i)GPU access blocked by the operating system")
 _GPU_IN_TCC_MODE: Final = any_of(
     custom_sign(_tcc_rows), message_line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q")
 )
@@ -214,7 +210,7 @@ RULES: Final = (
         shows_in="pci",
         disruption="power-cycle",
         decisive=all_of(REGION_WITHOUT_ADDRESS, IS_VIRTUAL_MACHINE),
-        typical=_MMIO_WINDOW_SET,
+        typical=any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb"),
         context=IS_VIRTUAL_MACHINE,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.REGION_NOT_ASSIGNED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         against=(unless(symptoms.DRIVER_WORKS, REGION_WITHOUT_ADDRESS),),
@@ -270,7 +266,7 @@ RULES: Final = (
     _rule(
         cause="xid-78-vgpu-start-error",
         check=faults.incident_check(78),
-        decisive=_INCOMPATIBLE,
+        decisive=message_line(r"Incompatible Guest/Host drivers"),
         typical=_VGPU_START_FAILED,
         symptoms=(symptoms.ANY_XID, _VGPU_START_FAILED, symptoms.ADAPTER_INIT_FAILED),
         summary="a virtual machine's vGPU was not started: guest driver, host driver and GPU do not match",

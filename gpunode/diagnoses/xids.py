@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -43,11 +42,11 @@ _CODES_WITH_RULE: Final = frozenset({
 
 # Page faults of a program, or of the driver itself.
 _PAGE_FAULTS: Final = custom_sign(lambda snapshot: (one.root.citation for one in faults.incidents_with(snapshot, 31)))
-_FAULT_ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
+_FAULT_ADDRESS: Final = Pattern(r"(?i)faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)")
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _MAX_NULL_OFFSET: Final = 0x10000
 # Programs that run code of whoever started them: run again, they fail at the same place again.
-_USER_PROGRAM_NAME: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+_USER_PROGRAM_NAME: Final = Pattern(r"(?i)python|pt_|ray::|julia|a\.out|main$|train")
 # Somebody compared releases of the driver: one has the faults and another has none.
 _DRIVER_RELEASE_MENTION: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
 _GOOD_RESULT_WORDS: Final = (
@@ -57,11 +56,10 @@ _BAD_RESULT_WORDS: Final = (
     r"(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|fails|crash|hang|breaks|every)[^\n]{0,60}"
 )
 _RELEASES_COMPARED: Final = message_line(
-    r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,60}"
+    r"(?i)(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,60}"
     r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|help|no more)"
     rf"|{_DRIVER_RELEASE_MENTION}{_GOOD_RESULT_WORDS}[^\n]{{0,60}}{_DRIVER_RELEASE_MENTION}{_BAD_RESULT_WORDS}|{_DRIVER_RELEASE_MENTION}{_BAD_RESULT_WORDS}{_DRIVER_RELEASE_MENTION}{_GOOD_RESULT_WORDS}",
     *("text", "application"),
-    flags=re.IGNORECASE,
 )
 # A history of packages of which somebody chose an upgrade of the driver to show.
 _DRIVER_UPGRADED: Final = all_of(

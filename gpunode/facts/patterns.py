@@ -19,6 +19,8 @@ _TOKEN: Final = re.compile(
     r"|\{\d*,?\d*\}[?+]?|.",
     re.DOTALL,
 )
+# What an expression may begin with in place of flags.
+_LEADING_FLAGS: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
 _REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
 _UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
@@ -87,7 +89,9 @@ class Pattern:
     __slots__ = ("_compiled", "_is_line_based", "_may_span_lines", "_words", "flags", "pattern")
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
-        self.pattern, self.flags = pattern, flags
+        head, _, rest = pattern.partition(")")
+        leading = _LEADING_FLAGS.get(head, 0)
+        self.pattern, self.flags = (rest if leading else pattern), flags | leading
         self._compiled: re.Pattern[str] | None = None
         self._is_line_based: bool | None = None
         self._may_span_lines: bool | None = None

@@ -21,13 +21,12 @@ _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
 _GPU_LIST_LINE: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
 _BARE_ADDRESS: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
-_ATTACHED_GPU_COUNT: Final = Pattern(r"^Attached GPUs\s*:\s*(?P<count>\d{1,18})", re.MULTILINE)
+_ATTACHED_GPU_COUNT: Final = Pattern(r"(?m)^Attached GPUs\s*:\s*(?P<count>\d{1,18})")
 _RACK_MODELS: Final = Pattern(r"\bG[HB][23]00\b")
 _BASEBOARD_MODELS: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
 _CARD_MODELS: Final = Pattern(
-    r"PCIe|\bNVL\b|GeForce|\bRTX\b|Quadro|\bTITAN\b|Tesla [TPMK]\d|\bL40S?\b|\bL4\b|\bL20?\b|\bA10G?\b|\bA2\b|\bA16\b|"
-    r"\bA30X?\b|\bA40\b|\bT4\b|\bT1?[06]00\b",
-    re.IGNORECASE,
+    r"(?i)PCIe|\bNVL\b|GeForce|\bRTX\b|Quadro|\bTITAN\b|Tesla [TPMK]\d|\bL40S?\b|\bL4\b|\bL20?\b|\bA10G?\b|\bA2\b"
+    r"|\bA16\b|\bA30X?\b|\bA40\b|\bT4\b|\bT1?[06]00\b"
 )
 # NVLink of the fifth generation: its switches hang on the InfiniBand stack, not on NVIDIA's own switch driver.
 _NVLINK5_NAMES: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")

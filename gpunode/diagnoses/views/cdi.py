@@ -110,9 +110,8 @@ def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _PODMAN_VERSION: Final = Pattern(
-    r"(?:podman version|Podman Engine\s+Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)"
-    r"|^podman[/ -]\D{0,40}(?P<row>\d+\.\d+\.\d+)",
-    re.MULTILINE,
+    r"(?m)(?:podman version|Podman Engine\s+Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)"
+    r"|^podman[/ -]\D{0,40}(?P<row>\d+\.\d+\.\d+)"
 )
 
 
@@ -129,10 +128,9 @@ def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | Non
 
 # What an engine says of where it looks, and what its configuration does.
 _SEARCH_FOLDERS: Final = Pattern(
-    r"CDI spec directories:(?P<docker>(?:\n[ \t]*/\S+)+)"
+    r"(?i)CDI spec directories:(?P<docker>(?:\n[ \t]*/\S+)+)"
     r"|CDI spec\w*[^\n]{0,60}: (?:open|stat|read\w*|scan\w*) [\"']?(?P<opened>/[\w/-]+)[\"']?: no such file"
-    r"|cdi[_-]spec[_-]dirs\"?\s*[=:]\s*\[(?P<dirs>[^\]]{1,600})\]",
-    re.IGNORECASE,
+    r"|cdi[_-]spec[_-]dirs\"?\s*[=:]\s*\[(?P<dirs>[^\]]{1,600})\]"
 )
 _PATH: Final = Pattern(r"/[\w./-]+")
 

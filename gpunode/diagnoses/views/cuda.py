@@ -124,9 +124,8 @@ _RESOLVED_LIBRARY: Final = Pattern(
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
 _OPENED_LIBRARY: Final = Pattern(
-    r"(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}|^[ \t]+)"
-    r"(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)",
-    re.MULTILINE,
+    r"(?m)(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}"
+    r"|^[ \t]+)(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)"
 )
 
 
@@ -171,7 +170,7 @@ def library_sort(path: str) -> LibrarySort:
     if "/compat" in path:
         return "compat"
     folder = path.rpartition("/")[0] if ".so" in path else path
-    return "driver" if _is_standard_folder(folder) else "other"
+    return "driver" if _STANDARD_LIBRARY_FOLDER.match(folder) else "other"
 
 
 def loaded_libraries(snapshot: Snapshot) -> tuple[LoadedLibrary, ...]:
@@ -255,8 +254,3 @@ def _folders_of_conf(line: str) -> Iterator[str]:
     """Yield the folder in a line of the loader's own configuration."""
     if match := _LOADER_CONF_FOLDER.match(line):
         yield match["folder"]
-
-
-def _is_standard_folder(folder: str) -> bool:
-    """Return whether a driver has its libraries in ``folder``, or the loader looks there anyhow."""
-    return bool(_STANDARD_LIBRARY_FOLDER.match(folder))

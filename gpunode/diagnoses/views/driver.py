@@ -22,14 +22,13 @@ from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 _API_MISMATCH: Final = Pattern(
-    rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})",
-    re.IGNORECASE,
+    rf"(?i)API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})"
 )
 _MODULE_LOAD_MESSAGE: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = Pattern(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI_TABLE_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
 _SMI_CUDA_VERSION: Final = Pattern(r"CUDA (?:UMD )?Version\s*:\s*(?P<version>\d+\.\d+)")
-_SMI_VERSION: Final = Pattern(rf"^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})", re.MULTILINE | re.IGNORECASE)
+_SMI_VERSION: Final = Pattern(rf"(?im)^[ \t]*DRIVER version\s*:\s*(?P<version>{VERSION})")
 _DRIVER_LIBRARY_FILE: Final = Pattern(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
@@ -41,20 +40,18 @@ _MODULE_KERNEL: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)/")
 
 SmiState: TypeAlias = Literal["works", "no-devices", "no-driver", "mismatch", "missing", "failed"]
 _SMI_STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
-    ("mismatch", Pattern(r"Driver/library version mismatch", re.IGNORECASE)),
-    ("no-driver", Pattern(r"couldn.t communicate with the NVIDIA driver|Driver Not Loaded", re.IGNORECASE)),
-    ("no-devices", Pattern(r"No devices were found", re.IGNORECASE)),
+    ("mismatch", Pattern(r"(?i)Driver/library version mismatch")),
+    ("no-driver", Pattern(r"(?i)couldn.t communicate with the NVIDIA driver|Driver Not Loaded")),
+    ("no-devices", Pattern(r"(?i)No devices were found")),
     ("missing", Pattern(
-        rf"nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
+        rf"(?im)nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
         # An engine says it of a container, with the program in quotation marks behind "exec:".
-        r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found",
-        re.IGNORECASE | re.MULTILINE)),
+        r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found")),
     ("failed", Pattern(
         # Not what only programs in Go say, such as the device plugin, from its container.
-        r"(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
-        r"|Unable to determine the device handle|Unknown Error|GPU is lost",
-        re.IGNORECASE)),
-    ("works", Pattern(r"Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
+        r"(?i)(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
+        r"|Unable to determine the device handle|Unknown Error|GPU is lost")),
+    ("works", Pattern(r"(?m)Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB")),
 )  # fmt: skip
 
 
@@ -95,7 +92,7 @@ def _parse_loaded_driver(line: str) -> LoadedDriver | None:
 
 
 def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
-    if pair := api_mismatch(snapshot):
+    if pair := snapshot.view(_api_mismatch):
         return SeenVersion(pair[1], pair[2])
     for message in reversed(kernel.matching_messages(snapshot, _MODULE_LOAD_MESSAGE)):
         if match := _MODULE_LOAD_MESSAGE.search(message.text):
@@ -103,12 +100,8 @@ def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
     return None
 
 
-def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
+def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """Return the versions of the last refused client and of the module, with the line; or None."""
-    return snapshot.view(_find_api_mismatch)
-
-
-def _find_api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     for message in reversed(kernel.matching_messages(snapshot, _API_MISMATCH)):
         if match := _API_MISMATCH.search(message.text):
             return match["client"], match["module"], message.citation
@@ -140,11 +133,11 @@ def library_version(snapshot: Snapshot) -> SeenVersion | None:
     for item in snapshot.items:
         asks = item.where == "host" and item.kind in _NODE_SOURCE_KINDS
         if asks and (match := _NVML_LIBRARY.search(item.text)):
-            said = api_mismatch(snapshot)
+            said = snapshot.view(_api_mismatch)
             # NVML leaves the last part away; the kernel heard the whole.
             whole = said[0] if said and said[0].startswith(f"{match['version']}.") else match["version"]
             return SeenVersion(whole, cite(item, item.line_number_at(match.start())))
-    if pair := api_mismatch(snapshot):
+    if pair := snapshot.view(_api_mismatch):
         return SeenVersion(pair[0], pair[2])
     found = snapshot.view(library_versions)
     return found[0] if len({one.version for one in found}) == 1 else None
@@ -224,10 +217,6 @@ def stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 
     nvidia-smi needs one library alone: it works where all others do not fit.
     """
-    return snapshot.view(_find_stray_packages)
-
-
-def _find_stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     node = smi_version(snapshot) if works(snapshot) else None
     if node is None:
         return ()
@@ -246,7 +235,7 @@ def has_two_versions(snapshot: Snapshot) -> bool:
     """Return whether the node's own driver is at two versions; then all that CUDA says follows from that."""
     module, disk = loaded_version(snapshot), on_disk_version(snapshot)
     differs = module is not None and disk is not None and module.version != disk.version
-    return differs or bool(stray_packages(snapshot)) or any(s == "mismatch" for s, _ in snapshot.view(smi_states))
+    return differs or bool(snapshot.view(stray_packages)) or any(s == "mismatch" for s, _ in snapshot.view(smi_states))
 
 
 def headless_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
@@ -286,7 +275,7 @@ def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
 
 # A row of a query: whatever was asked, a number, a name or a switch stands in it.
 _SMI_QUERY_ROW: Final = Pattern(
-    r"^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$", re.MULTILINE
+    r"(?m)^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$"
 )
 
 
@@ -299,7 +288,7 @@ def smi_version(snapshot: Snapshot) -> SeenVersion | None:
     return _first_version(snapshot, _SMI_TABLE_VERSION)
 
 
-_VERSION_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
+_VERSION_CELL: Final = Pattern(rf"(?m)(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)")
 
 
 def cuda_version(snapshot: Snapshot) -> SeenVersion | None:
@@ -340,15 +329,13 @@ def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 _CONTAINER_SUCCESS_LINE: Final = Pattern(
-    r"\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
-    r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)",
-    re.MULTILINE,
+    r"(?m)\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
+    r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)"
 )
 # Of several nodes one may be well.
 _CONTAINER_FAILURE_LINE: Final = Pattern(
-    r"\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
-    r"|ContainerCreating)\b|ERR!",
-    re.IGNORECASE,
+    r"(?i)\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
+    r"|ContainerCreating)\b|ERR!"
 )
 
 
@@ -362,7 +349,7 @@ _DRIVER_QUERY_KINDS: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.
-_ERROR_ROW: Final = Pattern(r"^\|[^|\n]{0,80}\bERR!", re.MULTILINE)
+_ERROR_ROW: Final = Pattern(r"(?m)^\|[^|\n]{0,80}\bERR!")
 
 
 def error_rows(snapshot: Snapshot) -> tuple[Citation, ...]:

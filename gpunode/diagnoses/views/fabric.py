@@ -19,13 +19,12 @@ UNIT: Final = "nvidia-fabricmanager.service"
 UnitState: TypeAlias = Literal["active", "inactive", "failed", "masked", "missing", ""]
 
 _MISMATCH: Final = Pattern(
-    rf"interface version {driver.VERSION} do(?:es)?n.?t match with (?:the )?driver version {driver.VERSION}",
-    re.IGNORECASE,
+    rf"(?i)interface version {driver.VERSION} do(?:es)?n.?t match with (?:the )?driver version {driver.VERSION}"
 )
 _SWITCH_SEEN: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
-_MANAGER_WORDS: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
-_SEARCH_COMMAND: Final = Pattern(r"\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric", re.IGNORECASE)
-_NOTHING_FOUND: Final = Pattern(r"^\s*$|no packages found|is not installed", re.IGNORECASE)
+_MANAGER_WORDS: Final = Pattern(r"(?i)fabric-?manager")
+_SEARCH_COMMAND: Final = Pattern(r"(?i)\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric")
+_NOTHING_FOUND: Final = Pattern(r"(?i)^\s*$|no packages found|is not installed")
 # What systemd, its log and old tools say; the words alone only where the unit was asked about.
 _STATE_MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     ("masked", Pattern(rf"{re.escape(UNIT)}(?: is masked|[^\n]{{0,40}}masked)")),
@@ -39,9 +38,8 @@ _STATE_MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     )),
 )  # fmt: skip
 _UNIT_STATE: Final = Pattern(
-    r"^[ \t]*(?:(?:Load|Active)State=|(?:Loaded|Active):\s*)?"
-    r"(?P<state>not-found|masked|failed|activating|inactive|deactivating|active)\b",
-    re.MULTILINE,
+    r"(?m)^[ \t]*(?:(?:Load|Active)State=|(?:Loaded|Active):\s*)?"
+    r"(?P<state>not-found|masked|failed|activating|inactive|deactivating|active)\b"
 )
 _STATE_BY_WORD: Final[dict[str, UnitState]] = {
     "masked": "masked", "failed": "failed", "activating": "failed", "not-found": "missing", "inactive": "inactive",
@@ -160,10 +158,9 @@ def is_manager_needed(snapshot: Snapshot) -> bool | None:
 
 
 _NVLINK_LINE: Final = Pattern(
-    r"^[ \t]*(?:GPU (?P<gpu>\d{1,3}):|gpuId (?P<id>\d{1,3}):"
+    r"(?i)^[ \t]*(?:GPU (?P<gpu>\d{1,3}):|gpuId (?P<id>\d{1,3}):"
     r"|Link (?P<link>\d{1,2}): *(?:<?inactive>?|(?P<rate>[\d.]+ GB/s))|(?P<row>[UDX_](?: [UDX_]){2,})\s*$"
-    r"|(?P<none>.*\ball links are inactive\b)|(?P<other>NvSwitches:|physicalId ))",
-    re.IGNORECASE,
+    r"|(?P<none>.*\ball links are inactive\b)|(?P<other>NvSwitches:|physicalId ))"
 )
 
 

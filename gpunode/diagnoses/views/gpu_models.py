@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +15,7 @@ from gpunode.facts.patterns import Pattern
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
 _GPU_LINE_WITH_PCI_ID: Final = Pattern(
-    r"NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})", re.IGNORECASE
+    r"(?i)NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})"
 )
 _GPU_LINE_WITH_NAME: Final = Pattern(
     r"The NVIDIA (?:NVIDIA )?(?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"

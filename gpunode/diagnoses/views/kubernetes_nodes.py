@@ -32,20 +32,18 @@ _KNOWN_SECTIONS: Final = _OFFER_SECTIONS | {
     "tolerations",
 }
 _OTHER_RESOURCE: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
-_NODE_WORDS: Final = Pattern(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
+_NODE_WORDS: Final = Pattern(r"(?i)\b(?:nodes?|capacity|allocatable|allocated)\b")
 _OBJECT_START: Final = Pattern(r"^(?:Name:|(?:-\s+)?apiVersion:|---\s*$| {8}\{\s*$)")
-_NODE_NAME: Final = Pattern(r"^(?:Name:\s+| {2,8}[\"']?name[\"']?: [\"']?)(?P<name>[\w.-]+)", re.MULTILINE)
+_NODE_NAME: Final = Pattern(r"(?m)^(?:Name:\s+| {2,8}[\"']?name[\"']?: [\"']?)(?P<name>[\w.-]+)")
 _NAME_IN_COMMAND: Final = Pattern(r"\b(?:nodes?|no)[ /](?!yaml|json)(?P<name>[a-z0-9][a-z0-9.-]*)(?=\s|$)")
 _NODE_FIELDS: Final = Pattern(
-    r"^(?:Roles|Taints|Unschedulable|Capacity|Allocatable|Allocated resources|System Info|Non-terminated Pods):"
-    r"|^ *[\"']?(?:allocatable|capacity|nodeInfo|kubeletVersion|podCIDR)[\"']?:|\"?kind\"?: \"?Node\b",
-    re.MULTILINE,
+    r"(?m)^(?:Roles|Taints|Unschedulable|Capacity|Allocatable|Allocated resources|System Info|Non-terminated Pods):"
+    r"|^ *[\"']?(?:allocatable|capacity|nodeInfo|kubeletVersion|podCIDR)[\"']?:|\"?kind\"?: \"?Node\b"
 )
 _POD_FIELDS: Final = Pattern(
-    r"^(?:Namespace|Containers|Init Containers|QoS Class|Node-Selectors):"
+    r"(?m)^(?:Namespace|Containers|Init Containers|QoS Class|Node-Selectors):"
     r"|^[ \t]*[\"']?(?:containers|containerStatuses|runtimeClassName|restartPolicy)[\"']?:"
-    r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
-    re.MULTILINE,
+    r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b"
 )
 # One field of a node (``-o jsonpath``, ``jq``).
 _RESOURCE_FIELD_PATH: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")

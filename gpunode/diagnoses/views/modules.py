@@ -15,11 +15,10 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _LSMOD_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
-_MODINFO_FIELD: Final = Pattern(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
+_MODINFO_FIELD: Final = Pattern(r"(?m)^[ \t]*([\w-]+):\s+(.*)$")
 _DKMS_STATUS_ROW: Final = Pattern(
-    r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
-    r"(?:,\s*(?P<kernel>[^,:\s]+),\s*\w+)?:\s*(?P<state>added|built|installed|broken)",
-    re.MULTILINE,
+    r"(?m)^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
+    r"(?:,\s*(?P<kernel>[^,:\s]+),\s*\w+)?:\s*(?P<state>added|built|installed|broken)"
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
 _MAIN_MODULE: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
@@ -300,7 +299,7 @@ def is_built_for(snapshot: Snapshot, kernel: str) -> bool | None:
 _INITRAMFS_MODULE: Final = Pattern(
     r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b"
 )
-_GREP_COUNT: Final = Pattern(r"^[ \t]*[1-9]\d{0,3}[ \t]*$", re.MULTILINE)
+_GREP_COUNT: Final = Pattern(r"(?m)^[ \t]*[1-9]\d{0,3}[ \t]*$")
 _INITRAMFS_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
 
 

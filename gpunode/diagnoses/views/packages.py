@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
@@ -163,10 +162,10 @@ def _find_packages(snapshot: Snapshot) -> Iterator[Package]:
 
 
 _UNFINISHED_STATUS_LINE: Final = Pattern(
-    r"^Status: (?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$", re.MULTILINE
+    r"(?m)^Status: (?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$"
 )
 _DPKG_STATE_LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H"}
-_NAME_OR_VERSION_FIELD: Final = Pattern(r"^(?P<name>Package|Version): (?P<value>\S+)$", re.MULTILINE)
+_NAME_OR_VERSION_FIELD: Final = Pattern(r"(?m)^(?P<name>Package|Version): (?P<value>\S+)$")
 
 
 def _unfinished_packages(snapshot: Snapshot) -> Iterator[Package]:

@@ -15,17 +15,16 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _FUNCTION_LINE: Final = Pattern(
-    r"^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<class>[^:\[]+?)(?:\s*\[(?P<code>[0-9a-f]{4})\])?:"
-    r"\s+(?P<name>.*)$",
-    re.IGNORECASE,
+    r"(?i)^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<class>[^:\[]+?)(?:\s*\[(?P<code>[0-9a-f]{4})\])?:"
+    r"\s+(?P<name>.*)$"
 )
-_VENDOR_AND_DEVICE_ID: Final = Pattern(r"\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+_VENDOR_AND_DEVICE_ID: Final = Pattern(r"(?i)\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]")
 # A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
-_UNNAMED_NVIDIA_DEVICE: Final = Pattern(r"NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b", re.IGNORECASE)
+_UNNAMED_NVIDIA_DEVICE: Final = Pattern(r"(?i)NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b")
 # By lspci -vmm, which is for programs; "Physical Slot:" is a detail of lspci -v.
-_MACHINE_READABLE: Final = Pattern(r"^Slot:", re.MULTILINE)
-_NVSWITCH: Final = Pattern(r"NVSwitch", re.IGNORECASE)
-_GPU_CLASS: Final = Pattern(r"VGA|3D|Display", re.IGNORECASE)
+_MACHINE_READABLE: Final = Pattern(r"(?m)^Slot:")
+_NVSWITCH: Final = Pattern(r"(?i)NVSwitch")
+_GPU_CLASS: Final = Pattern(r"(?i)VGA|3D|Display")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ def has_gpu(snapshot: Snapshot) -> bool | None:
 
 # Other programs that list hardware: inxi, lshw, hwinfo.
 _OTHER_LISTING: Final = Pattern(
-    r"Device-\d+: NVIDIA |^[ \t]*vendor: NVIDIA Corporation|Vendor: pci 0x10de|^[ \t]*Graphics: .*\bNVIDIA\b",
-    re.MULTILINE,
+    r"(?m)Device-\d+: NVIDIA |^[ \t]*vendor: NVIDIA Corporation|Vendor: pci 0x10de|^[ \t]*Graphics: .*\bNVIDIA\b"
 )
 
 
@@ -102,7 +100,7 @@ def is_bus_listed(snapshot: Snapshot) -> bool:
     """Return whether the bus was listed so that an NVIDIA GPU would have been seen."""
     if isinstance(snapshot.facts.devices, Known):
         return True
-    shown = Pattern(r"nvidia|10de|vga|3d|display", re.IGNORECASE)
+    shown = Pattern(r"(?i)nvidia|10de|vga|3d|display")
     # A program that was not there, or gave no answer in time, has listed nothing.
     whole = (item.source for item in snapshot.items_of("lspci") if item.outcome == "ok" and not item.source.is_part)
     return any((not source.only or shown.search(source.only)) and "-s" not in source.words for source in whole)

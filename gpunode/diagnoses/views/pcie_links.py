@@ -5,7 +5,6 @@ From lspci -vvv whole or in part, from sysfs, from nvidia-smi and from the kerne
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,7 +18,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_PLAIN_ADDRESS: Final = Pattern(r"(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_PLAIN_ADDRESS: Final = Pattern(r"(?i)(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VERBOSE_LSPCI_LINE: Final = Pattern(r"\b(?:LnkSta|LnkCap|UESta|Region \d|secondary=|Memory at <)")
 _LINK_SPEED_AND_WIDTH: Final = Pattern(
     r"\bLnk(?P<what>Sta|Cap):.{0,200}?Speed (?P<speed>[\d.]{1,6})GT/s.{0,60}?Width x(?P<width>\d{1,3})"
@@ -30,9 +29,8 @@ _SYSFS_LINK_ATTRIBUTE: Final = Pattern(
     rf"(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width))[\s:=]{{1,3}}(?P<value>\d{{1,3}}(?:\.\d+)?)"
 )
 _GPU_ADDRESS_IN_LOG: Final = Pattern(
-    rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>(?:[0-9a-f]{{4,8}}:)?"
-    r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)",
-    re.IGNORECASE,
+    rf"(?i)\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>(?:[0-9a-f]{{4,8}}:)?"
+    r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)"
 )
 _SPEEDS: Final = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 _MAX_LANES: Final = 32

@@ -5,7 +5,6 @@ The numbers and names are those of ``nvmlDeviceGpuRecoveryAction_t``; nvidia-smi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
@@ -19,7 +18,7 @@ from gpunode.facts.patterns import Pattern
 # An empty one is an action that this program does not know.
 Action: TypeAlias = Literal["none", "reset", "reboot", "drain-p2p", "drain-and-reset", ""]
 
-_ACTION_CHANGE: Final = Pattern(r"changed (?:from [^)]*\) )?to 0x(?P<action>\d)", re.IGNORECASE)
+_ACTION_CHANGE: Final = Pattern(r"(?i)changed (?:from [^)]*\) )?to 0x(?P<action>\d)")
 # By their numbers, as NVML has them.
 _ACTIONS_BY_CODE: Final[tuple[Action, ...]] = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset")
 _ACTIONS_BY_GRAVITY: Final[tuple[Action, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
@@ -95,7 +94,7 @@ _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
 # The row below it: fan, temperature, performance state. Temperature is read from the GPU itself.
 _TEMPERATURE_ROW: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
-_SMI_GPU_ERROR: Final = Pattern(r"ERR!|Unknown Error|GPU is lost", re.IGNORECASE)
+_SMI_GPU_ERROR: Final = Pattern(r"(?i)ERR!|Unknown Error|GPU is lost")
 _GPU_HEADING: Final = Pattern(rf"^GPU (?P<bus>{_BUS})\s*$")
 _TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
 # How a node and a capture name what gpunode asked after it had read the logs; of a paste nobody knows the order.
@@ -129,7 +128,7 @@ _FATAL_MESSAGE: Final = Pattern(
     r"(?:[Tt]imeout|failed|exception|crash|unresponsive)|RPC (?:timeout|response from GPU)"
     r"|(?P<sleeps>power state from D3|Refused to change power state|not ready \d+ms after .{1,40}; giving up)"
 )
-_ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])", re.IGNORECASE)
+_ANY_BUS: Final = Pattern(r"(?i)\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])")
 
 
 def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:

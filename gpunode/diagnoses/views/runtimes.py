@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
@@ -22,7 +21,7 @@ Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
 
 # The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
 _ENGINE_WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
-    ("crio", Pattern(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
+    ("crio", Pattern(r"(?i)\bcri-o\b|\bcrio\b|/etc/crio/")),
     (
         "docker",
         Pattern(r"Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker(?:: Error| (?:run|info|compose|ps)\b)"),
@@ -50,7 +49,7 @@ DOCKER_UNIT: Final = "docker.service"
 _DOCKER_CONFIG: Final = CONTAINER_RUNTIMES["docker"].config
 _CONTAINERD_CONFIG: Final = CONTAINER_RUNTIMES["containerd"].config
 # What stands in a paste for what was left out, and the numbers of lines.
-_PASTED_EXCERPT: Final = Pattern(r"\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]", re.MULTILINE)
+_PASTED_EXCERPT: Final = Pattern(r"(?m)\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]")
 
 
 def docker_config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
@@ -81,7 +80,7 @@ def _begins_with_json(text: str) -> bool:
 
 
 _DOCKER_VERSION: Final = Pattern(
-    r"(?:Docker version|Server Version:|^[ \t]*Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)", re.MULTILINE
+    r"(?m)(?:Docker version|Server Version:|^[ \t]*Version:)\s+(?P<version>\d{1,6}(?:\.\d{1,6})+)"
 )
 
 
@@ -137,7 +136,7 @@ def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
     return "containerd", ()
 
 
-_CONTAINERD_CONFIG_LINE: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
+_CONTAINERD_CONFIG_LINE: Final = Pattern(r"(?m)^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"")
 _MAIN_CONFIG_FILES: Final[Mapping[Product, str]] = {
     "containerd": _CONTAINERD_CONFIG,
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",

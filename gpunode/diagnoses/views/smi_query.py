@@ -33,10 +33,9 @@ _ANSWER_HEADER_NAMES: Final = frozenset(
 )
 # Sections by which a piece is known in text that nobody gave a name.
 _SECTION_HEADING: Final = Pattern(
-    r"^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
+    r"(?m)^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
     r"GPU Reset Status|Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|"
-    r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
-    re.MULTILINE,
+    r"GPU Recovery Action[ \t]*:[^\n]*)\s*$"
 )
 # Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
 _CANONICAL_NAMES: Final = {

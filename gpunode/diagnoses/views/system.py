@@ -15,7 +15,7 @@ from gpunode.facts.sources import SourceKind
 
 PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
-_UNAME_RELEASE: Final = Pattern(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
+_UNAME_RELEASE: Final = Pattern(r"(?m)^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$")
 _UNAME_HOST_NAME: Final = Pattern(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
 _APT_DISTROS: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
 _DNF_DISTROS: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
@@ -164,7 +164,7 @@ def recent_boot_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     )
 
 
-_DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)
+_DF_ROW: Final = Pattern(r"(?m)^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$")
 _NEARLY_FULL: Final = 97
 # Where modules are built and installed.
 _BUILD_FOLDERS: Final = ("/var", "/usr", "/lib", "/boot")
@@ -223,7 +223,7 @@ def is_jetson(snapshot: Snapshot) -> bool:
 
 
 # The module of an integrated GPU, and the package of Linux for Tegra that all others need.
-_TEGRA_MODULE_OR_PACKAGE: Final = Pattern(r"^nvgpu\s+\d+\s|^ii\s+nvidia-l4t-core\s", re.MULTILINE)
+_TEGRA_MODULE_OR_PACKAGE: Final = Pattern(r"(?m)^nvgpu\s+\d+\s|^ii\s+nvidia-l4t-core\s")
 
 
 def has_external_driver(snapshot: Snapshot) -> bool:
@@ -237,13 +237,13 @@ _VIRTUAL_HARDWARE: Final = Pattern(
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
 )
-_HYPERVISOR_FLAG: Final = Pattern(r"^flags\s*:.*\bhypervisor\b", re.MULTILINE)
+_HYPERVISOR_FLAG: Final = Pattern(r"(?m)^flags\s*:.*\bhypervisor\b")
 _HYPERVISOR_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
     *("lspci", "kernel-log", "journal", "file", "text", "virtualization"),
 )
 # People write where they looked: "dmesg (guest)", "lspci in the VM".
 _COMMAND_IN_GUEST_WORDS: Final = Pattern(
-    r"\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)", re.IGNORECASE
+    r"(?i)\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)"
 )
 _HYPERVISORS: Final = frozenset(
     {"kvm", "qemu", "vmware", "microsoft", "xen", "oracle", "amazon", "google", "bochs", "parallels", "bhyve", "acrn"}

@@ -24,11 +24,10 @@ _PROGRAMS: Final = (
     "nvidia-container-cli",
 )
 _PRESENCE_MESSAGES: Final = Pattern(
-    r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
+    r"(?m)NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
     r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d"
-    r"|(?:status installed|Installed:) nvidia-container-toolkit\b|^Install:[^\n]*\bnvidia-container-toolkit:",
-    re.MULTILINE,
+    r"|(?:status installed|Installed:) nvidia-container-toolkit\b|^Install:[^\n]*\bnvidia-container-toolkit:"
 )
 _VERSION_MESSAGE: Final = Pattern(
     r"(?:cli-version|lib-version):\s*(?P<cli>\d[\d.]*)|library context \(version=(?P<log>\d[\d.]*)"
@@ -93,7 +92,7 @@ def _shows_absence(item: EvidenceItem) -> bool:
 
 
 # apt-cache's answer, in the language of the node.
-_APT_POLICY_NOT_INSTALLED: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
+_APT_POLICY_NOT_INSTALLED: Final = Pattern(r"(?m)^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(")
 
 
 def toolkit_versions(snapshot: Snapshot) -> tuple[ToolkitVersion, ...]:

@@ -18,13 +18,13 @@ DeviceSort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
 
 _NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d{1,18})")
 _LSPCI_IDS_AND_REVISION: Final = Pattern(
-    r"(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))", re.IGNORECASE
+    r"(?i)(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))"
 )
 _BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
 _COLOR_CODE: Final = Pattern(r"\x1b\[[0-9;]{0,20}m")
 _CELL: Final = Pattern(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
 _COLUMN_NAME: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
-_NIC_LEGEND_LINE: Final = Pattern(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
+_NIC_LEGEND_LINE: Final = Pattern(r"(?m)^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$")
 _SORTS_BY_CLASS: Final[tuple[tuple[str, DeviceSort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"),

@@ -6,7 +6,6 @@ it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,14 +16,10 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_SUBSYSTEM_IDS: Final = Pattern(r"Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]", re.IGNORECASE)
+_SUBSYSTEM_IDS: Final = Pattern(r"(?i)Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]")
 # "Device 130f" without numbers of vendors, and [10de:130f] or [130f] with them.
-_SUBSYSTEM_DEVICE: Final = Pattern(
-    r"Subsystem: NVIDIA Corporation (?:Device )?\[?(?P<device>[0-9a-f]{4})\]?\s*$", re.IGNORECASE
-)
-_GRIDD_MESSAGE_OR_FILE: Final = Pattern(
-    r"\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$", re.MULTILINE
-)
+_SUBSYSTEM_DEVICE: Final = Pattern(r"(?i)Subsystem: NVIDIA Corporation (?:Device )?\[?(?P<device>[0-9a-f]{4})\]?\s*$")
+_GRIDD_MESSAGE_OR_FILE: Final = Pattern(r"(?m)\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$")
 
 
 def is_vgpu(snapshot: Snapshot) -> bool:
@@ -82,7 +77,7 @@ PASSTHROUGH_DRIVERS: Final = frozenset(
 )
 """Drivers that do nothing but hand a device to a virtual machine."""
 
-_GUEST_RUNNING: Final = Pattern(r"^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b", re.MULTILINE)
+_GUEST_RUNNING: Final = Pattern(r"(?m)^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b")
 _GUEST_LIST_COMMAND: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")
 _HYPERVISOR_TRACE: Final = Pattern(
     r"\b(?:qm (?:list|config|status)|virsh|pveversion|kubevirt|virt-(?:controller|handler|launcher)\S*)\b"

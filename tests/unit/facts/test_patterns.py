@@ -36,6 +36,17 @@ def test_every_pattern_compiles() -> None:
         pattern.search("text")
 
 
+@pytest.mark.parametrize(
+    ("written", "flags"),
+    [("(?i)", re.IGNORECASE), ("(?m)", re.MULTILINE), ("(?im)", re.IGNORECASE | re.MULTILINE)],
+)
+def test_flags_may_lead_the_expression(written: str, flags: re.RegexFlag) -> None:
+    pattern = Pattern(rf"{written}^fallen (?:off|from)")
+    assert (pattern.pattern, pattern.flags) == ("^fallen (?:off|from)", flags)
+    assert pattern.words == frozenset({"fallen "})
+    assert bool(pattern.search("first\nfallen off")) is bool(flags & re.MULTILINE)
+
+
 def test_pattern_is_compiled_on_first_use() -> None:
     assert len(every_pattern()) > 800
     for pattern in every_pattern():
