@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from gpunode.cli.output_options import ReportScreen
@@ -193,19 +193,24 @@ def _ask_person(question: str) -> str:
             return ""
 
 
-@contextmanager
-def interruptible_wait() -> Iterator[None]:
+def interruptible_wait() -> AbstractContextManager[None]:
     """Let signals end the command at once, while it waits and writes nothing."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated
         raise kind("stopped before anything was changed", why="it received a signal", hint="run the command again")
 
+    return handle_signals(stop)
+
+
+@contextmanager
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals that end a run; one that the parent had ignored, as nohup does, stays ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, stop) for number in heard}
+    former = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, previous in former.items():
+            signal.signal(number, previous)

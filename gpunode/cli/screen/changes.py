@@ -120,7 +120,10 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
     """Yield the package changes: a line each if ``verbose``, else the first names and a count for each action."""
     if verbose:
         width = max((len(str(change.id)) for change in changes), default=0)
-        yield from (_package_line(change, width) for change in changes)
+        for change in changes:
+            sign, style = _ACTION_SIGNS[action_of(change)]
+            name = pad_right(str(change.id), width)
+            yield line(span(f"{sign}{name}", style), span(f"  {_version_change(change)}", "dim"), hang=2)
         return
     for effect in PACKAGE_ACTIONS:
         if alike := [change for change in changes if action_of(change) == effect]:
@@ -149,12 +152,6 @@ _ACTION_SIGNS: Mapping[Action, tuple[str, Style]] = {
     "mark": ("~ ", ""),
     "purge": ("- ", "remove"),
 }
-
-
-def _package_line(change: PackageChange, width: int) -> Line:
-    sign, style = _ACTION_SIGNS[action_of(change)]
-    name, versions = pad_right(str(change.id), width), _version_change(change)
-    return line(span(f"{sign}{name}", style), span(f"  {versions}", "dim"), hang=2)
 
 
 def _new_version(change: PackageChange) -> str:
