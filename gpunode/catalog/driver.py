@@ -97,7 +97,8 @@ def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Refusal | None:
     closed = [gpu for gpu in gpus if not gpu.takes_open_modules]
     opened = [gpu for gpu in gpus if gpu.needs_open_modules]
     if closed and opened:
-        proprietary = f"{_join_gpu_labels(closed)} {_need_verb(closed)} the proprietary kernel modules"
+        need = "needs" if len(closed) == 1 else "need"
+        proprietary = f"{_join_gpu_labels(closed)} {need} the proprietary kernel modules"
         why = f"{proprietary}, {_join_gpu_labels(opened)} the open ones"
         return Refusal("no kernel modules drive all GPUs of this host", why, _MIXED_GPUS_HINT)
     return None
@@ -172,11 +173,8 @@ def _parse_version_request(version: str) -> _BranchPick | Refusal:
     number, exact = int(version.partition(".")[0]), version if "." in version else ""
     branch = branches.find(number)
     if branch is None or number <= LAST_UNAVAILABLE_BRANCH:
-        why = (
-            "it is older than what they contain"
-            if number <= LAST_UNAVAILABLE_BRANCH
-            else "NVIDIA never released such a branch"
-        )
+        is_old = number <= LAST_UNAVAILABLE_BRANCH
+        why = "it is older than what they contain" if is_old else "NVIDIA never released such a branch"
         return Refusal(f"branch {number} is not in NVIDIA's current repositories", why, _ALLOWED_VERSIONS_HINT)
     return _BranchPick(branch, exact, f"{version} was requested")
 
@@ -278,7 +276,3 @@ def _find_branch(number: int) -> Branch:
 
 def _join_gpu_labels(gpus: Sequence[GpuModel]) -> str:
     return join_with_and(list(dict.fromkeys(gpu.label for gpu in gpus)))
-
-
-def _need_verb(gpus: Sequence[GpuModel]) -> str:
-    return "needs" if len(gpus) == 1 else "need"
