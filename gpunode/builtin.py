@@ -48,11 +48,8 @@ def load_recipe_text(name_or_path: str) -> str:
         UsageError: there is no such recipe.
         OSError: the file cannot be read.
     """
-    return (
-        _read_recipe_file(Path(name_or_path))
-        if "/" in name_or_path or name_or_path.endswith(".toml")
-        else shipped_recipe_text(name_or_path)
-    )
+    is_path = "/" in name_or_path or name_or_path.endswith(".toml")
+    return _read_recipe_file(Path(name_or_path)) if is_path else shipped_recipe_text(name_or_path)
 
 
 def read_recipe(name_or_path: str) -> recipe.Recipe:
@@ -94,32 +91,21 @@ def _refuse_unless_file_or_pipe(descriptor: int) -> None:
     kind = os.fstat(descriptor).st_mode
     is_shells_pipe = stat.S_ISFIFO(kind) and str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
     if not stat.S_ISREG(kind) and not is_shells_pipe:
-        what = (
-            "a folder"
-            if stat.S_ISDIR(kind)
-            else "a named pipe"
-            if stat.S_ISFIFO(kind)
-            else "a device or other special file"
-        )
+        names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
+        what = names.get(stat.S_IFMT(kind), "a device or other special file")
         raise OSError(errno.EINVAL, f"it is {what}, not a file")
-
-
-def _recipe_folders() -> tuple[Path, Path]:
-    package = Path(__file__).parent
-    return package / "_recipes", package.parent / "recipes"
-
-
-def _recipes_in_zipapp() -> Traversable:
-    """The folder of recipes inside a zipapp."""
-    # Only there: importlib.resources and what reading through it loads take 5 ms.
-    from importlib.resources import files
-
-    return files("gpunode").joinpath("_recipes")
 
 
 @cache
 def _load_shipped_recipes() -> MappingProxyType[str, str]:
     """The shipped recipes by name: in an installed gpunode beside its modules, in a source tree beside the package."""
-    folder = next((place for place in _recipe_folders() if place.is_dir()), None) or _recipes_in_zipapp()
+    package = Path(__file__).parent
+    folder: Path | Traversable | None
+    folder = next((place for place in (package / "_recipes", package.parent / "recipes") if place.is_dir()), None)
+    if folder is None:
+        # Only in a zipapp: importlib.resources and what reading through it loads take 5 ms.
+        from importlib.resources import files
+
+        folder = files("gpunode").joinpath("_recipes")
     found = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
     return MappingProxyType({name.removesuffix(".toml"): found[name].read_text("utf-8") for name in sorted(found)})

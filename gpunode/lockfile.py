@@ -11,7 +11,7 @@ from typing import Any, Final
 from gpunode.errors import LockFileError
 from gpunode.package_id import PackageId
 from gpunode.recipe import MAX_RECIPE_BYTES, VersionLock
-from gpunode.recipe.toml import line_of, read_toml
+from gpunode.recipe.toml import line_of, read_toml, shorten_value
 
 LOCK_SCHEMA_VERSION: Final = 1
 _PACKAGES_TABLE: Final = "packages"
@@ -54,11 +54,11 @@ def parse(text: str, file: str) -> VersionLock:
     if isinstance(schema, bool) or schema != LOCK_SCHEMA_VERSION:
         raise source.error(
             ("schema",),
-            f"schema is {_shorten_toml_value(schema)}: a format unknown to this gpunode",
+            f"schema is {shorten_value(schema)}: a format unknown to this gpunode",
             str(LOCK_SCHEMA_VERSION),
         )
     if unknown := [key for key in values if key not in _TOP_LEVEL_KEYS]:
-        raise source.error((unknown[0],), f"there is no key {_shorten_toml_value(unknown[0])}", *_TOP_LEVEL_KEYS)
+        raise source.error((unknown[0],), f"there is no key {shorten_value(unknown[0])}", *_TOP_LEVEL_KEYS)
     told = {key: source.word(values, key) for key in _TEXT_KEYS}
     return VersionLock(file, packages=dict(source.packages(values[_PACKAGES_TABLE])), **told)
 
@@ -72,14 +72,14 @@ class _LockText:
 
     def error(self, path: tuple[str, ...], what: str, *allowed: str) -> LockFileError:
         line = line_of(self.text, path)
-        return LockFileError(what, file=self.file, line=line, key=_shorten_toml_value(path[-1]), allowed=allowed)
+        return LockFileError(what, file=self.file, line=line, key=shorten_value(path[-1]), allowed=allowed)
 
     def word(self, values: Mapping[str, Any], key: str) -> str:
         value = values.get(key)
         if not isinstance(value, str) or not (
             _HEADER_VALUE.fullmatch(value) or (key == "recipe" and value.isprintable())
         ):
-            what = f"{key} is missing" if value is None else f"{key} is {_shorten_toml_value(value)}"
+            what = f"{key} is missing" if value is None else f"{key} is {shorten_value(value)}"
             raise self.error((key,), what, "a word in quotes, such as the one that gpunode wrote")
         return value
 
@@ -88,18 +88,13 @@ class _LockText:
             if not _PACKAGE_NAME.fullmatch(name):
                 raise self.error(
                     (_PACKAGES_TABLE, name),
-                    f"{_shorten_toml_value(name)} is not a package name",
+                    f"{shorten_value(name)} is not a package name",
                     "libnvidia-container1",
                 )
             if not isinstance(version, str) or not _PACKAGE_VERSION.fullmatch(version):
-                what = f"{name} is {_shorten_toml_value(version)}, which is not a package version"
+                what = f"{name} is {shorten_value(version)}, which is not a package version"
                 raise self.error((_PACKAGES_TABLE, name), what, 'a whole version in quotes, such as "580.178.04-1"')
             yield PackageId.of(name), version
-
-
-def _shorten_toml_value(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def render(lock: VersionLock, version: str) -> str:

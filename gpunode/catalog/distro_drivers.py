@@ -9,10 +9,11 @@ from typing import cast
 
 from gpunode.catalog import branches, tables
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.catalog.releases import release
 from gpunode.facts.model import Distro
+from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
 
 _NVIDIA_HINT = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
@@ -54,20 +55,20 @@ def _list_drivers(distribution: str, version: str) -> tuple[DistroDriver, ...]:
     )
 
 
-def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Distro) -> Choice | Impossible:
+def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Distro) -> Choice | Refusal:
     """Return the driver of the release's own archive for all of ``models``, or why there is none."""
     here = list_distro_drivers(distro)
     limit = choose(models, Driver())
     if not here:
         why = "the table of distributions' own drivers (gpunode/catalog/distro_drivers.csv) has no row for it"
-        return Impossible(f"no driver of {_short_distro_name(distro)}'s own is known", why, _NVIDIA_HINT)
-    if isinstance(limit, Impossible):
+        return Refusal(f"no driver of {_short_distro_name(distro)}'s own is known", why, _NVIDIA_HINT)
+    if isinstance(limit, Refusal):
         return limit
     wanted = [one for one in here if _branch_satisfies(one.branch, request.version)]
     if not wanted:
         listed = " and ".join(str(one.branch) for one in here)
         why = f"its own archive has branch {listed}"
-        return Impossible(f"{_short_distro_name(distro)} has no driver {request.version} of its own", why, _NVIDIA_HINT)
+        return Refusal(f"{_short_distro_name(distro)} has no driver {request.version} of its own", why, _NVIDIA_HINT)
     found = [_try_distro_driver(models, request, one, distro) for one in wanted]
     return next((one for one in found if isinstance(one, Choice)), found[0])
 
@@ -84,18 +85,18 @@ def _branch_satisfies(branch: int, version: str) -> bool:
 
 def _try_distro_driver(
     models: Sequence[GpuModel], request: Driver, own: DistroDriver, distro: Distro
-) -> Choice | Impossible:
+) -> Choice | Refusal:
     version = request.version if request.version[0].isdigit() else str(own.branch)
     because = f"{own.branch} is in {_short_distro_name(distro)}'s own archive"
     asked = replace(request, version=version)
     found = choose(models, asked, because)
     if isinstance(found, Choice) and found.flavour not in own.flavours and request.kernel_module_type == "auto":
         found = choose(models, replace(asked, kernel_module_type=next(iter(own.flavours))), because)
-    if isinstance(found, Impossible):
+    if isinstance(found, Refusal):
         return replace(found, hint=_NVIDIA_HINT)
     if found.flavour not in own.flavours:
         why = f"branch {own.branch} of its own archive has the {' and '.join(sorted(own.flavours))} modules only"
-        return Impossible(
+        return Refusal(
             f"{_short_distro_name(distro)} has no {found.flavour} kernel modules of its own", why, _NVIDIA_HINT
         )
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel
+from gpunode.outcome import Refusal
 from gpunode.recipe import Driver, DriverSource
 from gpunode.wording import join_with_and
 
@@ -48,15 +49,6 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Impossible:
-    """No driver serves this; the three parts of a Refused error."""
-
-    what: str
-    why: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True)
 class _BranchPick:
     """A branch, and why this one."""
 
@@ -65,7 +57,7 @@ class _BranchPick:
     because: str
 
 
-def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Choice | Impossible:
+def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Choice | Refusal:
     """The driver for all of ``models`` that the recipe's request allows, or why there is none.
 
     Args:
@@ -80,36 +72,35 @@ def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Ch
         raise ValueError("no driver is requested, so there is none to choose")
     gpus = tuple({model.device_id: model for model in models}.values())
     pick = _find_common_branch_obstacle(gpus) or _pick_branch(gpus, request)
-    if isinstance(pick, Impossible):
+    if isinstance(pick, Refusal):
         return pick
     pick = replace(pick, because=because or pick.because)
     flavour = _refuse_unusable_gpus(gpus, pick) or _choose_flavour(gpus, pick.branch, request)
-    if isinstance(flavour, Impossible):
+    if isinstance(flavour, Refusal):
         return flavour
     reason = f"{_join_gpu_labels(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
     return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), request.source)
 
 
-def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Impossible | None:
+def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Refusal | None:
     """The limits that no recipe can change."""
     if not gpus:
-        return Impossible("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _NO_GPU_HINT)
+        return Refusal("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _NO_GPU_HINT)
     old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= LAST_UNAVAILABLE_BRANCH]
     if old:
         why = "; ".join(f"{gpu.last_branch} is the last branch that supports {gpu.label}" for gpu in old)
-        return Impossible(
-            f"no driver of NVIDIA's current repositories drives {_join_gpu_labels(old)}", why, _OLD_GPU_HINT
-        )
+        return Refusal(f"no driver of NVIDIA's current repositories drives {_join_gpu_labels(old)}", why, _OLD_GPU_HINT)
     last, first = _first_dropped_gpu(gpus), _most_demanding_gpu(gpus)
     if last is not None and first.first_branch > (last.last_branch or 0):
         why = f"{last.label} needs branch {last.last_branch} or older, {first.label} {first.first_branch} or newer"
-        return Impossible("no driver branch drives all GPUs of this host", why, _MIXED_GPUS_HINT)
+        return Refusal("no driver branch drives all GPUs of this host", why, _MIXED_GPUS_HINT)
     closed = [gpu for gpu in gpus if not gpu.takes_open_modules]
     opened = [gpu for gpu in gpus if gpu.needs_open_modules]
     if closed and opened:
-        proprietary = f"{_join_gpu_labels(closed)} {_need_verb(closed)} the proprietary kernel modules"
+        need = "needs" if len(closed) == 1 else "need"
+        proprietary = f"{_join_gpu_labels(closed)} {need} the proprietary kernel modules"
         why = f"{proprietary}, {_join_gpu_labels(opened)} the open ones"
-        return Impossible("no kernel modules drive all GPUs of this host", why, _MIXED_GPUS_HINT)
+        return Refusal("no kernel modules drive all GPUs of this host", why, _MIXED_GPUS_HINT)
     return None
 
 
@@ -121,7 +112,7 @@ _OLD_GPU_HINT = (
 _MIXED_GPUS_HINT = "remove one kind of GPU, or bind one to vfio-pci for a virtual machine"
 
 
-def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Impossible:
+def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Refusal:
     """The branch that was requested, or the best one."""
     if request.version == "auto":
         return _pick_best_branch(gpus)
@@ -140,7 +131,7 @@ def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
         pick
         for pick in picks
         if _refuse_unusable_gpus(gpus, pick) is None
-        and not isinstance(_choose_flavour(gpus, pick.branch, request), Impossible)
+        and not isinstance(_choose_flavour(gpus, pick.branch, request), Refusal)
     ]
     if not usable or usable[0] == picks[0]:
         return picks[0]
@@ -175,51 +166,48 @@ def _pick_best_branch(gpus: Sequence[GpuModel]) -> _BranchPick:
     return _BranchPick(wanted, "", f"{wanted.number} is the production branch")
 
 
-def _parse_version_request(version: str) -> _BranchPick | Impossible:
+def _parse_version_request(version: str) -> _BranchPick | Refusal:
     if not _REQUESTED_VERSION.fullmatch(version):
         why = f"`{version}` is neither a branch (580) nor a full version (580.178.04)"
-        return Impossible("the driver version cannot be understood", why, _ALLOWED_VERSIONS_HINT)
+        return Refusal("the driver version cannot be understood", why, _ALLOWED_VERSIONS_HINT)
     number, exact = int(version.partition(".")[0]), version if "." in version else ""
     branch = branches.find(number)
     if branch is None or number <= LAST_UNAVAILABLE_BRANCH:
-        why = (
-            "it is older than what they contain"
-            if number <= LAST_UNAVAILABLE_BRANCH
-            else "NVIDIA never released such a branch"
-        )
-        return Impossible(f"branch {number} is not in NVIDIA's current repositories", why, _ALLOWED_VERSIONS_HINT)
+        is_old = number <= LAST_UNAVAILABLE_BRANCH
+        why = "it is older than what they contain" if is_old else "NVIDIA never released such a branch"
+        return Refusal(f"branch {number} is not in NVIDIA's current repositories", why, _ALLOWED_VERSIONS_HINT)
     return _BranchPick(branch, exact, f"{version} was requested")
 
 
 _ALLOWED_VERSIONS_HINT = "use auto, production, lts, a branch such as 580, or a full version such as 580.178.04"
 
 
-def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Impossible | None:
+def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Refusal | None:
     """Why the branch cannot drive one of the GPUs."""
     number, hint = pick.branch.number, "use `--driver auto`, which picks a branch that drives every GPU of this host"
     for gpu in gpus:
         if gpu.last_branch is not None and gpu.last_branch < number:
             why = f"{pick.because}; {gpu.last_branch} is the last branch that supports this GPU"
-            return Impossible(f"branch {number} does not drive {gpu.label}", why, hint)
+            return Refusal(f"branch {number} does not drive {gpu.label}", why, hint)
         if gpu.first_branch > number:
             why = f"{pick.because}; {gpu.first_branch} is the first branch known to support this GPU"
-            return Impossible(f"branch {number} does not drive {gpu.label}", why, hint)
+            return Refusal(f"branch {number} does not drive {gpu.label}", why, hint)
     return None
 
 
-def _choose_flavour(gpus: Sequence[GpuModel], branch: Branch, request: Driver) -> ModuleFlavour | Impossible:
+def _choose_flavour(gpus: Sequence[GpuModel], branch: Branch, request: Driver) -> ModuleFlavour | Refusal:
     """Return the requested kernel modules, or those that drive every GPU; open ones where both do."""
     flavour = _default_flavour(gpus, branch) if request.kernel_module_type == "auto" else request.kernel_module_type
     for gpu in gpus:
         if flavour == "open" and not gpu.takes_open_modules:
             why = "open modules need Turing or newer"
-            return Impossible(f"the open kernel modules do not drive {gpu.label}", why, _MODULE_FLAVOUR_HINT)
+            return Refusal(f"the open kernel modules do not drive {gpu.label}", why, _MODULE_FLAVOUR_HINT)
         if flavour == "proprietary" and gpu.needs_open_modules:
             why = f"NVIDIA supports {gpu.architecture} with the open modules only"
-            return Impossible(f"the proprietary kernel modules do not drive {gpu.label}", why, _MODULE_FLAVOUR_HINT)
+            return Refusal(f"the proprietary kernel modules do not drive {gpu.label}", why, _MODULE_FLAVOUR_HINT)
     if flavour not in branch.flavours:
         why = f"NVIDIA's packages of this branch contain the {' and '.join(sorted(branch.flavours))} modules only"
-        return Impossible(f"branch {branch.number} has no {flavour} kernel modules", why, _MODULE_FLAVOUR_HINT)
+        return Refusal(f"branch {branch.number} has no {flavour} kernel modules", why, _MODULE_FLAVOUR_HINT)
     return flavour
 
 
@@ -288,7 +276,3 @@ def _find_branch(number: int) -> Branch:
 
 def _join_gpu_labels(gpus: Sequence[GpuModel]) -> str:
     return join_with_and(list(dict.fromkeys(gpu.label for gpu in gpus)))
-
-
-def _need_verb(gpus: Sequence[GpuModel]) -> str:
-    return "needs" if len(gpus) == 1 else "need"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.branches import Branch, ModuleFlavour
-from gpunode.catalog.driver import LAST_UNAVAILABLE_BRANCH, Choice, Impossible, choose
+from gpunode.catalog.driver import LAST_UNAVAILABLE_BRANCH, Choice, choose
 from gpunode.catalog.fabric import UNSUPPORTED_NOTE
 from gpunode.catalog.gpus import GpuModel, explain_guess
+from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
 
 
@@ -30,7 +31,7 @@ class GpuSupport:
 
     model: GpuModel
     branches: tuple[Branch, ...]
-    choice: Choice | Impossible
+    choice: Choice | Refusal
     flavours: tuple[ModuleFlavour, ...]
     cuda: cuda.Version | None
     cuda_limit: str
@@ -74,10 +75,10 @@ def _find_branches(model: GpuModel) -> Iterator[Branch]:
             yield branch
 
 
-def _find_newest_cuda(model: GpuModel, choice: Choice | Impossible) -> tuple[cuda.Version | None, str]:
+def _find_newest_cuda(model: GpuModel, choice: Choice | Refusal) -> tuple[cuda.Version | None, str]:
     """Return the newest CUDA for the GPU, and what rules out a newer one."""
     capability = cuda.parts(model.compute_capability) if model.compute_capability else ()
-    if isinstance(choice, Impossible) or not capability:
+    if isinstance(choice, Refusal) or not capability:
         return None, ""
     branch = branches.find(choice.branch)
     of_driver = cuda.newest_supported_by(branch.newest_seen) if branch and branch.newest_seen else None

@@ -137,13 +137,9 @@ def find_by_label(label: str) -> GpuModel | None:
 def _rows_by_label() -> Mapping[str, Mapping[str, str]]:
     found: dict[str, Mapping[str, str]] = {}
     for row in tables.rows("gpus.csv"):
-        found.setdefault(_gfd_label(row["name"]), row)
+        plain = re.sub(r"[^A-Za-z0-9_. -]", "", row["name"].removeprefix("NVIDIA "))
+        found.setdefault("-".join(plain.split()).lower(), row)
     return found
-
-
-def _gfd_label(name: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_. -]", "", name.removeprefix("NVIDIA "))
-    return "-".join(plain.split()).lower()
 
 
 def model_of_chip(chip: str, name: str) -> GpuModel | None:

@@ -113,15 +113,10 @@ def _signature_issuers(body: bytes) -> frozenset[str]:
     for _area in ("hashed", "unhashed"):
         start = position + size
         position = start + int.from_bytes(body[position:start], "big")
-        found |= {
-            name for kind, value in _subpackets(body[start:position]) for name in _issuer_of_subpacket(kind, value)
-        }
+        for kind, value in _subpackets(body[start:position]):
+            if kind in {_ISSUER, _ISSUER_FINGERPRINT}:
+                found.add((value if kind == _ISSUER else value[1:]).hex().upper())
     return frozenset(found)
-
-
-def _issuer_of_subpacket(kind: int, value: bytes) -> Iterator[str]:
-    if kind in {_ISSUER, _ISSUER_FINGERPRINT}:
-        yield (value if kind == _ISSUER else value[1:]).hex().upper()
 
 
 def _subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:

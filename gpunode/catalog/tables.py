@@ -7,6 +7,14 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from datetime import date
 from functools import cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gpunode.facts.model import Facts
+
+# NVIDIA releases a new branch about every three months.
+_MAX_AGE_DAYS: Final = 90
+_DRIVER_DECIDING_TABLES: Final = ("branches.csv", "gpus.csv", "releases.csv", "cuda_repositories.csv")
 
 
 @cache
@@ -30,6 +38,25 @@ def collected_on(name: str) -> date:
     """Return the date on which the rows of the table ``name`` were collected, as its comments say."""
     # No regular expression: each plan would compile it.
     return date.fromisoformat(_read_table_file(name).partition("Collected ")[2].split(None, 1)[0].rstrip("."))
+
+
+def note_old_tables(facts: Facts) -> tuple[str, ...]:
+    """Return a note if the evidence is more than 90 days younger than the oldest table that decides on a driver."""
+    from gpunode.facts.model import Known  # on use: completion of driver branches needs no facts
+
+    if not isinstance(facts.observed_on, Known):
+        return ()
+    collected = min(map(collected_on, _DRIVER_DECIDING_TABLES))
+    days = (facts.observed_on.value - collected).days
+    if days <= _MAX_AGE_DAYS:
+        return ()
+    note = (
+        f"gpunode's tables of driver branches and GPUs are from {collected}, and this node's date is "
+        f"{facts.observed_on.value}, {days} days later: newer branches and GPUs may be missing, and an "
+        "ended branch may be listed as maintained. Install a newer release of gpunode, or choose the branch "
+        "yourself with --driver"
+    )
+    return (note,)
 
 
 def rows(name: str) -> Iterator[Mapping[str, str]]:

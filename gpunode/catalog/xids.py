@@ -115,15 +115,11 @@ def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None
     of_unit = [
         fault
         for layouts, fault in _read_faults_with_layouts()
-        if _concerns_code_and_unit(fault, code, unit) and _matches_layout(layouts, intrinfo)
+        if fault.xid == code and unit.upper() in fault.units and _matches_layout(layouts, intrinfo)
     ]
     exact = [fault for fault in of_unit if fault.status == status]
     found = exact or [fault for fault in of_unit if fault.status & status]
     return max(found, key=lambda fault: _SEVERITIES_ASCENDING.index(fault.severity), default=None)
-
-
-def _concerns_code_and_unit(fault: LinkFault, code: int, unit: str) -> bool:
-    return fault.xid == code and unit.upper() in fault.units
 
 
 def _matches_layout(layouts: tuple[str, str], intrinfo: int) -> bool:

@@ -205,14 +205,12 @@ class FileChange(BaseChange):
 
     def diff(self) -> Iterator[str]:
         """Yield the change as a unified diff, a line each without its line end; one line says so if it is not text."""
-        match self.after:
-            case Deferred() | SigningKey() as unsettled:
-                yield f"--- {self.path if self.before else '/dev/null'}"
-                yield f"+++ {self.path}"
-                yield f"+ ({unsettled.what}; known after {unsettled.known_after})"
-                return
-            case after:
-                pass
+        after = self.after
+        if isinstance(after, Deferred | SigningKey):
+            yield f"--- {self.path if self.before else '/dev/null'}"
+            yield f"+++ {self.path}"
+            yield f"+ ({after.what}; known after {after.known_after})"
+            return
         if self.before is not None and after is not None and self.before.content == after.content:
             if modes := tuple(_diff_ownership(self.before, after)):
                 yield from (f"--- {self.path}", f"+++ {self.path}", *modes)

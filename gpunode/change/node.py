@@ -192,11 +192,9 @@ class CommandChange(BaseChange):
         return {"argv": list(without_helm_values(self.argv)), "purpose": self.purpose, "undo": undone_by}
 
     def inverse(self) -> CommandChange | None:
-        return (
-            None
-            if self.undo is None
-            else replace(self, argv=self.undo, purpose=f"undo: {self.purpose}", undo=self.argv)
-        )
+        if self.undo is None:
+            return None
+        return replace(self, argv=self.undo, purpose=f"undo: {self.purpose}", undo=self.argv)
 
 
 @dataclass(frozen=True, slots=True)

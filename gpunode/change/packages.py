@@ -92,13 +92,9 @@ class PackageChange(BaseChange):
     def is_mark(self) -> bool:
         """True if the package stays as it is and only its marks change."""
         before, after = self.before, self.known_final_state
-        return (
-            before is not None
-            and after is not None
-            and before.version == after.version
-            and not before.config_files_only
-            and not after.config_files_only
-        )
+        if before is None or after is None or before.config_files_only or after.config_files_only:
+            return False
+        return before.version == after.version
 
     @property
     def removes_or_replaces(self) -> bool:
@@ -119,10 +115,8 @@ class PackageChange(BaseChange):
 
     @property
     def states(self) -> tuple[str, str]:
-        return (
-            self.before.version if self.before else "",
-            self.known_final_state.version if self.known_final_state else "",
-        )
+        before, after = self.before, self.known_final_state
+        return before.version if before else "", after.version if after else ""
 
     @property
     def record(self) -> dict[str, object]:

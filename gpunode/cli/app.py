@@ -7,7 +7,7 @@ Only typer is imported here; every command imports what it needs, so ``gpunode p
 # ruff: noqa: I002
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -160,46 +160,39 @@ k8s_app = typer.Typer(
 )
 app.add_typer(k8s_app, name="k8s")
 
+
+def text_option(flag: str, metavar: str, meaning: str, values: Callable[[], list[str]] | None = None) -> Any:
+    """Declare an option that takes a text; the shell completes the ``values``."""
+    return typer.Option(flag, metavar=metavar, help=meaning, autocompletion=values)
+
+
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=recipe_names)
 ]
 RuntimeOption = Annotated[
-    str,
-    typer.Option(
-        "--runtime", metavar="NAME", help="containerd, docker, crio, podman or none", autocompletion=runtime_names
-    ),
+    str, text_option("--runtime", "NAME", "containerd, docker, crio, podman or none", runtime_names)
 ]
 DriverOption = Annotated[
-    str,
-    typer.Option(
-        "--driver",
-        metavar="VERSION",
-        help="auto, production, lts, a branch (580), a version, or none",
-        autocompletion=driver_choices,
-    ),
+    str, text_option("--driver", "VERSION", "auto, production, lts, a branch (580), a version, or none", driver_choices)
 ]
 SourceOption = Annotated[
     str,
-    typer.Option(
+    text_option(
         "--driver-source",
-        metavar="SOURCE",
-        help="whose driver packages: nvidia, or distro for the distribution's own; default: the recipe's",
+        "SOURCE",
+        "whose driver packages: nvidia, or distro for the distribution's own; default: the recipe's",
     ),
 ]
 CudaOption = Annotated[
     str,
-    typer.Option(
-        "--cuda-toolkit",
-        metavar="RELEASE",
-        help="also install a CUDA toolkit: auto, or a release (12.9); default: none",
-    ),
+    text_option("--cuda-toolkit", "RELEASE", "also install a CUDA toolkit: auto, or a release (12.9); default: none"),
 ]
 MokPasswordFileOption = Annotated[
     str,
-    typer.Option(
+    text_option(
         "--mok-password-file",
-        metavar="FILE",
-        help="take the one-time password of a Secure Boot enrolment from FILE (mode 0600, removed after use), or from "
+        "FILE",
+        "take the one-time password of a Secure Boot enrolment from FILE (mode 0600, removed after use), or from "
         "/dev/stdin; without it setup shows one on the terminal",
     ),
 ]
@@ -212,45 +205,33 @@ RemoveRunfileOption = Annotated[
 UpgradeOption = Annotated[
     bool, typer.Option("--upgrade", help="upgrade driver and toolkit to the newest version of their branch")
 ]
-LockOption = Annotated[
-    str, typer.Option("--lock", metavar="FILE", help="install exactly the package versions in this lock file")
-]
+LockOption = Annotated[str, text_option("--lock", "FILE", "install exactly the package versions in this lock file")]
 OnlyOption = Annotated[
     list[str],
-    typer.Option(
-        "--only",
-        metavar="STEP",
-        help="run only this step, such as toolkit; may be repeated. `gpunode plan -v` names all",
-        autocompletion=step_ids,
+    text_option(
+        "--only", "STEP", "run only this step, such as toolkit; may be repeated. `gpunode plan -v` names all", step_ids
     ),
 ]
-RootOption = Annotated[
-    str, typer.Option("--root", metavar="DIR", help="work on the system mounted at DIR, such as an image")
-]
+RootOption = Annotated[str, text_option("--root", "DIR", "work on the system mounted at DIR, such as an image")]
 # For commands that run programs of the image, such as its package manager.
 ImageRootOption = Annotated[
     str,
-    typer.Option(
-        "--root",
-        metavar="DIR",
-        help="work on the system mounted at DIR, such as an image; its programs run as root, in namespaces",
+    text_option(
+        "--root", "DIR", "work on the system mounted at DIR, such as an image; its programs run as root, in namespaces"
     ),
 ]
 GpuOption = Annotated[
     list[str],
-    typer.Option(
+    text_option(
         "--gpu",
-        metavar="PCI_IDS",
-        help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; may be repeated; with setup only together with --root",
+        "PCI_IDS",
+        "PCI ids of the GPUs to plan for: 10de:1b80[,…]; may be repeated; with setup only together with --root",
     ),
 ]
 NodeOption = Annotated[
     str,
-    typer.Option(
-        "--node",
-        metavar="CAPTURE",
-        help="a capture of another node, or a shipped sample such as debian12-gtx1080",
-        autocompletion=sample_nodes,
+    text_option(
+        "--node", "CAPTURE", "a capture of another node, or a shipped sample such as debian12-gtx1080", sample_nodes
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
@@ -270,10 +251,8 @@ AllowLossOption = Annotated[
     bool, typer.Option("--allow-loss", help="purge old driver packages even if a rollback could not reinstall them")
 ]
 
-ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="kubectl context of the cluster")]
-KubeconfigOption = Annotated[
-    str, typer.Option("--kubeconfig", metavar="FILE", help="kubeconfig to use in place of your own")
-]
+ContextOption = Annotated[str, text_option("--context", "NAME", "kubectl context of the cluster")]
+KubeconfigOption = Annotated[str, text_option("--kubeconfig", "FILE", "kubeconfig to use in place of your own")]
 DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="same as --verbose")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
 
@@ -345,10 +324,10 @@ def plan(
     upgrade: UpgradeOption = False,
     lock: Annotated[
         str,
-        typer.Option(
+        text_option(
             "--lock",
-            metavar="FILE",
-            help="plan with the package versions in FILE; a missing FILE is written, with --upgrade any FILE",
+            "FILE",
+            "plan with the package versions in FILE; a missing FILE is written, with --upgrade any FILE",
         ),
     ] = "",
     only: OnlyOption = [],  # noqa: B006
@@ -434,11 +413,7 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: DetailOptio
 def gpus(
     gpu: Annotated[
         list[str],
-        typer.Option(
-            "--gpu",
-            metavar="GPU",
-            help="ask about this GPU instead: a PCI id (10de:1b80) or a name[,…]; may be repeated",
-        ),
+        text_option("--gpu", "GPU", "ask about this GPU instead: a PCI id (10de:1b80) or a name[,…]; may be repeated"),
     ] = [],  # noqa: B006
     node: NodeOption = "",
     json: JsonOption = False,
@@ -463,30 +438,19 @@ def doctor(
         ),
     ] = None,
     html: Annotated[
-        str | None,
-        typer.Option("--html", metavar="FILE", help="also write a page to send to others; - writes to standard output"),
+        str | None, text_option("--html", "FILE", "also write a page to send to others; - writes to standard output")
     ] = None,
     prometheus: Annotated[
-        str | None,
-        typer.Option("--prometheus", metavar="FILE", help="also write metrics for node_exporter; FILE ends in .prom"),
+        str | None, text_option("--prometheus", "FILE", "also write metrics for node_exporter; FILE ends in .prom")
     ] = None,
     recipe: Annotated[
         str,
-        typer.Option(
-            "--recipe",
-            metavar="RECIPE",
-            help="for a fleet: also show which nodes drifted from this recipe",
-            autocompletion=recipe_names,
-        ),
+        text_option("--recipe", "RECIPE", "for a fleet: also show which nodes drifted from this recipe", recipe_names),
     ] = "",
     lock: Annotated[
-        str,
-        typer.Option("--lock", metavar="FILE", help="for a fleet: also show which nodes have other package versions"),
+        str, text_option("--lock", "FILE", "for a fleet: also show which nodes have other package versions")
     ] = "",
-    node: Annotated[
-        list[str] | None,
-        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=sample_nodes),
-    ] = None,
+    node: Annotated[list[str] | None, text_option("--node", "CAPTURE", "the same as REPORT", sample_nodes)] = None,
     npd: Annotated[
         bool, typer.Option("--npd", help="print one line and exit with 0, 1 or 2, as a node-problem-detector plugin")
     ] = False,

@@ -48,15 +48,14 @@ def run_cli(arguments: list[str]) -> int:
         return _report_error(
             arguments, Interrupted("interrupted", why="it received SIGINT (Ctrl-C)", hint="run the command again")
         )
-    except BrokenPipeError:
-        return _end_after_broken_pipe()
-    except OSError as error:
-        return (
-            _report_help_write_error(arguments, error)
-            if {"-h", "--help"} & set(arguments)
-            else _report_bug(arguments, error)
-        )
+    except BrokenPipeError:  # the reader has gone (``| head``)
+        from gpunode.cli.screen.printer import BROKEN_PIPE_EXIT_CODE, discard_stream
+
+        discard_stream(sys.stdout)
+        return BROKEN_PIPE_EXIT_CODE
     except Exception as error:  # the one broad except: what is not ours is a bug, and is kept for its report
+        if isinstance(error, OSError) and {"-h", "--help"} & set(arguments):
+            return _report_help_write_error(arguments, error)
         return _report_typer_error(arguments, error)
     return 0
 
@@ -170,11 +169,3 @@ def _save_traceback(text: str) -> str:
     except OSError:
         sys.stderr.write(text)
         return "the lines above"
-
-
-def _end_after_broken_pipe() -> int:
-    """End quietly after the reader of the output has gone (``| head``)."""
-    from gpunode.cli.screen.printer import BROKEN_PIPE_EXIT_CODE, discard_stream
-
-    discard_stream(sys.stdout)
-    return BROKEN_PIPE_EXIT_CODE

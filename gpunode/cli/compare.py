@@ -96,11 +96,8 @@ def _shorten(value: str | None) -> str:
 
 def _verdict_line(found: Comparison, *, hidden: int) -> Line:
     likely = sum(one.weight == "likely" for one in found.differences)
-    more = (
-        f"; {count(hidden, 'other difference')} that explains little: -v shows it"
-        if hidden == 1
-        else (f"; {hidden} others that explain little: -v shows them" if hidden else "")
-    )
+    more = f"; {hidden} others that explain little: -v shows them" if hidden else ""
+    more = "; 1 other difference that explains little: -v shows it" if hidden == 1 else more
     if not found.has_explanation and not found.is_conclusive:
         missing = join_names(found.missing)
         text = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
@@ -128,7 +125,12 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
     screen.put(*comparison_lines(found, diagnosis, good, bad or "this machine", verbose=options.verbose))
     screen.show_bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
-    status, exit_code = _comparison_status(found)
+    if found.has_explanation:
+        status, exit_code = "different", ChangesPending.exit_code
+    elif found.is_conclusive:
+        status, exit_code = "ok", 0
+    else:  # too little was compared to tell
+        status, exit_code = Undetermined.status, Undetermined.exit_code
     result = {
         "differences": found.differences,
         "not_compared": found.not_compared,
@@ -136,13 +138,6 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
         "causes": causes,
     }
     options.emit(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)
-
-
-def _comparison_status(found: Comparison) -> tuple[str, int]:
-    """Return the status and exit code: different, the same, or too little compared to tell."""
-    if found.has_explanation:
-        return "different", ChangesPending.exit_code
-    return ("ok", 0) if found.is_conclusive else (Undetermined.status, Undetermined.exit_code)
 
 
 def _read_redacted_evidence(name: str | None) -> Evidence:

@@ -39,7 +39,6 @@ from gpunode.wording import count, join_names
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.cause_texts import CauseText
-    from gpunode.diagnoses.commands import Command
     from gpunode.diagnoses.model import Citation, Diagnosis, Finding, Fix, NextStep, OpenQuestion, Rule, Suspect
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import LayerState
@@ -77,7 +76,15 @@ def doctor(
         diagnose_fleet(names, options, html or "", recipe, lock)
         return
     if recipe or lock:
-        raise _fleet_option_error(names, recipe, lock)
+        words = [
+            *([recipe] if recipe else []),
+            *(["--lock", lock] if lock else []),
+            *(["--node", *names] if names else []),
+        ]
+        raise UsageError(
+            "--recipe and --lock are for a fleet", why="gpunode plan shows in full what setup would do on one node",
+            hint=str(gpunode("plan", *words)),
+        )  # fmt: skip
     if names and not may_be_report(names[0]):
         raise _unknown_name_error(names[0])
     if html:
@@ -103,7 +110,11 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
             # A page leaves the machine: it is made of what a capture would hold.
             examined = add_hazard_notes(diagnose_evidence(redact(evidence) if html else evidence))
         except MemoryError as error:
-            raise _report_too_large_error(report) from error
+            raise Refused(
+                f"{report or 'this machine'} was not examined",
+                why="this machine does not have enough memory for it",
+                hint="examine it on a machine with more memory, or send the part of the log around the fault",
+            ) from error
         if html:
             from gpunode.cli import doctor_page
 
@@ -115,14 +126,6 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
             screen.put_result(*diagnosis_lines(examined, verbose=options.verbose, page=html))
         kept = screen.show_bugs(examined.diagnosis.bugs)
     options.emit(_diagnosis_envelope(examined, html, kept), changed_nothing=True)
-
-
-def _report_too_large_error(report: str) -> Refused:
-    return Refused(
-        f"{report or 'this machine'} was not examined",
-        why="this machine does not have enough memory for it",
-        hint="examine it on a machine with more memory, or send the part of the log around the fault",
-    )
 
 
 def collect_evidence() -> Evidence:
@@ -175,15 +178,6 @@ def may_be_report(name: str) -> bool:
         return True  # perhaps: reading it tells what is in the way
 
 
-def _fleet_option_error(names: Sequence[str], recipe: str, lock: str) -> UsageError:
-    """Return the refusal of --recipe and --lock for a single node."""
-    words = [*([recipe] if recipe else []), *(["--lock", lock] if lock else [])]
-    return UsageError(
-        "--recipe and --lock are for a fleet", why="gpunode plan shows in full what setup would do on one node",
-        hint=str(gpunode("plan", *words, *(["--node", names[0]] if names else []))),
-    )  # fmt: skip
-
-
 def _unknown_name_error(name: str) -> UsageError:
     from difflib import get_close_matches
 
@@ -218,7 +212,11 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
         from gpunode.workflow.doctor import cause_of_xid
 
         cause = cause_of_xid(xid.code)
-        screen.put(*xid_lines(xid, cause))
+        screen.put(
+            line(span(f"Xid {xid.code}", "bold"), f"  {xid.meaning}", hang=2),
+            line(span(f"NVIDIA's catalog says: {xid.advice or 'no action needed'}", "dim"), hang=2),
+            BLANK_LINE if cause else line("not a cause by itself: the surrounding log lines decide", hang=2),
+        )
         if not cause:
             options.emit(Envelope("doctor", result={"xid": xid}))
             return
@@ -400,7 +398,9 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
     yield from _stack_lines(examined.stack)
     if examined.denied:
         yield BLANK_LINE
-        yield _denied_sources_line(examined.denied, verbose=verbose)
+        shown = span(join_names(examined.denied, 0 if verbose else _MAX_DENIED_SHOWN), "dim")
+        sudo = span("sudo", "command")
+        yield line(span("! ", "warn"), "not visible without root: ", shown, "; ", sudo, " shows it", hang=2)
     if not diagnosis.is_healthy:
         yield BLANK_LINE
         yield from _summary_lines(diagnosis.roots, verbose=verbose)
@@ -443,11 +443,13 @@ def _root_cause_lines(
     yield from _citation_lines(
         finding.citations, relevant_words(finding.summary, finding.title), display, indent=2, heading="proof"
     )
-    yield from _ruled_out_lines(finding.ruled_out, display)
+    if finding.ruled_out and display.verbose:
+        yield _heading_line("ruled out")
+        yield from (line("    – ", other, hang=6) for other in finding.ruled_out)
     yield from _consequence_lines(consequences, display)
     if finding.look_at:
         yield _heading_line("to be sure, look at")
-        yield from indent_lines((_command_line(command) for command in finding.look_at), 4)
+        yield from indent_lines(map(_command_line, finding.look_at), 4)
     yield from _remedy_lines(finding.remedy, DISRUPTION_TEXTS[finding.disruption])
 
 
@@ -468,23 +470,12 @@ def _citation_lines(
             head = [span(heading, "bold"), "  "] if heading and citation is shown[0] else [" " * (len(heading) + 2)]
             yield line(" " * indent, *(head if heading else ()), span(source, "dim"), hang=indent + 2)
         number = str(citation.line_number or "").rjust(numbers)
-        yield _quote_line(
-            f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2), citation, words, display
-        )
+        before = f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2)
+        text = span(display.message_text(citation)).text
+        quote = shorten_around(text, words, _MAX_VERBOSE_QUOTE_LENGTH if display.verbose else _MAX_QUOTE_LENGTH)
+        yield line(span(before, "dim"), quote, hang=len(before))
     if more := len(citations) - len(shown):
         yield line(" " * indent, span(f"and {count(more, 'line')} more (-v)", "dim"), hang=indent)
-
-
-def _quote_line(before: str, citation: Citation, words: frozenset[str], display: _DisplayOptions) -> Line:
-    text = span(display.message_text(citation)).text
-    shown = shorten_around(text, words, _MAX_VERBOSE_QUOTE_LENGTH if display.verbose else _MAX_QUOTE_LENGTH)
-    return line(span(before, "dim"), shown, hang=len(before))
-
-
-def _ruled_out_lines(others: Sequence[str], display: _DisplayOptions) -> Iterator[Line]:
-    if others and display.verbose:
-        yield _heading_line("ruled out")
-        yield from (line("    – ", other, hang=6) for other in others)
 
 
 def _consequence_lines(findings: Sequence[Finding], display: _DisplayOptions) -> Iterator[Line]:
@@ -525,21 +516,18 @@ def _question_lines(questions: Sequence[OpenQuestion], display: _DisplayOptions)
 def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[Line]:
     suspects = diagnosis.suspects
     lines = dict.fromkeys(citation for suspect in suspects for citation in suspect.citations[:1])
-    yield line(span(_suspects_heading(diagnosis, is_seen=bool(lines)), "bold"), ", and how to tell them apart")
+    heading = "the most likely causes" if lines else "the most frequent causes of reports like this"
+    heading = "what else it could be" if diagnosis.roots else heading
+    yield line(span(heading, "bold"), ", and how to tell them apart")
     yield from _citation_lines(tuple(lines), frozenset(), display, indent=2)
     for number, suspect in enumerate(suspects, 1):
         yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
-        yield from indent_lines((_command_line(command) for command in _suspect_commands(suspect)), 5)
+        told = suspect.look_at or filter(None, [suspect.next_step.command])
+        yield from indent_lines(map(_command_line, told), 5)
     if diagnosis.shared_steps:
         yield from _remedy_lines(diagnosis.shared_steps, "the first steps are likely these, whichever it is")
     if not diagnosis.roots and diagnosis.next_step is not None:
         yield _next_line(diagnosis.next_step)
-
-
-def _suspect_commands(suspect: Suspect) -> tuple[Command, ...]:
-    """Return the commands that would decide; never none."""
-    told = suspect.next_step.command
-    return suspect.look_at or ((told,) if told else ())
 
 
 def _unexplained_lines(suspects: Sequence[Suspect], display: _DisplayOptions) -> Iterator[Line]:
@@ -548,12 +536,6 @@ def _unexplained_lines(suspects: Sequence[Suspect], display: _DisplayOptions) ->
         yield from _citation_lines(suspect.citations[:1], frozenset(), display, indent=2)
         yield line("    could be ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=6)
         yield from indent_lines([_next_line(suspect.next_step)], 4)
-
-
-def _suspects_heading(diagnosis: Diagnosis, *, is_seen: bool) -> str:
-    if diagnosis.roots:
-        return "what else it could be"
-    return "the most likely causes" if is_seen else "the most frequent causes of reports like this"
 
 
 def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
@@ -579,14 +561,6 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
         yield line(span(f"{mark} {pad_right(word, width)}  {join_names(unseen)}", "dim"), hang=width + 4)
 
 
-def _denied_sources_line(sources: Sequence[str], *, verbose: bool) -> Line:
-    shown = join_names(sources, 0 if verbose else _MAX_DENIED_SHOWN)
-    return line(
-        span("! ", "warn"), "not visible without root: ", span(shown, "dim"), "; ", span("sudo", "command"),
-        " shows it", hang=2,
-    )  # fmt: skip
-
-
 def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     root = roots[0]
     _, style = _SEVERITY_MARKS[root.severity]
@@ -604,13 +578,6 @@ def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]
 
 def _next_line(step: NextStep) -> Line:
     return line("next:  ", span(step.label, "command") if step.command else span(step.text), hang=7)
-
-
-def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
-    """Yield the meaning of an Xid, NVIDIA's advice, and whether it is a cause by itself."""
-    yield line(span(f"Xid {xid.code}", "bold"), f"  {xid.meaning}", hang=2)
-    yield line(span(f"NVIDIA's catalog says: {xid.advice or 'no action needed'}", "dim"), hang=2)
-    yield BLANK_LINE if cause else line("not a cause by itself: the surrounding log lines decide", hang=2)
 
 
 def cause_explanation_lines(

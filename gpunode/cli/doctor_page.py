@@ -38,17 +38,13 @@ def refuse_unwritable_page_file(file: str, options: OutputOptions) -> None:
             else f"the folder {place.parent} does not exist, or you may not write to it"
         )
         raise _page_write_error(file, why, "name a file in an existing folder")
-    if not _is_replaceable(place):
-        raise _page_write_error(file, "it is not a regular file", _WRITABLE_FILE_HINT)
-
-
-def _is_replaceable(place: Path) -> bool:
-    """Return whether the file is missing, an old page, or a link outside of /dev."""
     try:
         mode = place.lstat().st_mode
     except OSError:
-        return True
-    return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and place.parent.resolve() != Path("/dev"))
+        return  # a new file
+    is_link = stat.S_ISLNK(mode) and place.parent.resolve() != Path("/dev")
+    if not stat.S_ISREG(mode) and not is_link:
+        raise _page_write_error(file, "it is not a regular file", _WRITABLE_FILE_HINT)
 
 
 _WRITABLE_FILE_HINT = "name a file that you may write; - writes to standard output"
@@ -83,7 +79,9 @@ def _file_mode(file: str) -> int:
         before = None
     if before is not None and stat.S_ISREG(before.st_mode) and before.st_uid == os.geteuid():
         return stat.S_IMODE(before.st_mode)
-    return 0o666 & ~_current_umask()
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def render_node_page(examined: Examination, report: str) -> str:
@@ -99,9 +97,3 @@ def render_node_page(examined: Examination, report: str) -> str:
 def current_time() -> str:
     """Return the time as shown on a page."""
     return datetime.now(tz=timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _current_umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -63,9 +64,7 @@ class Envelope:
         }
         # Errors are gpunode's own text; quoted text was redacted when it was read.
         errors = [_error_row(error) if isinstance(error, GpunodeError) else error for error in self.errors]
-        return json.dumps(
-            {**to_json_types(answer), "errors": to_json_types(errors, redact_known_shapes)}, ensure_ascii=True
-        )
+        return json.dumps({**to_json_types(answer), "errors": to_json_types(errors, redact_known_shapes)})
 
 
 def _error_row(error: GpunodeError) -> dict[str, object]:
@@ -135,27 +134,9 @@ def _ansible_diff(change: FileChange) -> dict[str, str]:
     from gpunode.redaction.evidence import redact_change
 
     change = redact_change(change)
-    if not _is_text_or_absent(change.before) or not _is_text_or_absent(change.after):
-        return {"prepared": "\n".join(change.diff())}
-    return {
-        "before_header": change.path,
-        "after_header": change.path,
-        "before": _state_text(change.before),
-        "after": _state_text(change.after),
-    }
-
-
-def _is_text_or_absent(state: object) -> bool:
-    if state is None:
-        return True
-    if not isinstance(state, FileState):
-        return False
-    try:
-        state.content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _state_text(state: object) -> str:
-    return state.content.decode() if isinstance(state, FileState) else ""
+    if change.is_final_state_known:
+        states = change.before, change.after
+        with suppress(UnicodeDecodeError):
+            before, after = (state.content.decode() if isinstance(state, FileState) else "" for state in states)
+            return {"before_header": change.path, "after_header": change.path, "before": before, "after": after}
+    return {"prepared": "\n".join(change.diff())}

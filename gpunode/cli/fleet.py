@@ -59,7 +59,12 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
                 screen.show_progress(f"diagnosing: {len(answers)} of {len(found)} reports")
         summary = summarize_fleet(with_outliers(answers, census.group_by_model()))
         if html:
-            doctor_page.write_page(html, _render_page(summary, named, recipe))
+            from gpunode.page.fleet import fleet_page
+            from gpunode.page.markup import PageOrigin
+
+            source = Path(named[0]).name if len(named) == 1 else f"{len(named)} names"
+            about = PageOrigin("", f"reports in {source}", doctor_page.current_time(), __version__)
+            doctor_page.write_page(html, fleet_page(summary, about, _reference_label(recipe)))
         if html != doctor_page.STANDARD_OUTPUT_ARGUMENT:
             screen.put_result(*fleet_lines(summary, verbose=output.verbose, page=html))
     output.emit(_fleet_envelope(summary, html, recipe), changed_nothing=True)
@@ -87,17 +92,6 @@ def _load_fleet_recipe(name: str, lock: str, named: Sequence[str]) -> Recipe | N
     return RecipeOptions(recipe_name, lock=lock).load()
 
 
-def _render_page(summary: FleetSummary, named: Sequence[str], recipe: Recipe | None) -> str:
-    from gpunode.cli.doctor_page import current_time
-    from gpunode.page.fleet import fleet_page
-    from gpunode.page.markup import PageOrigin
-
-    source = Path(named[0]).name if len(named) == 1 else f"{len(named)} names"
-    return fleet_page(
-        summary, PageOrigin("", f"reports in {source}", current_time(), __version__), _reference_label(recipe)
-    )
-
-
 def _reference_label(recipe: Recipe | None) -> str:
     """Return the names of the recipe and lock that nodes were compared with; empty if none."""
     if recipe is None:
@@ -120,12 +114,7 @@ def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> 
     }
     if recipe is not None:
         result |= {"recipe": _reference_label(recipe), "drift": summary.drift, "not_compared": summary.not_compared}
-    return Envelope(
-        "doctor",
-        status,
-        exit_code,
-        result={**result, **({"page": page} if page else {})},
-    )
+    return Envelope("doctor", status, exit_code, result={**result, **({"page": page} if page else {})})
 
 
 _MAX_NAME_WIDTH = 48

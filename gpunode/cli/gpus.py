@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.gpu_support import GpuSupport, describe_support
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel, find_all_by_name, lookup, non_gpu_kind_and_name, search_models
@@ -203,15 +202,11 @@ def _branch_lines(support: GpuSupport) -> Iterator[Line]:
     maintained = [branch for branch in support.branches if branch.active]
     ended = [branch for branch in support.branches if not branch.active]
     for branch in maintained:
-        yield line(_branch_text(branch))
+        end = f", until {branch.eol}" if branch.eol else ""
+        yield line(f"{branch.number}  {_BRANCH_KIND_WORDS[branch.kind]}{end}")
     if ended:
         names = join_names((str(branch.number) for branch in ended), _MAX_ENDED_BRANCHES_SHOWN)
         yield line(span(f"{names}: not maintained any more", "dim"))
     if support.model.last_branch is not None and support.branches:
         end = f"; fixes end {support.end_of_life}" if support.end_of_life else ""
         yield line(span(f"no later branch drives it{end}", "warn"))
-
-
-def _branch_text(branch: Branch) -> str:
-    end = f", until {branch.eol}" if branch.eol else ""
-    return f"{branch.number}  {_BRANCH_KIND_WORDS[branch.kind]}{end}"

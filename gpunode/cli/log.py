@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
-from types import MappingProxyType
 from typing import Any
 
 from gpunode.change import Trigger
@@ -136,7 +135,16 @@ def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> JsonRow:
         "argv": list(run.begin.argv),
         "boot_id": run.begin.boot_id,
         "changes": [_change_row(record) for record in run.change_records],
-        "triggers": [_trigger_row(record) for record in run.trigger_records],
+        "triggers": [
+            {
+                "kind": one.trigger.kind,
+                "target": one.trigger.target,
+                "required_by": [seq for _, seq in one.required_by],
+                "completed_at": format_utc(one.settled.at) if one.settled else None,
+                "note": one.settled.note if one.settled else "",
+            }
+            for one in run.trigger_records
+        ],
     }
 
 
@@ -162,26 +170,14 @@ def _change_row(record: ChangeRecord) -> JsonRow:
     }
 
 
-def _trigger_row(required: RequiredTrigger) -> JsonRow:
-    settled = required.settled
-    return {
-        "kind": required.trigger.kind,
-        "target": required.trigger.target,
-        "required_by": [seq for _, seq in required.required_by],
-        "completed_at": format_utc(settled.at) if settled else None,
-        "note": settled.note if settled else "",
-    }
-
-
 _TABLE_HEAD = ("run", "when", "who", "what", "result")
 _MARK_BY_OUTCOME = {"done": "done", "failed": "failed", "unknown": "waits"}
 _LABEL_WIDTH = 9
 _MAX_SUBJECTS = 6
-_NO_PREVIEWS: Mapping[str, str] = MappingProxyType({})
 
 
 def run_table_lines(
-    runs: Sequence[RunRecord], zone: tzinfo | None = None, previews: Mapping[str, str] = _NO_PREVIEWS
+    runs: Sequence[RunRecord], zone: tzinfo | None = None, previews: Mapping[str, str] | None = None
 ) -> Iterator[Line]:
     """Yield a table row for each run, the newest last, with what it changed below it.
 
@@ -199,8 +195,12 @@ def run_table_lines(
     yield line(Span("  "), span(_join_columns(_TABLE_HEAD, widths), "dim"), hang=indent)
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=indent)
-        yield line(" " * indent, span(_describe_changes(run), "dim"), hang=indent)
-        if preview := previews.get(run.run):
+        changed = changed_subjects(run)
+        reread = [one for one in run.subjects if one not in changed]
+        read_again = f"; had {join_names(reread, _MAX_SUBJECTS)} read again" if reread else ""
+        did = f"changed {join_names(changed, _MAX_SUBJECTS) or 'nothing'}{read_again}"
+        yield line(" " * indent, span(did, "dim"), hang=indent)
+        if preview := (previews or {}).get(run.run):
             yield line(" " * indent, preview, hang=indent)
     undo = ("; undo a run: ", span("sudo gpunode rollback RUN", "command")) if previews else ()
     yield line("details: ", span("sudo gpunode log RUN", "command"), *undo)
@@ -209,13 +209,6 @@ def run_table_lines(
 def changed_subjects(run: RunRecord) -> tuple[str, ...]:
     """Return what the run changed, in order; a file that it only had read again was not changed."""
     return tuple(dict.fromkeys(one.change.subject for one in run.change_records if not one.change.is_reread))
-
-
-def _describe_changes(run: RunRecord) -> str:
-    changed = changed_subjects(run)
-    reread = [one for one in run.subjects if one not in changed]
-    read_again = f"; had {join_names(reread, _MAX_SUBJECTS)} read again" if reread else ""
-    return f"changed {join_names(changed, _MAX_SUBJECTS) or 'nothing'}{read_again}"
 
 
 def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
@@ -251,7 +244,7 @@ def format_local_time(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-
 
 
 def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = None) -> Iterator[Line]:
-    """Yield the complete record of a run, in order.
+    """Return the complete record of a run, in order.
 
     Args:
         run: a run of this node.
@@ -259,7 +252,7 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
         zone: of the times; this machine's when None.
     """
     # A journal quotes tools unredacted.
-    yield from map(redact_recursively, _unredacted_run_lines(run, logins, zone))
+    return map(redact_recursively, _unredacted_run_lines(run, logins, zone))
 
 
 def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
@@ -277,7 +270,10 @@ def _unredacted_run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinf
 
 def _run_header_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     begin = run.begin
-    yield _labelled_line("who", _user_text(run, logins))
+    login = "not a login session"
+    if begin.loginuid is not None:
+        login = f"logged in as {logins.get(begin.loginuid, 'user')} ({begin.loginuid})"
+    yield _labelled_line("who", f"{begin.user}, uid {begin.uid}, {login}")
     yield _labelled_line("started", format_local_time(begin.at, zone))
     yield _labelled_line("ended", _ending_text(run, zone))
     yield _labelled_line("command", " ".join(("gpunode", *begin.argv)))
@@ -289,13 +285,6 @@ def _run_header_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | 
     )
     if run.undone_by:
         yield _labelled_line("undone by", run.undone_by)
-
-
-def _user_text(run: RunRecord, logins: Mapping[int, str]) -> str:
-    begin = run.begin
-    if begin.loginuid is None:
-        return f"{begin.user}, uid {begin.uid}, not a login session"
-    return f"{begin.user}, uid {begin.uid}, logged in as {logins.get(begin.loginuid, 'user')} ({begin.loginuid})"
 
 
 def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:

@@ -35,10 +35,8 @@ def render_metrics(examined: Examination, finished: float, seconds: float) -> st
 
 
 def _metric_lines(examined: Examination, finished: float, seconds: float) -> Iterator[str]:
-    healthy = examined.verdict == "healthy"
-    yield from _render_gauge(
-        "healthy", "Whether the driver works and nothing is wrong with this node.", str(int(healthy))
-    )
+    healthy = str(int(examined.verdict == "healthy"))
+    yield from _render_gauge("healthy", "Whether the driver works and nothing is wrong with this node.", healthy)
     yield from _metric_head(
         "finding", "A cause that gpunode doctor found; root_cause: whether nothing else that it found explains it."
     )
@@ -54,11 +52,8 @@ def _metric_lines(examined: Examination, finished: float, seconds: float) -> Ite
         yield from _metric_head("unexplained", "A failure that no finding explains, by its likeliest cause.")
     for suspect in examined.diagnosis.unexplained:
         yield f"{_METRIC_PREFIX}_unexplained{_render_labels({'cause': suspect.cause})} 1"
-    yield from _render_gauge(
-        "open_questions",
-        "Faults without a known cause, for lack of evidence.",
-        str(len(examined.diagnosis.open_questions)),
-    )
+    number = str(len(examined.diagnosis.open_questions))
+    yield from _render_gauge("open_questions", "Faults without a known cause, for lack of evidence.", number)
     yield from _render_gauge(
         "run_timestamp_seconds", "When gpunode doctor last ran, in seconds since 1970.", f"{finished:.3f}"
     )
@@ -79,11 +74,8 @@ def _render_gauge(name: str, help_text: str, value: str) -> Iterator[str]:
 
 
 def _render_labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escape_label_value(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escape_label_value(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    return "{" + ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels.items()) + "}"
 
 
 NpdStatus: TypeAlias = int

@@ -5,17 +5,18 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from gpunode.cli.output_options import ReportScreen
-from gpunode.cli.screen.commands import command_with_yes
-from gpunode.cli.screen.events import applied_lines, change_title, stopped_line, trigger_line, trigger_title
+from gpunode.cli.screen.commands import repeat_command
+from gpunode.cli.screen.events import applied_lines, change_title, trigger_line, trigger_title
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
 from gpunode.cli.screen.text import BLANK_LINE, Line, Span, escape_controls, line, span, warning_line
+from gpunode.cli.screen.words import STATE_MARK, format_seconds
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.workflow.events import Applied, Applying, Event, Notice, PlanCompleted, Surveyed, Triggered, Triggering
@@ -92,8 +93,10 @@ class Screen(ReportScreen):
         self.put(warning_line("stopping after the change in progress"))
 
     def _end_progress_line(self) -> None:
-        if going_on := self._live.end():
-            self.put(stopped_line(*going_on))
+        if stopped := self._live.end():
+            title, elapsed = stopped
+            took = span(f"  after {format_seconds(elapsed)}", "dim")
+            self.put(line(Span("  "), STATE_MARK["failed"], span(title, "bad"), took, hang=4))
 
     def _show_running(self, title: str, *, announce: bool = False) -> None:
         """Show ``title`` as running; without a terminal only if ``announce``."""
@@ -149,22 +152,14 @@ class Screen(ReportScreen):
     def _require_consent(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
         if yes:
             return
+        hint = str(repeat_command((*self.argv, "--yes")))
         if not self.is_interactive:
             why = "--json never asks" if self._silent else "standard input is not a terminal, so nobody can answer"
-            raise UsageError(
-                f"{verb} {does} and asks first",
-                why=f"{why}; nothing was changed",
-                hint=str(command_with_yes(self.argv)),
-            )
-        with interruptible_wait():
-            self.put(BLANK_LINE)
-            answer = _read_answer("Go on? [y/N] ")
-        if answer.strip().lower() not in {"y", "yes"}:
-            raise UsageError(
-                "nothing was changed",
-                why=f"the answer was {answer.strip() or 'no'}, not yes",
-                hint=str(command_with_yes(self.argv)),
-            )
+            raise UsageError(f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=hint)
+        self.put(BLANK_LINE)
+        answer = _ask_person("Go on? [y/N] ")
+        if answer.lower() not in {"y", "yes"}:
+            raise UsageError("nothing was changed", why=f"the answer was {answer or 'no'}, not yes", hint=hint)
 
     def show_result(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
         """Print the result; a needed reboot is part of it, any other failure an error."""
@@ -184,34 +179,38 @@ class Screen(ReportScreen):
             UsageError: if nobody can answer, or the answer is no.
         """
         hint = f"name another file, or overwrite this one:\n{gpunode('capture', '--force', file)}"
-        if self._silent or not sys.stdin.isatty():
+        if not self.is_interactive:
             raise UsageError(f"{file} exists", why="nothing was written", hint=hint)
-        with interruptible_wait():
-            answer = _read_answer(f"{escape_controls(file)} exists. Overwrite it? [y/N] ")
-        if answer.strip().lower() not in {"y", "yes"}:
+        if _ask_person(f"{escape_controls(file)} exists. Overwrite it? [y/N] ").lower() not in {"y", "yes"}:
             raise UsageError("nothing was written", why=f"{file} exists, and the answer was not yes", hint=hint)
 
 
-def _read_answer(question: str) -> str:
-    try:
-        return input(question)
-    except EOFError:
-        return ""
+def _ask_person(question: str) -> str:
+    with interruptible_wait():
+        try:
+            return input(question).strip()
+        except EOFError:
+            return ""
 
 
-@contextmanager
-def interruptible_wait() -> Iterator[None]:
+def interruptible_wait() -> AbstractContextManager[None]:
     """Let signals end the command at once, while it waits and writes nothing."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated
         raise kind("stopped before anything was changed", why="it received a signal", hint="run the command again")
 
+    return handle_signals(stop)
+
+
+@contextmanager
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle the signals that end a run; one that the parent had ignored, as nohup does, stays ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, stop) for number in heard}
+    former = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, previous in former.items():
+            signal.signal(number, previous)

@@ -55,7 +55,6 @@ class ReportScreen:
         self.put(*lines)
 
     def _end_progress_line(self) -> None:
-        """End the progress line."""
         self._live.end()
 
     def show_progress(self, title: str) -> None:

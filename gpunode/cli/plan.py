@@ -24,12 +24,7 @@ from gpunode.errors import ChangesPending, GpunodeError
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
-from gpunode.workflow.plan import (
-    Losses,
-    find_losses,
-    has_pending_work,
-    make_version_lookup,
-)
+from gpunode.workflow.plan import Losses, find_losses, has_pending_work, make_version_lookup
 from gpunode.workflow.plan import plan as make_plan
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpunode import builtin
@@ -20,7 +19,10 @@ from gpunode.redaction.secrets import redact_text as redact
 def list_recipes(output: OutputOptions) -> None:
     """List the shipped recipes."""
     found = {name: builtin.read_recipe(name).description for name in builtin.shipped_recipe_names()}
-    output.open_screen().put(*recipes_lines(found))
+    width = max(map(len, found), default=0)
+    rows = ((span(pad_right(name, width), "bold"), f"  {description}") for name, description in found.items())
+    lines = (line(*row, hang=width + 2) for row in rows)
+    output.open_screen().put(*lines, next_command_line("gpunode plan RECIPE"))
     output.emit(Envelope("recipe list", result={"recipes": found}))
 
 
@@ -86,11 +88,3 @@ def _write_new_file(path: Path, text: str) -> None:
             why=error.strerror or str(error),
             hint="name a file that does not exist yet with -o",
         ) from error
-
-
-def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
-    """Yield the shipped recipes with their descriptions."""
-    width = max(map(len, found), default=0)
-    for name, description in found.items():
-        yield line(span(pad_right(name, width), "bold"), f"  {description}", hang=width + 2)
-    yield next_command_line("gpunode plan RECIPE")

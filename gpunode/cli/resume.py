@@ -113,13 +113,9 @@ def resume_command(run: str, options: Sequence[str]) -> tuple[str, ...]:
 
     Python runs isolated: PYTHONPATH, user packages and the working folder are not searched.
     """
-    return (*_program_argv(), "setup", "--resume", run, "--yes", *options)
-
-
-def _program_argv() -> tuple[str, ...]:
     program = sys.argv[0]
-    script = () if program.endswith("__main__.py") else (str(Path(program).absolute()),)
-    return (sys.executable, "-I", *(script or ("-m", "gpunode")))
+    script = ("-m", "gpunode") if program.endswith("__main__.py") else (str(Path(program).absolute()),)
+    return (sys.executable, "-I", *script, "setup", "--resume", run, "--yes", *options)
 
 
 def refuse_unsafe_program() -> None:
@@ -145,16 +141,10 @@ def explain_program_risk(*, packages: bool = False) -> str:
     Args:
         packages: check every file of the packages too, about 100 ms.
     """
-    files = (*_program_files(), *(_package_files() if packages else ()))
+    folders = (Path(place) for place in sys.path if place and Path(place).exists())
+    program = (Path(sys.executable), Path(sys.argv[0]), Path(__file__).parents[1], *folders)
+    files = (*program, *(_package_files() if packages else ()))
     return next(filter(None, map(explain_writable_by_others, files)), "")
-
-
-def _program_files() -> Iterator[Path]:
-    """Yield the files behind this program: Python, the command and the folders of modules."""
-    yield Path(sys.executable)
-    yield Path(sys.argv[0])
-    yield Path(__file__).parents[1]
-    yield from (Path(place) for place in sys.path if place and Path(place).exists())
 
 
 def _package_files() -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import create_announcer
-from gpunode.cli.node_screen import Screen, interruptible_wait
+from gpunode.cli.node_screen import Screen, handle_signals, interruptible_wait
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import explain_program_risk
 from gpunode.cli.screen.commands import repeat_command
@@ -24,6 +24,8 @@ from gpunode.workflow.apply import possible_temporary_files, record_change_outco
 from gpunode.workflow.events import Notice
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from gpunode.host.port import OnProgress, Progress
 
 # Files that package scripts create must be readable by their daemons, however strict the caller's umask is.
@@ -115,21 +117,14 @@ class SignalGuard:
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
         self._signal, self._on_signal = 0, on_signal
+        self._handled = handle_signals(self._remember)
 
     def __enter__(self) -> SignalGuard:
-        import signal
-
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # A signal that the parent had ignored, as nohup does, stays ignored.
-        handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        self._previous_handlers = {number: signal.signal(number, self._remember) for number in handled}
+        self._handled.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        import signal
-
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._handled.__exit__(kind, error, at)
 
     def _remember(self, number: int, _: object) -> None:
         if not self._signal:

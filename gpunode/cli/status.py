@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.catalog.fabric import IMEX_UNIT
@@ -15,12 +14,12 @@ from gpunode.cli.screen.node import label_rows, node_line
 from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
 from gpunode.cli.screen.words import DOT, STATE_MARK
 from gpunode.container_runtimes import takes_only_cdi
-from gpunode.facts.model import Facts, Kernels
+from gpunode.facts.model import Facts
 from gpunode.wording import join_names
 
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Gpu, NvmlAnswer
-    from gpunode.workflow.status import CudaStatus, FabricStatus, NodeStatus, RuntimeStatus, SecureBootStatus
+    from gpunode.workflow.status import CudaStatus, NodeStatus, RuntimeStatus, SecureBootStatus
 
 
 def status(output: OutputOptions, node: str) -> None:
@@ -33,8 +32,8 @@ def status(output: OutputOptions, node: str) -> None:
     found = look(view.facts, view.host, backlog)
     output.open_screen().put(*status_lines(view.facts, found), *map(note_line, backlog.notes))
     notes = (*found.notes, *backlog.notes)
-    answer = Envelope("status", notes=notes, unknown=list_unknown_facts(view.facts, backlog))
-    output.emit(replace(answer, result={"status": found}))
+    unknown = list_unknown_facts(view.facts, backlog)
+    output.emit(Envelope("status", notes=notes, unknown=unknown, result={"status": found}))
 
 
 def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
@@ -44,27 +43,27 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     yield from label_rows("GPU", _gpu_rows(found))
     yield from label_rows("driver", _driver_lines(found))
     yield from label_rows("kernels", _kernel_lines(found))
-    yield from label_rows(
-        "held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),) if found.held_packages else ()
-    )
-    yield from label_rows("fabric", (_fabric_line(found.fabric),) if found.fabric else ())
+    if found.held_packages:
+        yield from label_rows("held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),))
+    if found.fabric:
+        unit = found.fabric.unit
+        harm = "the trays share no memory" if unit == IMEX_UNIT else "CUDA does not start on these GPUs"
+        state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}[found.fabric.active]
+        shown = span(f"{short_unit_name(unit)} {state}", "" if found.fabric.active else "warn")
+        yield from label_rows("fabric", (line(found.fabric.seen, DOT, shown, hang=2),))
     yield from label_rows("boot", (_secure_boot_line(found.secure_boot),) if found.secure_boot else ())
     yield from label_rows("CUDA", _cuda_lines(found.cuda))
     yield from label_rows("toolkit", (line(span(found.toolkit or "not installed", "" if found.toolkit else "dim")),))
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
-    yield from label_rows(
-        "pending", (line(STATE_MARK["waits"], _describe_pending(found), hang=2),) if found.pending else ()
-    )
+    if found.pending:
+        # After an undo that failed no setup is wanted.
+        undos = {"rollback": "rollback", "remove": "remove", "unconfigure": "ctk runtime unconfigure"}
+        undo = undos.get(found.pending_verb)
+        finisher = f"the same gpunode {undo} again" if undo else "gpunode setup"
+        left = f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
+        yield from label_rows("pending", (line(STATE_MARK["waits"], left, hang=2),))
     yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))
-
-
-def _describe_pending(found: NodeStatus) -> str:
-    """Return what earlier runs left undone, and what does it: after an undo that failed no setup is wanted."""
-    undos = {"rollback": "rollback", "remove": "remove", "unconfigure": "ctk runtime unconfigure"}
-    undo = undos.get(found.pending_verb)
-    finisher = f"the same gpunode {undo} again" if undo else "gpunode setup"
-    return f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
 
 
 def _gpu_rows(found: NodeStatus) -> Iterator[Line]:
@@ -124,29 +123,14 @@ def _kernel_lines(found: NodeStatus) -> Iterator[Line]:
         yield line(span("not readable", "dim"))
         return
     for kernel in found.kernels.wanted:
-        yield _kernel_row(kernel, _kernel_roles(kernel, found.kernels), found)
-
-
-def _kernel_roles(kernel: str, kernels: Kernels) -> str:
-    is_next = kernel in kernels.installed[-1:]
-    return " and ".join([*(["runs"] if kernel == kernels.running else []), *(["boots next"] if is_next else [])])
-
-
-def _kernel_row(kernel: str, roles: str, found: NodeStatus) -> Line:
-    text = f"{kernel} {roles}"
-    if kernel not in found.kernels_without_module:
-        built = "; the driver's module is built for it" if found.driver else ""
-        return line(text, span(built, "dim"), hang=2)
-    is_next = found.kernels is not None and kernel in found.kernels.installed[-1:]
-    harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
-    return line(STATE_MARK["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
-
-
-def _fabric_line(found: FabricStatus) -> Line:
-    harm = "the trays share no memory" if found.unit == IMEX_UNIT else "CUDA does not start on these GPUs"
-    state = {True: "running", False: f"not running: {harm}", None: "unknown whether it runs"}
-    style: Style = "" if found.active else "warn"
-    return line(found.seen, DOT, span(f"{short_unit_name(found.unit)} {state[found.active]}", style), hang=2)
+        is_next = kernel in found.kernels.installed[-1:]
+        roles = [*(["runs"] if kernel == found.kernels.running else []), *(["boots next"] if is_next else [])]
+        text = f"{kernel} {' and '.join(roles)}"
+        if kernel in found.kernels_without_module:
+            harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
+            yield line(STATE_MARK["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
+        else:
+            yield line(text, span("; the driver's module is built for it" if found.driver else "", "dim"), hang=2)
 
 
 def _secure_boot_line(found: SecureBootStatus) -> Line:

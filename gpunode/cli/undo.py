@@ -41,7 +41,6 @@ from gpunode.workflow.rollback import rollback as apply_rollback
 from gpunode.workflow.undo import find_broken_packages, find_package_repair, run_package_repair
 
 if TYPE_CHECKING:
-    from gpunode.change import PackageChange
     from gpunode.facts.model import Facts
     from gpunode.host.port import HostView
     from gpunode.workflow.rollback import RollbackResult
@@ -164,10 +163,8 @@ def _run_undo(
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            result = {
-                "undone_run": plan.run.run,
-                "next_run": plan.newest_not_undone.run if plan.newest_not_undone else "",
-            }
+            following = plan.newest_not_undone.run if plan.newest_not_undone else ""
+            result = {"undone_run": plan.run.run, "next_run": following}
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
@@ -178,10 +175,8 @@ def _run_undo(
         if not plan.steps and not plan.pending_triggers:
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
-            answer = Envelope(
-                verb, changed=repaired, notes=plan.remarks, result={"undone_run": plan.undone_run, "kept": plan.kept}
-            )
-            output.emit(answer.with_failure(failure))
+            told = {"undone_run": plan.undone_run, "kept": plan.kept}
+            output.emit(Envelope(verb, changed=repaired, notes=plan.remarks, result=told).with_failure(failure))
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)
@@ -327,8 +322,11 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     """Yield what was restored, the downtime, what remains, and the undo command."""
     yield BLANK_LINE
     if done.plan.with_packages:
-        files = [count(len(done.plan.files), "file")] if done.plan.files else []
-        parts = [*files, *_package_counts(done.plan.packages)]
+        restored = sum(change.after is not None for change in done.plan.packages)
+        gone = len(done.plan.packages) - restored
+        parts = [count(len(done.plan.files), "file")] if done.plan.files else []
+        parts += [f"{count(restored, 'package')} as before"] if restored else []
+        parts += [f"{count(gone, 'package')} purged"] if gone else []
         what = f": {', '.join(parts)}" if parts else ""
         former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
         but = ", but for what follows" if done.plan.kept else ""
@@ -345,13 +343,6 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     if down := downtime_text(done.trigger_results):
         yield labelled_line("took", down)
     yield labelled_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.plan.with_packages else [])))
-
-
-def _package_counts(packages: Sequence[PackageChange]) -> Iterator[str]:
-    if restored := sum(change.after is not None for change in packages):
-        yield f"{count(restored, 'package')} as before"
-    if gone := sum(change.after is None for change in packages):
-        yield f"{count(gone, 'package')} purged"
 
 
 _OWN_FILE_GLOBS: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")

@@ -1,4 +1,4 @@
-"""verify and status: check and show this node."""
+"""verify: check this node."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
-from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT_REPOSITORY
@@ -40,6 +40,7 @@ from gpunode.diagnoses.views.system import (
     running_kernel,
 )
 from gpunode.facts.patterns import Pattern, parse_int
+from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
 
 Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]
@@ -266,7 +267,7 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     The step ``driver`` alone would lack repository, headers and loading.
     """
     models = snapshot.view(gpu_models.known_gpu_models)
-    if can_set_up(snapshot) and not (models and isinstance(choose(models, Driver()), Impossible)):
+    if can_set_up(snapshot) and not (models and isinstance(choose(models, Driver()), Refusal)):
         return Fix("install", text, (_SETUP,), when)
     return _install_from_packages(snapshot, text, when)
 
@@ -514,7 +515,7 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
     if not models and not is_driven_by_open:
         words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BRANCH_BY_GENERATION_TEXT}"
         return Fix("install", words, (), when)
-    if isinstance(found, Impossible) and not is_old:
+    if isinstance(found, Refusal) and not is_old:
         return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)
     if last is not None and last < oldest_branch:
         return Fix("install", f"{text}: none of NVIDIA's maintained branches does that for this node's GPUs", (), when)

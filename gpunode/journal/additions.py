@@ -60,10 +60,12 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     added = [change for run, change in made if run.verb in _ADDING_VERBS]
     files = FileChange.among(added)
     written: dict[str, dict[str, str | None]] = {}
-    for file in files:
-        if not file.is_generated:
-            former = written.setdefault(file.path, {})
-            _add_written_content(former, found[file.path], _backup_name_of(file.before), _backup_name_of(file.after))
+    for file in (one for one in files if not one.is_generated):
+        former = written.setdefault(file.path, {})
+        before, after = _backup_name_of(file.before), _backup_name_of(file.after)
+        # Not a content that was somebody else's before.
+        if after is not None and after not in {before, found[file.path], *former.values()}:
+            former.setdefault(after, former.get(before, before) if before else None)
     return RecordedAdditions(
         written,
         found,
@@ -74,14 +76,6 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
         ),
         modules=frozenset(one.module for one in ModuleChange.among(added) if one.after),
     )
-
-
-def _add_written_content(
-    written: dict[str, str | None], found: str | None, before: str | None, after: str | None
-) -> None:
-    """Add to ``written`` that a run made ``after`` from ``before``, unless ``after`` is somebody else's content."""
-    if after is not None and after not in {before, found, *written.values()}:
-        written.setdefault(after, written.get(before, before) if before else None)
 
 
 def _backup_name_of(state: FileState | UnknownContent | None) -> str | None:

@@ -40,8 +40,14 @@ def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
             about = _change_fields(_find_intent(entries, seq), CHANGE_MADE_MESSAGE_ID, _INFO)
         case Failed(seq=seq, error=error):
             about = _change_fields(_find_intent(entries, seq), CHANGE_FAILED_MESSAGE_ID, _ERROR, error)
-        case Commit():
-            about = _end_fields(begin, entry)
+        case Commit(result=result, reason=reason):
+            about = {
+                "MESSAGE": f"{begin.title} ended: {result}{reason and f': {reason}'}",
+                "MESSAGE_ID": RUN_ENDED_MESSAGE_ID,
+                "PRIORITY": _PRIORITIES[result],
+                "GPUNODE_RESULT": result,
+                "GPUNODE_REASON": reason,
+            }
         case _:
             return {}
     own = {"SYSLOG_IDENTIFIER": "gpunode", "GPUNODE_RUN": begin.run, "GPUNODE_VERB": begin.verb}
@@ -65,17 +71,6 @@ def _begin_fields(begin: Begin) -> dict[str, str]:
         "GPUNODE_UID": str(begin.uid),
         "GPUNODE_LOGINUID": "" if begin.loginuid is None else str(begin.loginuid),
         "GPUNODE_ARGV": " ".join(begin.argv),
-    }
-
-
-def _end_fields(begin: Begin, commit: Commit) -> dict[str, str]:
-    reason = f": {commit.reason}" if commit.reason else ""
-    return {
-        "MESSAGE": f"{begin.title} ended: {commit.result}{reason}",
-        "MESSAGE_ID": RUN_ENDED_MESSAGE_ID,
-        "PRIORITY": _PRIORITIES[commit.result],
-        "GPUNODE_RESULT": commit.result,
-        "GPUNODE_REASON": commit.reason,
     }
 
 

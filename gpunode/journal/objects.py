@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -114,15 +114,8 @@ class BackupStore:
             raise damaged_backup_error(path, run, "is not what was saved: its sha256 differs")
         return content
 
-    def remove_temporary_files(self) -> None:
-        """Delete the partial backups of a killed run. Raises OSError."""
-        self._remove_files(lambda name: name.startswith("."))
-
-    def keep_only(self, needed: Collection[str]) -> None:
-        """Delete all others. Raises OSError."""
-        self._remove_files(lambda name: name not in needed)
-
-    def _remove_files(self, is_surplus: Callable[[str], bool]) -> None:
+    def remove_files(self, is_surplus: Callable[[str], bool]) -> None:
+        """Delete the files whose name ``is_surplus``; the partial backup of a killed run begins with a dot."""
         for digits in self.folder_names():
             with self._record.open(OBJECTS_FOLDER, digits) as folder:
                 for name in filter(is_surplus, places.list_names(folder)):

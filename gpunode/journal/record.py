@@ -38,15 +38,7 @@ from gpunode.package_id import PackageId
 JOURNAL_FORMAT = 4
 READABLE_JOURNAL_FORMATS = (3, JOURNAL_FORMAT)
 Verb: TypeAlias = Literal[
-    "setup",
-    "rollback",
-    "remove",
-    "repair",
-    "configure",
-    "unconfigure",
-    "k8s apply",
-    "k8s remove",
-    "k8s rollback",
+    "setup", "rollback", "remove", "repair", "configure", "unconfigure", "k8s apply", "k8s remove", "k8s rollback"
 ]
 # The verbs whose runs make something of a node; the others take such runs back, or repair packages.
 APPLYING_VERBS: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
@@ -199,11 +191,8 @@ def encode(entry: Entry, *more: Entry, previous_line: bytes = b"") -> bytes:
     """Return the entries as the line of a journal that follows the line ``previous_line``; empty for the first."""
     body = json.dumps(_encode_value((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % JOURNAL_FORMAT
-    return b'{"v":%s,"sum":"%s","entry":%s}\n' % (
-        version,
-        _checksum(version, _stored_checksum(previous_line), body),
-        body,
-    )
+    checksum = _checksum(version, _stored_checksum(previous_line), body)
+    return b'{"v":%s,"sum":"%s","entry":%s}\n' % (version, checksum, body)
 
 
 def decode(data: bytes, load: LoadContent, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:

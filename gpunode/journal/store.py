@@ -106,13 +106,14 @@ class Store:
         now = self._clock()
         with raise_as_change_failed(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
-            run = self._next_id(now)
+            number = max(map(_run_number, self.ids()), default=0) + 1
+            run = f"{number:06d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
             words = tuple(sys.argv[1:] if argv is None else argv)
             who = (user or invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, version, recipe, recipe_sha256, self._boot_id(), *who)
             begun = Run(begin, self._record_folder, self._announce, self._clock)
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
-        self._prune_backups_if_due()
+        self._prune_backups()
         return begun
 
     def _boot_id(self) -> str:
@@ -310,7 +311,7 @@ class Store:
     def remove_temporary_files(self) -> None:
         """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
         with contextlib.suppress(OSError):
-            self.objects.remove_temporary_files()
+            self.objects.remove_files(lambda name: name.startswith("."))
 
     def untriggered_changes(self) -> tuple[FileChange, ...]:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
@@ -385,28 +386,17 @@ class Store:
                         os.chmod(".", 0o700, dir_fd=folder)
             self.objects.folder_names()
 
-    def _next_id(self, now: float) -> str:
-        numbers = [_run_number(run) for run in self.ids()]
-        return f"{max(numbers, default=0) + 1:06d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}"
-
     def _runs_with_backups(self, runs: Sequence[str]) -> frozenset[str]:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
-    def _prune_backups_if_due(self) -> None:
-        """Call ``_prune_backups`` once there are more runs than keep their backups; what cannot be deleted stays."""
-        runs = self.ids()
-        kept = self._runs_with_backups(runs)
-        if len(kept) < len(runs):
-            with contextlib.suppress(OSError):
-                self._prune_backups(kept)
-
-    def _prune_backups(self, kept: Collection[str]) -> None:
-        """Delete the objects that nothing needs; none when a journal cannot be read."""
-        try:
-            runs = self.runs()
-        except (JournalDamaged, OSError):
-            return
-        self.objects.keep_only(footprint.needed_backups(runs, kept))
+    def _prune_backups(self) -> None:
+        """Delete the objects that nothing needs; none when a journal cannot be read. What cannot be deleted stays."""
+        ids = self.ids()
+        kept = self._runs_with_backups(ids)
+        if len(kept) < len(ids):
+            with contextlib.suppress(JournalDamaged, OSError):
+                needed = footprint.needed_backups(self.runs(), kept)
+                self.objects.remove_files(lambda name: name not in needed)
 
 
 @contextlib.contextmanager

@@ -151,18 +151,15 @@ def _render_node_group(what: str, names: Sequence[str], *more: Markup | None) ->
 def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
     for one in fleet.differences:
         more = f"; and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
-        yield _render_node_group(
-            f"{_shorten(describe_outlier(one.difference), _MAX_TEXT_LENGTH)}: {one.difference.why}{more}", one.reports
-        )
+        what = _shorten(describe_outlier(one.difference), _MAX_TEXT_LENGTH)
+        yield _render_node_group(f"{what}: {one.difference.why}{more}", one.reports)
 
 
 def _render_drift(fleet: FleetSummary) -> Iterator[Markup]:
-    for drifted in fleet.drift:
-        yield _render_node_group(
-            _shorten(f"{drifted.drift.title}: {drifted.drift.reason}", _MAX_TEXT_LENGTH), drifted.reports
-        )
-    for left in fleet.not_compared:
-        yield _render_node_group(_shorten(f"not compared: {left.why}", _MAX_TEXT_LENGTH), left.reports)
+    drifted = ((f"{one.drift.title}: {one.drift.reason}", one.reports) for one in fleet.drift)
+    left = ((f"not compared: {one.why}", one.reports) for one in fleet.not_compared)
+    for what, reports in (*drifted, *left):
+        yield _render_node_group(_shorten(what, _MAX_TEXT_LENGTH), reports)
 
 
 def _render_skipped(skipped: Sequence[SkippedNodes]) -> Iterator[Markup]:
@@ -339,27 +336,19 @@ def _describe_node_faults(row: FleetRow, max_length: int) -> Iterator[Markup]:
     if row.cause:
         yield tag("p", tag("code", row.cause), "" if is_brief else f" {_shorten(row.summary, max_length)}")
         if row.other_causes:
-            others = (
-                f"and {count(len(row.other_causes), 'other fault')}"
-                if is_brief
-                else join_markup("also ", comma_list(row.other_causes))
-            )
-            yield tag("p", others)
+            number = f"and {count(len(row.other_causes), 'other fault')}"
+            yield tag("p", number if is_brief else ("also ", comma_list(row.other_causes)))
         if row.unexplained and not is_brief:
             yield tag("p", "not explained by this, perhaps ", comma_list(row.unexplained))
     elif row.status == "unknown":
         yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN_DRIVER_TEXT, max_length))
     if row.differences:
         more = f", and {count(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
-        yield tag(
-            "p",
-            "unlike its group",
-            "" if is_brief else f": {_shorten(describe_outlier(row.differences[0]), max_length)}{more}",
-        )
+        first = f": {_shorten(describe_outlier(row.differences[0]), max_length)}{more}"
+        yield tag("p", "unlike its group", "" if is_brief else first)
     if row.drift:
-        yield tag(
-            "p", "drift", "" if is_brief else f": {_shorten(', '.join(one.title for one in row.drift), max_length)}"
-        )
+        titles = f": {_shorten(', '.join(one.title for one in row.drift), max_length)}"
+        yield tag("p", "drift", "" if is_brief else titles)
 
 
 def _shorten(text: str, max_length: int) -> str:

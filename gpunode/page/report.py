@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules_by_cause
-from gpunode.diagnoses.model import Diagnosis, Finding, Fix, NextStep, OpenQuestion, Suspect
+from gpunode.diagnoses.model import Diagnosis, Finding, Fix, OpenQuestion, Suspect
 from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.page.evidence import BRIEF_DETAIL, FULL_DETAIL, EvidenceDetail, render_citations, render_evidence_list
 from gpunode.page.markup import (
@@ -61,6 +61,7 @@ def _verdict_title(examined: Examination) -> str:
 def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity != "info"]
+    concerned = {gpu for finding in diagnosis.findings if finding.severity != "info" for gpu in finding.gpus}
     return page_body(
         about,
         "Skip to the verdict",
@@ -72,7 +73,7 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
         _render_suspects(diagnosis, examined, detail),
         _render_state_notes(examined.notes),
         _render_denied_sources(examined.denied),
-        render_topology(examined.snapshot, _concerned_gpus(diagnosis)),
+        render_topology(examined.snapshot, concerned),
         render_timeline(examined.snapshot),
         (_render_note(root) for root in diagnosis.roots if root.severity == "info"),
         render_evidence_list(examined.snapshot.all_items),
@@ -86,27 +87,19 @@ def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     else:
         root = faults[0]
         others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
-        tone, label, title = (
-            root.severity,
-            f"{_likely_prefix(root)}{_SEVERITY_LABELS[root.severity]}{others}",
-            root.title,
-        )
+        label = f"{_likely_prefix(root)}{_SEVERITY_LABELS[root.severity]}{others}"
+        tone, title = root.severity, root.title
         told = join_markup(tag("p.summary", root.summary), _render_facts(root))
         remedy = _render_remedy(root.remedy, "remedy")
+    step = examined.diagnosis.next_step
     parts = (
         tag("p.label", label),
         tag("h1#verdict", title),
         told,
-        _render_next(examined.diagnosis.next_step),
+        (tag("p", f"next: {step.text}"), command_block(*filter(None, (step.command,)))) if step else None,
         tag("div.columns", _render_stack(examined.stack), remedy),
     )
     return tag(f"section.verdict.{tone}", *parts, aria_labelledby="verdict")
-
-
-def _render_next(step: NextStep | None) -> Markup | None:
-    if step is None:
-        return None
-    return join_markup((tag("p", f"next: {step.text}"), command_block(*filter(None, (step.command,)))))
 
 
 def _likely_prefix(root: Finding) -> str:
@@ -131,20 +124,18 @@ def _render_prose(text: str) -> Markup:
 
 def _render_stack(layers: Sequence[LayerState]) -> Markup:
     """Return the layers, the highest first, and the unseen ones in one row."""
-    rows = [_render_layer(layer) for layer in reversed(layers) if layer.state != "unknown"]
+    rows = []
+    for layer in (one for one in reversed(layers) if one.state != "unknown"):
+        mark, word = STATE_MARKS[layer.state]
+        causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
+        fault = tag("strong", word, ": ", causes) if word and causes else None
+        told = layer.summary or ("" if fault else word), " " if fault else "", fault
+        rows.append(_render_layer_row(layer.state, mark, layer.title, *told))
     unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unknown")
     if unseen:
         mark, word = STATE_MARKS["unknown"]
         rows.append(_render_layer_row("unknown", mark, word, unseen))
     return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
-
-
-def _render_layer(layer: LayerState) -> Markup:
-    mark, word = STATE_MARKS[layer.state]
-    causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
-    fault = tag("strong", word, ": ", causes) if word and causes else None
-    text = layer.summary or ("" if fault else word)
-    return _render_layer_row(layer.state, mark, layer.title, text, " " if fault else "", fault)
 
 
 def _render_layer_row(state: str, mark: str, title: str, *told: Part) -> Markup:
@@ -255,11 +246,6 @@ def _render_suspect(
         command_block(*look_at or filter(None, (suspect.next_step.command,))),
         render_citations(suspect.citations, examined.snapshot, detail),
     )
-
-
-def _concerned_gpus(diagnosis: Diagnosis) -> frozenset[str]:
-    """Return the addresses of the GPUs that a fault concerns."""
-    return frozenset(gpu for finding in diagnosis.findings if finding.severity != "info" for gpu in finding.gpus)
 
 
 def _render_note(note: Finding) -> Markup:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
@@ -58,18 +59,27 @@ _VERSION_WORDS = ("a branch such as 580", "a version such as 580.178.04")
 # shell reads.
 # No user or password: it would stand in a file for all to read and in the list of processes.
 _ADDRESS_CHARACTER = r"[A-Za-z0-9._~:/%+,=@-]"
-_REPOSITORY_URL_PATTERN = rf"|(https?://[A-Za-z0-9._~:%-]+(/{_ADDRESS_CHARACTER}*)?|file:/{_ADDRESS_CHARACTER}+)"
-_REPOSITORY_URL_IN_WORDS = (
-    (
-        "an http://, https:// or file:/ address of letters, digits and ._~:/%+,=@- (user and password belong in "
-        "/etc/apt/auth.conf.d)"
+_repository_url = partial(
+    KeySpec,
+    pattern=rf"|(https?://[A-Za-z0-9._~:%-]+(/{_ADDRESS_CHARACTER}*)?|file:/{_ADDRESS_CHARACTER}+)",
+    allowed=(
+        (
+            "an http://, https:// or file:/ address of letters, digits and ._~:/%+,=@- (user and password belong in "
+            "/etc/apt/auth.conf.d)"
+        ),
+        '"" for NVIDIA\'s own',
     ),
-    '"" for NVIDIA\'s own',
 )
-_FINGERPRINTS_PATTERN = r"|[0-9A-F]{40}( [0-9A-F]{40})*"
-_KEY_WORDS = ("40 upper-case hex digits; several keys with a blank between them", '"" for NVIDIA\'s own key')
-_KEY_FILE_NAME = r"|[A-Za-z0-9][A-Za-z0-9._-]*"
-_KEY_FILE_WORDS = ("a file name of letters, digits and ._-", '"" for the name that NVIDIA uses')
+_key_fingerprints = partial(
+    KeySpec,
+    pattern=r"|[0-9A-F]{40}( [0-9A-F]{40})*",
+    allowed=("40 upper-case hex digits; several keys with a blank between them", '"" for NVIDIA\'s own key'),
+)
+_key_file = partial(
+    KeySpec,
+    pattern=r"|[A-Za-z0-9][A-Za-z0-9._-]*",
+    allowed=("a file name of letters, digits and ._-", '"" for the name that NVIDIA uses'),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,42 +116,22 @@ class Repositories:
 
     cuda: Annotated[
         str,
-        KeySpec(
-            "base of a mirror of the CUDA repositories, above the distribution's folder (https://…/compute/cuda/repos)",
-            _REPOSITORY_URL_PATTERN,
-            _REPOSITORY_URL_IN_WORDS,
+        _repository_url(
+            "base of a mirror of the CUDA repositories, above the distribution's folder (https://…/compute/cuda/repos)"
         ),
     ] = ""
     toolkit: Annotated[
-        str,
-        KeySpec(
-            "base of a mirror of the container toolkit's repository, above stable/deb and gpgkey",
-            _REPOSITORY_URL_PATTERN,
-            _REPOSITORY_URL_IN_WORDS,
-        ),
+        str, _repository_url("base of a mirror of the container toolkit's repository, above stable/deb and gpgkey")
     ] = ""
     cuda_key_fingerprint: Annotated[
-        str,
-        KeySpec(
-            "every key in the key file of the CUDA repository, if it is not NVIDIA's present one",
-            _FINGERPRINTS_PATTERN,
-            _KEY_WORDS,
-        ),
+        str, _key_fingerprints("every key in the key file of the CUDA repository, if it is not NVIDIA's present one")
     ] = ""
-    cuda_key_file: Annotated[
-        str, KeySpec("name of the key file beside the CUDA repository's index", _KEY_FILE_NAME, _KEY_FILE_WORDS)
-    ] = ""
+    cuda_key_file: Annotated[str, _key_file("name of the key file beside the CUDA repository's index")] = ""
     toolkit_key_fingerprint: Annotated[
         str,
-        KeySpec(
-            "every key in the key file of the toolkit's repository, if it is not NVIDIA's present one",
-            _FINGERPRINTS_PATTERN,
-            _KEY_WORDS,
-        ),
+        _key_fingerprints("every key in the key file of the toolkit's repository, if it is not NVIDIA's present one"),
     ] = ""
-    toolkit_key_file: Annotated[
-        str, KeySpec("name of the key file at the base of the toolkit's repository", _KEY_FILE_NAME, _KEY_FILE_WORDS)
-    ] = ""
+    toolkit_key_file: Annotated[str, _key_file("name of the key file at the base of the toolkit's repository")] = ""
 
 
 @dataclass(frozen=True, slots=True)

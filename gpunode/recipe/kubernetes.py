@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -33,8 +34,17 @@ _REPO_PATH = rf"\.|(\./)?{_PATH_SEGMENT}(/{_PATH_SEGMENT})*"
 _HOST_AND_PORT_PATTERN = r"(\[[0-9a-f:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:[0-9]{1,5})?"
 # Without a password: the URL stands in files that are committed.
 _GIT_URL_PATTERN = rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST_AND_PORT_PATTERN}(/[A-Za-z0-9._~-]+)+/?|{_PATH_SEGMENT}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
+_dns_label = partial(KeySpec, pattern=_DNS_LABEL, allowed=("lower-case letters, digits and -",))
+_dns_subdomain = partial(KeySpec, pattern=_DNS_SUBDOMAIN, allowed=("a name of lower-case letters, digits, - and .",))
+_RENDERED_FOLDER = KeySpec(
+    "the rendered folder in the repository", _REPO_PATH, ("a path without ..", '"." for all of it')
+)
 # It becomes the value of a label.
-_MIG_LAYOUT_NAME = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+_mig_layout = partial(
+    KeySpec,
+    pattern=r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?",
+    allowed=("a name as in mig-parted's configuration", '"" for none'),
+)
 
 
 def _chart_version(name: str) -> KeySpec:
@@ -67,10 +77,8 @@ class MigResources:
     ] = "none"
     layout: Annotated[
         str,
-        KeySpec(
-            "the MIG layout of the nodes (all-1g.10gb); setup sets it, with gpu-operator its MIG manager; empty: any",
-            _MIG_LAYOUT_NAME,
-            ("a name as in mig-parted's configuration", '"" for none'),
+        _mig_layout(
+            "the MIG layout of the nodes (all-1g.10gb); setup sets it, with gpu-operator its MIG manager; empty: any"
         ),
     ] = ""
 
@@ -111,13 +119,8 @@ class ChartVersions:
 class ArgoCd:
     """The place in which Argo CD runs the Applications of ``k8s render --format argocd``."""
 
-    project: Annotated[
-        str, KeySpec("project of the Applications", _DNS_SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
-    ] = "default"
-    namespace: Annotated[
-        str,
-        KeySpec("namespace in which Argo CD looks for Applications", _DNS_LABEL, ("lower-case letters, digits and -",)),
-    ] = "argocd"
+    project: Annotated[str, _dns_subdomain("project of the Applications")] = "default"
+    namespace: Annotated[str, _dns_label("namespace in which Argo CD looks for Applications")] = "argocd"
     server: Annotated[
         str,
         KeySpec(
@@ -148,29 +151,19 @@ class ArgoCd:
             "branch, tag or commit of the repository", rf"{_PATH_SEGMENT}(/{_PATH_SEGMENT})*", ("a branch or tag",)
         ),
     ] = "HEAD"
-    path: Annotated[
-        str, KeySpec("the rendered folder in the repository", _REPO_PATH, ("a path without ..", '"." for all of it'))
-    ] = "gpu-stack"
+    path: Annotated[str, _RENDERED_FOLDER] = "gpu-stack"
 
 
 @dataclass(frozen=True, slots=True)
 class Flux:
     """The place in which Flux finds the folder of ``k8s render --format flux``."""
 
-    namespace: Annotated[
-        str, KeySpec("namespace of Flux and its GitRepository", _DNS_LABEL, ("lower-case letters, digits and -",))
-    ] = "flux-system"
+    namespace: Annotated[str, _dns_label("namespace of Flux and its GitRepository")] = "flux-system"
     source: Annotated[
         str,
-        KeySpec(
-            "name of the GitRepository that holds the rendered folder; `flux bootstrap` makes flux-system",
-            _DNS_SUBDOMAIN,
-            ("a name of lower-case letters, digits, - and .",),
-        ),
+        _dns_subdomain("name of the GitRepository that holds the rendered folder; `flux bootstrap` makes flux-system"),
     ] = "flux-system"
-    path: Annotated[
-        str, KeySpec("the rendered folder in the repository", _REPO_PATH, ("a path without ..", '"." for all of it'))
-    ] = "gpu-stack"
+    path: Annotated[str, _RENDERED_FOLDER] = "gpu-stack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +190,7 @@ class NamedConfig:
     replicas: Annotated[int, KeySpec("as in [kubernetes.sharing]")] = 1
     rename: Annotated[bool, KeySpec("as in [kubernetes.sharing]")] = False
     strategy: Annotated[MigStrategy, KeySpec("as in [kubernetes.mig]")] = "none"
-    layout: Annotated[
-        str,
-        KeySpec("as in [kubernetes.mig]", _MIG_LAYOUT_NAME, ("a name as in mig-parted's configuration", '"" for none')),
-    ] = ""
+    layout: Annotated[str, _mig_layout("as in [kubernetes.mig]")] = ""
 
     def fits(self, names: Sequence[str]) -> bool:
         """Return whether it is for a node with GPUs of these names: each contains what the recipe says."""

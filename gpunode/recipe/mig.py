@@ -76,10 +76,11 @@ class _Reader:
         return MappingProxyType({name: self._parts(node, f"mig-configs.{name}") for name, node in named.items()})
 
     def _parts(self, node: Node, key: str) -> tuple[MigConfigEntry, ...]:
-        rows = self._list(node, key)
-        if not rows:
+        if node.id != "sequence":
+            self._fail(node, f"{key} is not a list")
+        if not node.value:
             self._fail(node, f"{key} has no entry")
-        return tuple(self._part(row, key) for row in rows)
+        return tuple(self._part(row, key) for row in node.value)
 
     def _part(self, node: Node, key: str) -> MigConfigEntry:
         allowed = ("device-filter", "devices", "mig-enabled", "mig-devices")
@@ -144,12 +145,6 @@ class _Reader:
             if word not in found:
                 self._fail(node, f"{key} lacks {word}", allowed)
         return found
-
-    def _list(self, node: Node, key: str) -> list[Node]:
-        if node.id != "sequence":
-            self._fail(node, f"{key} is not a list")
-        rows: list[Node] = node.value
-        return rows
 
     def _text(self, node: Node, key: str) -> str:
         # An unquoted 0x233010DE is a number to YAML, and its text all the same; mig-parted wants it in quotes.

@@ -133,7 +133,7 @@ def _parse_layer(text: str, file: str) -> _Layer:
         or layer.values.get("schema", RECIPE_SCHEMA_VERSION) != RECIPE_SCHEMA_VERSION
     ):
         raise layer.error(
-            f"schema is {_shorten_value(layer.values['schema'])}: a format unknown to this gpunode",
+            f"schema is {shorten_value(layer.values['schema'])}: a format unknown to this gpunode",
             ("schema",),
             (str(RECIPE_SCHEMA_VERSION),),
         )
@@ -191,7 +191,7 @@ def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
     if section.endswith("*") and not re.fullmatch(CHOSEN_NAME_PATTERN, key_path[-2]):
         allowed = ("lower-case letters, digits and -",)
         raise layer.error(
-            f"{_shorten_value(key_path[-2])} cannot be the name of a table in {'.'.join(key_path[:-2])}",
+            f"{shorten_value(key_path[-2])} cannot be the name of a table in {'.'.join(key_path[:-2])}",
             key_path,
             allowed,
         )
@@ -204,7 +204,7 @@ def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
     if not _has_exact_type(value, key.types):
         quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _has_exact_type(value, (int,)) else ""
         raise layer.error(
-            f"{path} is {_shorten_value(value)}, which is {_type_name(value)}{quote}", key_path, key.allowed
+            f"{path} is {shorten_value(value)}, which is {_type_name(value)}{quote}", key_path, key.allowed
         )
     if isinstance(value, list):
         return _check_list(layer, key, key_path, value)
@@ -213,7 +213,7 @@ def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
     if isinstance(value, str) and not _is_allowed(key, value):
         guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
-        raise layer.error(f"{path} is {_shorten_value(value)}, which it cannot be{hint}", key_path, key.allowed)
+        raise layer.error(f"{path} is {shorten_value(value)}, which it cannot be{hint}", key_path, key.allowed)
     if key.types == (int,) and value < key.spec.least:
         raise layer.error(f"{path} is {value}, which is too small", key_path, key.allowed)
     return value
@@ -222,7 +222,7 @@ def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
 def _check_list(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
     for item in value:
         if not isinstance(item, str) or not _is_allowed(key, item):
-            raise layer.error(f"{key.path} holds {_shorten_value(item)}, which it cannot", key_path, key.allowed)
+            raise layer.error(f"{key.path} holds {shorten_value(item)}, which it cannot", key_path, key.allowed)
     return tuple(value)
 
 
@@ -230,10 +230,10 @@ def _check_table(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value
     kind, *allowed = key.spec.names or ("a key",)
     for name, held in value.items():
         if key.spec.name_pattern and not re.fullmatch(key.spec.name_pattern, name):
-            raise layer.error(f"{_shorten_value(name)} is not {kind}", key_path, tuple(allowed))
+            raise layer.error(f"{shorten_value(name)} is not {kind}", key_path, tuple(allowed))
         if not isinstance(held, str) or not _is_allowed(key, held):
             raise layer.error(
-                f"{_shorten_value(name)} is {_shorten_value(held)}, which it cannot be", key_path, key.allowed
+                f"{shorten_value(name)} is {shorten_value(held)}, which it cannot be", key_path, key.allowed
             )
     return MappingProxyType(dict(sorted(value.items())))
 
@@ -260,8 +260,8 @@ def _unknown_key_error(layer: _Layer, section: str, key_path: tuple[str, ...]) -
     return layer.error(f"there is no key {_shorten_text(path)}{hint}", key_path, tuple(known))
 
 
-def _shorten_value(value: object) -> str:
-    """``value`` as TOML writes it, shortened."""
+def shorten_value(value: object) -> str:
+    """Return ``value`` as TOML writes it, shortened."""
     return _shorten_text(json.dumps(value, ensure_ascii=False, default=str))
 
 

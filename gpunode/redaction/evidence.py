@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Final, TypeVar, cast
 
@@ -25,7 +26,9 @@ def redact(evidence: Evidence) -> Evidence:
         shown = _redact_log(key) if key.startswith(capture.source) else key
         while shown in redacted:
             shown = next(name for number in count(2) if (name := f"{shown}#{number}") not in redacted)
-        redacted[shown] = _redact_capture(capture)
+        # A command's complaint may show an object of Kubernetes, as its output may.
+        contents = partial(redact_content, content_kind=capture.content_kind)
+        redacted[shown] = rewrite_capture(capture, contents, _redact_log)
     return redacted
 
 
@@ -34,11 +37,6 @@ def count_masked(before: Evidence, after: Evidence) -> Mapping[ContentKind, tupl
     pairs = [(before[key], after[key]) for key in before if key in after]
     changed = Counter(one.content_kind for one, other in pairs if one != other)
     return {kind: (number, changed[kind]) for kind, number in Counter(one.content_kind for one, _ in pairs).items()}
-
-
-def _redact_capture(capture: Capture) -> Capture:
-    # A command's complaint may show an object of Kubernetes, as its output may.
-    return rewrite_capture(capture, lambda data: redact_content(data, capture.content_kind), _redact_log)
 
 
 def rewrite_capture(

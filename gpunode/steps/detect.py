@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpunode.catalog.age import note_old_tables
 from gpunode.catalog.gpus import is_nvswitch, lookup, vgpu_profile
+from gpunode.catalog.tables import note_old_tables
 from gpunode.command import gpunode
 from gpunode.distros import list_supported
 from gpunode.distros.family import Family

@@ -17,7 +17,7 @@ from gpunode.catalog.conflicts import (
     upstream,
     version_locked_packages,
 )
-from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
 from gpunode.command import gpunode
@@ -153,7 +153,7 @@ def _is_nvidia_revision(revision: str) -> bool:
     return revision == "1" or _UBUNTU_VERSION_MARK in revision
 
 
-def choose_from_source(facts: Facts, models: tuple[GpuModel, ...], request: Driver) -> Choice | Impossible:
+def choose_from_source(facts: Facts, models: tuple[GpuModel, ...], request: Driver) -> Choice | Refusal:
     """Return the driver that the request's source has for these GPUs, or why there is none."""
     if request.source == "nvidia":
         return choose(models, request)
@@ -191,7 +191,7 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
             and (onward := _choose_successor_branch(recipe, facts, present)) is not None
         ):
             return onward
-    return _impossible_as_refusal(choose_from_source(facts, present, recipe.driver))
+    return choose_from_source(facts, present, recipe.driver)
 
 
 def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...]) -> Choice | None:
@@ -277,7 +277,7 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
     outcomes = [choose_from_source(facts, models, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
-        return _impossible_as_refusal(outcomes[0])
+        return outcomes[0]
     # Of prebuilt modules each kernel has its own, which no lock holds.
     drivers = [WantedDriver(found, chosen) for chosen in fitting]
     for driver in drivers:
@@ -325,12 +325,6 @@ def _fitting_choices(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...])
             )
             if isinstance(chosen, Choice):
                 yield chosen
-
-
-def _impossible_as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:
-    if isinstance(chosen, Impossible):
-        return Refusal(chosen.what, chosen.why, chosen.hint)
-    return chosen
 
 
 def kept_driver_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:

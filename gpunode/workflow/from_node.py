@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
-from gpunode.catalog.driver import Choice, Impossible
+from gpunode.catalog.driver import Choice
 from gpunode.catalog.gpus import GpuModel
 from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES, Family
@@ -112,7 +112,7 @@ def _auto_if_same_flavour(
 ) -> KernelModuleType:
     """Return ``auto`` if that gives the same flavour, so that the recipe says no more than it must."""
     auto = choose_from_source(facts, present, replace(desired, kernel_module_type="auto"))
-    same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
+    same = not isinstance(auto, Refusal) and auto.flavour == chosen.flavour
     return "auto" if same else desired.kernel_module_type
 
 

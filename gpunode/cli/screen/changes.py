@@ -120,14 +120,19 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
     """Yield the package changes: a line each if ``verbose``, else the first names and a count for each action."""
     if verbose:
         width = max((len(str(change.id)) for change in changes), default=0)
-        yield from (_package_line(change, width) for change in changes)
+        for change in changes:
+            sign, style = _ACTION_SIGNS[action_of(change)]
+            name = pad_right(str(change.id), width)
+            yield line(span(f"{sign}{name}", style), span(f"  {_version_change(change)}", "dim"), hang=2)
         return
     for effect in PACKAGE_ACTIONS:
         if alike := [change for change in changes if action_of(change) == effect]:
             reasons = _count_purge_reasons(alike)
             names = join_names((str(change.id) for change in alike), _MAX_PACKAGE_NAMES_SHOWN - bool(reasons))
             mark, verb = span(*_ACTION_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
-            yield line(mark, span(f"{verb}{names}"), span(f"{_common_version(alike)}{reasons}", "dim"), hang=2)
+            versions = {_version_change(change) for change in alike if change.after is not None}
+            version = f"  {versions.pop()}" if len(versions) == 1 else ""
+            yield line(mark, span(f"{verb}{names}"), span(f"{version}{reasons}", "dim"), hang=2)
 
 
 def _count_purge_reasons(changes: Sequence[PackageChange]) -> str:
@@ -149,12 +154,6 @@ _ACTION_SIGNS: Mapping[Action, tuple[str, Style]] = {
     "mark": ("~ ", ""),
     "purge": ("- ", "remove"),
 }
-
-
-def _package_line(change: PackageChange, width: int) -> Line:
-    sign, style = _ACTION_SIGNS[action_of(change)]
-    name, versions = pad_right(str(change.id), width), _version_change(change)
-    return line(span(f"{sign}{name}", style), span(f"  {versions}", "dim"), hang=2)
 
 
 def _new_version(change: PackageChange) -> str:
@@ -180,12 +179,6 @@ def _mark_text(state: PackageState | KnownAfter | None) -> str:
     """Return the marks: ``auto, hold``."""
     is_held = isinstance(state, PackageState) and state.held
     return ("auto" if state and state.auto else "manual") + (", hold" if is_held else "")
-
-
-def _common_version(changes: Sequence[PackageChange]) -> str:
-    """Return the version change that all have in common; empty if they differ or are purged."""
-    versions = {_version_change(change) for change in changes if change.after is not None}
-    return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 
 def up_to_if_index_unread(packages: Sequence[PackageChange]) -> str:

@@ -62,18 +62,10 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
     if bad:
         return line(STATE_MARK["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
     if idle and not is_proven:
-        return line(
-            STATE_MARK["skipped"],
-            f"no check failed, {number - idle} passed{left_out}: this node is not proven to work",
-            hang=2,
-        )
-    seen = (
-        f": {inventory_text(report.inventory)}"
-        if report.inventory
-        else f" ({count(idle, 'check')} not run)"
-        if idle
-        else ""
-    )
+        unproven = f"no check failed, {number - idle} passed{left_out}: this node is not proven to work"
+        return line(STATE_MARK["skipped"], unproven, hang=2)
+    seen = f" ({count(idle, 'check')} not run)" if idle else ""
+    seen = f": {inventory_text(report.inventory)}" if report.inventory else seen
     return line(STATE_MARK["passed"], span(good, "good"), seen, hang=2)
 
 

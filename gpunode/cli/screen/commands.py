@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from gpunode.command import Command, gpunode, sudo_gpunode
 
@@ -85,20 +85,12 @@ def repeat_command(argv: Sequence[str]) -> Command:
     return gpunode(*argv) if of_cluster else sudo_gpunode(*argv)
 
 
-def command_with_yes(argv: Sequence[str]) -> Command:
-    """Return the same command with --yes."""
-    return repeat_command((*argv, "--yes"))
-
-
 def drop_options(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
     """Return ``words`` without those options; ``valued`` ones are dropped with their values."""
-
-    def keep_words() -> Iterator[str]:
-        is_value = False
-        for word in words:
-            if is_value or word in flags or word.partition("=")[0] in valued:
-                is_value = not is_value and word in valued
-                continue
-            yield word
-
-    return list(keep_words())
+    kept, is_value = list[str](), False
+    for word in words:
+        if is_value or word in flags or word.partition("=")[0] in valued:
+            is_value = not is_value and word in valued
+        else:
+            kept.append(word)
+    return kept

@@ -17,7 +17,7 @@ from gpunode.change import (
 )
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import STATE_MARK, describe_trigger, format_seconds, trigger_labels
+from gpunode.cli.screen.words import STATE_MARK, describe_trigger, format_seconds, trigger_words
 from gpunode.command import Command
 from gpunode.host.port import TriggerResult
 from gpunode.steps.daemons import GPU_SERVICES_STEP
@@ -75,23 +75,19 @@ def _summarize_changes(changes: Sequence[Change]) -> Iterator[str]:
 
 def trigger_line(one: TriggerResult, *, rehearsed: bool) -> Line:
     """Return the line of an executed trigger, with its downtime or duration."""
-    about, done = trigger_labels(one.trigger)
-    title = span(pad_right(about, _TITLE_WIDTH) + "  ")
+    _, about, done = trigger_words(one.trigger)
+    mark, result = STATE_MARK["done"], list[str | Span]([done])
     if rehearsed:
-        return line(Span("  "), Span("○ ", "dim"), title, done, hang=_TITLE_WIDTH + 6)
-    if one.skipped:
-        return line(Span("  "), STATE_MARK["skipped"], title, span(one.skipped, "dim"), hang=_TITLE_WIDTH + 6)
-    if one.had_failed:
-        return line(Span("  "), STATE_MARK["done"], title, "started (it had failed before)", hang=_TITLE_WIDTH + 6)
-    if one.trigger.kind == "restart":
-        return line(
-            Span("  "),
-            STATE_MARK["done"],
-            title,
-            f"restarted, down {format_seconds(one.seconds)}",
-            hang=_TITLE_WIDTH + 6,
-        )
-    return line(Span("  "), STATE_MARK["done"], title, done, _elapsed_span(one.seconds), hang=_TITLE_WIDTH + 6)
+        mark = Span("○ ", "dim")
+    elif one.skipped:
+        mark, result = STATE_MARK["skipped"], [span(one.skipped, "dim")]
+    elif one.had_failed:
+        result = ["started (it had failed before)"]
+    elif one.trigger.kind == "restart":
+        result = [f"restarted, down {format_seconds(one.seconds)}"]
+    else:
+        result.append(_elapsed_span(one.seconds))
+    return line(Span("  "), mark, span(pad_right(about, _TITLE_WIDTH) + "  "), *result, hang=_TITLE_WIDTH + 6)
 
 
 def _elapsed_span(elapsed: float) -> Span:
@@ -103,13 +99,6 @@ def downtime_text(trigger_results: Sequence[TriggerResult]) -> str:
     down = [one for one in trigger_results if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
     return join_with_and(
         [f"{short_unit_name(one.trigger.target)} was down {format_seconds(one.seconds)}" for one in down]
-    )
-
-
-def stopped_line(title: str, elapsed: float) -> Line:
-    """Return the line of the change that was in progress when the run stopped."""
-    return line(
-        Span("  "), STATE_MARK["failed"], span(title, "bad"), span(f"  after {format_seconds(elapsed)}", "dim"), hang=4
     )
 
 

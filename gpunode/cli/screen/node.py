@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpunode.catalog.gpus import lookup
 from gpunode.cli.screen.text import Line, Span, indent_lines, pad_right, span
 from gpunode.cli.screen.words import DOT
-from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
+from gpunode.facts.model import Facts, Kernels, Known, PciDevice
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.wording import join_names
 
@@ -29,11 +29,16 @@ _LABEL_WIDTH = 10
 
 def node_line(facts: Facts, recipe: Recipe | None = None) -> Line:
     """Return distribution, kernel, GPUs, platform and recipe on one line."""
+    distro, platform = "unknown distribution", "unknown platform"
+    if isinstance(facts.distro, Known):
+        distro = f"{facts.distro.value.id} {facts.distro.value.version_id}".strip()
+    if isinstance(facts.platform, Known):
+        platform = _PLATFORM_NAMES[facts.platform.value.kind]
     parts = [
-        span(_distro_text(facts.distro), "bold"),
+        span(distro, "bold"),
         span(_kernel_text(facts.kernels)),
         span(_gpu_text(facts.devices)),
-        span(_platform_text(facts.platform)),
+        span(platform),
     ]
     if recipe is not None:
         parts.append(span(f"recipe {recipe.name}"))
@@ -41,20 +46,10 @@ def node_line(facts: Facts, recipe: Recipe | None = None) -> Line:
     return Line(tuple(joined), hang=2)
 
 
-def _distro_text(fact: Known[Distro] | object) -> str:
-    if not isinstance(fact, Known):
-        return "unknown distribution"
-    return f"{fact.value.id} {fact.value.version_id}".strip()
-
-
 def _kernel_text(fact: Known[Kernels] | object) -> str:
     if not isinstance(fact, Known):
         return "unknown kernel"
     return fact.value.running or (f"kernel {fact.value.installed[-1]}" if fact.value.installed else "no kernel")
-
-
-def _platform_text(fact: Known[Platform] | object) -> str:
-    return _PLATFORM_NAMES[fact.value.kind] if isinstance(fact, Known) else "unknown platform"
 
 
 def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, short_unit_name
+from gpunode.change import KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, short_unit_name
 from gpunode.cli.screen.changes import (
     PACKAGE_ACTIONS,
     action_of,
@@ -60,17 +60,11 @@ def plan_lines(
         else:
             yield from state_note_lines(collect_notes(plans))
         what = "the image" if facts.is_image else "this node"
-        yield line(
-            STATE_MARK["nothing"],
-            f"nothing to do: {matches_recipe_text(recipe, selected_step_ids(recipe, plans), what)}",
-            hang=2,
-        )
+        found = matches_recipe_text(recipe, selected_step_ids(recipe, plans), what)
+        yield line(STATE_MARK["nothing"], f"nothing to do: {found}", hang=2)
         if left.unread_reason:
-            yield line(
-                STATE_MARK["skipped"],
-                span(f"what an earlier run may have left undone: {left.unread_reason}", "dim"),
-                hang=2,
-            )
+            unread = f"what an earlier run may have left undone: {left.unread_reason}"
+            yield line(STATE_MARK["skipped"], span(unread, "dim"), hang=2)
         return
     yield node_line(facts, recipe)
     yield from stage_lines(plans, verbose=verbose)
@@ -178,7 +172,8 @@ def setup_summary_lines(
     if did:
         yield line("setup ", join_with_and(did), hang=6)
     triggers = triggers_of_plans(plans, image=image, pending=pending_triggers)
-    stopped = () if image else _disrupted_services(plans)
+    outcomes = () if image else [step.outcome for stage in plans for step in stage.steps]
+    stopped = sorted({one.disrupts for one in outcomes if isinstance(one, Planned) and one.disrupts})
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and triggers[-1].kind == "restart" else ""
         yield line("then  " if did else "to do ", f"{join_with_and(_describe_triggers(triggers))}{goes_on}", hang=6)
@@ -201,32 +196,22 @@ def _describe_triggers(triggers: Sequence[Trigger]) -> list[str]:
 def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
     changes = [change for stage in plans for change in stage.ordered_changes]
     actions = Counter(action_of(change) for change in changes)
-    packages = PackageChange.among(changes)
+    purges = f"purges {up_to_if_index_unread(PackageChange.among(changes))}{{}}"
     found = [
         (actions["create"], "creates {}", "file"),
         (actions["edit"], "changes {}", "file"),
         (actions["delete"], "removes {}", "file"),
-        *((actions[effect], _package_verb(effect, packages), "package") for effect in PACKAGE_ACTIONS),
+        *(
+            (actions[effect], purges if effect == "purge" else f"{effect}s {{}}", "package")
+            for effect in PACKAGE_ACTIONS
+        ),
     ]
     parts = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     if found[0][0] and not verbose:
         parts[0] += f" (-v shows {'its' if found[0][0] == 1 else 'their'} text)"
     parts += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
-    # A unit that is only paused is listed with the change that starts it again.
-    services = (change for change in ServiceChange.among(changes) if not change.is_temporary_stop)
-    return parts + [f"{_service_verb(change)} {short_unit_name(change.unit)}" for change in services]
-
-
-def _package_verb(effect: Action, packages: Sequence[PackageChange]) -> str:
-    return f"purges {up_to_if_index_unread(packages)}{{}}" if effect == "purge" else f"{effect}s {{}}"
-
-
-def _service_verb(change: ServiceChange) -> str:
-    """Return the verb for a unit: one that already runs is only enabled."""
-    return "starts" if change.after.active and not change.before.active else "enables"
-
-
-def _disrupted_services(plans: Sequence[StagePlan]) -> tuple[str, ...]:
-    """Return what setup stops."""
-    outcomes = (step.outcome for stage in plans for step in stage.steps)
-    return tuple(sorted({one.disrupts for one in outcomes if isinstance(one, Planned) and one.disrupts}))
+    # A unit that is only paused is listed with the change that starts it again; one that already runs is only enabled.
+    for one in (change for change in ServiceChange.among(changes) if not change.is_temporary_stop):
+        verb = "starts" if one.after.active and not one.before.active else "enables"
+        parts.append(f"{verb} {short_unit_name(one.unit)}")
+    return parts

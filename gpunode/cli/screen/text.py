@@ -147,17 +147,12 @@ def wrap_line(one: Line, width: int) -> Iterator[Line]:
     first = True
     while styled_chars:
         lead = 0 if first else hang
-        cut = (
-            len(styled_chars)
-            if width <= 0
-            else _find_break(
-                styled_chars,
-                width - lead,
-                label if first else 0,
-                breaks_anywhere=one.breaks_anywhere,
-                has_label=first and hang < label,
+        start, has_label = label if first else 0, first and hang < label
+        cut = len(styled_chars)
+        if width > 0:
+            cut = _find_break(
+                styled_chars, width - lead, start, breaks_anywhere=one.breaks_anywhere, has_label=has_label
             )
-        )
         row, styled_chars = styled_chars[:cut], styled_chars[cut:]
         if not one.breaks_anywhere:
             row, styled_chars = _strip_break(row, styled_chars)

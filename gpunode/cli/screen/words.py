@@ -16,20 +16,16 @@ def format_seconds(value: float) -> str:
 
 def describe_trigger(trigger: Trigger) -> str:
     """Return what a trigger will do."""
-    return _trigger_words(trigger)[0]
+    return trigger_words(trigger)[0]
 
 
-def trigger_labels(trigger: Trigger) -> tuple[str, str]:
-    """Return the subject of an executed trigger, and what was done."""
-    return _trigger_words(trigger)[1:]
-
-
-def _trigger_words(trigger: Trigger) -> tuple[str, str, str]:
+def trigger_words(trigger: Trigger) -> tuple[str, str, str]:
     """Return what a trigger will do, its subject, and what was done."""
     unit = short_unit_name(trigger.target)
     match trigger.kind:
         case "index-refresh":
-            name = _repository_name(trigger)
+            file = trigger.target.rpartition("/")[2]
+            name = file.removesuffix(".list").removesuffix(".sources") or "every repository"
             return f"read the package index of {name}", "package index", f"{name} read"
         case "daemon-reload":
             return "reload systemd's units", "systemd", "units read again"
@@ -43,11 +39,6 @@ def _trigger_words(trigger: Trigger) -> tuple[str, str, str]:
             return f"reload {unit} (no downtime)", unit, "reloaded, no downtime"
         case "restart":
             return f"restart {unit}", unit, "restarted"
-
-
-def _repository_name(trigger: Trigger) -> str:
-    name = trigger.target.rpartition("/")[2]
-    return name.removesuffix(".list").removesuffix(".sources") or "every repository"
 
 
 DOT = Span(" · ", "dim")

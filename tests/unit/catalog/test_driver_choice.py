@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.catalog import branches, gpus, tables
-from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.driver import Choice, choose
+from gpunode.outcome import Refusal
 from gpunode.recipe import Driver, KernelModuleType
 
 GTX_1080, V100, K80, T4, A100, GH200, B200, RTX_5090 = "1b80", "1db1", "102d", "1eb8", "20b0", "2342", "2901", "2b85"
 RUBIN, UNKNOWN, KNOWN_FROM_615 = "3002", "3ffe", "2909"
 
 
-def ask(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Choice | Impossible:
+def ask(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Choice | Refusal:
     return choose(
         [gpus.lookup(device_id) for device_id in device_ids], Driver(version=version, kernel_module_type=flavour)
     )
@@ -26,9 +27,9 @@ def choose_driver(*device_ids: str, version: str = "auto", flavour: KernelModule
     return answer
 
 
-def refusal_of(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Impossible:
+def refusal_of(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Refusal:
     answer = ask(*device_ids, version=version, flavour=flavour)
-    assert isinstance(answer, Impossible), answer
+    assert isinstance(answer, Refusal), answer
     return answer
 
 
@@ -195,7 +196,7 @@ def test_last_branch_overrides_a_wrong_open_modules_claim() -> None:
 
     assert isinstance(answer, Choice)
     assert (answer.branch, answer.flavour) == (580, "proprietary")
-    assert isinstance(choose([claimed], Driver(kernel_module_type="open")), Impossible)
+    assert isinstance(choose([claimed], Driver(kernel_module_type="open")), Refusal)
 
 
 def test_choice_without_a_wanted_driver_is_an_error() -> None:
@@ -215,7 +216,7 @@ flavours: st.SearchStrategy[KernelModuleType] = st.sampled_from(["auto", "open",
 @given(hosts | st.lists(current, min_size=1, max_size=4), versions, flavours)
 def test_chosen_driver_supports_every_gpu(host: list[str], version: str, flavour: KernelModuleType) -> None:
     answer = ask(*host, version=version, flavour=flavour)
-    if isinstance(answer, Impossible):
+    if isinstance(answer, Refusal):
         return
 
     branch = branches.find(answer.branch)
@@ -230,7 +231,7 @@ def test_chosen_driver_supports_every_gpu(host: list[str], version: str, flavour
 def test_every_refusal_has_what_why_and_hint(host: list[str], version: str, flavour: KernelModuleType) -> None:
     answer = ask(*host, version=version, flavour=flavour)
 
-    if isinstance(answer, Impossible):
+    if isinstance(answer, Refusal):
         assert all((answer.what, answer.why, answer.hint))
     else:
         assert "\n" not in answer.reason
@@ -244,11 +245,11 @@ def test_choice_ignores_order_and_number_of_gpus(host: list[str]) -> None:
         assert isinstance(other, Choice)
         assert (one.branch, one.flavour) == (other.branch, other.flavour)
     else:
-        assert isinstance(other, Impossible)
+        assert isinstance(other, Refusal)
 
 
 @given(listed)
 def test_auto_serves_every_gpu_after_kepler(device_id: str) -> None:
     last = gpus.lookup(device_id).last_branch
 
-    assert isinstance(ask(device_id), Impossible if last is not None and last <= 470 else Choice)
+    assert isinstance(ask(device_id), Refusal if last is not None and last <= 470 else Choice)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gpunode.catalog import branches, tables
-from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpu_support import describe_support
 from gpunode.catalog.gpus import lookup, search_models
+from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
 
 
@@ -44,7 +45,7 @@ def test_listed_branches_are_those_that_a_driver_can_be_chosen_from() -> None:
             or "kernel modules" in found.what
         }
         assert offered == accepted, model.name
-        assert isinstance(support.choice, Impossible) or support.choice.branch in offered
+        assert isinstance(support.choice, Refusal) or support.choice.branch in offered
 
 
 def test_boards_with_switches_name_the_packages_that_they_need() -> None:

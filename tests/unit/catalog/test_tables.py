@@ -8,7 +8,7 @@ import pytest
 
 import gpunode.catalog
 from gpunode.catalog import tables
-from gpunode.catalog.age import note_old_tables
+from gpunode.catalog.tables import note_old_tables
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Known

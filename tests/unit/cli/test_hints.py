@@ -20,7 +20,7 @@ from gpunode.cli.boundary import run_cli
 from gpunode.cli.samples import default_sample
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
-    command_with_yes,
+    repeat_command,
     rollback_command,
     setup_command,
     verify_command,
@@ -160,7 +160,7 @@ def test_proposed_follow_up_commands_parse(options: list[tuple[str, ...]], recip
     assert is_accepted(verify_command(done))
     assert is_accepted(cluster_apply_command(done))
     assert is_accepted(rollback_command(done, "000001-x"))
-    assert is_accepted(command_with_yes(done))
+    assert is_accepted(repeat_command((*done, "--yes")))
 
 
 def is_accepted(command: Command) -> bool:

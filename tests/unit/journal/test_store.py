@@ -432,8 +432,7 @@ def test_folder_that_an_image_exchanges_meanwhile_leads_nowhere(tmp_path: Path, 
         lambda: run.save_request(content),
         lambda: run.save_rejected_file("/etc/x", content),
         lambda: store.begin("setup", version="0.1.0"),
-        lambda: store.objects.keep_only(()),
-        store.objects.remove_temporary_files,
+        lambda: store.objects.remove_files(bool),
     )
     for act in acts:
         with contextlib.suppress(ChangeFailed, Refused, OSError):
