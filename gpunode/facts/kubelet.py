@@ -300,20 +300,15 @@ def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 
 def _k3s_unit_command(facts: Facts, unit: str) -> Sequence[str]:
     """Return the command in the unit file of k3s's installer; empty if not probed. k3s hides it in /proc."""
-    state = known(facts.file(f"/etc/systemd/system/{unit}"), None)
-    if state is None or state.content is None:
-        return ()
     place = f"/etc/systemd/system/{unit}"
-    command = systemd.find_start_command({place: state.content}, unit, ("/etc/systemd/system",))
+    state = known(facts.file(place), None)
+    command = systemd.find_start_command({place: state.content}, unit, ("/etc/systemd/system",)) if state else None
     return command.argv if command else ()
 
 
 def _node_name_in_environment(facts: Facts, unit: str) -> str:
     """Return K3S_NODE_NAME, which k3s uses if neither a flag nor its configuration names the node."""
-    place = _K3S_ENVIRONMENTS.get(unit)
-    state = known(facts.file(place), None) if place else None
-    text = state.content.decode("utf-8", "replace") if state and state.content else ""
-    found = _K3S_NODE_NAME_ASSIGNMENT.findall(text)
+    found = _K3S_NODE_NAME_ASSIGNMENT.findall(facts.text(_K3S_ENVIRONMENTS.get(unit, "")))
     return str(found[-1]).strip("\"'") if found else ""
 
 

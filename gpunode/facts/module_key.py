@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.facts import kernels
-from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe
+from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import parse_distro
-from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown, known
+from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
-from gpunode.facts.reader import EvidenceReader, derive_fact
+from gpunode.facts.reader import EvidenceReader, derive_fact, find_matches, read_text
 
 DKMS_CONFIG_FILE: Final = "/etc/dkms/framework.conf"
 DKMS_KEY_FILES: Final = ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub")
@@ -71,14 +71,9 @@ def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) 
         run_probe(Probe(f"{_MODULE_SIGNATURE_KEY_PREFIX}{kernel}", argv=("modinfo", path), content_kind="table"))
 
 
-def _find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
-    """Return the matches of a glob; none where it could not be read."""
-    return known(derive_fact(key, lambda: EvidenceReader(evidence).found(key)), ())
-
-
 def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the kernel and the path of every main module that DKMS has built."""
-    found = [one for key in MODULE_FILE_PROBE_KEYS for one in _find_matches(evidence, key)]
+    found = [one for key in MODULE_FILE_PROBE_KEYS for one in find_matches(evidence, key)]
     for file in kernels.find_module_files(found, ()):
         if file.dkms:
             yield file.kernel, file.path
@@ -87,10 +82,9 @@ def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
 def find_key_files(evidence: Evidence) -> tuple[str, str]:
     """Return the paths of the private key and of the certificate that DKMS takes."""
     settings: dict[str, str] = {}
-    single = evidence.get(f"file:{DKMS_CONFIG_FILE}")
-    texts = [single.text if single and single.outcome == "ok" else ""]
+    texts = [read_text(evidence, f"file:{DKMS_CONFIG_FILE}")]
     texts += [
-        (one.data or b"").decode("utf-8", "replace") for one in _find_matches(evidence, _DKMS_CONFIG_FOLDER_PROBE_KEY)
+        (one.data or b"").decode("utf-8", "replace") for one in find_matches(evidence, _DKMS_CONFIG_FOLDER_PROBE_KEY)
     ]
     for text in texts:
         settings.update(
@@ -104,8 +98,7 @@ def find_key_files(evidence: Evidence) -> tuple[str, str]:
 
 
 def _is_ubuntu(evidence: Evidence) -> bool:
-    capture = evidence.get("os-release")
-    distro = derive_fact("os-release", lambda: parse_distro(capture.text if capture else ""))
+    distro = derive_fact("os-release", lambda: parse_distro(read_text(evidence, "os-release")))
     # DKMS compares the id alone: a relative of Ubuntu's is none.
     return isinstance(distro, Known) and distro.value.id == "ubuntu"
 

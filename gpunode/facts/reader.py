@@ -58,6 +58,20 @@ class EvidenceReader:
         return decode_matches(self.data(key) or b"")
 
 
+def find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
+    """Return the matches of a glob as far as they were read; none where there is no answer, or a malformed one."""
+    try:
+        return decode_matches(evidence[key].data) if key in evidence else ()
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def read_text(evidence: Evidence, key: str) -> str:
+    """Return the text of an answer; empty where there is none."""
+    capture = evidence.get(key)
+    return capture.text if capture is not None and capture.outcome == "ok" else ""
+
+
 def explain_missing(capture: Capture) -> str:
     """Explain why ``capture`` has nothing to read."""
     if capture.outcome == "absent" and not capture.source.startswith("/"):

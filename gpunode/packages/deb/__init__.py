@@ -11,7 +11,7 @@ from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
+from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, find_matches
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
@@ -61,13 +61,13 @@ def _read(reader: EvidenceReader) -> PackageFacts:
 
 def _read_keyring_folder_modes(reader: EvidenceReader) -> Mapping[str, int]:
     """Return the mode of the folder of keyrings, which apt's own user must enter."""
-    found = known(derive_fact(_KEYRING_FOLDER_PROBE_KEY, lambda: reader.found(_KEYRING_FOLDER_PROBE_KEY)), ())
+    found = find_matches(reader.evidence, _KEYRING_FOLDER_PROBE_KEY)
     return {one.path: one.ownership.mode for one in found if one.ownership is not None}
 
 
 def _read_toolkit_checksums(reader: EvidenceReader) -> Mapping[str, str]:
     """Return the MD5 sums in dpkg's files of the toolkit's packages."""
-    found = known(derive_fact(_TOOLKIT_CHECKSUMS_PROBE_KEY, lambda: reader.found(_TOOLKIT_CHECKSUMS_PROBE_KEY)), ())
+    found = find_matches(reader.evidence, _TOOLKIT_CHECKSUMS_PROBE_KEY)
     return status.parse_checksums(b"".join(one.data for one in found if one.data).decode("utf-8", "replace"))
 
 
