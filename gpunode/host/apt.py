@@ -39,15 +39,17 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
-from gpunode.packages.deb.output import (
+from gpunode.packages.deb.answers import parse_archives
+from gpunode.packages.deb.transactions import (
+    arguments,
     failed_fetches,
     index_file_prefix,
     is_update_incomplete,
-    parse_madison,
     parse_simulation,
+    purged_by_dpkg,
 )
-from gpunode.packages.deb.requests import arguments, purged_by_dpkg
 from gpunode.packages.simulation import Simulation, differences_from_plan
+from gpunode.packages.system import list_versions
 from gpunode.redaction.secrets import redact_text as redact
 
 _QUERY_LIMIT_S = 120.0
@@ -194,7 +196,7 @@ class Apt:
         if not packages:
             return {}
         finished = self._run(("apt-cache", "madison", *map(str, packages)), _QUERY_LIMIT_S)
-        return parse_madison(_decode_text(finished.stdout))
+        return list_versions(parse_archives(_decode_text(finished.stdout)))
 
     def transact(self, changes: Sequence[PackageChange]) -> None:
         """Apply ``changes`` in one transaction, and mark packages as their states say.

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from gpunode.command import command
 from gpunode.errors import Busy, ChangeFailed, GpunodeError
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE
-from gpunode.packages.deb.output import failed_fetches, messages, refusal
+from gpunode.packages.deb.transactions import failed_fetches, messages, refusal
 
 FailureKind: TypeAlias = Literal[
     "interrupted",

@@ -18,8 +18,7 @@ from gpunode.host import files, globs
 from gpunode.host.apt import SIMULATE_COMMAND, UNATTENDED_APT_ENVIRONMENT
 from gpunode.host.process import Runner
 from gpunode.packages.deb import status
-from gpunode.packages.deb.output import parse_simulation
-from gpunode.packages.deb.requests import arguments
+from gpunode.packages.deb.transactions import arguments, parse_simulation
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation
 
 _DPKG_STATUS_FILE: Final = "/var/lib/dpkg/status"

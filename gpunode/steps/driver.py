@@ -22,6 +22,7 @@ from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
+from gpunode.packages.version import has_prefix
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
@@ -33,7 +34,6 @@ from gpunode.steps.installed_driver import (
     package_version_prefix,
     pinned_by_nvidia_package,
     plan_manual_marks,
-    version_matches,
     version_prefix,
 )
 from gpunode.steps.kernel import is_chosen_driver_loaded
@@ -261,9 +261,7 @@ def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
         return False
     if chosen.source == "distro" and name in SEPARATELY_VERSIONED_IN_DISTROS:
         return branch_of(version) != chosen.branch
-    return purge_reason(name, version) not in {None, "relation"} and not version_matches(
-        version, version_prefix(chosen)
-    )
+    return purge_reason(name, version) not in {None, "relation"} and not has_prefix(version, version_prefix(chosen))
 
 
 CONFLICTS_STEP = Step("conflicts", "old drivers", "packages", plan_conflicting_driver_purge, for_driver=True)

@@ -18,6 +18,7 @@ from gpunode.outcome import Outcome, Planned
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differences_from_plan
+from gpunode.packages.system import list_versions
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import branch_of
 from gpunode.wording import join_names
@@ -436,10 +437,7 @@ def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
 
     def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         answer = host.run_probe(system(facts).archives_probe(packages))
-        versions: dict[PackageId, list[str]] = {}
-        for name, version in system(facts).archives(answer.text) if answer.outcome == "ok" else ():
-            versions.setdefault(PackageId.of(name), []).append(version)
-        return versions
+        return list_versions(system(facts).archives(answer.text) if answer.outcome == "ok" else ())
 
     return list_offered_versions
 
