@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import kernels, kubelet, layout, machine, systemd
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, Ownership, decode_matches
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, decode_matches
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import (
     NOT_INSTALLED_ENDING,
@@ -39,13 +39,19 @@ from gpunode.facts.probes import (
     RUN_INSTALLER_PROGRAMS,
     UNITS,
 )
-from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing, find_matches
+from gpunode.facts.reader import (
+    EvidenceMissing,
+    EvidenceReader,
+    derive_fact,
+    explain_missing,
+    find_matches,
+    make_file_state,
+)
 from gpunode.packages import SYSTEMS, PackageSystem
 
 T = TypeVar("T")
 _IMAGE_PROBE_KEY = "image"
 _MAX_TIMESTAMP: Final = 253402300799
-_DEFAULT_OWNERSHIP = Ownership(0o644, 0, 0)
 _NOT_BOOTED: Final = Unknown("an image is not booted", _IMAGE_PROBE_KEY)
 # Kernel, devices and processes that a look at a mounted root shows are those of another system.
 _IMAGE_FACTS: Final[dict[str, Any]] = {
@@ -66,10 +72,8 @@ _IMAGE_FACTS: Final[dict[str, Any]] = {
 def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | None = None) -> Facts:
     """Derive all facts from ``evidence``; those without evidence are Unknown.
 
-    Args:
-        evidence: what the probes returned, by key.
-        image: whether the node is a mounted root: then kernel, devices and processes are those of another system.
-        distribution: as ``port.HostView.read_live_distribution`` names it; it goes before ``evidence``.
+    Of an ``image``, a mounted root, kernel, devices and processes are unknown. ``distribution``, as
+    ``port.HostView.read_live_distribution`` names it, goes before ``evidence``.
     """
     reader = EvidenceReader(evidence)
     system = _find_package_system(evidence)
@@ -382,7 +386,7 @@ def _read_folder(key: str, capture: Capture | None) -> Files:
 def _read_matched_file(key: str, found: GlobMatch) -> Known[FileState | None] | Unknown:
     if found.data is None:
         return Unknown(f"{found.path} could not be read", key)
-    return Known(_make_state(found.data, found.ownership), key)
+    return Known(make_file_state(found.data, found.ownership), key)
 
 
 def _read_file(key: str, capture: Capture | None) -> Known[FileState | None] | Unknown:
@@ -391,12 +395,7 @@ def _read_file(key: str, capture: Capture | None) -> Known[FileState | None] | U
     if capture.outcome == "absent":
         return Known(None, key)
     return (
-        Known(_make_state(capture.data, capture.ownership), key)
+        Known(make_file_state(capture.data, capture.ownership), key)
         if capture.outcome == "ok"
         else Unknown(explain_missing(capture), key)
     )
-
-
-def _make_state(data: bytes, ownership: Ownership | None) -> FileState:
-    own = ownership or _DEFAULT_OWNERSHIP
-    return FileState(data, own.mode, own.uid, own.gid)

@@ -112,10 +112,7 @@ def find_kubelet(facts: Facts, running: Sequence[str] = (), *, image: bool = Fal
 
     Unknown if several products claim the node, or if a deciding file cannot be read.
 
-    Args:
-        facts: units and files.
-        running: the command line of the running standalone kubelet; empty if it was not probed.
-        image: whether the node is a mounted root.
+    ``running`` is the command line of the running standalone kubelet; empty if it was not probed.
     """
     ranks = {kind: _presence_rank(facts, kind) for kind in UNITS}
     best = max(ranks.values())

@@ -207,9 +207,7 @@ PROVIDER_NAMES: Final[Mapping[Provider, str]] = {
 def find_provider(is_there: Callable[[str], Fact[bool]], distro: Fact[Distro]) -> Fact[Provider | None]:
     """Return the provider that builds this node; None if its owner does.
 
-    Args:
-        is_there: whether the mark of a probe is there.
-        distro: Bottlerocket and RHCOS say themselves what they are.
+    ``is_there`` tells whether the mark of a probe is there; Bottlerocket and RHCOS say themselves what they are.
     """
     if isinstance(distro, Known) and distro.value.id in _PROVIDER_BY_DISTRO_ID:
         return Known(_PROVIDER_BY_DISTRO_ID[distro.value.id], distro.probe)

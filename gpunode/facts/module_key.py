@@ -52,9 +52,7 @@ _MODINFO_SIGNATURE_FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$
 def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) -> None:
     """Have ``run_probe`` read everything that ``derive_module_key`` needs.
 
-    Args:
-        evidence: of the usual probes; ``run_probe`` adds to it.
-        run_probe: runs a probe and keeps its answer.
+    ``run_probe`` adds the answers to ``evidence``, which has those of the usual probes.
     """
     run_probe(Probe(f"file:{DKMS_CONFIG_FILE}", path=DKMS_CONFIG_FILE, content_kind="log"))
     run_probe(Probe(_DKMS_CONFIG_FOLDER_PROBE_KEY, glob=f"{DKMS_CONFIG_FILE}.d/*.conf", content_kind="log"))

@@ -292,9 +292,7 @@ def _parse_unread_value(value: Mapping[str, object]) -> UnreadNvmlValue:
 def describe_hang(what: str, error: str) -> str:
     """Describe a call that did not return; the child's last line names the call if it announces calls.
 
-    Args:
-        what: the kind of call.
-        error: of the evidence; where the host says how long it waited, that is the first line, ``no answer within …``.
+    Where the host says how long it waited, that is the first line of ``error``: ``no answer within …``.
     """
     lines = error.strip().splitlines()
     within = lines.pop(0).removeprefix("no answer") if lines and lines[0].startswith("no answer within ") else ""

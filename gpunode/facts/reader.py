@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, decode_matches
+from gpunode.change import FileState
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, Ownership, decode_matches
 from gpunode.facts.model import NOT_INSTALLED_ENDING, Fact, Known, Unknown
 
 T = TypeVar("T")
+_DEFAULT_OWNERSHIP = Ownership(0o644, 0, 0)
 
 
 class EvidenceMissing(ValueError):
@@ -70,6 +72,12 @@ def read_text(evidence: Evidence, key: str) -> str:
     """Return the text of an answer; empty where there is none."""
     capture = evidence.get(key)
     return capture.text if capture is not None and capture.outcome == "ok" else ""
+
+
+def make_file_state(data: bytes, ownership: Ownership | None) -> FileState:
+    """Return the state of a file with this content; one without an owner is root's, and readable for all."""
+    own = ownership or _DEFAULT_OWNERSHIP
+    return FileState(data, own.mode, own.uid, own.gid)
 
 
 def explain_missing(capture: Capture) -> str:

@@ -168,12 +168,7 @@ def explain_failure(
 ) -> GpunodeError:
     """Make the error for a failed run of apt.
 
-    Args:
-        action: the action, as it follows "could not".
-        stdout: what apt printed.
-        stderr: its error output.
-        make_log: the content of the file that ``find_build_log`` names, where it could be read.
-        exit_status: its own; 128 + N if signal N ended it.
+    ``action`` goes on from "could not"; ``make_log`` is the content of the file that ``find_build_log`` names.
     """
     everything = f"{stdout}\n{stderr}"
     kind = classify_failure(stdout, stderr, exit_status)

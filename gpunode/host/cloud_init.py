@@ -33,14 +33,6 @@ def wait_until_done(
 ) -> None:
     """Wait until cloud-init has finished this boot; return at once if it is absent or started this process.
 
-    Args:
-        runner: runs systemctl, only if cloud-init has begun and not ended.
-        limit_s: the timeout.
-        on_progress: called with the stage of cloud-init.
-        root: where /run and /proc are.
-        clock: seconds that only go up.
-        sleep: waits for some of them.
-
     Raises:
         Busy: if it still runs after ``limit_s``.
     """
@@ -146,7 +138,7 @@ def _find_queued_stage(runner: Runner) -> LockHolder | None:
 
 def _show_units(runner: Runner, *units: str) -> str:
     argv = ("systemctl", "show", "--property=Id,ActiveState,Job", *units)
-    return runner.run(argv, timeout_s=_QUERY_LIMIT_S).stdout.decode("utf-8", "replace")
+    return runner.run(argv, timeout_s=_QUERY_LIMIT_S).text
 
 
 def _describe_stage(found: LockHolder) -> str:

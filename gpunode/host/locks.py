@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpunode.errors import Busy
@@ -142,14 +143,9 @@ def wait_until_free(
     Raises:
         Busy: if a lock is still held at ``deadline``, which is on ``clock``; the message names the holder.
     """
-
-    def say(found: LockHolder) -> str:
-        return f"{found} holds {found.path}"
-
-    def find() -> LockHolder | None:
-        return find_first_holder(paths, root=root)
-
-    wait_while(find, say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
+    get_holder = partial(find_first_holder, paths, root=root)
+    say: Callable[[LockHolder], str] = lambda found: f"{found} holds {found.path}"  # noqa: E731
+    wait_while(get_holder, say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
 
 
 def wait_while(
@@ -165,15 +161,7 @@ def wait_while(
 ) -> None:
     """Wait until ``get_holder`` returns None.
 
-    Args:
-        get_holder: called repeatedly.
-        describe: returns the progress message.
-        error: makes the error raised at ``deadline``, given the seconds waited.
-        deadline: on ``clock``.
-        on_progress: called with the message.
-        poll_s: the polling interval.
-        clock: a monotonic clock.
-        sleep: waits for some seconds.
+    ``error`` makes the error raised at ``deadline``, which is on ``clock``, of the holder and the seconds waited.
     """
     started = clock()
     while found := get_holder():
@@ -216,11 +204,7 @@ def wait_until_script_ended(
 
 
 def wait_until_reason_is_gone(
-    seconds: float,
-    describe: Callable[[], str],
-    on_progress: OnProgress,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
+    seconds: float, describe: Callable[[], str], on_progress: OnProgress, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Wait until ``describe`` returns an empty reason, or ``seconds`` have passed."""
     rounds = math.ceil(seconds / _POLL_S)

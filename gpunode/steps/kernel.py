@@ -157,9 +157,7 @@ def _device_group(facts: Facts) -> int:
 def _describe_directive_effect(words: tuple[str, ...], group: int) -> str:
     """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
 
-    Args:
-        words: of the directive.
-        group: that the device files get.
+    ``group`` is what the device files get.
     """
     match words:
         case ("blacklist", module) if module in _DRIVER_MODULES:

@@ -391,10 +391,7 @@ def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True
     Done soon after the run, it tells what gpunode took away or brought from what somebody does later. A change whose
     subject a later run changed, too, and one of which the node shows neither, stay as they are.
 
-    Args:
-        store: the journal.
-        host: the node.
-        is_idle: whether no package manager is at work, which may still make what a killed run began.
+    Unless the node ``is_idle``, a package manager may still make what a killed run began.
 
     Raises:
         UsageError: only root may read the journals.

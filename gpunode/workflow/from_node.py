@@ -16,9 +16,9 @@ from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Driver, DriverScope, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Toolkit
-from gpunode.runtimes import RUNTIMES, DesiredConfig
+from gpunode.runtimes import RUNTIMES
 from gpunode.runtimes import Runtime as RuntimeRow
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import cdi
 from gpunode.steps.cuda_release import find_installed_toolkit
@@ -142,7 +142,7 @@ def _detect_runtime(facts: Facts) -> RuntimeSettings:
 
 def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None:
     try:
-        found = row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+        found = inspect_from_facts(facts, row)
     except (Refused, Undetermined):
         return None
     if "nvidia" not in found.handlers:

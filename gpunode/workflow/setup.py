@@ -82,14 +82,8 @@ def setup(
 ) -> SetupResult:
     """Make the node as ``recipe`` wants it, as far as that goes without a reboot; ``waits`` has what remains.
 
-    Args:
-        recipe: the wanted state.
-        host: the node.
-        store: its journal; the caller holds its lock.
-        facts: of the node now.
-        advance: computes the facts after a stage, by looking again or, in a rehearsal, by projection.
-        options: of the setup.
-        on_event: called with each event.
+    ``advance`` computes the facts after a stage, by looking again or, in a rehearsal, by projection. The caller holds
+    the lock of ``store``.
 
     Raises:
         Refused, DrainRequired, Undetermined: before anything was touched.
@@ -332,13 +326,6 @@ WantedBy=multi-user.target
 
 def _quote_word(word: str) -> str:
     """Return ``word`` quoted, ``%`` and ``$`` escaped. Source: systemd.syntax(7), systemd.service(5)."""
-    escaped = (
-        _refuse_control_characters(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    )
-    return f'"{escaped}"'
-
-
-def _refuse_control_characters(word: str) -> str:
     # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
     if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
         raise UsageError(
@@ -346,7 +333,8 @@ def _refuse_control_characters(word: str) -> str:
             why="it holds a control character, or is not UTF-8",
             hint="run setup without --reboot and reboot by hand",
         )
-    return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
 
 
 def arrange_resume(applier: Applier, resume: Resume, facts: Facts) -> None:

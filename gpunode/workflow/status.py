@@ -19,8 +19,8 @@ from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
-from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, runtime
+from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cuda_release import installed_releases
 from gpunode.steps.fabric import find_fabric
@@ -247,6 +247,6 @@ def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
 
 def _inspect_config_if_possible(row: Runtime, facts: Facts) -> ObservedConfig | None:
     try:
-        return row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+        return inspect_from_facts(facts, row)
     except (Refused, Undetermined):
         return None

@@ -17,7 +17,6 @@ from gpunode.change import (
     FileChange,
     FileState,
     MigChange,
-    MigLayout,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -106,7 +105,12 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = drop_unavailable_versions(host, packages)
         if lost and not request.allow_loss:
-            raise lost_versions_error(lost)
+            raise Refused(
+                "packages cannot get their former versions back; nothing was changed",
+                why="\n".join(lost),
+                hint="refresh the package index, or add a source that has them; to undo the rest:\n"
+                "add --allow-loss to the same command",
+            )
         if lost:  # what was to come back can no longer serve others
             packages, serving = plan_package_restore(
                 {one.id: one.known_final_state for one in packages}, there, database
@@ -232,9 +236,9 @@ def _plan_file_restores(
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
-        steps.append(
-            UndoStep(first.stage, first.step, change, _runtime_expectation(path) if restored.is_merged else None)
-        )
+        readers = (row for row in RUNTIMES if restored.is_merged and path in {row.config, row.drop_in})
+        expectation = next((RuntimeExpectation(row.id, row.config) for row in readers), None)
+        steps.append(UndoStep(first.stage, first.step, change, expectation))
         notes += restored.notes
     return tuple(steps), tuple(notes), tuple(kept)
 
@@ -260,9 +264,9 @@ def _plan_layout_restores(
         if gpu is None or gpu.layout is None:
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
-            is_ours = (
-                span.may_have_left(gpu.layout) or gpu.layout == back.after or _is_layout_half_applied(span, gpu.layout)
-            )
+            # A kill may leave a part of the old layout, or of the new one.
+            is_part = any(gpu.layout.is_part_of(one) for one in (span.change.before, span.change.after))
+            is_ours = span.may_have_left(gpu.layout) or gpu.layout == back.after or (not span.is_known and is_part)
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
                 raise Conflict(
@@ -272,16 +276,6 @@ def _plan_layout_restores(
                 )
             found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
     return tuple(found), tuple(notes)
-
-
-def _is_layout_half_applied(span: NetChange[MigChange], layout: MigLayout) -> bool:
-    """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
-    return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
-
-
-def _runtime_expectation(path: str) -> RuntimeExpectation | None:
-    """Return that the runtime whose file it is can read it."""
-    return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 
 
 def with_needed_restart(change: FileChange) -> FileChange:
@@ -474,16 +468,6 @@ def drop_unavailable_versions(
 def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
     others = f" (but {', '.join(offered)})" if offered else ""
     return f"{change.id} {change.states[1]} cannot be restored: no archive in the package index has it{others}"
-
-
-def lost_versions_error(lost: Sequence[str]) -> Refused:
-    """Return the refusal of an undo that cannot bring back what ``lost`` says, a sentence each."""
-    return Refused(
-        "packages cannot get their former versions back; nothing was changed",
-        why="\n".join(lost),
-        hint="refresh the package index, or add a source that has them; to undo the rest:\n"
-        "add --allow-loss to the same command",
-    )
 
 
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:

@@ -12,10 +12,8 @@ def find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: 
 
     A package that was removed and not purged still has its configuration files.
 
-    Args:
-        paths: absolute.
-        lists: the paths that a package has, a line each, by the package's name (``libcuda1:amd64``).
-        diversions: dpkg's file of them; a package whose file another one, or a person, diverted has it elsewhere.
+    ``lists`` has the paths of a package, a line each, by its name (``libcuda1:amd64``). What another package, or a
+    person, has diverted, by dpkg's file of ``diversions``, is elsewhere.
     """
     # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
     aliases = {name: path for path in paths for name in (path.removeprefix("/usr"), path)}

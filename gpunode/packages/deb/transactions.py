@@ -90,8 +90,7 @@ def failed_fetches(output: str) -> tuple[str, ...]:
 def index_file_prefix(uri: str) -> str:
     """Return the beginning of the names of a repository's index files in ``/var/lib/apt/lists``.
 
-    Args:
-        uri: of any of its index files. Source of the escaping: URItoFileName of apt.
+    ``uri`` is that of any of its index files. Source of the escaping: URItoFileName of apt.
     """
     bare = re.sub(r"\A[a-z0-9+]+:(?://)?(?:[^/@]*@)?", "", uri)
     suite = re.match(r".*?/dists/.+?(?=/[^/]*\Z|/[^/]+/(?:binary-|source/|i18n/|dep11/|cnf/))", bare)
@@ -117,9 +116,7 @@ def arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) ->
     Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
     come back by file changes of their own.
 
-    Args:
-        changes: one transaction.
-        known: the packages of which dpkg has something; apt refuses ``name-`` for a name that nothing knows any more.
+    ``known`` are the packages of which dpkg has something: apt refuses ``name-`` for a name that nothing knows.
     """
     packages = tuple(_package_arguments(changes, known))
     return (*_permission_options(changes), *packages) if packages else ()
