@@ -216,7 +216,12 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
     kind: KubeletKind = "kubelet"
     flags = parse_flags(words)
     path = flags.get("config", "")
-    config = _read_config(facts, path, needed=not {"container-runtime-endpoint", "cgroup-driver"} <= flags.keys())
+    config: Mapping[str, str | None] = {}
+    try:
+        config = _read_keys(facts, path, "containerRuntimeEndpoint", "cgroupDriver", "cpuManagerPolicy") if path else {}
+    except ValueError:
+        if not {"container-runtime-endpoint", "cgroup-driver"} <= flags.keys():
+            raise
     endpoint = flags.get("container-runtime-endpoint") or config.get("containerRuntimeEndpoint")
     if flags.get("container-runtime") == "docker":
         endpoint = "/run/dockershim.sock"
@@ -233,16 +238,6 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
         ),
         f"file:{path}" if path else "units",
     )
-
-
-def _read_config(facts: Facts, path: str, *, needed: bool) -> Mapping[str, str | None]:
-    """Read the kubelet's configuration; empty without one, or if it is unreadable and not ``needed``."""
-    try:
-        return _read_keys(facts, path, "containerRuntimeEndpoint", "cgroupDriver", "cpuManagerPolicy") if path else {}
-    except ValueError:
-        if needed:
-            raise
-        return {}
 
 
 def _find_start_command(facts: Facts, *, image: bool) -> tuple[str, ...]:

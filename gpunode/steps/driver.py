@@ -16,8 +16,8 @@ from gpunode.catalog.conflicts import (
     versioned_names,
 )
 from gpunode.catalog.driver import Choice
-from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
+from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
@@ -72,14 +72,14 @@ def plan_driver_pin(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"this node needs {_describe_pin(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"sudo {package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
-    wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
-    present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
+    pin = package_system.pin(chosen, driver.family.origins, driver.foreign_archives)
+    changes = plan_file(facts, package_system.pin_file, FileState(pin))
     names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *versioned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
-    if present == wanted:
+    if not changes:
         return Planned((), f"held at {_describe_pin(chosen.branch, chosen.exact)}", notes)
     reason = f"driver {_describe_pin(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
-    return Planned((FileChange(package_system.pin_file, present, wanted),), reason, notes)
+    return Planned(changes, reason, notes)
 
 
 def _describe_pin(branch: int, exact: str) -> str:
@@ -166,12 +166,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
     moving = {change.id: change.before for change in moves if change.before}
     along = departure.packages if departure else {}
     if held := [package for package, state in {**old, **along, **moving}.items() if state.held]:
-        return Refusal(
-            what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
-            why="somebody put it on hold; gpunode breaks no holds",
-            hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
-            held=tuple(held),
-        )
+        return refuse_held_packages(facts, held, f"driver {chosen.branch}", "another version, or none of it")
     purges = [PackageChange(package, state, None) for package, state in {**old, **along}.items()]
     if any(_lacks_module_source(one, facts) for one in purges):
         from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use

@@ -221,7 +221,10 @@ class _Resolver:
             *differences_from_plan([*self.adjusted_changes, *leaving], simulation),
             *self._explain_losses(lost),
             *_other_branch_installs(self.installs, simulation),
-            *_lock_violations(simulation, self.locked),
+            *(
+                f"{simulation.manager} would install {package} {version}, but the lock holds {self.locked[package]}"
+                for package, version in _versions_unlike_lock(simulation, self.locked).items()
+            ),
         )
         if wrong:
             raise Refused(
@@ -298,11 +301,6 @@ def _versions_unlike_lock(simulation: Simulation, locked: Mapping[PackageId, str
         for action in simulation.actions
         if action.verb == "install" and locked.get(action.id, action.version) != action.version
     }
-
-
-def _lock_violations(simulation: Simulation, locked: Mapping[PackageId, str]) -> Iterator[str]:
-    for package, version in _versions_unlike_lock(simulation, locked).items():
-        yield f"{simulation.manager} would install {package} {version}, but the lock holds {locked[package]}"
 
 
 def _will_be_automatic(before: PackageState | None) -> bool:
