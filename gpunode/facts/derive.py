@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import kernels, kubelet, layout, machine, systemd
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, decode_matches
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, decode_matches
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import (
     NOT_INSTALLED_ENDING,
@@ -380,13 +380,12 @@ def _read_folder(key: str, capture: Capture | None) -> Files:
     if capture is None or capture.outcome != "ok":
         return {}
     found = derive_fact(key, lambda: decode_matches(capture.data))
-    return {} if isinstance(found, Unknown) else {one.path: _read_matched_file(key, one) for one in found.value}
-
-
-def _read_matched_file(key: str, found: GlobMatch) -> Known[FileState | None] | Unknown:
-    if found.data is None:
-        return Unknown(f"{found.path} could not be read", key)
-    return Known(make_file_state(found.data, found.ownership), key)
+    return {
+        one.path: Unknown(f"{one.path} could not be read", key)
+        if one.data is None
+        else Known(make_file_state(one.data, one.ownership), key)
+        for one in ([] if isinstance(found, Unknown) else found.value)
+    }
 
 
 def _read_file(key: str, capture: Capture | None) -> Known[FileState | None] | Unknown:

@@ -241,11 +241,7 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
 
 
 def _find_start_command(facts: Facts, *, image: bool) -> tuple[str, ...]:
-    """Return the command line of kubelet.service, as systemd assembles it.
-
-    Raises:
-        _Unreadable: if a unit file was not probed, or none gives the command.
-    """
+    """Return the command line of kubelet.service, as systemd assembles it."""
     # The content of an image's /run is gone when it boots.
     folders = tuple(folder for folder in _UNIT_FOLDERS.values() if not (image and folder.startswith("/run/")))
     files: dict[str, bytes] = {}

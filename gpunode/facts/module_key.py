@@ -90,15 +90,11 @@ def find_key_files(evidence: Evidence) -> tuple[str, str]:
         )
     key, certificate = settings.get("mok_signing_key", ""), settings.get("mok_certificate", "")
     # Ubuntu's pair counts only where no key is set: then a certificate that is set does not count either.
-    if not key and _is_ubuntu(evidence):
-        return UBUNTU_KEY_FILES
-    return key or DKMS_KEY_FILES[0], certificate or DKMS_KEY_FILES[1]
-
-
-def _is_ubuntu(evidence: Evidence) -> bool:
     distro = derive_fact("os-release", lambda: parse_distro(read_text(evidence, "os-release")))
     # DKMS compares the id alone: a relative of Ubuntu's is none.
-    return isinstance(distro, Known) and distro.value.id == "ubuntu"
+    if not key and isinstance(distro, Known) and distro.value.id == "ubuntu":
+        return UBUNTU_KEY_FILES
+    return key or DKMS_KEY_FILES[0], certificate or DKMS_KEY_FILES[1]
 
 
 def derive_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
@@ -112,7 +108,8 @@ def _read_module_key(evidence: Evidence) -> ModuleKey:
     reader = EvidenceReader(evidence)
     key, path = find_key_files(evidence)
     certificate = reader.data(_CERTIFICATE_PROBE_KEY) or b""
-    der = _decode_pem(certificate) or certificate
+    pem = _PEM.search(certificate.decode("latin-1"))
+    der = base64.b64decode(pem[1]) if pem else certificate
     lists = b"".join(one.data or b"" for name in _ENROLLED_KEYS_GLOBS for one in reader.found(name))
     queued, timeout = reader.data(_QUEUED_ENROLMENT_PROBE_KEY) or b"", reader.data(_MOK_TIMEOUT_PROBE_KEY)
     return ModuleKey(
@@ -128,11 +125,6 @@ def _read_module_key(evidence: Evidence) -> ModuleKey:
         timeout_s=int.from_bytes(timeout[4:], "little", signed=True) if timeout else MOK_TIMEOUT_S,
         signatures=dict(_read_signatures(evidence)),
     )
-
-
-def _decode_pem(certificate: bytes) -> bytes:
-    match = _PEM.search(certificate.decode("latin-1"))
-    return base64.b64decode(match[1]) if match else b""
 
 
 def _read_signatures(evidence: Evidence) -> Iterator[tuple[str, ModuleSignature]]:

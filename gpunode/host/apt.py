@@ -492,9 +492,6 @@ def _make_temporary_folder(lists: str, root: str) -> Iterator[places.OpenedPath]
     """Make a private temporary folder beside ``lists``, opened.
 
     apt sees it, too, and its download user can enter the folders above it.
-
-    Raises:
-        ChangeFailed: if it cannot be made or used.
     """
     parent, name = posixpath.dirname(lists), f"{_TEMPORARY_FOLDER_PREFIX}{os.urandom(4).hex()}"
     try:

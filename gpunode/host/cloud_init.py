@@ -47,7 +47,10 @@ def wait_until_done(
     def who() -> LockHolder | None:
         if not is_unfinished(root / "run/cloud-init"):
             return None
-        return find_stage_process(proc) or _find_queued_stage(runner)
+        if found := find_stage_process(proc):
+            return found
+        shown = _show_units(runner, *_LATE_UNITS)  # a stage that systemd has yet to start
+        return next((LockHolder(unit, 0, "") for unit in _LATE_UNITS if find_properties(shown, unit).get("Job")), None)
 
     wait_while(
         who, _describe_stage, _busy_error, clock() + limit_s, on_progress, poll_s=_POLL_S, clock=clock, sleep=sleep
@@ -128,12 +131,6 @@ def _delays_boot(runner: Runner, unit: str) -> bool:
     shown = _show_units(runner, unit, "multi-user.target")
     is_starting = find_properties(shown, unit).get("ActiveState") == "activating"
     return is_starting and find_properties(shown, "multi-user.target").get("ActiveState") != "active"
-
-
-def _find_queued_stage(runner: Runner) -> LockHolder | None:
-    """Return the stage of cloud-init that systemd has yet to start; None if the last has ended."""
-    shown = _show_units(runner, *_LATE_UNITS)
-    return next((LockHolder(unit, 0, "") for unit in _LATE_UNITS if find_properties(shown, unit).get("Job")), None)
 
 
 def _show_units(runner: Runner, *units: str) -> str:

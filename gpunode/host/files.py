@@ -412,12 +412,7 @@ def _list_attributes(path: str) -> list[str]:
 
 
 def _restore_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int) -> None:
-    """Set the ``wanted`` attributes, and remove an ACL inherited from the folder.
-
-    Raises:
-        ChangeFailed: if one cannot be set, such as a label in a container.
-        OSError: if the file system is full or broken.
-    """
+    """Set the ``wanted`` attributes, and remove an ACL inherited from the folder."""
     present: dict[str, bytes] = {}
     with suppress(OSError):
         present = {name: os.getxattr(fd, name) for name in os.listxattr(fd)}

@@ -67,12 +67,12 @@ def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> Lo
 
 def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolder:
     """Return the process ``pid`` as the holder of ``path``, as far as /proc describes it."""
-    return LockHolder(
-        path,
-        pid,
-        _read_command_line(pid, proc),
-        "=".join(STARTED_BY_GPUNODE_VARIABLE).encode() in _read_process_file(pid, "environ", proc).split(b"\0"),
-    )
+    words = _read_process_file(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
+    line = redact(" ".join(words))
+    if len(line) > _MAX_COMMAND_LENGTH:
+        line = f"{line[:_MAX_COMMAND_LENGTH].rpartition(' ')[0]} …"
+    variables = _read_process_file(pid, "environ", proc).split(b"\0")
+    return LockHolder(path, pid, line, "=".join(STARTED_BY_GPUNODE_VARIABLE).encode() in variables)
 
 
 def _query_lock_pid(place: places.OpenedPath) -> int | None:
@@ -108,12 +108,6 @@ def find_lock_pid(table: str, major: int, minor: int, inode: int) -> int | None:
         if len(fields) >= 6 and fields[1] != "->" and fields[5] == wanted:
             return int(fields[4])
     return None
-
-
-def _read_command_line(pid: int, proc: Path) -> str:
-    words = _read_process_file(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
-    line = redact(" ".join(words))
-    return line if len(line) <= _MAX_COMMAND_LENGTH else f"{line[:_MAX_COMMAND_LENGTH].rpartition(' ')[0]} …"
 
 
 def _read_process_file(pid: int, what: str, proc: Path) -> bytes:

@@ -88,11 +88,7 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
 
 
 def _read_password(path: str) -> ChosenPassword:
-    """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin.
-
-    Raises:
-        Refused: if others may read it, or it is none that the firmware's screen takes.
-    """
+    """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin."""
     try:
         # A pipe that nobody writes to must not keep the run waiting.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -150,12 +150,7 @@ def open_output_folder(path: Path) -> Iterator[OutputFolder]:
 
 
 def _open_inner_folder(name: str, folder: int, *, make: bool) -> int:
-    """Return the open folder ``name``, which is no link.
-
-    Raises:
-        FileNotFoundError: if it does not exist and ``make`` is False.
-        NotADirectoryError: if something else is there.
-    """
+    """Return the open folder ``name``, which is no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if make:
         with suppress(FileExistsError):

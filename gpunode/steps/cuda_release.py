@@ -200,7 +200,10 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
-    working = [v for v in _kept_releases(recipe, facts) if v >= first and _check_release(v, facts, driver) == v]
+    # Of an installed release parts count where the recipe asks for no more.
+    there = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
+    kept = {*installed_releases(facts), *_complete_releases(there, recipe)}
+    working = [v for v in kept if v >= first and _check_release(v, facts, driver) == v]
     if working and not recipe.upgrade:
         # An installed release that works is kept, so that a re-run does not drift.
         return max(working)
@@ -260,13 +263,6 @@ def installed_releases(facts: Facts) -> list[Version]:
         cuda.release_of_toolkit_package(name) for name in names if name.startswith(("cuda-toolkit-", "cuda-nvcc-"))
     )
     return sorted({version for version in found if version})
-
-
-def _kept_releases(recipe: Recipe, facts: Facts) -> set[Version]:
-    """Return the installed releases, of which parts count where the recipe asks for no more."""
-    packages = known(facts.packages, {})
-    there = [package for package, state in packages.items() if not state.config_files_only]
-    return {*installed_releases(facts), *_complete_releases(there, recipe)}
 
 
 def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[Version]:

@@ -323,7 +323,9 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         installed = f"driver {packages[names[0]].version} is installed"
         reason = explain_manual_marks(marked, facts) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
-    if wanted and (refused := system(facts).refuse_left_out(facts, _purpose_by_needed_file_glob(driver))):
+    purposes = {**({} if driver.modules else PURPOSE_BY_SOURCE_GLOB)}
+    purposes |= _PURPOSE_BY_FIRMWARE_GLOB if chosen.flavour == "open" else {}
+    if wanted and (refused := system(facts).refuse_left_out(facts, purposes)):
         return refused
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_driver_version(recipe, facts, driver)
@@ -348,12 +350,6 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         else _describe_choice(chosen, recipe)
     )
     return Planned((*leaving, *changes, *marked), reason, away, about_changes)
-
-
-def _purpose_by_needed_file_glob(driver: WantedDriver) -> Mapping[str, str]:
-    """Return the files without which the driver does not work, by pattern, and what each is for."""
-    source = {} if driver.modules else PURPOSE_BY_SOURCE_GLOB
-    return {**source, **(_PURPOSE_BY_FIRMWARE_GLOB if driver.chosen.flavour == "open" else {})}
 
 
 def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:

@@ -250,11 +250,7 @@ def _counts_from_file(
 
 
 def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[str, int]) -> MigLayout:
-    """Return a layout with these instances placed, or the current one if it already has them.
-
-    Raises:
-        Refused: if the GPU does not support it.
-    """
+    """Return a layout with these instances placed, or the current one if it already has them."""
     from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
     label, profiles = gpus.lookup(device.device).name, mig.max_instances_by_profile(device.device)

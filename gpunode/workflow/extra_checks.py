@@ -1,11 +1,11 @@
-"""Optional checks of verify: ``[expect]`` of a recipe, the packages' files, and CDI."""
+"""Optional checks of verify: ``[expect]`` of a recipe, the packages' files, CDI, and a container."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode.check import Check, Status
 from gpunode.command import sudo_gpunode
@@ -18,17 +18,22 @@ from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Expect, Recipe
-from gpunode.runtimes import podman
+from gpunode.runtimes import ObservedConfig, Runtime, podman
 from gpunode.steps import cdi
 from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.packages import wants_container_toolkit
 from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
+from gpunode.workflow.driver_checks import count_gpus
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
+    from gpunode.host.container import ContainerCommands
+    from gpunode.host.process import Runner
 
 
+ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
+CONTAINER_TITLE = "a container sees the same GPUs"
 CDI_TITLE = "containers get the GPUs as CDI devices"
 _check_cdi = partial(Check, "cdi", CDI_TITLE)
 # What to do about a difference, by the key of [expect].
@@ -186,3 +191,42 @@ def _check_refresh_units(facts: Facts) -> Check:
         hint = f"systemctl reset-failed {cdi.CDI_REFRESH_UNIT}\nsystemctl enable --now {both}"
         return check("failed", "; ".join(wrong), hint)
     return check("passed", f"{', '.join(units)} enabled; a change of MIG instances needs gpunode setup")
+
+
+def make_container_check(
+    runner: Runner, read_effective_config: ReadEffectiveConfig
+) -> Callable[[NvmlInventory, Runtime], Check]:
+    """Return the check for ``verify.ExtraChecks``: a container, run as the node is configured to, sees NVML's GPUs."""
+    from gpunode.host import container  # loaded on use
+
+    check = partial(Check, "container", CONTAINER_TITLE)
+
+    def run(inventory: NvmlInventory, row: Runtime) -> Check:
+        commands = _container_commands(row, read_effective_config)
+        if commands is None:
+            hint = "start a pod that requests nvidia.com/gpu"
+            return check("skipped", f"{row.id} runs containers only for a kubelet", hint)
+        found = container.check_container(runner, commands, inventory.uuids)
+        if found.passed:
+            return check("passed", f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}")
+        return check("failed", "; ".join(found.problems), str(sudo_gpunode("doctor")))
+
+    return run
+
+
+def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig) -> ContainerCommands | None:
+    from gpunode.host import container  # loaded on use
+
+    token = container.new_token()
+    match row.client:
+        case "kubelet":
+            return None
+        case "docker run":
+            return container.docker_commands(token)
+        case "podman run":
+            return container.podman_commands(token)
+        case "ctr run":
+            # Through the binary that the runtime's own configuration names, so that a wrong one shows.
+            configured = read_effective_config(row.id)
+            binary = configured.handlers.get("nvidia", "") if configured else ""
+            return container.containerd_commands(token, **({"binary": binary} if binary else {}))

@@ -24,7 +24,7 @@ from gpunode.steps import cdi
 from gpunode.steps.cuda_release import find_installed_toolkit
 from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import find_models, find_own_gpus
-from gpunode.steps.installed_driver import family_of, installed_branches, is_chosen_driver_installed
+from gpunode.steps.installed_driver import family_of, installed_branches, is_at_version, is_chosen_driver_installed
 from gpunode.steps.packages import REPAIR_STEP
 from gpunode.steps.selection import choose_from_source
 from gpunode.steps.table import STEPS
@@ -45,11 +45,12 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
         Refused: the node has no GPU of its own, or some of its packages are not whole: no recipe is fulfilled by that.
         Undetermined: evidence that a step needs is missing.
     """
+    toolkit = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
     recipe = Recipe(
         name="from-node",
         description="written from a node as it was found",
         driver=_detect_driver(facts),
-        toolkit=_detect_toolkit(facts),
+        toolkit=Toolkit() if is_at_version(toolkit, "") else Toolkit(version="none"),
         cuda=find_installed_toolkit(facts),
         runtime=_detect_runtime(facts),
     )
@@ -119,11 +120,6 @@ def _auto_if_same_flavour(
 def _detect_persistence(facts: Facts) -> bool:
     unit = facts.unit("nvidia-persistenced.service")
     return not isinstance(unit, Known) or (unit.value.exists and unit.value.state.enabled)
-
-
-def _detect_toolkit(facts: Facts) -> Toolkit:
-    state = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
-    return Toolkit() if state and not state.config_files_only else Toolkit(version="none")
 
 
 def _detect_runtime(facts: Facts) -> RuntimeSettings:

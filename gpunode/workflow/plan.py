@@ -162,11 +162,7 @@ class _Resolver:
         return self._with_matching_fabric(simulation) if simulation is not None else None
 
     def _with_matching_fabric(self, simulation: Simulation) -> Simulation | None:
-        """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken.
-
-        Raises:
-            Refused: no archive has them in that version.
-        """
+        """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken."""
         driver, unlike = _find_fabric_mismatches(self.installs, simulation)
         if not unlike:
             return simulation

@@ -54,11 +54,7 @@ def plan_removal(
 
 
 def _revert_keeping_edits(change: FileChange, now: FileState) -> RestoredFile:
-    """Return ``now`` without ``change``, with somebody's edits.
-
-    Raises:
-        Conflict: they cannot be separated.
-    """
+    """Return ``now`` without ``change``, with somebody's edits."""
     docker, back = runtime("docker"), change.inverse()
     assert back is not None, "a footprint holds what is settled"
     # dockerd does not start with a default runtime that is not there; what it has besides is independent of gpunode's.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,6 +136,9 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
+    # Nobody gives a recipe here: plain ones, for each of the runtimes.
+    names = dict.fromkeys(one.id for one in runtimes) or ("none",)
+    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in names)
     return NodeStatus(
         gpus=tuple(
             ListedGpu(d.address, lookup(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
@@ -153,7 +156,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
-        notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
+        notes=tuple(dict.fromkeys(note for recipe in recipes for note in state_notes(recipe, facts))),
     )
 
 
@@ -192,12 +195,6 @@ def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
         cuda.format_release(compatible) if full and compatible and compatible > full else "",
         tuple(map(cuda.format_release, installed_releases(facts))),
     )
-
-
-def _state_notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
-    """Return the notes of the state for plain recipes, one for each of these runtimes: status is given no recipe."""
-    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in runtimes)
-    return tuple(dict.fromkeys(note for recipe in recipes for note in state_notes(recipe, facts)))
 
 
 def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> str:

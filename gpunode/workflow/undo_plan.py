@@ -123,6 +123,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     restored = {step.file.path: step.file.after for step in files if step.file}
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
+    held = [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]
+    overridden = (f"held, and changed all the same, because the undo includes them: {', '.join(held)}",) if held else ()
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
     gone = (
         (_RUN_DRIVER_NOT_RESTORED_NOTE,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
@@ -154,19 +156,13 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     return UndoPlan(
         request.undone_run,
         steps,
-        (*notes, *unchanged, *lost, *gone, *kept_keys, *_note_overridden_holds(packages)),
+        (*notes, *unchanged, *lost, *gone, *kept_keys, *overridden),
         is_incomplete=bool(unchanged or gone),
         reboot_reason=reboot_reason(request.store, facts, packages),
         pending_triggers=pending_triggers,
         kept=kept,
         with_packages=True,
     )
-
-
-def _note_overridden_holds(packages: Iterable[PackageChange]) -> Iterator[str]:
-    """Yield a note for held packages: the undo was requested explicitly, so it changes them all the same."""
-    if held := [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]:
-        yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
@@ -246,11 +242,7 @@ def _plan_file_restores(
 def _plan_layout_restores(
     host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
-    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored.
-
-    Raises:
-        Conflict: somebody has changed the layout of one since.
-    """
+    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored."""
     if not spans:
         return (), ()
     try:
@@ -307,9 +299,6 @@ def _plan_conffile_restores(
     """Yield what restores the configuration files of purged packages, and files whose place packages took.
 
     ``leaving`` names the packages that are purged; ``restored`` has what the undo makes of files that gpunode changed.
-
-    Raises:
-        Conflict: somebody has written or edited one since.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped() if backed_up else {}
@@ -455,7 +444,11 @@ def drop_unavailable_versions(
     gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
-    notes = tuple(_describe_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
+    others = {one.id: f" (but {', '.join(sorted(offered[one.id]))})" if offered.get(one.id) else "" for one in gone}
+    notes = tuple(
+        f"{one.id} {one.states[1]} cannot be restored: no archive in the package index has it{others[one.id]}"
+        for one in gone
+    )
     rest = tuple(change for change in changes if change not in gone)
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
@@ -463,11 +456,6 @@ def drop_unavailable_versions(
     left = [change for change in coming if change not in gone]
     also = f"the packages installed with it cannot be restored either: {', '.join(str(change.id) for change in left)}"
     return tuple(change for change in rest if change not in left), (*notes, also)
-
-
-def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
-    others = f" (but {', '.join(offered)})" if offered else ""
-    return f"{change.id} {change.states[1]} cannot be restored: no archive in the package index has it{others}"
 
 
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:

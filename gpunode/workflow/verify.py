@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 from gpunode.check import Check
 from gpunode.command import sudo_gpunode
@@ -28,17 +27,20 @@ from gpunode.steps.mig import may_use_mig as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
-from gpunode.workflow.extra_checks import CDI_TITLE, cdi_checks, expectation_checks, package_file_checks
+from gpunode.workflow.extra_checks import (
+    CDI_TITLE,
+    CONTAINER_TITLE,
+    ReadEffectiveConfig,
+    cdi_checks,
+    expectation_checks,
+    package_file_checks,
+)
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
-
-ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
-
 
 _PLAN_AND_SETUP_HINT = "gpunode plan shows what, gpunode setup does it"
 _RECIPE_TITLE = "matches the recipe"
 _RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
-CONTAINER_TITLE = "a container sees the same GPUs"
 _CONFIG_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
 
 

@@ -135,12 +135,6 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     return repositories.plan(repository, facts)
 
 
-def _find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: str) -> Mapping[str, tuple[str, ...]]:
-    from gpunode.packages.deb.owners import find_owners  # loaded on use: a plan changes no file
-
-    return find_owners(paths, lists, diversions)
-
-
 def _refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusal | None:
     from gpunode.packages.deb import obstacles  # loaded on use: few recipes take the distribution's driver
 
@@ -235,7 +229,7 @@ DEB: Final = PackageSystem(
     list_journaled=status.list_journaled,
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     diversions=status.DIVERSIONS_FILE,
-    find_owners=_find_owners,
+    find_owners=status.find_owners,
     set_aside_files=tuple(
         f"/etc{'/*' * depth}.{suffix}" for depth in range(1, 5) for suffix in ("dpkg-dist", "dpkg-new", "ucf-dist")
     ),
