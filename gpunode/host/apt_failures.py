@@ -85,10 +85,7 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
     ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
     ("certificate", (r"certificate verif",)),
     ("refused", (r"\(111: Connection refused\)",)),
-    (
-        "network",
-        (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",),
-    ),
+    ("network", (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",)),
     ("held", ("Held packages were changed",)),
     (
         "unmet",

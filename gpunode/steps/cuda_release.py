@@ -307,8 +307,7 @@ def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str
         yield (
             f"driver {driver.version} supports CUDA {format_release(newest)} in full: programs compiled by "
             f"{format_release(version)} run on it, but not those that the driver has to compile (PTX) or that use "
-            "newer "
-            "features of the driver"
+            "newer features of the driver"
         )
 
 
@@ -318,8 +317,7 @@ def _older_than_gpu_notes(version: Version, facts: Facts) -> Iterator[str]:
     if newest is not None and version < first:
         yield (
             f"CUDA {format_release(version)} does not compile for {newest.label}, {format_release(first)} and newer "
-            "do: "
-            "its programs run there only if they hold PTX, which the driver compiles at their start"
+            "do: its programs run there only if they hold PTX, which the driver compiles at their start"
         )
 
 

@@ -22,15 +22,7 @@ from gpunode.catalog.fabric import (
     is_fabric_package,
 )
 from gpunode.catalog.gpus import lookup
-from gpunode.change import (
-    Change,
-    FileState,
-    KnownAfter,
-    ModuleChange,
-    PackageChange,
-    ServiceChange,
-    ServiceState,
-)
+from gpunode.change import Change, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.machine import MELLANOX_VENDOR_ID
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need, plan_file
 from gpunode.facts.project import PLAN_PROBE_KEY
@@ -202,8 +194,7 @@ def _imex_notes(fabric: Fabric, facts: Facts) -> Iterator[str]:
     if fabric.kind == "rack" and isinstance(nodes, Known) and nodes.value is None:
         yield (
             f"{IMEX_NODES_FILE} is not there: list the addresses of the rack's nodes in it, one a line, unless "
-            "Kubernetes' "
-            "DRA driver manages IMEX (ComputeDomains)"
+            "Kubernetes' DRA driver manages IMEX (ComputeDomains)"
         )
 
 

@@ -90,8 +90,7 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     if found:
         yield (
             f"{TOOLKIT_CONFIG_FILE} differs from the toolkit's defaults; it is kept, because the difference may be "
-            "intended: "
-            f"{'; '.join(found)}"
+            f"intended: {'; '.join(found)}"
         )
 
 

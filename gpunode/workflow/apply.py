@@ -191,18 +191,14 @@ class Applier:
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.apply_change(plan.stage, step.step.id, change, reason, note)
-                if (change,) == FileChange.among(step.changes)[-1:]:
-                    self._check_written_files(step)
+                expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
+                if expectation is not None and (change,) == FileChange.among(step.changes)[-1:]:
+                    self.host.check_written_files(expectation)
             except GpunodeError as failure:
                 if isinstance(failure, ChangeFailed):
                     self._restore_unit_config(change, failure)
                 self._restore_partial_edit(step, change, failure)
                 raise
-
-    def _check_written_files(self, step: StepPlan) -> None:
-        """Have the runtime's own parser check the written files of ``step``."""
-        if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
-            self.host.check_written_files(step.outcome.expectation)
 
     def _restore_partial_edit(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""

@@ -9,16 +9,7 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from gpunode.diagnoses import generic_remedy, rules_by_cause
-from gpunode.diagnoses.comparison import (
-    AXES,
-    Axis,
-    Census,
-    FeatureKey,
-    ModelGroup,
-    NodeProfile,
-    compare,
-    profile_node,
-)
+from gpunode.diagnoses.comparison import AXES, Axis, Census, FeatureKey, ModelGroup, NodeProfile, compare, profile_node
 from gpunode.diagnoses.model import (
     STACK_LAYERS,
     Confidence,

@@ -351,12 +351,7 @@ def _exact_transaction(
     )
 
 
-def resolve_stage(
-    plan: StagePlan,
-    facts: Facts,
-    simulate: Simulate,
-    lock: VersionLock | None = None,
-) -> StagePlan:
+def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: VersionLock | None = None) -> StagePlan:
     """Return ``plan`` with exact package versions and dependencies, as far as the index tells them."""
     if not plan.packages:
         return plan

@@ -121,12 +121,7 @@ def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -
 
 
 def rollback(
-    plan: UndoPlan,
-    host: Host,
-    store: Store,
-    *,
-    on_event: Observer,
-    check_interrupt: Callable[[], None] = lambda: None,
+    plan: UndoPlan, host: Host, store: Store, *, on_event: Observer, check_interrupt: Callable[[], None] = lambda: None
 ) -> RollbackResult:
     """Carry out ``plan`` in a run of its own, and have the daemons read the files again.
 
