@@ -43,9 +43,9 @@ def check_recipe(file: str, output: OutputOptions) -> None:
 
     found = load_recipe(file)
     if found.kubernetes and found.kubernetes.stack != "none":
-        from gpunode.kubernetes import checks
+        from gpunode.kubernetes.render import refuse_bad_tables
 
-        checks.refuse_bad_tables(found)
+        refuse_bad_tables(found)
     wanted_layout(found, ())
     if refused := refuse_mps_with_others(found):
         raise Refused(refused.what, why=refused.why, hint=refused.hint)

@@ -22,8 +22,8 @@ def verify(recipe_options: RecipeOptions, output: OutputOptions, *, cuda: bool, 
     from gpunode.cli.screen.commands import setup_command
     from gpunode.cli.screen.plans import note_line
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.container import make_container_check
     from gpunode.workflow.converge import survey
+    from gpunode.workflow.extra_checks import make_container_check
     from gpunode.workflow.verify import ExtraChecks
     from gpunode.workflow.verify import verify as look
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpunode.facts.evidence import Evidence, Probe
+from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import MELLANOX_VENDOR_ID
 from gpunode.facts.model import Fact, PciDevice
 from gpunode.facts.patterns import Pattern
@@ -38,11 +38,10 @@ def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
 
 def derive_switch_bridges(evidence: Evidence) -> Fact[tuple[str, ...]]:
     """Derive the PCI addresses of the bridges, in the order of the bus."""
-    return derive_fact(BRIDGES_KEY, lambda: _read_bridges(evidence))
+    return derive_fact(BRIDGES_KEY, lambda: _read_bridges(evidence[BRIDGES_KEY]))
 
 
-def _read_bridges(evidence: Evidence) -> tuple[str, ...]:
-    capture = evidence[BRIDGES_KEY]
+def _read_bridges(capture: Capture) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(_BRIDGE_ADDRESS_IN_GREP_LINE.findall(capture.text)))
     # A network card's virtual function has no such file.
     absent = all(line.endswith("No such file or directory") for line in capture.error.splitlines())

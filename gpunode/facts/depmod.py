@@ -40,13 +40,11 @@ class DepmodOrder:
         return here if here != there else self._rank(folder) < self._rank(other)
 
     def _rank(self, folder: str) -> int:
-        named = (rank for rank, one in enumerate(self.searches) if one != "built-in" and _is_below(folder, one))
+        named = (
+            rank for rank, one in enumerate(self.searches) if one != "built-in" and f"{folder}/".startswith(f"{one}/")
+        )
         unnamed = self.searches.index("built-in") if "built-in" in self.searches else len(self.searches)
         return next(named, unnamed)
-
-
-def _is_below(folder: str, place: str) -> bool:
-    return f"{folder}/".startswith(f"{place}/")
 
 
 def read_depmod_order(facts: Facts) -> DepmodOrder:

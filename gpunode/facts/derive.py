@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import kernels, kubelet, layout, machine, systemd
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, Ownership, decode_matches
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, decode_matches
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import (
     NOT_INSTALLED_ENDING,
@@ -20,16 +20,15 @@ from gpunode.facts.model import (
     Files,
     Kernels,
     Known,
+    Kubelet,
     LoadedDriver,
     MigGpu,
     ModuleFile,
     ModuleKey,
     PciDevice,
     Platform,
-    Provider,
     Unit,
     Unknown,
-    known,
 )
 from gpunode.facts.patterns import parse_int
 from gpunode.facts.probes import (
@@ -40,22 +39,41 @@ from gpunode.facts.probes import (
     RUN_INSTALLER_PROGRAMS,
     UNITS,
 )
-from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, explain_missing
+from gpunode.facts.reader import (
+    EvidenceMissing,
+    EvidenceReader,
+    derive_fact,
+    explain_missing,
+    find_matches,
+    make_file_state,
+)
 from gpunode.packages import SYSTEMS, PackageSystem
 
 T = TypeVar("T")
 _IMAGE_PROBE_KEY = "image"
 _MAX_TIMESTAMP: Final = 253402300799
-_DEFAULT_OWNERSHIP = Ownership(0o644, 0, 0)
+_NOT_BOOTED: Final = Unknown("an image is not booted", _IMAGE_PROBE_KEY)
+# Kernel, devices and processes that a look at a mounted root shows are those of another system.
+_IMAGE_FACTS: Final[dict[str, Any]] = {
+    "platform": Known(Platform("image"), _IMAGE_PROBE_KEY),
+    "boot_id": _NOT_BOOTED,
+    "devices": Unknown("an image has no PCI bus", _IMAGE_PROBE_KEY),
+    "modules": Known(frozenset(), _IMAGE_PROBE_KEY),
+    "loaded_driver": Known(None, _IMAGE_PROBE_KEY),
+    "device_nodes": Known(frozenset(), _IMAGE_PROBE_KEY),
+    "rootless_docker": Known(False, _IMAGE_PROBE_KEY),
+    "secure_boot": _NOT_BOOTED,
+    "layout": Known(None, _IMAGE_PROBE_KEY),
+    "observed_on": Unknown("an image has no clock", _IMAGE_PROBE_KEY),
+    "provider": Known(None, _IMAGE_PROBE_KEY),
+}
 
 
 def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | None = None) -> Facts:
     """Derive all facts from ``evidence``; those without evidence are Unknown.
 
-    Args:
-        evidence: what the probes returned, by key.
-        image: whether the node is a mounted root: then kernel, devices and processes are those of another system.
-        distribution: as ``port.HostView.read_live_distribution`` names it; it goes before ``evidence``.
+    Of an ``image``, a mounted root, kernel, devices and processes are unknown. ``distribution``, as
+    ``port.HostView.read_live_distribution`` names it, goes before ``evidence``.
     """
     reader = EvidenceReader(evidence)
     system = _find_package_system(evidence)
@@ -63,20 +81,23 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
     facts = Facts(
         distro=_read_distro(reader, distribution),
         architecture=installed.architecture,
-        platform=_with_install_hint(_read_platform(reader, image=image), reader),
+        platform=_with_install_hint(_read_platform(reader), reader),
         kernels=_read_kernels(reader, image=image),
-        boot_id=_read_boot_id(reader, image=image),
-        devices=_with_install_hint(_read_devices(reader, image=image), reader),
+        boot_id=_read_boot_id(reader),
+        devices=_with_install_hint(_read_devices(reader), reader),
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
         unconfigured=installed.unconfigured,
         sources=installed.sources,
         dependencies=installed.dependencies,
-        headers=_read_kernels_with_headers(reader),
+        headers=derive_fact(
+            "kernel-builds",
+            lambda: kernels.kernels_with_headers(reader.found("kernel-builds"), reader.found("kernel-sources")),
+        ),
         module_files=_read_module_files(reader),
-        modules=_read_loaded_modules(reader, image=image),
-        loaded_driver=_read_loaded_driver(reader, image=image),
-        device_nodes=_read_device_nodes(reader, image=image),
+        modules=_read_loaded_modules(reader),
+        loaded_driver=derive_fact("nvidia-version", lambda: _read_loaded_driver(reader)),
+        device_nodes=derive_fact("dev-nvidia", lambda: _read_paths(reader, "dev-nvidia", "dev-nvidia-caps")),
         units=_read_units(reader, image=image),
         files=_read_files(evidence),
         changed_at=_read_ctimes(evidence),
@@ -88,29 +109,31 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         replaced_programs=derive_fact(
             "toolkit-programs", lambda: _find_replaced_programs(reader, installed.toolkit_checksums)
         ),
-        rootless_docker=derive_fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
+        rootless_docker=derive_fact("docker-rootless", lambda: bool(reader.found("docker-rootless"))),
         run_installer=derive_fact(
             "run-installer", lambda: any(one.path in RUN_INSTALLER_PROGRAMS for one in reader.found("run-installer"))
         ),
         driver_libraries=derive_fact("cuda-libraries", lambda: _read_paths(reader, *DRIVER_LIBRARY_GLOBS, links=False)),
         leftovers=derive_fact("dkms-tree", lambda: _read_leftovers(reader)),
-        secure_boot=Unknown("an image is not booted", _IMAGE_PROBE_KEY)
-        if image
-        else machine.read_secure_boot(evidence),
-        layout=_read_gpu_layout(reader, image=image),
+        secure_boot=machine.read_secure_boot(evidence),
+        layout=derive_fact("nvidia-gpus", lambda: _read_gpu_layout(reader)),
         mig=_read_mig(evidence),
         module_key=_read_module_key(evidence),
         switch_bridges=_read_switch_bridges(evidence),
-        observed_on=_read_clock(reader, image=image),
+        observed_on=derive_fact("clock", lambda: _read_clock(reader)),
         package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))},
     )
-    running = _split_command_line(evidence.get(kubelet.KUBELET_COMMAND_PROBE_KEY))
-    return replace(
-        facts,
-        kubelet=kubelet.find_kubelet(facts, running, image=image),
-        provider=_find_provider(reader, facts.distro, image=image),
-    )
+    provider = machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.found(key))), facts.distro)
+    whole = replace(facts, kubelet=_find_kubelet(facts, evidence, image=image), provider=provider)
+    return replace(whole, **_IMAGE_FACTS) if image else whole
+
+
+def _find_kubelet(facts: Facts, evidence: Evidence, *, image: bool) -> Fact[Kubelet | None]:
+    capture = evidence.get(kubelet.KUBELET_COMMAND_PROBE_KEY)
+    has_command = capture is not None and capture.outcome == "ok" and capture.data  # a process that has exited has none
+    words = capture.text.rstrip("\0").split("\0") if capture and has_command else ()
+    return kubelet.find_kubelet(facts, words, image=image)
 
 
 def _read_leftovers(reader: EvidenceReader) -> frozenset[str]:
@@ -131,12 +154,6 @@ def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]
     )
 
 
-def _find_provider(reader: EvidenceReader, distro: Fact[Distro], *, image: bool) -> Fact[Provider | None]:
-    if image:
-        return Known(None, _IMAGE_PROBE_KEY)
-    return machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.found(key))), distro)
-
-
 def derive_runtime_facts(evidence: Evidence, *, image: bool = False) -> Facts:
     """Derive only the facts about units and files, which is cheaper than ``derive``; all others are Unknown."""
     units = _read_units(EvidenceReader(evidence), image=image)
@@ -147,18 +164,12 @@ def derive_kubelet_facts(evidence: Evidence, *, image: bool = False) -> Facts:
     """Derive the facts of ``derive_runtime_facts`` and the kubelet."""
     folders = {folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))}
     facts = replace(derive_runtime_facts(evidence, image=image), folders=folders)
-    running = _split_command_line(evidence.get(kubelet.KUBELET_COMMAND_PROBE_KEY))
-    return replace(facts, kubelet=kubelet.find_kubelet(facts, running, image=image))
+    return replace(facts, kubelet=_find_kubelet(facts, evidence, image=image))
 
 
 def derive_devices(evidence: Evidence) -> Fact[tuple[PciDevice, ...]]:
     """Derive only the PCI devices of a booted machine, which is cheaper than ``derive``."""
-    return _read_devices(EvidenceReader(evidence), image=False)
-
-
-def _split_command_line(capture: Capture | None) -> tuple[str, ...]:
-    """Return the arguments in a /proc/PID/cmdline; none if it was not read or the process has exited."""
-    return tuple(capture.text.rstrip("\0").split("\0")) if capture and capture.outcome == "ok" and capture.data else ()
+    return _read_devices(EvidenceReader(evidence))
 
 
 def _was_read(capture: Capture | None) -> bool:
@@ -193,10 +204,7 @@ def _read_paths(reader: EvidenceReader, *keys: str, links: bool = True) -> froze
     return frozenset(found.path for key in keys for found in reader.found(key) if links or found.link is None)
 
 
-def _read_platform(reader: EvidenceReader, *, image: bool) -> Fact[Platform]:
-    if image:
-        return Known(Platform("image"), _IMAGE_PROBE_KEY)
-
+def _read_platform(reader: EvidenceReader) -> Fact[Platform]:
     def read() -> Platform:
         found = machine.detect_platform(
             _read_virtualization(reader),
@@ -232,30 +240,20 @@ def _read_kernels(reader: EvidenceReader, *, image: bool) -> Fact[Kernels]:
     return derive_fact("boot-images", read)
 
 
-def _read_boot_id(reader: EvidenceReader, *, image: bool) -> Fact[str]:
-    if image:
-        return Unknown("an image is not booted", _IMAGE_PROBE_KEY)
+def _read_boot_id(reader: EvidenceReader) -> Fact[str]:
     return derive_fact("boot-id", lambda: reader.text("boot-id").strip())
 
 
-def _read_clock(reader: EvidenceReader, *, image: bool) -> Fact[date]:
-    if image:
-        return Unknown("an image has no clock", _IMAGE_PROBE_KEY)
-
-    def read() -> date:
-        text = reader.text("clock").strip()
-        seconds = parse_int(text)
-        # Python's calendar ends with the year 9999.
-        if seconds is None or seconds > _MAX_TIMESTAMP:
-            raise ValueError(f"{text[:40]!r} is not a number of seconds")
-        return datetime.fromtimestamp(seconds, tz=timezone.utc).date()
-
-    return derive_fact("clock", read)
+def _read_clock(reader: EvidenceReader) -> date:
+    text = reader.text("clock").strip()
+    seconds = parse_int(text)
+    # Python's calendar ends with the year 9999.
+    if seconds is None or seconds > _MAX_TIMESTAMP:
+        raise ValueError(f"{text[:40]!r} is not a number of seconds")
+    return datetime.fromtimestamp(seconds, tz=timezone.utc).date()
 
 
-def _read_devices(reader: EvidenceReader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:
-    if image:
-        return Unknown("an image has no PCI bus", _IMAGE_PROBE_KEY)
+def _read_devices(reader: EvidenceReader) -> Fact[tuple[PciDevice, ...]]:
     first = derive_fact("lspci", lambda: machine.parse_lspci(reader.text("lspci")))
     if isinstance(first, Known):
         return first
@@ -270,13 +268,6 @@ def _read_sysfs_devices(reader: EvidenceReader) -> tuple[PciDevice, ...]:
     return devices
 
 
-def _read_kernels_with_headers(reader: EvidenceReader) -> Fact[frozenset[str]]:
-    return derive_fact(
-        "kernel-builds",
-        lambda: kernels.kernels_with_headers(reader.found("kernel-builds"), reader.found("kernel-sources")),
-    )
-
-
 def _read_module_files(reader: EvidenceReader) -> Fact[tuple[ModuleFile, ...]]:
     def read() -> tuple[ModuleFile, ...]:
         found = [one for key in MODULE_FILE_PROBE_KEYS for one in reader.found(key)]
@@ -285,31 +276,23 @@ def _read_module_files(reader: EvidenceReader) -> Fact[tuple[ModuleFile, ...]]:
     return derive_fact(MODULE_FILE_PROBE_KEYS[0], read)
 
 
-def _read_loaded_modules(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:
-    if image:
-        return Known(frozenset(), _IMAGE_PROBE_KEY)
+def _read_loaded_modules(reader: EvidenceReader) -> Fact[frozenset[str]]:
     # A kernel without modules has no such file; a node without /proc would not tell its boot id either.
-    has_proc = isinstance(_read_boot_id(reader, image=False), Known)
+    has_proc = isinstance(_read_boot_id(reader), Known)
     return derive_fact(
         "modules", lambda: kernels.parse_proc_modules((reader.text_or_empty if has_proc else reader.text)("modules"))
     )
 
 
-def _read_loaded_driver(reader: EvidenceReader, *, image: bool) -> Fact[LoadedDriver | None]:
-    def read() -> LoadedDriver | None:
-        data = reader.data("nvidia-version")
-        return None if data is None else kernels.parse_nvrm_version(data.decode("utf-8", "replace"))
-
-    return Known(None, _IMAGE_PROBE_KEY) if image else derive_fact("nvidia-version", read)
+def _read_loaded_driver(reader: EvidenceReader) -> LoadedDriver | None:
+    data = reader.data("nvidia-version")
+    return None if data is None else kernels.parse_nvrm_version(data.decode("utf-8", "replace"))
 
 
-def _read_gpu_layout(reader: EvidenceReader, *, image: bool) -> Fact[GpuLayout | None]:
-    def read() -> GpuLayout | None:
-        gpus = reader.found("nvidia-gpus")
-        instances = (*reader.found("nvidia-gpu-instances"), *reader.found("nvidia-compute-instances"))
-        return layout.read_layout(gpus, instances) if gpus else None
-
-    return Known(None, _IMAGE_PROBE_KEY) if image else derive_fact("nvidia-gpus", read)
+def _read_gpu_layout(reader: EvidenceReader) -> GpuLayout | None:
+    gpus = reader.found("nvidia-gpus")
+    instances = (*reader.found("nvidia-gpu-instances"), *reader.found("nvidia-compute-instances"))
+    return layout.read_layout(gpus, instances) if gpus else None
 
 
 def _read_mig(evidence: Evidence) -> Fact[tuple[MigGpu, ...]] | None:
@@ -337,12 +320,6 @@ def _read_switch_bridges(evidence: Evidence) -> Fact[tuple[str, ...]] | None:
     from gpunode.facts.bridges import derive_switch_bridges  # only beside GPUs of Blackwell or newer
 
     return derive_switch_bridges(evidence)
-
-
-def _read_device_nodes(reader: EvidenceReader, *, image: bool) -> Fact[frozenset[str]]:
-    if image:
-        return Known(frozenset(), _IMAGE_PROBE_KEY)
-    return derive_fact("dev-nvidia", lambda: _read_paths(reader, "dev-nvidia", "dev-nvidia-caps"))
 
 
 def _read_units(reader: EvidenceReader, *, image: bool) -> Mapping[str, Fact[Unit]]:
@@ -386,37 +363,29 @@ def _read_ctimes(evidence: Evidence) -> Mapping[str, float]:
 
 
 def _read_mtimes(evidence: Evidence) -> Mapping[str, float]:
-    captures = (evidence.get(key) for key in ("modprobe-d", "initramfs-images"))
-    found = (
-        one for capture in captures if capture and capture.outcome == "ok" for one in _decode_matches_or_empty(capture)
-    )
+    found = (one for key in ("modprobe-d", "initramfs-images") for one in find_matches(evidence, key))
     owners = ((one.path, one.ownership) for one in found)
     return {path: owner.mtime for path, owner in owners if owner is not None and owner.mtime is not None}
 
 
 def _find_exposed_files(evidence: Evidence) -> Mapping[str, str]:
     single = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
-    folders = (one for key, one in evidence.items() if key in FOLDERS or key.startswith("files:"))
-    found = (one for capture in folders if b'"exposed"' in capture.data for one in _decode_matches_or_empty(capture))
-    owners = {**single, **{one.path: one.ownership for one in found}}
+    folders = (key for key in evidence if key in FOLDERS or key.startswith("files:"))
+    listed = (key for key in folders if b'"exposed"' in evidence[key].data)
+    owners = {**single, **{one.path: one.ownership for key in listed for one in find_matches(evidence, key)}}
     return {path: owner.exposed for path, owner in owners.items() if owner is not None and owner.exposed}
-
-
-def _decode_matches_or_empty(capture: Capture) -> tuple[GlobMatch, ...]:
-    return known(derive_fact(capture.source, lambda: decode_matches(capture.data)), ())
 
 
 def _read_folder(key: str, capture: Capture | None) -> Files:
     if capture is None or capture.outcome != "ok":
         return {}
     found = derive_fact(key, lambda: decode_matches(capture.data))
-    return {} if isinstance(found, Unknown) else {one.path: _read_matched_file(key, one) for one in found.value}
-
-
-def _read_matched_file(key: str, found: GlobMatch) -> Known[FileState | None] | Unknown:
-    if found.data is None:
-        return Unknown(f"{found.path} could not be read", key)
-    return Known(_make_state(found.data, found.ownership), key)
+    return {
+        one.path: Unknown(f"{one.path} could not be read", key)
+        if one.data is None
+        else Known(make_file_state(one.data, one.ownership), key)
+        for one in ([] if isinstance(found, Unknown) else found.value)
+    }
 
 
 def _read_file(key: str, capture: Capture | None) -> Known[FileState | None] | Unknown:
@@ -425,12 +394,7 @@ def _read_file(key: str, capture: Capture | None) -> Known[FileState | None] | U
     if capture.outcome == "absent":
         return Known(None, key)
     return (
-        Known(_make_state(capture.data, capture.ownership), key)
+        Known(make_file_state(capture.data, capture.ownership), key)
         if capture.outcome == "ok"
         else Unknown(explain_missing(capture), key)
     )
-
-
-def _make_state(data: bytes, ownership: Ownership | None) -> FileState:
-    own = ownership or _DEFAULT_OWNERSHIP
-    return FileState(data, own.mode, own.uid, own.gid)

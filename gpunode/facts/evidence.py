@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 NOT_CAPTURED: Final = "not captured"
@@ -141,9 +142,7 @@ def _encode_match(one: GlobMatch) -> bytes:
     if one.denied:
         row["denied"] = True
     if one.ownership is not None:
-        row["mode"], row["uid"], row["gid"] = f"{one.ownership.mode:04o}", one.ownership.uid, one.ownership.gid
-        if one.ownership.exposed:
-            row["exposed"] = one.ownership.exposed
+        row.update(encode_ownership(one.ownership))
         if one.ownership.mtime is not None:
             row["mtime"] = one.ownership.mtime
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
@@ -170,13 +169,29 @@ def _decode_match(line: bytes) -> GlobMatch:
         content = str(row["text"]).encode("utf-8", "surrogatepass")
     elif "base64" in row:
         content = base64.b64decode(row["base64"], validate=True)
-    return GlobMatch(row["path"], row.get("link"), content, _decode_ownership(row), row.get("denied") is True)
+    return GlobMatch(row["path"], row.get("link"), content, decode_ownership(row), row.get("denied") is True)
 
 
-def _decode_ownership(row: Mapping[str, Any]) -> Ownership | None:
+def encode_ownership(own: Ownership) -> dict[str, object]:
+    """Return the owner and the mode as ``decode_ownership`` reads them, without the times."""
+    row: dict[str, object] = {"mode": f"{own.mode:04o}", "uid": own.uid, "gid": own.gid}
+    return {**row, "exposed": own.exposed} if own.exposed else row
+
+
+def decode_ownership(row: Mapping[str, Any]) -> Ownership | None:
+    """Return the ownership in a row of a capture or of a glob's answer; None where it has none.
+
+    Raises:
+        ValueError: if it is malformed.
+    """
     if "mode" not in row:
         return None
-    owner = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]))
-    mtime = row.get("mtime", row.get("modified"))  # its name in captures of schema 1
-    written_at = float(mtime) if isinstance(mtime, int | float) else None
-    return replace(owner, exposed=str(row.get("exposed", "")), mtime=written_at)
+    mode, uid, gid = (row.get(name) for name in ("mode", "uid", "gid"))
+    if not isinstance(mode, str) or not re.fullmatch(r"[0-7]{1,6}", mode):
+        raise ValueError("a mode is not an octal number in quotes")
+    if type(uid) is not int or type(gid) is not int:
+        raise ValueError("uid or gid is not a number")
+    # The time of the last change of the content has another name in captures of schema 1.
+    times = (row.get("ctime"), row.get("mtime", row.get("modified")))
+    ctime, mtime = (float(one) if isinstance(one, int | float) else None for one in times)
+    return Ownership(int(mode, 8), uid, gid, ctime, str(row.get("exposed", "")), mtime)

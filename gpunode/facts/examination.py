@@ -169,7 +169,8 @@ def _all_probes() -> Iterator[Probe]:
     for key, pattern in _LISTED_GLOBS.items():
         yield Probe(key, glob=pattern, contents=False, content_kind="table")
     yield from _system_probes()
-    yield from _driver_probes()
+    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "ib_core"):
+        yield command_probe(f"modinfo:{name}", "modinfo", name, content_kind="table")
     yield from _container_probes()
 
 
@@ -205,11 +206,6 @@ def _system_probes() -> Iterator[Probe]:
     yield command_probe("selinux-denials", "ausearch", "-m", "avc", "-ts", "today")
     yield command_probe("infiniband", "ibstat", content_kind="table")
     yield command_probe("ofed", "ofed_info", "-s")
-
-
-def _driver_probes() -> Iterator[Probe]:
-    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "ib_core"):
-        yield command_probe(f"modinfo:{name}", "modinfo", name, content_kind="table")
 
 
 _KUBELET_KUBECONFIG_FILE: Final = "/etc/kubernetes/kubelet.conf"

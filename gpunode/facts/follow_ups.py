@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts import systemd
-from gpunode.facts.evidence import Evidence, GlobMatch, Probe, decode_matches
+from gpunode.facts.evidence import Evidence, Probe
 from gpunode.facts.examination import command_probe
 from gpunode.facts.layout import read_layout
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.reader import find_matches, read_text
 
 _MIB: Final = 1 << 20
 _SMI_TIMEOUT_S: Final = 10.0
@@ -51,10 +52,10 @@ def can_query_driver(evidence: Evidence) -> bool:
     Where the module is not loaded or a device file is missing, NVML, and so nvidia-smi, starts nvidia-modprobe, which
     is setuid root, loads the module and makes the files (NVIDIA's driver README, "nvidia-modprobe").
     """
-    if "/dev/dxg" in _read_text(evidence, "dev-dxg"):
+    if "/dev/dxg" in read_text(evidence, "dev-dxg"):
         return True
     # The files outlive the module.
-    is_loaded = bool(_read_text(evidence, "nvidia-version").strip())
+    is_loaded = bool(read_text(evidence, "nvidia-version").strip())
     return is_loaded and "/dev/nvidiactl" in _read_paths(evidence, "dev-nvidia") and not _creates_device_files(evidence)
 
 
@@ -65,12 +66,12 @@ _GPU_NODE: Final = Pattern(r"/dev/nvidia(?P<minor>\d{1,18})")
 
 def _creates_device_files(evidence: Evidence) -> bool:
     """Return True if a GPU lacks its device file and the module lets a client create it."""
-    if _MODIFY_DEVICE_FILES_OFF.search(_read_text(evidence, "file:/proc/driver/nvidia/params")):
+    if _MODIFY_DEVICE_FILES_OFF.search(read_text(evidence, "file:/proc/driver/nvidia/params")):
         return False
     existing = {
         int(match["minor"]) for path in _read_paths(evidence, "dev-nvidia") if (match := _GPU_NODE.fullmatch(path))
     }
-    gpus = _read_matches(evidence, "nvidia-gpus")
+    gpus = find_matches(evidence, "nvidia-gpus")
     try:
         return not read_layout(gpus, ()).minors <= existing
     except ValueError:
@@ -105,13 +106,13 @@ def _is_docker_running(evidence: Evidence) -> bool:
 
     If root's client is configured for another machine's dockerd, leave that one alone.
     """
-    if _REMOTE_CONTEXT.search(_read_text(evidence, "docker-contexts")):
+    if _REMOTE_CONTEXT.search(read_text(evidence, "docker-contexts")):
         return False
     units = evidence.get("units")
     if units is not None and units.outcome == "ok" and units.data.strip():
-        blocks = units.text.split("\n\n")
-        return any("Id=docker.service" in block and "ActiveState=active" in block for block in blocks)
-    return bool(_read_text(evidence, "docker-socket"))
+        docker = systemd.find_properties(units.text, "docker.service")
+        return docker.get("ActiveState") == "active"
+    return bool(read_text(evidence, "docker-socket"))
 
 
 # The context in use, of `docker context ls`: "builder *   docker container   ssh://root@builder".
@@ -138,7 +139,7 @@ _INSPECT_FORMAT: Final = (
 
 
 def _container_probes(evidence: Evidence) -> Iterator[Probe]:
-    ids = _DOCKER_PS_CONTAINER_ID.findall(_read_text(evidence, "docker-containers"))[:_MAX_CONTAINERS]
+    ids = _DOCKER_PS_CONTAINER_ID.findall(read_text(evidence, "docker-containers"))[:_MAX_CONTAINERS]
     if ids:
         argv = (
             "docker",
@@ -163,7 +164,7 @@ def _current_error_template_condition(evidence: Evidence) -> str:
     That is one created since its start, or restarted by it. Older errors may be outdated.
     """
     again = 'eq .HostConfig.RestartPolicy.Name "always" "unless-stopped"'
-    started = systemd.find_start_time(_read_text(evidence, "units"), "docker.service")
+    started = systemd.find_start_time(read_text(evidence, "units"), "docker.service")
     return f'or ({again}) (gt .Created "{started}")' if started else again
 
 
@@ -191,11 +192,9 @@ _MAX_KEYRINGS: Final = 8
 
 def _keyring_probes(evidence: Evidence) -> Iterator[Probe]:
     """Yield probes of the keyrings named in apt's lists and not probed already."""
-    lists = [one.data.decode("utf-8", "replace") for one in _read_matches(evidence, "apt-sources-d") if one.data]
+    lists = [one.data.decode("utf-8", "replace") for one in find_matches(evidence, "apt-sources-d") if one.data]
     told = (
-        match["keyring"]
-        for text in (_read_text(evidence, "apt-sources"), *lists)
-        for match in _SIGNED_BY.finditer(text)
+        match["keyring"] for text in (read_text(evidence, "apt-sources"), *lists) for match in _SIGNED_BY.finditer(text)
     )
     others = (path for path in dict.fromkeys(told) if f"file:{path}" not in evidence)
     for path, _ in zip(others, range(_MAX_KEYRINGS), strict=False):
@@ -208,7 +207,7 @@ _ROTATED_LOG_NUMBER: Final = Pattern(r"\.(?P<number>\d{1,3})(?:\.gz)?$")
 
 def _rotated_log_probes(evidence: Evidence) -> Iterator[Probe]:
     """Yield probes of the newest rotated package logs, oldest first."""
-    if "nvidia" in _read_text(evidence, "file:/var/log/apt/history.log"):
+    if "nvidia" in read_text(evidence, "file:/var/log/apt/history.log"):
         return
     for key in ("apt-logs", "dpkg-logs"):
         matches = (match for path in _read_paths(evidence, key) if (match := _ROTATED_LOG_NUMBER.search(path)))
@@ -246,7 +245,7 @@ def _version_probes(evidence: Evidence) -> Iterator[Probe]:
 
 
 def _missing_driver_probes(evidence: Evidence) -> Iterator[Probe]:
-    kernel = _read_text(evidence, "kernel-release").strip()
+    kernel = read_text(evidence, "kernel-release").strip()
     if kernel and _is_driver_unusable(evidence):
         yield from _initramfs_probes(evidence, kernel)
         for key, pattern in _BUILD_LOGS.items():
@@ -264,9 +263,9 @@ _BUILD_LOGS: Final = {
 
 def _is_driver_unusable(evidence: Evidence) -> bool:
     """Return True if the driver is not loaded, differs from the one on disk, or nouveau is loaded."""
-    version = _read_text(evidence, "file:/sys/module/nvidia/version").strip()
-    on_disk = _read_text(evidence, "modinfo:nvidia")
-    nouveau = "\nnouveau " in f"\n{_read_text(evidence, 'modules')}"
+    version = read_text(evidence, "file:/sys/module/nvidia/version").strip()
+    on_disk = read_text(evidence, "modinfo:nvidia")
+    nouveau = "\nnouveau " in f"\n{read_text(evidence, 'modules')}"
     return not version or nouveau or (bool(on_disk) and version not in on_disk)
 
 
@@ -323,10 +322,10 @@ def _queryable_node_name(evidence: Evidence) -> str:
     With a credential plugin (``exec``, ``auth-provider``), kubectl would start a program that is none of ours.
     """
     programs = evidence.get("kubelet-conf-programs")
-    has_key = _read_text(evidence, "kubelet-conf") and programs is not None and programs.outcome == "ok"
-    if not has_key or _read_text(evidence, "kubelet-conf-programs").strip():
+    has_key = read_text(evidence, "kubelet-conf") and programs is not None and programs.outcome == "ok"
+    if not has_key or read_text(evidence, "kubelet-conf-programs").strip():
         return ""
-    return _read_text(evidence, "node-name").strip().lower()
+    return read_text(evidence, "node-name").strip().lower()
 
 
 FOLLOW_UPS: Final = (
@@ -344,19 +343,6 @@ FOLLOW_UPS: Final = (
 FINAL_FOLLOW_UPS: Final = (FollowUp("docker has containers", _container_probes),)
 
 
-def _read_text(evidence: Evidence, key: str) -> str:
-    capture = evidence.get(key)
-    return capture.text if capture is not None and capture.outcome == "ok" else ""
-
-
 def _read_paths(evidence: Evidence, key: str) -> tuple[str, ...]:
     """Return the paths that a glob matched."""
-    return tuple(one.path for one in _read_matches(evidence, key))
-
-
-def _read_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
-    capture = evidence.get(key)
-    try:
-        return decode_matches(capture.data) if capture is not None else ()
-    except (ValueError, KeyError, TypeError):
-        return ()
+    return tuple(one.path for one in find_matches(evidence, key))

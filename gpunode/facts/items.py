@@ -320,7 +320,7 @@ def _decode_matches(capture: Capture) -> tuple[GlobMatch, ...] | None:
 
 def _items_of_glob(key: str, capture: Capture, found: tuple[GlobMatch, ...]) -> Iterator[EvidenceItem]:
     """Yield a listing of the matches, and each file that was read."""
-    listing = "\n".join(_format_listing(one) for one in found)
+    listing = "\n".join(f"{one.path} -> {one.link}" if one.link else one.path for one in found)
     yield EvidenceItem(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
     for one in found:
         if one.data is not None and not _is_config_without_effect(one.path):
@@ -338,8 +338,3 @@ _FOLDERS_READING_CONF_ONLY: Final = ("/etc/modprobe.d/", "/etc/modules-load.d/",
 
 def _is_config_without_effect(path: str) -> bool:
     return path.startswith(_FOLDERS_READING_CONF_ONLY) and not path.endswith(".conf")
-
-
-def _format_listing(found: GlobMatch) -> str:
-    target = f" -> {found.link}" if found.link else ""
-    return f"{found.path}{target}"

@@ -98,14 +98,12 @@ def read_dkms_links(links: Iterable[GlobMatch]) -> Mapping[tuple[str, str], str]
     Source: dkms 3.0.10, ``_is_module_installed``: <tree>/<module>/kernel-<kernel>-<arch> links to
     <version>/<kernel>/<arch>.
     """
-    return {key: version for found in links for key, version in _parse_dkms_link(found)}
-
-
-def _parse_dkms_link(found: GlobMatch) -> Iterator[tuple[tuple[str, str], str]]:
-    module = found.path.rpartition("/")[0].rpartition("/")[2]
-    parts = (found.link or "").rstrip("/").split("/")[-3:]
-    if len(parts) == 3 and found.path.endswith(f"/kernel-{parts[1]}-{parts[2]}"):
-        yield (module, parts[1]), parts[0]
+    found: dict[tuple[str, str], str] = {}
+    for one in links:
+        parts = (one.link or "").rstrip("/").split("/")[-3:]
+        if len(parts) == 3 and one.path.endswith(f"/kernel-{parts[1]}-{parts[2]}"):
+            found[one.path.split("/")[-2], parts[1]] = parts[0]
+    return found
 
 
 def find_dkms_drivers(links: Iterable[GlobMatch]) -> Mapping[str, DkmsBuild]:

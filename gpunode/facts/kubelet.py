@@ -112,10 +112,7 @@ def find_kubelet(facts: Facts, running: Sequence[str] = (), *, image: bool = Fal
 
     Unknown if several products claim the node, or if a deciding file cannot be read.
 
-    Args:
-        facts: units and files.
-        running: the command line of the running standalone kubelet; empty if it was not probed.
-        image: whether the node is a mounted root.
+    ``running`` is the command line of the running standalone kubelet; empty if it was not probed.
     """
     ranks = {kind: _presence_rank(facts, kind) for kind in UNITS}
     best = max(ranks.values())
@@ -219,7 +216,12 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
     kind: KubeletKind = "kubelet"
     flags = parse_flags(words)
     path = flags.get("config", "")
-    config = _read_config(facts, path, needed=not {"container-runtime-endpoint", "cgroup-driver"} <= flags.keys())
+    config: Mapping[str, str | None] = {}
+    try:
+        config = _read_keys(facts, path, "containerRuntimeEndpoint", "cgroupDriver", "cpuManagerPolicy") if path else {}
+    except ValueError:
+        if not {"container-runtime-endpoint", "cgroup-driver"} <= flags.keys():
+            raise
     endpoint = flags.get("container-runtime-endpoint") or config.get("containerRuntimeEndpoint")
     if flags.get("container-runtime") == "docker":
         endpoint = "/run/dockershim.sock"
@@ -238,22 +240,8 @@ def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]
     )
 
 
-def _read_config(facts: Facts, path: str, *, needed: bool) -> Mapping[str, str | None]:
-    """Read the kubelet's configuration; empty without one, or if it is unreadable and not ``needed``."""
-    try:
-        return _read_keys(facts, path, "containerRuntimeEndpoint", "cgroupDriver", "cpuManagerPolicy") if path else {}
-    except ValueError:
-        if needed:
-            raise
-        return {}
-
-
 def _find_start_command(facts: Facts, *, image: bool) -> tuple[str, ...]:
-    """Return the command line of kubelet.service, as systemd assembles it.
-
-    Raises:
-        _Unreadable: if a unit file was not probed, or none gives the command.
-    """
+    """Return the command line of kubelet.service, as systemd assembles it."""
     # The content of an image's /run is gone when it boots.
     folders = tuple(folder for folder in _UNIT_FOLDERS.values() if not (image and folder.startswith("/run/")))
     files: dict[str, bytes] = {}
@@ -300,20 +288,15 @@ def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
 
 def _k3s_unit_command(facts: Facts, unit: str) -> Sequence[str]:
     """Return the command in the unit file of k3s's installer; empty if not probed. k3s hides it in /proc."""
-    state = known(facts.file(f"/etc/systemd/system/{unit}"), None)
-    if state is None or state.content is None:
-        return ()
     place = f"/etc/systemd/system/{unit}"
-    command = systemd.find_start_command({place: state.content}, unit, ("/etc/systemd/system",))
+    state = known(facts.file(place), None)
+    command = systemd.find_start_command({place: state.content}, unit, ("/etc/systemd/system",)) if state else None
     return command.argv if command else ()
 
 
 def _node_name_in_environment(facts: Facts, unit: str) -> str:
     """Return K3S_NODE_NAME, which k3s uses if neither a flag nor its configuration names the node."""
-    place = _K3S_ENVIRONMENTS.get(unit)
-    state = known(facts.file(place), None) if place else None
-    text = state.content.decode("utf-8", "replace") if state and state.content else ""
-    found = _K3S_NODE_NAME_ASSIGNMENT.findall(text)
+    found = _K3S_NODE_NAME_ASSIGNMENT.findall(facts.text(_K3S_ENVIRONMENTS.get(unit, "")))
     return str(found[-1]).strip("\"'") if found else ""
 
 

@@ -35,17 +35,12 @@ def parse_lspci(text: str) -> tuple[PciDevice, ...]:
     Raises:
         ValueError: if a record lacks its address, class, vendor or device.
     """
-    return tuple(
-        _make_device(_parse_lspci_record(record)) for record in re.split(r"\n{2,}", text.strip("\n")) if record
-    )
+    return tuple(_parse_device(record) for record in re.split(r"\n{2,}", text.strip("\n")) if record)
 
 
-def _parse_lspci_record(record: str) -> Mapping[str, str]:
+def _parse_device(record: str) -> PciDevice:
     # Module is the only tag that may repeat, and it is not used.
-    return {tag: value.strip() for tag, _, value in (line.partition(":") for line in record.split("\n"))}
-
-
-def _make_device(fields: Mapping[str, str]) -> PciDevice:
+    fields = {tag: value.strip() for tag, _, value in (line.partition(":") for line in record.split("\n"))}
     address = fields.get("Slot", "")
     if not _PCI_ADDRESS.fullmatch(address):
         raise ValueError(f"not a PCI address: {address[:40]!r}")
@@ -207,9 +202,7 @@ PROVIDER_NAMES: Final[Mapping[Provider, str]] = {
 def find_provider(is_there: Callable[[str], Fact[bool]], distro: Fact[Distro]) -> Fact[Provider | None]:
     """Return the provider that builds this node; None if its owner does.
 
-    Args:
-        is_there: whether the mark of a probe is there.
-        distro: Bottlerocket and RHCOS say themselves what they are.
+    ``is_there`` tells whether the mark of a probe is there; Bottlerocket and RHCOS say themselves what they are.
     """
     if isinstance(distro, Known) and distro.value.id in _PROVIDER_BY_DISTRO_ID:
         return Known(_PROVIDER_BY_DISTRO_ID[distro.value.id], distro.probe)

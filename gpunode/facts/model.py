@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from gpunode.change import FileState, MigLayout, PackageState, ServiceState, UnknownContent
+from gpunode.change import FileChange, FileState, MigLayout, PackageState, ServiceState, Trigger, UnknownContent
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.evidence import NOT_CAPTURED
@@ -102,6 +102,14 @@ def holds(fact: Known[FileState | None] | Unknown, after: FileState | UnknownCon
     if isinstance(fact, PromisedFile):
         return fact.after == after
     return isinstance(fact, Known) and fact.value == after
+
+
+def plan_file(
+    facts: Facts, path: str, after: FileState | None, triggers: frozenset[Trigger] = frozenset()
+) -> tuple[FileChange, ...]:
+    """Return the change that brings the file to ``after``; none where it is so. Raises Undetermined."""
+    present = need(facts.file(path), f"what {path} holds")
+    return () if present == after else (FileChange(path, present, after, triggers),)
 
 
 @dataclass(frozen=True, slots=True)

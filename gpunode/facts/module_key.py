@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.facts import kernels
-from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe
+from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import parse_distro
-from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown, known
+from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Known, ModuleKey, ModuleSignature, Unknown
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
-from gpunode.facts.reader import EvidenceReader, derive_fact
+from gpunode.facts.reader import EvidenceReader, derive_fact, find_matches, read_text
 
 DKMS_CONFIG_FILE: Final = "/etc/dkms/framework.conf"
 DKMS_KEY_FILES: Final = ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub")
@@ -52,9 +52,7 @@ _MODINFO_SIGNATURE_FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$
 def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) -> None:
     """Have ``run_probe`` read everything that ``derive_module_key`` needs.
 
-    Args:
-        evidence: of the usual probes; ``run_probe`` adds to it.
-        run_probe: runs a probe and keeps its answer.
+    ``run_probe`` adds the answers to ``evidence``, which has those of the usual probes.
     """
     run_probe(Probe(f"file:{DKMS_CONFIG_FILE}", path=DKMS_CONFIG_FILE, content_kind="log"))
     run_probe(Probe(_DKMS_CONFIG_FOLDER_PROBE_KEY, glob=f"{DKMS_CONFIG_FILE}.d/*.conf", content_kind="log"))
@@ -71,14 +69,9 @@ def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) 
         run_probe(Probe(f"{_MODULE_SIGNATURE_KEY_PREFIX}{kernel}", argv=("modinfo", path), content_kind="table"))
 
 
-def _find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
-    """Return the matches of a glob; none where it could not be read."""
-    return known(derive_fact(key, lambda: EvidenceReader(evidence).found(key)), ())
-
-
 def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the kernel and the path of every main module that DKMS has built."""
-    found = [one for key in MODULE_FILE_PROBE_KEYS for one in _find_matches(evidence, key)]
+    found = [one for key in MODULE_FILE_PROBE_KEYS for one in find_matches(evidence, key)]
     for file in kernels.find_module_files(found, ()):
         if file.dkms:
             yield file.kernel, file.path
@@ -87,10 +80,9 @@ def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
 def find_key_files(evidence: Evidence) -> tuple[str, str]:
     """Return the paths of the private key and of the certificate that DKMS takes."""
     settings: dict[str, str] = {}
-    single = evidence.get(f"file:{DKMS_CONFIG_FILE}")
-    texts = [single.text if single and single.outcome == "ok" else ""]
+    texts = [read_text(evidence, f"file:{DKMS_CONFIG_FILE}")]
     texts += [
-        (one.data or b"").decode("utf-8", "replace") for one in _find_matches(evidence, _DKMS_CONFIG_FOLDER_PROBE_KEY)
+        (one.data or b"").decode("utf-8", "replace") for one in find_matches(evidence, _DKMS_CONFIG_FOLDER_PROBE_KEY)
     ]
     for text in texts:
         settings.update(
@@ -98,16 +90,11 @@ def find_key_files(evidence: Evidence) -> tuple[str, str]:
         )
     key, certificate = settings.get("mok_signing_key", ""), settings.get("mok_certificate", "")
     # Ubuntu's pair counts only where no key is set: then a certificate that is set does not count either.
-    if not key and _is_ubuntu(evidence):
+    distro = derive_fact("os-release", lambda: parse_distro(read_text(evidence, "os-release")))
+    # DKMS compares the id alone: a relative of Ubuntu's is none.
+    if not key and isinstance(distro, Known) and distro.value.id == "ubuntu":
         return UBUNTU_KEY_FILES
     return key or DKMS_KEY_FILES[0], certificate or DKMS_KEY_FILES[1]
-
-
-def _is_ubuntu(evidence: Evidence) -> bool:
-    capture = evidence.get("os-release")
-    distro = derive_fact("os-release", lambda: parse_distro(capture.text if capture else ""))
-    # DKMS compares the id alone: a relative of Ubuntu's is none.
-    return isinstance(distro, Known) and distro.value.id == "ubuntu"
 
 
 def derive_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
@@ -121,7 +108,8 @@ def _read_module_key(evidence: Evidence) -> ModuleKey:
     reader = EvidenceReader(evidence)
     key, path = find_key_files(evidence)
     certificate = reader.data(_CERTIFICATE_PROBE_KEY) or b""
-    der = _decode_pem(certificate) or certificate
+    pem = _PEM.search(certificate.decode("latin-1"))
+    der = base64.b64decode(pem[1]) if pem else certificate
     lists = b"".join(one.data or b"" for name in _ENROLLED_KEYS_GLOBS for one in reader.found(name))
     queued, timeout = reader.data(_QUEUED_ENROLMENT_PROBE_KEY) or b"", reader.data(_MOK_TIMEOUT_PROBE_KEY)
     return ModuleKey(
@@ -137,11 +125,6 @@ def _read_module_key(evidence: Evidence) -> ModuleKey:
         timeout_s=int.from_bytes(timeout[4:], "little", signed=True) if timeout else MOK_TIMEOUT_S,
         signatures=dict(_read_signatures(evidence)),
     )
-
-
-def _decode_pem(certificate: bytes) -> bytes:
-    match = _PEM.search(certificate.decode("latin-1"))
-    return base64.b64decode(match[1]) if match else b""
 
 
 def _read_signatures(evidence: Evidence) -> Iterator[tuple[str, ModuleSignature]]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpunode.change import MigInstance, MigLayout
-from gpunode.facts import patterns
 from gpunode.facts.evidence import NOT_CAPTURED, Capture
 from gpunode.facts.model import MigGpu
-from gpunode.facts.patterns import Pattern
+from gpunode.facts.patterns import Pattern, parse_version
 
 NVML_ANSWER_SCHEMA_VERSION = 1
 NVML_PROBE_KEY = "nvml"
@@ -292,9 +291,7 @@ def _parse_unread_value(value: Mapping[str, object]) -> UnreadNvmlValue:
 def describe_hang(what: str, error: str) -> str:
     """Describe a call that did not return; the child's last line names the call if it announces calls.
 
-    Args:
-        what: the kind of call.
-        error: of the evidence; where the host says how long it waited, that is the first line, ``no answer within …``.
+    Where the host says how long it waited, that is the first line of ``error``: ``no answer within …``.
     """
     lines = error.strip().splitlines()
     within = lines.pop(0).removeprefix("no answer") if lines and lines[0].startswith("no answer within ") else ""
@@ -394,38 +391,21 @@ def compare_versions(loaded: str | None, library: str | None, package: str | Non
     The package has the intended version. Missing ones are not compared: they are another finding.
     """
     module, nvml, wanted = (driver_version(text or "") for text in (loaded, library, package))
-    if not wanted:
-        return tuple(_compare_without_package(module, nvml))
+    loaded_module, package_name = "the loaded nvidia module", "the installed package"
+    pairs = [
+        (loaded_module, module, package_name, wanted, _RELOAD_MODULES_ADVICE),
+        ("the NVML library in use", nvml, package_name, wanted, _FIND_OTHER_NVML_COPY_ADVICE),
+    ]
+    if not wanted and module and nvml:
+        is_older = parse_version(module) < parse_version(nvml)
+        advice = _RELOAD_MODULES_ADVICE if is_older else _FIND_OTHER_NVML_COPY_ADVICE
+        pairs = [(loaded_module, module, "the NVML library", nvml, advice)]
     problems = []
-    if module and module != wanted:
-        problems.append(
-            _describe_mismatch(
-                "the loaded nvidia module", module, "the installed package", wanted, _RELOAD_MODULES_ADVICE
-            )
-        )
-    if nvml and nvml != wanted:
-        problems.append(
-            _describe_mismatch(
-                "the NVML library in use", nvml, "the installed package", wanted, _FIND_OTHER_NVML_COPY_ADVICE
-            )
-        )
+    for what, own, name, other, hint in pairs:
+        if own and other and own != other:
+            relation = "older" if parse_version(own) < parse_version(other) else "newer"
+            problems.append(VersionProblem(f"{what} ({own}) is {relation} than {name} ({other})", hint))
     return tuple(problems)
-
-
-def _compare_without_package(module: str, nvml: str) -> list[VersionProblem]:
-    if not module or not nvml or module == nvml:
-        return []
-    hint = _RELOAD_MODULES_ADVICE if _version_key(module) < _version_key(nvml) else _FIND_OTHER_NVML_COPY_ADVICE
-    return [_describe_mismatch("the loaded nvidia module", module, "the NVML library", nvml, hint)]
-
-
-def _describe_mismatch(what: str, version: str, other: str, other_version: str, hint: str) -> VersionProblem:
-    relation = "older" if _version_key(version) < _version_key(other_version) else "newer"
-    return VersionProblem(f"{what} ({version}) is {relation} than {other} ({other_version})", hint)
-
-
-def _version_key(version: str) -> tuple[int, ...]:
-    return patterns.parse_version(version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,9 +364,7 @@ def _skip_blank(text: str, at: int) -> int:
 def parse_text_report(text: str, name: str = "") -> Evidence:
     """Parse plain text: split it at shell prompts, headings and the outputs of known commands.
 
-    Args:
-        text: what was pasted.
-        name: of its file; a log's (``kern.log``) tells the kind, others are ignored.
+    The ``name`` of a log's file (``kern.log``) tells the kind; others are ignored.
     """
     is_log = identify_source(name).kind not in {"file", "text", "application"}
     return collect_pieces([(name if is_log else _DEFAULT_SOURCE, text)])

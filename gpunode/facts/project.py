@@ -143,33 +143,29 @@ def _project_sources(facts: Facts, path: str, after: FileState | None) -> Fact[t
 
 def _with_package(facts: Facts, change: PackageChange) -> Facts:
     def changed(packages: Mapping[PackageId, PackageState]) -> Mapping[PackageId, PackageState]:
-        rest = dict(packages)
-        rest.pop(change.id, None)
-        return (
-            rest if change.after is None else {**rest, change.id: _project_package_state(change.before, change.after)}
-        )
+        rest = {one: state for one, state in packages.items() if one != change.id}
+        after = change.after
+        return rest if after is None else {**rest, change.id: _project_package_state(change.before, after)}
 
-    kernel = system(facts).kernel_of_headers(change.id)
+    kernel, is_gone = system(facts).kernel_of_headers(change.id), change.after is None
     if prebuilt := system(facts).parse_prebuilt_name(change.id):
-        facts = _with_prebuilt_module(facts, *prebuilt, present=change.after is not None)
+        facts = _with_prebuilt_module(facts, *prebuilt, present=not is_gone)
     facts = replace(
         facts,
         packages=_map_fact(facts.packages, changed),
         driver_libraries=Unknown("known after packages are installed", PLAN_PROBE_KEY),
         leftovers=_project_leftovers(facts.leftovers, change),
-        headers=_project_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
+        headers=_map_fact(facts.headers, lambda former: former - {kernel} if is_gone else former | {kernel})
+        if kernel
+        else facts.headers,
     )
     if change.id in facts.unconfigured and change.removes_or_replaces:
-        facts = _without_unconfigured(facts, change.id)
+        left = facts.unconfigured - {change.id}
+        interrupted = facts.packages_interrupted if left else Known(False, PLAN_PROBE_KEY)
+        facts = replace(facts, unconfigured=left, packages_interrupted=interrupted)
     if kernel or system(facts).builds_driver(change.id):
         return _with_built_modules(facts, is_rebuilt=not kernel)
     return facts
-
-
-def _without_unconfigured(facts: Facts, package: PackageId) -> Facts:
-    left = facts.unconfigured - {package}
-    interrupted = facts.packages_interrupted if left else Known(False, PLAN_PROBE_KEY)
-    return replace(facts, unconfigured=left, packages_interrupted=interrupted)
 
 
 def _with_prebuilt_module(facts: Facts, kernel: str, branch: str, *, present: bool) -> Facts:
@@ -194,10 +190,6 @@ def _project_leftovers(fact: Fact[frozenset[str]], change: PackageChange) -> Fac
     if not isinstance(fact, Known) or (change.after is None and change.id.name.startswith("cuda-")):
         return Unknown("known after packages are installed", PLAN_PROBE_KEY)
     return Known(frozenset(one for one in fact.value if one.startswith("/usr/local/")), PLAN_PROBE_KEY)
-
-
-def _project_headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:
-    return _map_fact(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
 
 
 def _find_dkms_driver_package(facts: Facts) -> tuple[str, str] | None:

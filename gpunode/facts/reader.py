@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, decode_matches
+from gpunode.change import FileState
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, Ownership, decode_matches
 from gpunode.facts.model import NOT_INSTALLED_ENDING, Fact, Known, Unknown
 
 T = TypeVar("T")
+_DEFAULT_OWNERSHIP = Ownership(0o644, 0, 0)
 
 
 class EvidenceMissing(ValueError):
@@ -56,6 +58,26 @@ class EvidenceReader:
     def found(self, key: str) -> tuple[GlobMatch, ...]:
         """Return the matches of a glob."""
         return decode_matches(self.data(key) or b"")
+
+
+def find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
+    """Return the matches of a glob as far as they were read; none where there is no answer, or a malformed one."""
+    try:
+        return decode_matches(evidence[key].data) if key in evidence else ()
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def read_text(evidence: Evidence, key: str) -> str:
+    """Return the text of an answer; empty where there is none."""
+    capture = evidence.get(key)
+    return capture.text if capture is not None and capture.outcome == "ok" else ""
+
+
+def make_file_state(data: bytes, ownership: Ownership | None) -> FileState:
+    """Return the state of a file with this content; one without an owner is root's, and readable for all."""
+    own = ownership or _DEFAULT_OWNERSHIP
+    return FileState(data, own.mode, own.uid, own.gid)
 
 
 def explain_missing(capture: Capture) -> str:

@@ -43,13 +43,22 @@ def parse_units(text: str) -> Mapping[str, Unit]:
         ValueError: if a block lacks its name, or a time is malformed.
     """
     found: dict[str, Unit] = {}
-    for block in re.split(r"\n{2,}", text.strip("\n")):
-        values = dict(line.partition("=")[::2] for line in block.split("\n"))
+    for values in _split_units(text):
         if not values.get("Id"):
-            raise ValueError(f"a unit without its name: {block[:80]!r}")
+            raise ValueError(f"a unit without its name: {str(values)[:80]}")
         unit = _make_unit(values)
         found.update(dict.fromkeys((values["Id"], *values.get("Names", "").split()), unit))
     return found
+
+
+def _split_units(text: str) -> Iterator[dict[str, str]]:
+    for block in re.split(r"\n{2,}", text.strip("\n")):
+        yield dict(line.partition("=")[::2] for line in block.split("\n"))
+
+
+def find_properties(text: str, name: str) -> Mapping[str, str]:
+    """Return the properties of the unit ``name`` in the output of ``systemctl show``; none if it is not among them."""
+    return next((values for values in _split_units(text) if values.get("Id") == name), {})
 
 
 def has_unit_failed(values: Mapping[str, str]) -> bool:
@@ -62,21 +71,15 @@ def has_unit_failed(values: Mapping[str, str]) -> bool:
 
 def find_main_pid(text: str, name: str) -> int:
     """Return the main PID of the unit ``name`` in the output of ``systemctl show``; 0 if it does not run."""
-    for block in re.split(r"\n{2,}", text.strip("\n")):
-        values = dict(line.partition("=")[::2] for line in block.split("\n"))
-        if values.get("Id") == name:
-            return parse_int(values.get("MainPID", "")) or 0
-    return 0
+    return parse_int(find_properties(text, name).get("MainPID", "")) or 0
 
 
 def find_start_time(text: str, name: str) -> str:
     """Return the start time of the unit ``name`` (RFC 3339, UTC); empty if it does not run."""
-    for block in re.split(r"\n{2,}", text.strip("\n")):
-        values = dict(line.partition("=")[::2] for line in block.split("\n"))
-        if values.get("Id") == name and values.get("ActiveState") in _ACTIVE_STATES:
-            match = _SYSTEMD_TIMESTAMP.fullmatch(values.get("ExecMainStartTimestamp", ""))
-            return f"{match[1]}{match[2] or ''}Z".replace(" ", "T") if match else ""
-    return ""
+    values = find_properties(text, name)
+    match = _SYSTEMD_TIMESTAMP.fullmatch(values.get("ExecMainStartTimestamp", ""))
+    is_active = values.get("ActiveState") in _ACTIVE_STATES
+    return f"{match[1]}{match[2] or ''}Z".replace(" ", "T") if match and is_active else ""
 
 
 def _make_unit(values: Mapping[str, str]) -> Unit:

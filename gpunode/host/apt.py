@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -21,13 +22,7 @@ from gpunode.change import PackageChange, PackageState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host import files, places
-from gpunode.host.apt_failures import (
-    FAILURE_TEXTS,
-    FailureKind,
-    classify_failure,
-    explain_failure,
-    find_build_log,
-)
+from gpunode.host.apt_failures import FAILURE_TEXTS, FailureKind, classify_failure, explain_failure, find_build_log
 from gpunode.host.locks import (
     STARTED_BY_GPUNODE_VARIABLE,
     busy_error,
@@ -39,15 +34,17 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, FinishedCommand, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
-from gpunode.packages.deb.output import (
+from gpunode.packages.deb.answers import parse_archives
+from gpunode.packages.deb.transactions import (
+    arguments,
     failed_fetches,
     index_file_prefix,
     is_update_incomplete,
-    parse_madison,
     parse_simulation,
+    purged_by_dpkg,
 )
-from gpunode.packages.deb.requests import arguments, purged_by_dpkg
 from gpunode.packages.simulation import Simulation, differences_from_plan
+from gpunode.packages.system import list_versions
 from gpunode.redaction.secrets import redact_text as redact
 
 _QUERY_LIMIT_S = 120.0
@@ -177,7 +174,6 @@ class Apt:
         self._lock_timeout_s = lock_timeout_s
         self._clock = clock
         self._sleep = sleep
-        self._known_paths: _AptPaths | None = None
 
     def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
         """Simulate one transaction of ``changes`` without any lock; return None without apt."""
@@ -187,14 +183,14 @@ class Apt:
         finished = self._run((*SIMULATE_COMMAND, *words), _QUERY_LIMIT_S)
         if finished.missing:
             return None
-        return parse_simulation(_decode_text(finished.stdout), _decode_text(finished.stderr), ok=finished.ok)
+        return parse_simulation(finished.text, finished.error, ok=finished.ok)
 
     def list_offered_versions(self, packages: Collection[PackageId]) -> Mapping[PackageId, frozenset[str]]:
         """Return the versions of each package in the index, without those that are only installed."""
         if not packages:
             return {}
         finished = self._run(("apt-cache", "madison", *map(str, packages)), _QUERY_LIMIT_S)
-        return parse_madison(_decode_text(finished.stdout))
+        return list_versions(parse_archives(finished.text))
 
     def transact(self, changes: Sequence[PackageChange]) -> None:
         """Apply ``changes`` in one transaction, and mark packages as their states say.
@@ -274,16 +270,9 @@ class Apt:
             # For file: it would leave a link, which means something else seen from outside its root.
             source = f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
             # apt's downloader knows no limit, so the kernel sets it.
-            argv = (
-                *(
-                    "prlimit",
-                    f"--fsize={limit_bytes}",
-                    "/usr/lib/apt/apt-helper",
-                    *_FETCH_OPTIONS,
-                    *_verification_options((url,)),
-                ),
-                *("download-file", source, target),
-            )
+            options = (*_FETCH_OPTIONS, *_verification_options((url,)))
+            limited = ("prlimit", f"--fsize={limit_bytes}", "/usr/lib/apt/apt-helper")
+            argv = (*limited, *options, "download-file", source, target)
 
             def too_large(_kind: FailureKind, finished: FinishedCommand) -> bool:
                 # The signal that the limit sends ends apt's method, where it is not ignored: gpunode's Python does.
@@ -308,9 +297,8 @@ class Apt:
     # -- a transaction ------------------------------------------------------------------------------------------
 
     def _apt_arguments(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
-        return arguments(
-            changes, self._find_in_dpkg_database([change.id for change in changes if not change.is_there_after])
-        )
+        leaving = [change.id for change in changes if not change.is_there_after]
+        return arguments(changes, self._find_in_dpkg_database(leaving))
 
     def _find_in_dpkg_database(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
         """Return the packages known to dpkg, since an interrupted run may have removed some; all if it does not say."""
@@ -320,7 +308,7 @@ class Apt:
         found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *map(str, packages)), _QUERY_LIMIT_S)
         if found.exit_status not in (0, 1):  # 1 if one of them is not found
             return frozenset(packages)
-        rows = [line.split() for line in _decode_text(found.stdout).splitlines()]
+        rows = [line.split() for line in found.text.splitlines()]
         there = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
         return frozenset(PackageId.of(name) for row in there for name in row[:2])
 
@@ -341,10 +329,7 @@ class Apt:
         argv = ("apt-get", *_INSTALL_OPTIONS, *_TRANSACTION_OPTIONS, *_apt_options(timeout), "install", *words)
         try:
             self._retry_transient(
-                "change the packages",
-                lambda: self._run_transaction(argv),
-                self._paths.install_locks,
-                cure,
+                "change the packages", lambda: self._run_transaction(argv), self._paths.install_locks, cure
             )
         except GpunodeError:
             if was_killed:
@@ -377,14 +362,8 @@ class Apt:
         """Mark packages as automatic, manual or held; apt itself marked those we named as manual."""
         for verb, names in plan_marks(changes).items():
             if names:
-                argv = (
-                    "apt-mark",
-                    "-q",
-                    *_apt_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"),
-                    verb,
-                    *names,
-                )
-                self._run_with_retries(f"mark packages ({verb})", argv)
+                patience = _apt_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}")
+                self._run_with_retries(f"mark packages ({verb})", ("apt-mark", "-q", *patience, verb, *names))
 
     def _restore_marks(self, changes: Sequence[PackageChange]) -> None:
         """Restore the marks of what is still installed; ignore errors, so that the original failure is reported."""
@@ -406,11 +385,7 @@ class Apt:
     ) -> None:
         """Run ``attempt`` until it succeeds, retrying transient failures.
 
-        Args:
-            action: the action, for error messages.
-            attempt: called when none of ``locks`` is held.
-            locks: those that it takes.
-            on_failure: called with each failure; if it returns True, the next try follows at once.
+        ``attempt`` is called when no lock is held; if ``on_failure`` returns True, the next try follows at once.
         """
         pauses = iter(_BACKOFF_S)
         deadline = self._clock() + self._lock_timeout_s
@@ -419,7 +394,7 @@ class Apt:
             finished = attempt()
             if finished.ok:
                 return
-            kind = classify_failure(_decode_text(finished.stdout), _decode_text(finished.stderr))
+            kind = classify_failure(finished.text, finished.error)
             if kind == "lock" and self._clock() < deadline:
                 self._sleep(1.0)
                 continue
@@ -441,13 +416,10 @@ class Apt:
             )
         if kind == "lock" and (found := find_first_holder(locks, root=self._root)):
             return busy_error(found, self._lock_timeout_s)
-        said, complained = redact(_decode_text(finished.stdout)), redact(_decode_text(finished.stderr))
-        make_log = self._read_make_log(_join_output(finished))
+        said, complained = redact(finished.text), redact(finished.error)
+        log = find_build_log(_join_output(finished))
+        make_log = files.read_file(log, _MAX_MAKE_LOG_BYTES, root=self._root).text if log else ""
         return explain_failure(redact(action), said, complained, make_log=make_log, exit_status=finished.exit_status)
-
-    def _read_make_log(self, output: str) -> str:
-        path = find_build_log(output)
-        return files.read_file(path, _MAX_MAKE_LOG_BYTES, root=self._root).text if path else ""
 
     def _run_transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
         """Run dpkg so that it survives even gpunode's own end."""
@@ -471,20 +443,13 @@ class Apt:
 
     # -- places -------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _paths(self) -> _AptPaths:
-        if self._known_paths is None:
-            self._known_paths = self._query_paths()
-        return self._known_paths
-
-    def _query_paths(self) -> _AptPaths:
         asked = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
         finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_LIMIT_S)
         if not finished.ok:
-            raise explain_failure(
-                "ask apt for its configuration", _decode_text(finished.stdout), _decode_text(finished.stderr)
-            )
-        said = dict(word.split("=", 1) for word in shlex.split(_decode_text(finished.stdout)) if "=" in word)
+            raise explain_failure("ask apt for its configuration", finished.text, finished.error)
+        said = dict(word.split("=", 1) for word in shlex.split(finished.text) if "=" in word)
         lists, archives, status = found = [said.get(key, "").rstrip("/") for key in "LAS"]
         if any(not path.startswith("/") or ".." in path.split("/") for path in found):
             raise ChangeFailed(
@@ -527,9 +492,6 @@ def _make_temporary_folder(lists: str, root: str) -> Iterator[places.OpenedPath]
     """Make a private temporary folder beside ``lists``, opened.
 
     apt sees it, too, and its download user can enter the folders above it.
-
-    Raises:
-        ChangeFailed: if it cannot be made or used.
     """
     parent, name = posixpath.dirname(lists), f"{_TEMPORARY_FOLDER_PREFIX}{os.urandom(4).hex()}"
     try:
@@ -616,12 +578,8 @@ def _quarantine_lists(lists: str, root: str) -> Iterator[Callable[[str], None]]:
             raise
 
 
-def _decode_text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
-
-
 def _join_output(finished: FinishedCommand) -> str:
-    return f"{_decode_text(finished.stdout)}\n{_decode_text(finished.stderr)}"
+    return f"{finished.text}\n{finished.error}"
 
 
 def _too_large_error(url: str, limit_bytes: int) -> ChangeFailed:

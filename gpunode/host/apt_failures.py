@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from gpunode.command import command
 from gpunode.errors import Busy, ChangeFailed, GpunodeError
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE
-from gpunode.packages.deb.output import failed_fetches, messages, refusal
+from gpunode.packages.deb.transactions import failed_fetches, messages, refusal
 
 FailureKind: TypeAlias = Literal[
     "interrupted",
@@ -85,10 +85,7 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
     ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
     ("certificate", (r"certificate verif",)),
     ("refused", (r"\(111: Connection refused\)",)),
-    (
-        "network",
-        (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",),
-    ),
+    ("network", (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",)),
     ("held", ("Held packages were changed",)),
     (
         "unmet",
@@ -168,12 +165,7 @@ def explain_failure(
 ) -> GpunodeError:
     """Make the error for a failed run of apt.
 
-    Args:
-        action: the action, as it follows "could not".
-        stdout: what apt printed.
-        stderr: its error output.
-        make_log: the content of the file that ``find_build_log`` names, where it could be read.
-        exit_status: its own; 128 + N if signal N ended it.
+    ``action`` goes on from "could not"; ``make_log`` is the content of the file that ``find_build_log`` names.
     """
     everything = f"{stdout}\n{stderr}"
     kind = classify_failure(stdout, stderr, exit_status)

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, ContentKind, Evidence, Ownership, Probe, ProbeOutcome
+from gpunode.facts.evidence import (
+    NOT_CAPTURED,
+    Capture,
+    ContentKind,
+    Evidence,
+    Probe,
+    ProbeOutcome,
+    decode_ownership,
+    encode_ownership,
+)
 from gpunode.facts.model import Distro
 
 if TYPE_CHECKING:
@@ -138,9 +147,7 @@ def _make_row(key: str, capture: Capture) -> dict[str, object]:
         row["exit_status"] = capture.exit_status
     if capture.ownership is not None:
         own = capture.ownership
-        row.update(mode=f"{own.mode:04o}", uid=own.uid, gid=own.gid)
-        if own.exposed:
-            row["exposed"] = own.exposed
+        row.update(encode_ownership(own))
         # Of the other files it would only make two captures of one state differ.
         if own.ctime is not None and key.startswith("file:"):
             row["ctime"] = round(own.ctime, 6)
@@ -401,13 +408,11 @@ def _decode_evidence(read: Callable[[str], bytes], path: CapturePlace) -> Eviden
     if len(rows) > MAX_MEMBERS:
         raise _harmful_error(path, CAPTURE_INDEX, f"lists more than {MAX_MEMBERS} probes")
     if schema == 1:
-        rows = {key: _convert_schema_1(row) for key, row in rows.items()}
+        rows = {
+            key: {_SCHEMA_1_RENAMED_KEYS.get(name, name): value for name, value in row.items()}
+            for key, row in rows.items()
+        }
     return {str(key): _decode_capture(row, read, path) for key, row in rows.items()}
-
-
-def _convert_schema_1(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row of a capture in schema 1 with the names of schema 2."""
-    return {_SCHEMA_1_RENAMED_KEYS.get(name, name): value for name, value in row.items()}
 
 
 def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: CapturePlace) -> Capture:
@@ -431,21 +436,9 @@ def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: 
         data=read(str(name)) if name is not None else b"",
         error=row.get("error", ""),
         exit_status=status,
-        ownership=_decode_file_ownership(row),
+        ownership=decode_ownership(row),
         content_kind=content_kind,
     )
-
-
-def _decode_file_ownership(row: Mapping[str, Any]) -> Ownership | None:
-    if "mode" not in row:
-        return None
-    mode, uid, gid, ctime = (row.get(name) for name in ("mode", "uid", "gid", "ctime"))
-    if not isinstance(mode, str) or not re.fullmatch(r"[0-7]{1,6}", mode):
-        raise ValueError("a mode is not an octal number in quotes")
-    if type(uid) is not int or type(gid) is not int:
-        raise ValueError("uid or gid is not a number")
-    when = float(ctime) if isinstance(ctime, int | float) else None
-    return Ownership(int(mode, 8), uid, gid, when, str(row.get("exposed", "")))
 
 
 @dataclass(frozen=True, slots=True)

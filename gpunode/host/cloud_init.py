@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpunode.errors import Busy
+from gpunode.facts.systemd import find_properties
 from gpunode.host.locks import LockHolder, make_holder, script_pids, wait_while
 from gpunode.host.port import OnProgress
 from gpunode.host.process import Runner
@@ -32,14 +33,6 @@ def wait_until_done(
 ) -> None:
     """Wait until cloud-init has finished this boot; return at once if it is absent or started this process.
 
-    Args:
-        runner: runs systemctl, only if cloud-init has begun and not ended.
-        limit_s: the timeout.
-        on_progress: called with the stage of cloud-init.
-        root: where /run and /proc are.
-        clock: seconds that only go up.
-        sleep: waits for some of them.
-
     Raises:
         Busy: if it still runs after ``limit_s``.
     """
@@ -54,7 +47,10 @@ def wait_until_done(
     def who() -> LockHolder | None:
         if not is_unfinished(root / "run/cloud-init"):
             return None
-        return find_stage_process(proc) or _find_queued_stage(runner)
+        if found := find_stage_process(proc):
+            return found
+        shown = _show_units(runner, *_LATE_UNITS)  # a stage that systemd has yet to start
+        return next((LockHolder(unit, 0, "") for unit in _LATE_UNITS if find_properties(shown, unit).get("Job")), None)
 
     wait_while(
         who, _describe_stage, _busy_error, clock() + limit_s, on_progress, poll_s=_POLL_S, clock=clock, sleep=sleep
@@ -132,23 +128,14 @@ def _delays_boot(runner: Runner, unit: str) -> bool:
     """
     if not unit:
         return False
-    states = _show_units(runner, unit, "multi-user.target")
-    is_starting = states.get(unit, {}).get("ActiveState") == "activating"
-    return is_starting and states.get("multi-user.target", {}).get("ActiveState") != "active"
+    shown = _show_units(runner, unit, "multi-user.target")
+    is_starting = find_properties(shown, unit).get("ActiveState") == "activating"
+    return is_starting and find_properties(shown, "multi-user.target").get("ActiveState") != "active"
 
 
-def _find_queued_stage(runner: Runner) -> LockHolder | None:
-    """Return the stage of cloud-init that systemd has yet to start; None if the last has ended."""
-    states = _show_units(runner, *_LATE_UNITS)
-    return next((LockHolder(unit, 0, "") for unit in _LATE_UNITS if states.get(unit, {}).get("Job")), None)
-
-
-def _show_units(runner: Runner, *units: str) -> dict[str, dict[str, str]]:
-    """Return systemd's properties of ``units``, by name; empty without systemd."""
+def _show_units(runner: Runner, *units: str) -> str:
     argv = ("systemctl", "show", "--property=Id,ActiveState,Job", *units)
-    blocks = runner.run(argv, timeout_s=_QUERY_LIMIT_S).stdout.decode("utf-8", "replace").split("\n\n")
-    states = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in blocks]
-    return {state.get("Id", ""): state for state in states}
+    return runner.run(argv, timeout_s=_QUERY_LIMIT_S).text
 
 
 def _describe_stage(found: LockHolder) -> str:

@@ -16,6 +16,7 @@ import secrets
 import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -62,11 +63,7 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
     It is an OCI layout (image-spec 1.0) that also holds the manifest.json of ``docker save``, which docker before 25
     asks for.
 
-    Args:
-        libraries: their bytes, by path.
-        machine: the architecture, as uname(2) calls it.
-        reference: the image's name and tag.
-        command: what a container runs.
+    ``libraries`` has their bytes by path; ``machine`` is the architecture, as uname(2) calls it.
 
     Raises:
         ValueError: if NVIDIA has no driver for this architecture.
@@ -288,30 +285,27 @@ def check_container(
     runner: Runner, commands: ContainerCommands, expected: Iterable[str], timeout_s: float = TIMEOUT_S
 ) -> ContainerCheck:
     """Run a container, compare its GPUs with ``expected``, and remove everything."""
-    expected = frozenset(expected)
+    result = partial(ContainerCheck, commands.runtime, frozenset(expected))
     program = next((path for path in _NVIDIA_SMI_PATHS if Path(path).exists()), None)
     if program is None:
-        return _failed_check(commands, expected, "nvidia-smi is not installed on the host, so no runtime can mount it")
+        return result(failure="nvidia-smi is not installed on the host, so no runtime can mount it")
     try:
         archive = build_image(read_libraries(runner, program), os.uname().machine, commands.reference, UUID_QUERY)
     except (ValueError, OSError) as error:
-        return _failed_check(commands, expected, f"cannot build an image from this host's files: {error}")
+        return result(failure=f"cannot build an image from this host's files: {error}")
     loaded = runner.run(commands.load, timeout_s=_LOAD_TIMEOUT_S, stdin=archive)
     if not loaded.ok:
-        return _failed_check(
-            commands,
-            expected,
-            _quote_output("the image could not be imported", loaded),
-            _remove_image(runner, commands),
-        )
+        why = _quote_output("the image could not be imported", loaded)
+        return result(failure=why, leftovers=_remove_image(runner, commands))
     try:
         ran = runner.run(commands.run, timeout_s=timeout_s)
     except BaseException:
         _remove_container(runner, commands)
         raise
-    return _judge_run(
-        commands, expected, ran, _remove_image(runner, commands) if ran.ok else _remove_container(runner, commands)
-    )
+    if ran.ok:
+        return result(seen=parse_uuids(ran.stdout), leftovers=_remove_image(runner, commands))
+    why = _quote_output("the container did not run", ran)
+    return result(failure=why, leftovers=_remove_container(runner, commands))
 
 
 def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
@@ -333,20 +327,6 @@ def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
     return {
         path: Path(path).read_bytes() for path in find_image_libraries(listed.stdout.decode("utf-8", "surrogateescape"))
     }
-
-
-def _failed_check(
-    commands: ContainerCommands, expected: frozenset[str], why: str, leftovers: tuple[str, ...] = ()
-) -> ContainerCheck:
-    return ContainerCheck(commands.runtime, expected, failure=why, leftovers=leftovers)
-
-
-def _judge_run(
-    commands: ContainerCommands, expected: frozenset[str], finished: FinishedCommand, leftovers: tuple[str, ...]
-) -> ContainerCheck:
-    if not finished.ok:
-        return _failed_check(commands, expected, _quote_output("the container did not run", finished), leftovers)
-    return ContainerCheck(commands.runtime, expected, seen=parse_uuids(finished.stdout), leftovers=leftovers)
 
 
 def _quote_output(what: str, finished: FinishedCommand) -> str:

@@ -22,6 +22,7 @@ from gpunode.change import FileState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import OTHER_KIND_ERROR, Capture, Ownership
+from gpunode.facts.reader import make_file_state
 from gpunode.host.places import (
     ABSENT_ERRNOS,
     ForeignLinkError,
@@ -49,10 +50,7 @@ _TOLERATED_RMDIR_ERRNOS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY,
 def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/") -> Capture:
     """Read a file, without blocking or raising, whatever kind of file it is.
 
-    Args:
-        path: absolute, inside ``root``.
-        limit: in bytes; a longer file counts as failed, since half a file is no evidence.
-        root: the node's root.
+    One longer than ``limit`` bytes counts as failed, since half a file is no evidence.
     """
     try:
         with open_path(path, root) as place:
@@ -119,8 +117,7 @@ def read_state(path: str, *, root: str = "/") -> FileState | None:
         raise Refused(
             f"{path} cannot be read", why=capture.error, hint=f"look at it with `{command('ls', '-ld', path)}`"
         )
-    owner = capture.ownership
-    return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+    return make_file_state(capture.data, capture.ownership)
 
 
 def read_attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], ...]:
@@ -136,22 +133,14 @@ def read_attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], .
 PreReplaceCheck: TypeAlias = Callable[[FileState | None], None]
 
 
-def _accept_any(_: FileState | None) -> None:
-    """Accept any file."""
-
-
-def replace_file(path: str, state: FileState, *, root: str = "/", precheck: PreReplaceCheck = _accept_any) -> None:
+def replace_file(path: str, state: FileState, *, root: str = "/", precheck: PreReplaceCheck = lambda _: None) -> None:
     """Replace a file atomically and durably.
 
     A symbolic link stays and its target is replaced. An existing file keeps its extended attributes (SELinux label,
     ACL, capabilities) and flags (chattr(1)); a restored one gets those of ``state``. Missing folders are
     made, mode 0755.
 
-    Args:
-        path: absolute, inside ``root``.
-        state: the new state.
-        root: the node's root.
-        precheck: called with the current state right before the replacement; raises to cancel it.
+    ``precheck`` is called with the current state right before the replacement; it raises to cancel it.
 
     Raises:
         Refused: if the replacement would lose something; see ``refuse_unreplaceable``.
@@ -192,7 +181,7 @@ def _read_opened_state(place: OpenedPath, path: str) -> FileState | None:
     with suppress(FileNotFoundError):
         capture = _read_opened_path(place, _MAX_FILE_BYTES, path)
         if capture.ownership is not None:
-            return FileState(capture.data, capture.ownership.mode, capture.ownership.uid, capture.ownership.gid)
+            return make_file_state(capture.data, capture.ownership)
     return None
 
 
@@ -200,8 +189,10 @@ def _replaceable_status(place: OpenedPath, path: str) -> os.stat_result | None:
     """Return the existing file's status, after checking that it may be replaced."""
     status = place.status()
     _refuse_unless_file(path, status)
-    _refuse_immutable(path, place.folder, place.name if status else None)
+    # In an append-only folder not even a temporary file could be removed again.
+    _refuse_sealed(path.rpartition("/")[0] or "/", place.folder, ".")
     if status is not None:
+        _refuse_sealed(path, place.folder, place.name)
         _refuse_hard_links(path, status)
         _refuse_mount_point(path, place.folder, place.name)
     return status
@@ -320,13 +311,10 @@ def _remove_if_empty(path: str, root: str) -> None:
             raise _write_error(path, "removed", error, "; the folder is empty") from error
 
 
-def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = _accept_any) -> None:
+def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = lambda _: None) -> None:
     """Remove a file durably; a symbolic link stays and its target is removed, so that it can be restored.
 
-    Args:
-        path: absolute, inside ``root``.
-        root: the node's root.
-        precheck: called with the current state right before the removal; raises to cancel it.
+    ``precheck`` is called with the current state right before the removal; it raises to cancel it.
 
     Raises:
         Refused: if the replacement would lose something; see ``refuse_unreplaceable``.
@@ -424,23 +412,15 @@ def _list_attributes(path: str) -> list[str]:
 
 
 def _restore_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int) -> None:
-    """Set the ``wanted`` attributes, and remove an ACL inherited from the folder.
-
-    Raises:
-        ChangeFailed: if one cannot be set, such as a label in a container.
-        OSError: if the file system is full or broken.
-    """
-    present = dict(_current_attributes(fd))
+    """Set the ``wanted`` attributes, and remove an ACL inherited from the folder."""
+    present: dict[str, bytes] = {}
+    with suppress(OSError):
+        present = {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
     for name, value in wanted:
         if present.get(name) != value:
             _set_attribute(path, name, value, fd)
     if _ACL_ATTRIBUTE in present and _ACL_ATTRIBUTE not in dict(wanted):
         os.removexattr(fd, _ACL_ATTRIBUTE)
-
-
-def _current_attributes(fd: int) -> Iterator[tuple[str, bytes]]:
-    with suppress(OSError):
-        yield from ((name, os.getxattr(fd, name)) for name in os.listxattr(fd))
 
 
 def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
@@ -483,20 +463,8 @@ def _read_flags(fd: int) -> int:
         return 0
 
 
-def _refuse_immutable(path: str, folder: int, name: str | None) -> None:
-    """Refuse if the file (None if there is none yet) or its folder is sealed.
-
-    In an append-only folder not even a temporary file could be removed again.
-
-    Raises:
-        Refused: if it is immutable, append-only, or sealed by fs-verity.
-    """
-    _refuse_immutable_flags(path.rpartition("/")[0] or "/", folder, ".")
-    if name is not None:
-        _refuse_immutable_flags(path, folder, name)
-
-
-def _refuse_immutable_flags(path: str, folder: int, name: str) -> None:
+def _refuse_sealed(path: str, folder: int, name: str) -> None:
+    """Refuse a file or folder that is immutable, append-only, or sealed by fs-verity."""
     with _open_for_flags(folder, name) as fd:
         flags = _read_flags(fd)
     for bit, letter, what in ((_IMMUTABLE, "i", "is immutable"), (_APPEND_ONLY, "a", "may only be added to")):
@@ -516,11 +484,7 @@ def _refuse_immutable_flags(path: str, folder: int, name: str) -> None:
 
 
 def _refuse_hard_links(path: str, status: os.stat_result) -> None:
-    """Refuse if the file has other hard links, which the new one would lose.
-
-    Raises:
-        Refused: if it has; the hint says how to find them and how to split off this one.
-    """
+    """Refuse if the file has other hard links, which the new one would lose."""
     if status.st_nlink > 1:
         raise Refused(
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
@@ -536,11 +500,7 @@ def _separate_hard_link_command(path: str) -> str:
 
 
 def _refuse_mount_point(path: str, folder: int, name: str) -> None:
-    """Refuse if the file is a mount point, as single files in containers are.
-
-    Raises:
-        Refused: if it is; the kernel does not let a mount point be replaced.
-    """
+    """Refuse if the file is a mount point, as single files in containers are: the kernel lets none be replaced."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         is_mount_point = _mount_id(fd) != _mount_id(folder)
@@ -562,11 +522,7 @@ def _mount_id(fd: int) -> str:
 
 
 def _refuse_read_only(path: str, folder: int) -> None:
-    """Refuse if the folder's file system is mounted read-only.
-
-    Raises:
-        Refused: if it is.
-    """
+    """Refuse if the folder's file system is mounted read-only."""
     if os.statvfs(f"/proc/self/fd/{folder}").f_flag & os.ST_RDONLY:
         findmnt = command("findmnt", "-T", path.rpartition("/")[0] or "/")
         raise Refused(

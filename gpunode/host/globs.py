@@ -19,11 +19,7 @@ def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -
     Without matches the outcome is ok and the data empty. If a folder cannot be listed, the outcome is denied or failed,
     and the data holds the matches found elsewhere.
 
-    Args:
-        pattern: absolute, inside ``root``.
-        limit: in bytes, of each file; the content of a longer one is left out.
-        contents: whether the files are read; folders are left out then.
-        root: the node's root.
+    The content of a file longer than ``limit`` bytes is left out. Where ``contents`` are read, folders are left out.
     """
     problems: list[OSError] = []
     found = encode_matches(

@@ -18,8 +18,7 @@ from gpunode.host import files, globs
 from gpunode.host.apt import SIMULATE_COMMAND, UNATTENDED_APT_ENVIRONMENT
 from gpunode.host.process import Runner
 from gpunode.packages.deb import status
-from gpunode.packages.deb.output import parse_simulation
-from gpunode.packages.deb.requests import arguments
+from gpunode.packages.deb.transactions import arguments, parse_simulation
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation
 
 _DPKG_STATUS_FILE: Final = "/var/lib/dpkg/status"
@@ -71,7 +70,7 @@ def simulate_image(root: str, changes: Sequence[PackageChange]) -> Simulation:
         return _failed_simulation(f"the state of the image's apt cannot be copied: {error}")
     if done.missing or _SETPRIV_PROGRAM_MISSING in done.stderr:
         return _failed_simulation("this machine has no apt-get, and plan runs no program of the image")
-    return parse_simulation(done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"), ok=done.ok)
+    return parse_simulation(done.text, done.error, ok=done.ok)
 
 
 def _failed_simulation(why: str) -> Simulation:

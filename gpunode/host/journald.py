@@ -17,11 +17,7 @@ _TIMEOUT_S = 0.1
 
 
 class Journald:
-    """A connection to journald; after the first failed message nothing more is sent.
-
-    Args:
-        path: journald's socket.
-    """
+    """A connection to journald; after the first failed message nothing more is sent."""
 
     def __init__(self, path: Path = SOCKET) -> None:
         self._path = str(path)

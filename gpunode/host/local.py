@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -310,9 +310,6 @@ class LocalHost:
             chosen.remove_file()
             return
 
-        def hear(line: str) -> None:
-            self._on_progress(Progress("run", 0.0, line))
-
         from gpunode.host.package_manager import UNATTENDED_ENVIRONMENT
 
         # A repair of packages, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
@@ -322,7 +319,7 @@ class LocalHost:
                 change.argv,
                 timeout_s=_COMMAND_TIMEOUT_S,
                 env=UNATTENDED_ENVIRONMENT,
-                on_line=hear,
+                on_line=lambda line: self._on_progress(Progress("run", 0.0, line)),
                 survives_gpunode=True,
             )
         if not done.ok:
@@ -345,7 +342,8 @@ class LocalHost:
         return tuple(settled)
 
     def _refresh_index(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
-        gone = {one for one in triggers if one.target and self._is_absent(one.target)}
+        states = {one: files.read_file(one.target, root=self.root).outcome for one in triggers if one.target}
+        gone = {one for one, outcome in states.items() if outcome == "absent"}
         left = [one for one in triggers if one not in gone]
         started = monotonic()
         if left:
@@ -354,9 +352,6 @@ class LocalHost:
         seconds = monotonic() - started
         for one in triggers:
             yield TriggerResult(one, 0.0, f"{one.target} is gone") if one in gone else TriggerResult(one, seconds)
-
-    def _is_absent(self, path: str) -> bool:
-        return files.read_file(path, root=self.root).outcome == "absent"
 
     def _rebuild_initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
@@ -371,17 +366,15 @@ class LocalHost:
         skipped = f"{argv[0]} is not installed" if done.missing else ""
         yield from (TriggerResult(one, done.seconds, skipped) for one in triggers)
 
-    @contextmanager
-    def _prepared_root(self) -> Iterator[None]:
+    def _prepared_root(self) -> AbstractContextManager[None]:
         from gpunode.host import chroot
 
-        with chroot.prepare_root(self.runner):
-            yield
+        return chroot.prepare_root(self.runner)
 
 
 def _capture_output(probe: Probe, finished: FinishedCommand) -> Capture:
     outcome: ProbeOutcome = "ok"
-    error = finished.stderr.decode("utf-8", "replace")
+    error = finished.error
     if finished.missing:
         return Capture(probe.source, "absent", error=error)
     if finished.timed_out:
@@ -417,7 +410,7 @@ def _modprobe_cause(done: FinishedCommand) -> str:
     """
     if done.timed_out:
         return f"modprobe timed out after {_MODULE_TIMEOUT_S:.0f} s"
-    lines = done.stderr.decode("utf-8", "replace").splitlines()
+    lines = done.error.splitlines()
     errors = [line for line in lines if "ERROR" in line or "FATAL" in line]
     return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status}, without output")
 

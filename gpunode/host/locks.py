@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpunode.errors import Busy
@@ -66,12 +67,12 @@ def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> Lo
 
 def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolder:
     """Return the process ``pid`` as the holder of ``path``, as far as /proc describes it."""
-    return LockHolder(
-        path,
-        pid,
-        _read_command_line(pid, proc),
-        "=".join(STARTED_BY_GPUNODE_VARIABLE).encode() in _read_process_file(pid, "environ", proc).split(b"\0"),
-    )
+    words = _read_process_file(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
+    line = redact(" ".join(words))
+    if len(line) > _MAX_COMMAND_LENGTH:
+        line = f"{line[:_MAX_COMMAND_LENGTH].rpartition(' ')[0]} …"
+    variables = _read_process_file(pid, "environ", proc).split(b"\0")
+    return LockHolder(path, pid, line, "=".join(STARTED_BY_GPUNODE_VARIABLE).encode() in variables)
 
 
 def _query_lock_pid(place: places.OpenedPath) -> int | None:
@@ -109,12 +110,6 @@ def find_lock_pid(table: str, major: int, minor: int, inode: int) -> int | None:
     return None
 
 
-def _read_command_line(pid: int, proc: Path) -> str:
-    words = _read_process_file(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
-    line = redact(" ".join(words))
-    return line if len(line) <= _MAX_COMMAND_LENGTH else f"{line[:_MAX_COMMAND_LENGTH].rpartition(' ')[0]} …"
-
-
 def _read_process_file(pid: int, what: str, proc: Path) -> bytes:
     """Read a file of a process in /proc; empty if it has exited or may not be read."""
     try:
@@ -142,14 +137,9 @@ def wait_until_free(
     Raises:
         Busy: if a lock is still held at ``deadline``, which is on ``clock``; the message names the holder.
     """
-
-    def say(found: LockHolder) -> str:
-        return f"{found} holds {found.path}"
-
-    def find() -> LockHolder | None:
-        return find_first_holder(paths, root=root)
-
-    wait_while(find, say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
+    get_holder = partial(find_first_holder, paths, root=root)
+    say: Callable[[LockHolder], str] = lambda found: f"{found} holds {found.path}"  # noqa: E731
+    wait_while(get_holder, say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
 
 
 def wait_while(
@@ -165,15 +155,7 @@ def wait_while(
 ) -> None:
     """Wait until ``get_holder`` returns None.
 
-    Args:
-        get_holder: called repeatedly.
-        describe: returns the progress message.
-        error: makes the error raised at ``deadline``, given the seconds waited.
-        deadline: on ``clock``.
-        on_progress: called with the message.
-        poll_s: the polling interval.
-        clock: a monotonic clock.
-        sleep: waits for some seconds.
+    ``error`` makes the error raised at ``deadline``, which is on ``clock``, of the holder and the seconds waited.
     """
     started = clock()
     while found := get_holder():
@@ -216,11 +198,7 @@ def wait_until_script_ended(
 
 
 def wait_until_reason_is_gone(
-    seconds: float,
-    describe: Callable[[], str],
-    on_progress: OnProgress,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
+    seconds: float, describe: Callable[[], str], on_progress: OnProgress, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Wait until ``describe`` returns an empty reason, or ``seconds`` have passed."""
     rounds = math.ceil(seconds / _POLL_S)

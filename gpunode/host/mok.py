@@ -88,11 +88,7 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
 
 
 def _read_password(path: str) -> ChosenPassword:
-    """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin.
-
-    Raises:
-        Refused: if others may read it, or it is none that the firmware's screen takes.
-    """
+    """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin."""
     try:
         # A pipe that nobody writes to must not keep the run waiting.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -161,7 +157,11 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
             file.write(hashed.stdout)
         # Shown first: a request whose password nobody has seen cannot be confirmed.
         if not chosen:
-            _show_password(password, terminal)
+            with os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w", encoding="ascii") as screen:
+                screen.write(
+                    f"\r\n  One-time password for MokManager at the next boot: {password}\r\n"
+                    "  Write it down: it is shown only now.\r\n\r\n"
+                )
         done = runner.run(change.argv, timeout_s=_TIMEOUT_S)
     except OSError as error:
         raise ChangeFailed(
@@ -175,12 +175,4 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
             f"mokutil did not queue the enrolment of {change.argv[2]}; the password is of no use",
             why=done.last_lines() or f"it ended with {done.exit_status}",
             hint="`mokutil --sb-state` and `mokutil --list-new` show what the firmware says",
-        )
-
-
-def _show_password(password: str, terminal: str) -> None:
-    with os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w", encoding="ascii") as screen:
-        screen.write(
-            f"\r\n  One-time password for MokManager at the next boot: {password}\r\n"
-            "  Write it down: it is shown only now.\r\n\r\n"
         )

@@ -78,11 +78,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 def isolated_command(root: str, argv: Sequence[str], *, policy: str = "", resolver: str = "") -> tuple[str, ...]:
     """Return the command line that runs ``argv`` in ``root``.
 
-    Args:
-        root: an absolute path without symbolic links.
-        argv: the program, by name or by its path in the root.
-        policy: the file in the root over which a policy-rc.d is mounted that forbids every start; none if empty.
-        resolver: the file in the root over which this machine's resolv.conf is mounted; none if empty.
+    ``policy`` and ``resolver`` are the files in the root over which a policy-rc.d that forbids every start and this
+    machine's resolv.conf are mounted; none if empty.
     """
     # -I and -S: neither the caller's environment nor a .pth file has a say.
     return (sys.executable, "-I", "-S", os.path.abspath(__file__), root, policy, resolver, *argv)

@@ -150,12 +150,7 @@ def open_output_folder(path: Path) -> Iterator[OutputFolder]:
 
 
 def _open_inner_folder(name: str, folder: int, *, make: bool) -> int:
-    """Return the open folder ``name``, which is no link.
-
-    Raises:
-        FileNotFoundError: if it does not exist and ``make`` is False.
-        NotADirectoryError: if something else is there.
-    """
+    """Return the open folder ``name``, which is no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if make:
         with suppress(FileExistsError):
@@ -193,9 +188,7 @@ def _open_plain_file(name: str, folder: int) -> Iterator[IO[bytes] | None]:
 def write_folder(path: Path, members: Mapping[str, bytes]) -> None:
     """Write ``members`` to a new private folder at ``path``.
 
-    Args:
-        path: of nothing yet, or of an empty folder.
-        members: by name, at most one folder deep.
+    ``path`` is of nothing yet, or of an empty folder; the names of ``members`` are at most one folder deep.
 
     Raises:
         OSError: if it could not be written, or another folder was put in its place; nothing is left behind.
@@ -204,7 +197,10 @@ def write_folder(path: Path, members: Mapping[str, bytes]) -> None:
         _refuse_occupied(path, above)
         draft = _draft_name(path.name)
         os.mkdir(draft, 0o700, dir_fd=above)
-        with _claim_folder(draft, above) as folder:
+        with _open_new_folder(draft, above) as folder:
+            status = os.fstat(folder)
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077 or places.list_names(folder):
+                raise _replaced_folder_error()
             try:
                 _write_members(folder, members)
                 os.rename(draft, path.name, src_dir_fd=above, dst_dir_fd=above)
@@ -279,21 +275,11 @@ def _refuse_occupied(path: Path, above: int) -> None:
 
 @contextmanager
 def _open_new_folder(name: str, above: int) -> Iterator[int]:
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    fd = _open_inner_folder(name, above, make=False)
     try:
         yield fd
     finally:
         os.close(fd)
-
-
-@contextmanager
-def _claim_folder(name: str, above: int) -> Iterator[int]:
-    """Open the new folder ``name``, checked to be ours, private and empty, and not a replacement."""
-    with _open_new_folder(name, above) as folder:
-        status = os.fstat(folder)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or places.list_names(folder):
-            raise _replaced_folder_error()
-        yield folder
 
 
 def _refuse_replaced_folder(name: str, above: int, folder: int) -> None:

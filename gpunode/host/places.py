@@ -265,10 +265,7 @@ def open_folder(path: str, *, root: str = "/") -> Iterator[int]:
 def resolve_path(path: str, *, root: str = "/", pretend: bool = False) -> str:
     """Resolve every symbolic link of ``path`` inside ``root``, and return the path in it.
 
-    Args:
-        path: absolute, inside ``root``.
-        root: the node's root.
-        pretend: return the path also where folders would have to be made.
+    With ``pretend`` also where folders would have to be made.
 
     Raises:
         OSError: if a folder is missing, or links form a loop.

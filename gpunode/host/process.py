@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpunode.errors import ChangeFailed
@@ -202,6 +201,16 @@ class FinishedCommand:
         """True if there is no such program."""
         return self.exit_status == 127
 
+    @property
+    def text(self) -> str:
+        """Its standard output as text."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def error(self) -> str:
+        """Its standard error as text."""
+        return self.stderr.decode("utf-8", "replace")
+
     def last_lines(self, count: int = 20) -> str:
         """Return the last lines of its output, standard error first, secrets redacted."""
         said = self.stderr.strip() or self.stdout.strip()
@@ -263,61 +272,36 @@ class Runner:
             only_reads: after its timeout it gets half a second to end instead of five, and it is ended once it has
                 printed more than ``limit_bytes``.
         """
-        if not self._may_run():
+        if self.root != "/" and self.consent is None:
             return FinishedCommand(tuple(argv), 127, b"", f"programs of {self.root} are not run".encode(), 0.0, False)
-        with hold_signals(), _Descriptors(stdin, with_status=status is not None, relayed=survives_gpunode) as fd:
-            finished = self._run_to_end(
-                argv, fd, _make_environment(env), timeout_s, limit_bytes, on_line, status, only_reads
-            )
-        self._log_command(finished)
-        return finished
-
-    def _may_run(self) -> bool:
-        """Return whether programs of the root may be run; ``consent`` raises if the user declines."""
         if self.root != "/" and self.consent is not None:
-            self.consent()
-        return self.root == "/" or self.consent is not None
-
-    def _run_to_end(
-        self,
-        argv: Sequence[str],
-        fd: _Descriptors,
-        env: Mapping[str, str],
-        timeout_s: float,
-        limit_bytes: int,
-        on_line: OnLine | None,
-        status: OnLine | None,
-        only_reads: bool,
-    ) -> FinishedCommand:
-        """Run the command on the descriptors ``fd``."""
-        started, timed_out = time.monotonic(), False
-        words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
-        whole = words if self.root == "/" else self._isolate(words)
-        spawn = only_reads and status is None
-        child = _start_process(whole, fd.stdin, fd.child_out, fd.child_err, env, fd.child_status, spawn=spawn)
-        fd.close_childs()
-        out, err = OutputStream(fd.out, limit_bytes, on_line), OutputStream(fd.err, limit_bytes, on_line)
-        if isinstance(child, _StartFailure):
-            code, said = child.exit_status, child.why.encode("utf-8", "replace")
-        else:
-            streams = [out, err] if status is None else [out, err, OutputStream(fd.status, 0, status)]
-            with OutputPump(child, streams, is_hurried=only_reads) as pump:
-                timed_out = not pump.run(started + timeout_s)
-                code = 124 if timed_out else pump.exit_status()
-            said = bytes(err.kept)
-        took, dropped = time.monotonic() - started, out.dropped + err.dropped
-        return FinishedCommand(words, code, bytes(out.kept), said, took, timed_out, dropped)
-
-    def _log_command(self, finished: FinishedCommand) -> None:
-        """Log the command.
-
-        Raises:
-            ChangeFailed: if it was not run because it could not be isolated.
-        """
+            self.consent()  # raises if the user declines
+        with hold_signals(), _Descriptors(stdin, with_status=status is not None, relayed=survives_gpunode) as fd:
+            started, timed_out = time.monotonic(), False
+            words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
+            whole = words if self.root == "/" else self._isolate(words)
+            spawn = only_reads and status is None
+            environment = _make_environment(env)
+            child = _start_process(
+                whole, fd.stdin, fd.child_out, fd.child_err, environment, fd.child_status, spawn=spawn
+            )
+            fd.close_childs()
+            out, err = OutputStream(fd.out, limit_bytes, on_line), OutputStream(fd.err, limit_bytes, on_line)
+            if isinstance(child, _StartFailure):
+                code, said = child.exit_status, child.why.encode("utf-8", "replace")
+            else:
+                streams = [out, err] if status is None else [out, err, OutputStream(fd.status, 0, status)]
+                with OutputPump(child, streams, is_hurried=only_reads) as pump:
+                    timed_out = not pump.run(started + timeout_s)
+                    code = 124 if timed_out else pump.exit_status()
+                said = bytes(err.kept)
+            took, dropped = time.monotonic() - started, out.dropped + err.dropped
+            finished = FinishedCommand(words, code, bytes(out.kept), said, took, timed_out, dropped)
         if self.log is not None:
             self.log.append(finished)
         if self.root != "/":
             self._refuse_unisolated(finished)
+        return finished
 
     def _isolate(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         from gpunode.host import namespaces
@@ -327,7 +311,7 @@ class Runner:
     def _refuse_unisolated(self, finished: FinishedCommand) -> None:
         from gpunode.host import namespaces
 
-        said = finished.stderr.decode("utf-8", "replace").strip()
+        said = finished.error.strip()
         if finished.exit_status == namespaces.EXIT_NOT_ISOLATED and said.startswith(
             namespaces.NOT_ISOLATED_ERROR_PREFIX
         ):
@@ -504,11 +488,8 @@ def hold_signals() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-
-    def remember(number: int, _: FrameType | None) -> None:
-        came.append(number)
-
-    former = [(number, signal.signal(number, remember)) for number in (signal.SIGINT, signal.SIGTERM)]
+    heeded = (signal.SIGINT, signal.SIGTERM)
+    former = [(number, signal.signal(number, lambda one, _: came.append(one))) for number in heeded]
     try:
         yield
     finally:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.change import (
-    Change,
-    FileChange,
-    FileState,
-    PackageChange,
-    RuntimeExpectation,
-    SigningKey,
-    Trigger,
-)
+from gpunode.change import Change, FileChange, FileState, PackageChange, RuntimeExpectation, SigningKey, Trigger
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
 from gpunode.facts.model import Distro
@@ -33,7 +25,10 @@ class RehearsalHost:
     def run_probe(self, probe: Probe, /) -> Capture:
         """Return the file that the rehearsal has written, else the capture's answer."""
         if probe.path in self.files:
-            return _as_capture(probe.path, self.files[probe.path])
+            state = self.files[probe.path]
+            if state is None:
+                return Capture(probe.path, "absent")
+            return Capture(probe.path, "ok", state.content, ownership=Ownership(state.mode, state.uid, state.gid))
         return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
 
     def read_live_distribution(self) -> Distro | None:
@@ -98,9 +93,3 @@ class RehearsalHost:
     def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         """Report every trigger as skipped."""
         return tuple(TriggerResult(trigger, 0.0, "not run: a rehearsal") for trigger in triggers)
-
-
-def _as_capture(path: str, state: FileState | None) -> Capture:
-    if state is None:
-        return Capture(path, "absent")
-    return Capture(path, "ok", state.content, ownership=Ownership(state.mode, state.uid, state.gid))

@@ -209,11 +209,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether there is a file; from Python 3.14 on Path.is_file returns False without permission.
-
-    Raises:
-        OSError: if permission is missing.
-    """
+    """Return whether there is a file; from Python 3.14 on Path.is_file returns False without permission."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except ValueError:

@@ -34,11 +34,6 @@ def refuse_unusable_boot(
     A new image is written beside the old one and renamed, so the largest one must fit once more (initramfs-tools
     0.142, generate_initramfs).
 
-    Args:
-        changes: of the whole run.
-        root: the node's root.
-        free_bytes: what can still be written to a folder.
-
     Raises:
         Refused: if it would not fit.
     """

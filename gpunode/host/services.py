@@ -65,12 +65,8 @@ class Services:
                     hint=f"systemctl {verb} {change.unit}",
                 )
         if change.after.active != change.before.active and self.running:
-            verb, since = "start" if change.after.active else "stop", time.time()
-            if change.after.active:
-                self._reset_failure_count(change.unit)
-            done = self._systemctl(verb, change.unit, timeout_s=_START_TIMEOUT_S)
-            if not done.ok:
-                raise self._make_failure(change.unit, f"did not {verb}", _explain_failure(done), since)
+            verb = "start" if change.after.active else "stop"
+            self._run_verb(verb, change.unit, f"did not {verb}")
 
     def run_or_skip_triggers(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         """Run each trigger; without a running systemd, skip it.
@@ -82,7 +78,12 @@ class Services:
 
     def _run_trigger(self, trigger: Trigger) -> TriggerResult:
         if trigger.kind == "cdi":
-            return self._refresh_cdi_if_needed(trigger)
+            try:
+                return self._refresh_cdi(trigger)
+            except ChangeFailed as failure:
+                if trigger.target != "if-possible":
+                    raise
+                return TriggerResult(trigger, 0.0, f"{failure.what}; nothing required it")
         if not self.running:
             return TriggerResult(trigger, 0.0, _SYSTEMD_NOT_RUNNING_REASON)
         match trigger.kind:
@@ -101,11 +102,7 @@ class Services:
         unit, before = trigger.target, self._read_properties(trigger.target)
         if why := _explain_not_running(unit, before):
             return TriggerResult(trigger, 0.0, why)
-        self._reset_failure_count(unit)
-        since, started = time.time(), time.monotonic()
-        done = self._systemctl("restart", unit, timeout_s=_START_TIMEOUT_S)
-        if not done.ok:
-            raise self._make_failure(unit, "did not start again", _explain_failure(done), since)
+        started, since = time.monotonic(), self._run_verb("restart", unit, "did not start again")
         self._await_socket(unit, since)
         down = time.monotonic() - started
         self._require_stable(unit, since, self.settle_s)
@@ -122,11 +119,7 @@ class Services:
             is_enabled = shown.get("UnitFileState") == "enabled"
             later = "it starts with the next boot" if is_enabled else f"then systemctl start {unit}"
             return TriggerResult(trigger, 0.0, f"{why}; {later}")
-        self._reset_failure_count(unit)
-        since, started = time.time(), time.monotonic()
-        done = self._systemctl("start", unit, timeout_s=_START_TIMEOUT_S)
-        if not done.ok:
-            raise self._make_failure(unit, "did not start again", _explain_failure(done), since)
+        started, since = time.monotonic(), self._run_verb("start", unit, "did not start again")
         self._require_stable(unit, since, min(1.0, self.settle_s))
         return TriggerResult(trigger, time.monotonic() - started)
 
@@ -141,9 +134,16 @@ class Services:
                 return f"driver {loaded.version} stays loaded until the reboot"
         return ""
 
-    def _reset_failure_count(self, unit: str) -> None:
-        """Reset the unit's failure count, so that failed starts with the old configuration do not block this one."""
-        self._systemctl("reset-failed", unit)
+    def _run_verb(self, verb: str, unit: str, failed: str) -> float:
+        """Start, restart or stop the unit; return when that began, in seconds since the epoch."""
+        if verb != "stop":
+            # Failed starts, with the old configuration or at every change of a file, must not block this one.
+            self._systemctl("reset-failed", unit)
+        since = time.time()
+        done = self._systemctl(verb, unit, timeout_s=_START_TIMEOUT_S)
+        if not done.ok:
+            raise self._make_failure(unit, failed, _explain_failure(done), since)
+        return since
 
     def _reload(self, trigger: Trigger) -> TriggerResult:
         unit, before = trigger.target, self._wait_until_settled(trigger.target)
@@ -175,18 +175,10 @@ class Services:
         deadline = time.monotonic() + _REJECTION_WAIT_S
         while True:
             log = self._log_since(unit, since)
-            told = docker_nodes.parse_reload_log(log.stdout.decode("utf-8", "replace") if log.ok else "")
+            told = docker_nodes.parse_reload_log(log.text if log.ok else "")
             if told.ended or time.monotonic() >= deadline:
                 return told.rejection
             time.sleep(0.2)
-
-    def _refresh_cdi_if_needed(self, trigger: Trigger) -> TriggerResult:
-        try:
-            return self._refresh_cdi(trigger)
-        except ChangeFailed as failure:
-            if trigger.target != "if-possible":
-                raise
-            return TriggerResult(trigger, 0.0, f"{failure.what}; nothing required it")
 
     def _refresh_cdi(self, trigger: Trigger) -> TriggerResult:
         """Write the CDI specification by the toolkit's unit or, if that does not run, by nvidia-ctk."""
@@ -203,7 +195,7 @@ class Services:
                 raise _missing_specification_error(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
         listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SHORT_TIMEOUT_S)
         # It succeeds with no device, too, and says so on standard error alone.
-        if not any(line.startswith(f"{CDI_KIND}=") for line in listed.stdout.decode("utf-8", "replace").splitlines()):
+        if not any(line.startswith(f"{CDI_KIND}=") for line in listed.text.splitlines()):
             raise _missing_specification_error(listed.last_lines(6))
         return TriggerResult(trigger, time.monotonic() - started)
 
@@ -214,12 +206,8 @@ class Services:
         """
         if not self.running or self._read_properties(_CDI_UNIT).get("LoadState") != "loaded":
             return False
-        since = time.time()
         # It is started by every change of the driver's files, so its start limit is often used up.
-        self._systemctl("reset-failed", _CDI_UNIT)
-        done = self._systemctl("restart", _CDI_UNIT, timeout_s=_START_TIMEOUT_S)
-        if not done.ok:
-            raise self._make_failure(_CDI_UNIT, "could not write the CDI specification", _explain_failure(done), since)
+        self._run_verb("restart", _CDI_UNIT, "could not write the CDI specification")
         now = self._read_properties(_CDI_UNIT)
         return now.get("Result", "success") == "success" and now.get("ConditionResult", "yes") == "yes"
 
@@ -273,8 +261,7 @@ class Services:
 
     def _read_properties(self, unit: str) -> Mapping[str, str]:
         shown = self._systemctl("show", f"--property={_UNIT_PROPERTIES}", unit)
-        lines = shown.stdout.decode("utf-8", "replace").splitlines()
-        return {name: value for name, _, value in (line.partition("=") for line in lines)}
+        return dict(line.partition("=")[::2] for line in shown.text.splitlines())
 
     def _make_failure(self, unit: str, what: str, reason: str, since: float) -> ChangeFailed:
         words = self.last_log_lines(unit, since)

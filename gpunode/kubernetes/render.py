@@ -63,7 +63,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     Raises:
         Refused: if the recipe contradicts itself, or needs what a node cannot do.
     """
-    _refuse_bad_tables(recipe)
+    refuse_bad_tables(recipe)
     desired = recipe.kubernetes
     assert desired is not None  # checked
     gpu_nodes = _select_gpu_nodes(nodes)
@@ -273,7 +273,7 @@ def _notes(stack: GpuStack) -> Iterator[str]:
 _FORBIDDEN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
 
 
-def _refuse_bad_tables(recipe: Recipe) -> None:
+def refuse_bad_tables(recipe: Recipe) -> None:
     """Refuse a recipe whose Kubernetes tables do not fit together or with the rest.
 
     Raises:

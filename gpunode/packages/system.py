@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -50,6 +50,15 @@ class Archive:
 
     uri: str
     part: str
+
+
+def list_versions(archives: Iterable[tuple[str, str]]) -> Mapping[PackageId, frozenset[str]]:
+    """Return the versions of each package among the keys of ``PackageSystem.archives``."""
+    versions: dict[PackageId, frozenset[str]] = {}
+    for name, version in archives:
+        package = PackageId.of(name)
+        versions[package] = versions.get(package, frozenset()) | {version}
+    return versions
 
 
 class Database(Protocol):

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from gpunode.change import FileChange, FileState, PackageState, Trigger, restrict_writes_to_root
 from gpunode.errors import Refused, Undetermined
-from gpunode.facts.evidence import Capture, Ownership, Probe, decode_matches
+from gpunode.facts.evidence import Capture, Probe, decode_matches
 from gpunode.facts.model import Facts, Unknown, need
+from gpunode.facts.reader import make_file_state
 from gpunode.facts.systemd import is_unit_file
 from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Runtime, gather_files
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Runtime, gather_files
 
 States = Mapping[str, FileState]
 # Twenty thousand mirrors take more than a megabyte.
@@ -74,6 +75,11 @@ def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> Sta
     return states
 
 
+def inspect_from_facts(facts: Facts, row: Runtime) -> ObservedConfig:
+    """Return what the files of the runtime say. Raises as ``states_from_facts``."""
+    return row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+
+
 def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
     """The files that ``run_probe`` finds.
 
@@ -98,7 +104,7 @@ def probe_state(run_probe: Callable[[Probe], Capture], path: str) -> States:
     if capture.outcome == "absent":
         return {}
     if capture.outcome == "ok":
-        return {path: _make_state(capture.data, capture.ownership)}
+        return {path: make_file_state(capture.data, capture.ownership)}
     if capture.outcome == "failed" and is_unit_file(path):
         return {path: _FILE_MASKING_UNIT}
     raise _unreadable_error(path, capture)
@@ -113,14 +119,10 @@ def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> State
     states: dict[str, FileState] = {}
     for one in decode_matches(capture.data):
         if one.data is not None and one.ownership is not None:
-            states[one.path] = _make_state(one.data, one.ownership)
+            states[one.path] = make_file_state(one.data, one.ownership)
         else:  # a symbolic link, or what a glob does not read: looked at by its own name
             states.update(probe_state(run_probe, one.path))
     return states
-
-
-def _make_state(data: bytes, ownership: Ownership | None) -> FileState:
-    return FileState(data, ownership.mode, ownership.uid, ownership.gid) if ownership else FileState(data)
 
 
 def _unreadable_error(place: str, capture: Capture) -> Refused | Undetermined:

@@ -10,7 +10,7 @@ from gpunode.catalog import branches, cuda
 from gpunode.catalog.cuda import CudaRelease, Version, format_release, toolkit_packages
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -82,7 +82,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
         PackageChange(name, packages.get(name), replace(state, auto=name in strays and packages[name].auto))
         for name, state in states
     ]
-    changes += [*marked, *_plan_profile_script(version, facts), *_plan_pin(version, facts)]
+    script = _PATH_SCRIPT_TEMPLATE.format(folder=f"/usr/local/cuda-{format_release(version)}").encode()
+    changes += [*marked, *plan_file(facts, CUDA_PROFILE_SCRIPT, FileState(script)), *_plan_pin(version, facts)]
     reason = _explain_choice(version, facts, driver)
     if marked:
         reason += f"; {explain_manual_marks(marked, facts)}"
@@ -179,21 +180,16 @@ def _find_driver_limit(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
     return _DriverLimit(loaded.version, branch_of(loaded.version)) if loaded else _DriverLimit("", 0)
 
 
-def _find_oldest_gpu(facts: Facts) -> GpuModel | None:
-    """Return the GPU with the lowest compute capability; None where none is known."""
+def _find_oldest_and_newest_gpu(facts: Facts) -> tuple[GpuModel | None, GpuModel | None]:
+    """Return the GPUs with the lowest and the highest compute capability; None where none is known."""
     models = [model for model in find_models(known(facts.devices, ())) if model.compute_capability]
-    return min(models, key=lambda model: cuda.parts(model.compute_capability), default=None)
-
-
-def _find_newest_gpu(facts: Facts) -> GpuModel | None:
-    """Return the GPU with the highest compute capability; None where none is known."""
-    models = [model for model in find_models(known(facts.devices, ())) if model.compute_capability]
-    return max(models, key=lambda model: cuda.parts(model.compute_capability), default=None)
+    models.sort(key=lambda model: cuda.parts(model.compute_capability))
+    return (models[0], models[-1]) if models else (None, None)
 
 
 def _find_first_release(facts: Facts) -> Version:
     """Return the oldest release that compiles for the newest GPU; empty where that is unknown."""
-    newest = _find_newest_gpu(facts)
+    _, newest = _find_oldest_and_newest_gpu(facts)
     return cuda.first_for_capability(cuda.parts(newest.compute_capability)) if newest else ()
 
 
@@ -204,11 +200,14 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
-    working = [v for v in _kept_releases(recipe, facts) if v >= first and _check_release(v, facts, driver) == v]
+    # Of an installed release parts count where the recipe asks for no more.
+    there = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
+    kept = {*installed_releases(facts), *_complete_releases(there, recipe)}
+    working = [v for v in kept if v >= first and _check_release(v, facts, driver) == v]
     if working and not recipe.upgrade:
         # An installed release that works is kept, so that a re-run does not drift.
         return max(working)
-    oldest = _find_oldest_gpu(facts)
+    oldest, _ = _find_oldest_and_newest_gpu(facts)
     limits = [cuda.releases()[-1].version]
     if oldest is not None and (compiles := cuda.newest_for_capability(cuda.parts(oldest.compute_capability))):
         limits.append(compiles)
@@ -224,10 +223,15 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
     if release is None:
         newest_listed = cuda.releases()[-1]
         if version < newest_listed.version:
-            return _refuse_unknown_release(version)
+            listed = ", ".join(format_release(one.version) for one in cuda.releases()[-6:])
+            return Refusal(
+                what=f"there is no CUDA {format_release(version)}",
+                why=f"the newest releases are {listed}",
+                hint='set cuda.version to one of them, or to "auto"',
+            )
         # A newer one needs what that needs, or more; the note says that the table does not have it.
         release = replace(newest_listed, version=version)
-    oldest = _find_oldest_gpu(facts)
+    oldest, _ = _find_oldest_and_newest_gpu(facts)
     if oldest is not None and release.oldest_capability > cuda.parts(oldest.compute_capability):
         newest = cuda.newest_for_capability(cuda.parts(oldest.compute_capability))
         last = format_release(newest) if newest else "none"
@@ -239,15 +243,6 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
     if driver.branch and driver.branch < release.min_branch:
         return _refuse_old_driver(release, driver)
     return version
-
-
-def _refuse_unknown_release(version: Version) -> Refusal:
-    listed = ", ".join(format_release(release.version) for release in cuda.releases()[-6:])
-    return Refusal(
-        what=f"there is no CUDA {format_release(version)}",
-        why=f"the newest releases are {listed}",
-        hint='set cuda.version to one of them, or to "auto"',
-    )
 
 
 def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
@@ -270,43 +265,27 @@ def installed_releases(facts: Facts) -> list[Version]:
     return sorted({version for version in found if version})
 
 
-def _kept_releases(recipe: Recipe, facts: Facts) -> set[Version]:
-    """Return the installed releases, of which parts count where the recipe asks for no more."""
-    packages = known(facts.packages, {})
-    there = [package for package, state in packages.items() if not state.config_files_only]
-    return {*installed_releases(facts), *_complete_releases(there, recipe)}
-
-
 def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[Version]:
     """Return the releases of which ``packages`` have all that the recipe asks for."""
     found = {version for one in packages if (version := cuda.release_of_toolkit_package(one.name))}
     return {one for one in found if {*packages}.issuperset(map(PackageId, toolkit_packages(one, recipe.cuda.parts)))}
 
 
-def _plan_profile_script(version: Version, facts: Facts) -> Iterator[FileChange]:
-    present = need(facts.file(CUDA_PROFILE_SCRIPT), f"what {CUDA_PROFILE_SCRIPT} holds")
-    wanted = FileState(_PATH_SCRIPT_TEMPLATE.format(folder=f"/usr/local/cuda-{format_release(version)}").encode())
-    if present != wanted:
-        yield FileChange(CUDA_PROFILE_SCRIPT, present, wanted)
-
-
-def _plan_pin(version: Version, facts: Facts) -> Iterator[FileChange]:
-    """Yield the pin that keeps packages of the same names out, where the distribution has such."""
+def _plan_pin(version: Version, facts: Facts) -> tuple[FileChange, ...]:
+    """Return the pin that keeps packages of the same names out, where the distribution has such."""
     family = family_of(facts)
     if isinstance(family, Refusal) or not family.cuda_origins:
-        return
+        return ()
     release, package_system = "-".join(map(str, version)), system(facts)
     patterns = (f"cuda-*-{release}", f"lib*-{release}")
-    wanted = FileState(package_system.render_cuda_pin(patterns, family.cuda_origins))
-    present = need(facts.file(package_system.cuda_pin_file), f"what {package_system.cuda_pin_file} holds")
-    if present != wanted:
-        yield FileChange(package_system.cuda_pin_file, present, wanted)
+    pin = package_system.render_cuda_pin(patterns, family.cuda_origins)
+    return plan_file(facts, package_system.cuda_pin_file, FileState(pin))
 
 
 def _explain_choice(version: Version, facts: Facts, driver: _DriverLimit) -> str:
     """Return which release it is, and what rules out a newer one."""
     text, limits = f"CUDA {format_release(version)} in /usr/local/cuda-{format_release(version)}", list[str]()
-    oldest = _find_oldest_gpu(facts)
+    oldest, _ = _find_oldest_and_newest_gpu(facts)
     compiles = cuda.newest_for_capability(cuda.parts(oldest.compute_capability)) if oldest else None
     if oldest is not None and compiles == version and compiles != cuda.releases()[-1].version:
         limits.append(f"the newest that compiles for {oldest.label}")
@@ -328,19 +307,17 @@ def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str
         yield (
             f"driver {driver.version} supports CUDA {format_release(newest)} in full: programs compiled by "
             f"{format_release(version)} run on it, but not those that the driver has to compile (PTX) or that use "
-            "newer "
-            "features of the driver"
+            "newer features of the driver"
         )
 
 
 def _older_than_gpu_notes(version: Version, facts: Facts) -> Iterator[str]:
     """Yield that the release is older than a GPU, for which only the driver compiles then."""
-    first, newest = _find_first_release(facts), _find_newest_gpu(facts)
+    first, (_, newest) = _find_first_release(facts), _find_oldest_and_newest_gpu(facts)
     if newest is not None and version < first:
         yield (
             f"CUDA {format_release(version)} does not compile for {newest.label}, {format_release(first)} and newer "
-            "do: "
-            "its programs run there only if they hold PTX, which the driver compiles at their start"
+            "do: its programs run there only if they hold PTX, which the driver compiles at their start"
         )
 
 

@@ -14,14 +14,7 @@ from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.fabric import find_fabric
-from gpunode.steps.gpus import (
-    GPU_CLASS_CODES,
-    GPU_OPTION,
-    VFIO_DRIVER,
-    find_gpus,
-    find_other_gpus,
-    find_own_gpus,
-)
+from gpunode.steps.gpus import GPU_CLASS_CODES, GPU_OPTION, VFIO_DRIVER, find_gpus, find_other_gpus, find_own_gpus
 from gpunode.steps.installed_driver import family_of, wants_driver
 from gpunode.steps.selection import WantedDriver, wanted_driver
 
@@ -55,13 +48,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Name the GPUs; refuse systems without a driver if one is requested, and a lock of other systems."""
     if recipe.lock is not None and (refused := _refuse_foreign_lock(recipe.lock, facts)):
         return refused
-    if known(facts.provider, None):
-        return _plan_managed_host(recipe, facts)
-    return _plan_detection(recipe, facts)
-
-
-def _plan_managed_host(recipe: Recipe, facts: Facts) -> Outcome:
-    """Plan for a node whose host a provider builds."""
+    if not known(facts.provider, None):
+        return _plan_detection(recipe, facts)
     from gpunode.steps.managed import node_replacement_notes, refuse_managed_host  # loaded on use: few nodes have one
 
     found = refuse_managed_host(facts) or _plan_detection(recipe, facts)
@@ -80,7 +68,12 @@ def _plan_detection(recipe: Recipe, facts: Facts) -> Outcome:
     if not usable:
         return _refuse_without_gpu(recipe, devices, facts)
     if profile := _find_vgpu(usable):
-        return _refuse_vgpu(profile)
+        return Refusal(
+            what=f"this is a vGPU guest: {profile}",
+            why="a vGPU needs NVIDIA's licensed guest driver (GRID) of the host's branch; the data-center driver does "
+            "not start on it",
+            hint="install the guest driver that belongs to the host, then run the command again with --driver none",
+        )
     notes = (
         *_unmet_expectations(recipe.expect, usable),
         *_collect_notes(recipe, devices, facts),
@@ -146,12 +139,10 @@ def _supported_family_or_refusal(recipe: Recipe, facts: Facts) -> Family | Refus
 
 def _plan_without_own_kernel(recipe: Recipe, platform: Platform) -> Outcome:
     """Plan for a container, WSL2 or Jetson, whose kernel driver comes from elsewhere."""
-    names = {"container": "a container", "wsl2": "WSL2", "jetson": "a Jetson"}
-    where = names[platform.kind]
-    owner = {
-        "container": "the host of the container",
-        "wsl2": "Windows",
-        "jetson": "the board's own image (JetPack)",
+    where, owner = {
+        "container": ("a container", "the host of the container"),
+        "wsl2": ("WSL2", "Windows"),
+        "jetson": ("a Jetson", "the board's own image (JetPack)"),
     }[platform.kind]
     if recipe.driver.version == "none":
         return Planned((), f"{where} ({platform.detail}): the driver comes from {owner}")
@@ -201,15 +192,6 @@ def _find_vgpu(usable: tuple[PciDevice, ...]) -> str:
         if device.subsystem and (profile := vgpu_profile(device.device, device.subsystem)):
             return f"{profile} at {device.address}"
     return ""
-
-
-def _refuse_vgpu(profile: str) -> Refusal:
-    return Refusal(
-        what=f"this is a vGPU guest: {profile}",
-        why="a vGPU needs NVIDIA's licensed guest driver (GRID) of the host's branch; the data-center driver does not "
-        "start on it",
-        hint="install the guest driver that belongs to the host, then run the command again with --driver none",
-    )
 
 
 def _describe_gpus(usable: tuple[PciDevice, ...]) -> str:

@@ -16,12 +16,13 @@ from gpunode.catalog.conflicts import (
     versioned_names,
 )
 from gpunode.catalog.driver import Choice
-from gpunode.change import FileChange, FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
+from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
+from gpunode.packages.version import has_prefix
 from gpunode.recipe import Recipe
 from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
@@ -33,7 +34,6 @@ from gpunode.steps.installed_driver import (
     package_version_prefix,
     pinned_by_nvidia_package,
     plan_manual_marks,
-    version_matches,
     version_prefix,
 )
 from gpunode.steps.kernel import is_chosen_driver_loaded
@@ -72,14 +72,14 @@ def plan_driver_pin(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"this node needs {_describe_pin(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"sudo {package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
-    wanted = FileState(package_system.pin(chosen, driver.family.origins, driver.foreign_archives))
-    present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
+    pin = package_system.pin(chosen, driver.family.origins, driver.foreign_archives)
+    changes = plan_file(facts, package_system.pin_file, FileState(pin))
     names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *versioned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
-    if present == wanted:
+    if not changes:
         return Planned((), f"held at {_describe_pin(chosen.branch, chosen.exact)}", notes)
     reason = f"driver {_describe_pin(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
-    return Planned((FileChange(package_system.pin_file, present, wanted),), reason, notes)
+    return Planned(changes, reason, notes)
 
 
 def _describe_pin(branch: int, exact: str) -> str:
@@ -166,12 +166,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
     moving = {change.id: change.before for change in moves if change.before}
     along = departure.packages if departure else {}
     if held := [package for package, state in {**old, **along, **moving}.items() if state.held]:
-        return Refusal(
-            what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
-            why="somebody put it on hold; gpunode breaks no holds",
-            hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
-            held=tuple(held),
-        )
+        return refuse_held_packages(facts, held, f"driver {chosen.branch}", "another version, or none of it")
     purges = [PackageChange(package, state, None) for package, state in {**old, **along}.items()]
     if any(_lacks_module_source(one, facts) for one in purges):
         from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use
@@ -261,9 +256,7 @@ def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
         return False
     if chosen.source == "distro" and name in SEPARATELY_VERSIONED_IN_DISTROS:
         return branch_of(version) != chosen.branch
-    return purge_reason(name, version) not in {None, "relation"} and not version_matches(
-        version, version_prefix(chosen)
-    )
+    return purge_reason(name, version) not in {None, "relation"} and not has_prefix(version, version_prefix(chosen))
 
 
 CONFLICTS_STEP = Step("conflicts", "old drivers", "packages", plan_conflicting_driver_purge, for_driver=True)
@@ -330,7 +323,9 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         installed = f"driver {packages[names[0]].version} is installed"
         reason = explain_manual_marks(marked, facts) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
-    if wanted and (refused := system(facts).refuse_left_out(facts, _purpose_by_needed_file_glob(driver))):
+    purposes = {**({} if driver.modules else PURPOSE_BY_SOURCE_GLOB)}
+    purposes |= _PURPOSE_BY_FIRMWARE_GLOB if chosen.flavour == "open" else {}
+    if wanted and (refused := system(facts).refuse_left_out(facts, purposes)):
         return refused
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_driver_version(recipe, facts, driver)
@@ -355,12 +350,6 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         else _describe_choice(chosen, recipe)
     )
     return Planned((*leaving, *changes, *marked), reason, away, about_changes)
-
-
-def _purpose_by_needed_file_glob(driver: WantedDriver) -> Mapping[str, str]:
-    """Return the files without which the driver does not work, by pattern, and what each is for."""
-    source = {} if driver.modules else PURPOSE_BY_SOURCE_GLOB
-    return {**source, **(_PURPOSE_BY_FIRMWARE_GLOB if driver.chosen.flavour == "open" else {})}
 
 
 def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:

@@ -162,10 +162,9 @@ def describe_kept_key(facts: Facts) -> Iterator[str]:
     if key.has_key and not key.key.startswith(PKCS11_KEY_PREFIX):
         remove = command("sudo", "rm", key.key, key.certificate)
         yield (
-            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it (a copy of one "
-            f"that gpunode made is in {KEY_BACKUP_FOLDER}), and the next module that DKMS builds gets a new one, which "
-            "has to "
-            "be enrolled again"
+            f"the key {key.key} stays: DKMS signs every module with it; `{remove}` removes it (a copy of one that "
+            f"gpunode made is in {KEY_BACKUP_FOLDER}), and the next module that DKMS builds gets a new one, which has "
+            "to be enrolled again"
         )
     if key.enrolled:
         delete = command("sudo", "mokutil", "--delete", key.certificate)
@@ -199,9 +198,8 @@ def refuse_rejected_modules(facts: Facts) -> Refusal | None:
         return Refusal(
             what=f"the NVIDIA module for kernel {kernel} {state}",
             why=f"Secure Boot is on, and {_describe_key(key)} signs what DKMS builds: the kernel would reject this "
-            "module, "
-            "and the next boot would have no driver. DKMS leaves a module unsigned where the kernel's sign-file is "
-            "missing, and says so in its build log alone",
+            "module, and the next boot would have no driver. DKMS leaves a module unsigned where the kernel's "
+            "sign-file is missing, and says so in its build log alone",
             hint="\n".join(_rebuild_commands(kernel, facts)),
         )
     return None
@@ -233,6 +231,5 @@ def require_same_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] | No
         "firmware does not have the new "
         "one, so modules that it signs do not load under Secure Boot. Do not reboot yet",
         hint=f"restore both files from a backup (of a key that gpunode made: {KEY_BACKUP_FOLDER}), or run the same "
-        "command "
-        "again: it enrols the new key",
+        "command again: it enrols the new key",
     )

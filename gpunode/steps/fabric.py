@@ -22,18 +22,9 @@ from gpunode.catalog.fabric import (
     is_fabric_package,
 )
 from gpunode.catalog.gpus import lookup
-from gpunode.change import (
-    Change,
-    FileChange,
-    FileState,
-    KnownAfter,
-    ModuleChange,
-    PackageChange,
-    ServiceChange,
-    ServiceState,
-)
+from gpunode.change import Change, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.machine import MELLANOX_VENDOR_ID
-from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need
+from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need, plan_file
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
@@ -203,8 +194,7 @@ def _imex_notes(fabric: Fabric, facts: Facts) -> Iterator[str]:
     if fabric.kind == "rack" and isinstance(nodes, Known) and nodes.value is None:
         yield (
             f"{IMEX_NODES_FILE} is not there: list the addresses of the rack's nodes in it, one a line, unless "
-            "Kubernetes' "
-            "DRA driver manages IMEX (ComputeDomains)"
+            "Kubernetes' DRA driver manages IMEX (ComputeDomains)"
         )
 
 
@@ -215,11 +205,7 @@ def plan_bridge_module(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     if fabric is None or fabric.kind != "nvlink5":
         return Planned((), "no NVSwitch of this machine is behind a ConnectX bridge", requested=False)
-    changes: list[Change] = []
-    wanted = FileState(_MODULES_TEXT.encode())
-    present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
-    if present != wanted:
-        changes.append(FileChange(MODULES_FILE, present, wanted))
+    changes: list[Change] = [*plan_file(facts, MODULES_FILE, FileState(_MODULES_TEXT.encode()))]
     loaded = facts.modules.value if isinstance(facts.modules, Known) else None
     # Without the card's own module the kernel has no InfiniBand at all, and whoever brings it loads both.
     if loaded is not None and "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.catalog.gpudirect import FEATURES, GDRCOPY_FEATURE, GpuDirectFeature
-from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
-from gpunode.facts.model import Facts, Known, known, need
+from gpunode.change import FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
+from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
@@ -205,11 +205,8 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
     if refusal := _refuse_unsupported(recipe, facts, features):
         return refusal
     modules = tuple(feature.module for feature in features)
-    present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
-    after = (
-        FileState("".join((_MODULES_FILE_HEADER, *(f"{module}\n" for module in modules))).encode()) if modules else None
-    )
-    file = () if present == after else (FileChange(MODULES_FILE, present, after),)
+    text = "".join((_MODULES_FILE_HEADER, *(f"{module}\n" for module in modules)))
+    file = plan_file(facts, MODULES_FILE, FileState(text.encode()) if modules else None)
     if not modules:
         return Planned(file, "DMA-BUF needs no module beside the driver's")
     if not _is_driver_loaded(recipe, facts):

@@ -25,7 +25,7 @@ from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.packages.version import without_epoch
+from gpunode.packages.version import has_prefix, without_epoch
 from gpunode.recipe import DriverSource, KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
 
@@ -279,12 +279,7 @@ def is_version_of(version: str, chosen: Choice) -> bool:
 
 def is_at_version(state: PackageState | None, wanted: str) -> bool:
     """Return whether a package is installed in a version that starts with ``wanted``."""
-    return state is not None and not state.config_files_only and version_matches(state.version, wanted)
-
-
-def version_matches(version: str, wanted: str) -> bool:
-    """Return whether a package version starts with ``wanted``, without its epoch."""
-    return without_epoch(version).startswith(wanted)
+    return state is not None and not state.config_files_only and has_prefix(state.version, wanted)
 
 
 def plan_manual_marks(

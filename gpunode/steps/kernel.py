@@ -8,11 +8,11 @@ from typing import Final
 
 from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
-from gpunode.change import CommandChange, FileChange, FileState, KnownAfter, ModuleChange, PackageChange, Trigger
+from gpunode.change import CommandChange, FileState, KnownAfter, ModuleChange, PackageChange, Trigger
 from gpunode.command import command
 from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Unknown, known, need
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, known, need, plan_file
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import BOOT_LOADER_FOLDER, DRIVER_PARAMETERS_FILE, GRUB_DEFAULTS_FILE, KERNEL_ARGUMENTS_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
@@ -126,22 +126,19 @@ _DEVICE_FILE_PARAMETER: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P
 
 def driver_hazard_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note for every line by which modules or device files will not be as the driver needs them."""
-    said = (*_loaded_rival_notes(facts), *_modprobe_directive_notes(facts), *_notes_of_kernel_arguments(facts))
+    loads = (one for one in module_load_lines(facts) if one.words[0] in RIVAL_MODULES)
+    rivals = (f"{one.file}:{one.line} loads {one.words[0]} by name, which ignores any blacklist" for one in loads)
+    removals = (f"{note}: remove it" for note in (*rivals, *_modprobe_directive_notes(facts)))
+    said = (*removals, *_notes_of_kernel_arguments(facts))
     closed = () if any(_DEVICE_FILES_GLOB in note for note in said) else tuple(_closed_device_notes(facts))
     return (*said, *closed, *_old_initramfs_notes(facts))
-
-
-def _loaded_rival_notes(facts: Facts) -> Iterator[str]:
-    for one in module_load_lines(facts):
-        if one.words[0] in RIVAL_MODULES:
-            yield f"{one.file}:{one.line} loads {one.words[0]} by name, which ignores any blacklist: remove it"
 
 
 def _modprobe_directive_notes(facts: Facts) -> Iterator[str]:
     group = _device_group(facts)
     for one in modprobe_directives(facts):
         if one.file != BLACKLIST_FILE and (effect := _describe_directive_effect(one.words, group)):
-            yield f"{one.file}:{one.line} {effect}: remove it"
+            yield f"{one.file}:{one.line} {effect}"
 
 
 def _device_group(facts: Facts) -> int:
@@ -157,9 +154,7 @@ def _device_group(facts: Facts) -> int:
 def _describe_directive_effect(words: tuple[str, ...], group: int) -> str:
     """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
 
-    Args:
-        words: of the directive.
-        group: that the device files get.
+    ``group`` is what the device files get.
     """
     match words:
         case ("blacklist", module) if module in _DRIVER_MODULES:
@@ -276,14 +271,13 @@ def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), preexisting.reason, notes)
     if awaits_enrolment(recipe, facts):
         return Planned((), AWAITS_ENROLMENT_REASON, notes, deferred=True)
-    present = need(facts.file(BLACKLIST_FILE), f"what {BLACKLIST_FILE} holds")
-    wanted = FileState(_BLACKLIST_TEXT)
-    if present == wanted:
+    changes = plan_file(facts, BLACKLIST_FILE, FileState(_BLACKLIST_TEXT), frozenset({Trigger("initramfs")}))
+    if not changes:
         return Planned((), "nouveau and nova are blacklisted", notes)
     loaded = sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)
     now = f" ({', '.join(loaded)} is loaded now)" if loaded else ""
     reason = f"nouveau and nova must not take the GPU before the NVIDIA driver does{now}"
-    return Planned((FileChange(BLACKLIST_FILE, present, wanted, frozenset({Trigger("initramfs")})),), reason, notes)
+    return Planned(changes, reason, notes)
 
 
 NOUVEAU_STEP = Step(
@@ -314,8 +308,11 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> Outcome:
 
         return plan_prebuilt(driver, kernels, facts)
     missing = kernels_without_module(chosen, kernels, facts)
-    if refused := _refuse_rejected_modules(facts):
-        return refused
+    if facts.module_key is not None:
+        from gpunode.steps.enrolment import refuse_rejected_modules  # only where Secure Boot is on
+
+        if refused := refuse_rejected_modules(facts):
+            return refused
     has_source = _has_module_source(driver, facts)
     if not has_source:
         from gpunode.steps.leftovers import note_lost_source, refuse_lost_source  # loaded on use
@@ -340,14 +337,6 @@ def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:
     return any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
 
 
-def _refuse_rejected_modules(facts: Facts) -> Refusal | None:
-    if facts.module_key is None:
-        return None
-    from gpunode.steps.enrolment import refuse_rejected_modules  # only where Secure Boot is on
-
-    return refuse_rejected_modules(facts)
-
-
 def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     """Build nothing for a driver that stays as it is; note a kernel that it lacks."""
     # Of a prebuilt module the branch alone is known.
@@ -370,13 +359,9 @@ def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
 def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
-    built = {file.kernel for file in files if _is_module_of_chosen_driver(file, chosen)}
+    # Of one without a version, only DKMS tells that it is the chosen driver's.
+    built = {one.kernel for one in files if (is_version_of(one.version, chosen) if one.version else one.dkms)}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
-
-
-def _is_module_of_chosen_driver(file: ModuleFile, chosen: Choice) -> bool:
-    """Return whether a module is of the chosen driver; without a version, only one that DKMS put there is."""
-    return is_version_of(file.version, chosen) if file.version else file.dkms
 
 
 def plan_module_load(recipe: Recipe, facts: Facts) -> Outcome:

@@ -180,10 +180,9 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
         return  # the package manager itself says what it cannot read there
     if any(one.endswith(_WITHDRAWN_KEY_ID) for one in keys):
         yield (
-            f"{path} has NVIDIA's key {_WITHDRAWN_KEY_ID}, which NVIDIA withdrew in 2022. "
-            f"{system(facts).manager} accepts it for every archive: "
-            f"`sudo gpg --no-default-keyring --keyring {path} --delete-keys {_WITHDRAWN_KEY_ID}` "
-            "removes it"
+            f"{path} has NVIDIA's key {_WITHDRAWN_KEY_ID}, which NVIDIA withdrew in 2022. {system(facts).manager} "
+            f"accepts it for every archive: `sudo gpg --no-default-keyring --keyring {path} --delete-keys "
+            f"{_WITHDRAWN_KEY_ID}` removes it"
         )
 
 

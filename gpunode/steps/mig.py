@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode.catalog import gpus
 from gpunode.change import Change, FileChange, FileState, MigChange, MigInstance, MigLayout, Trigger
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need
+from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need, plan_file
 from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
@@ -244,11 +244,7 @@ def _counts_from_file(
 
 
 def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[str, int]) -> MigLayout:
-    """Return a layout with these instances placed, or the current one if it already has them.
-
-    Raises:
-        Refused: if the GPU does not support it.
-    """
+    """Return a layout with these instances placed, or the current one if it already has them."""
     from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
     label, profiles = gpus.lookup(device.device).name, mig.max_instances_by_profile(device.device)
@@ -287,10 +283,7 @@ def _unit_changes(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[Fil
     divided = {uuid: layout for uuid, layout in wanted.items() if layout.enabled}
     states = ((MIG_UNIT_FILE, render_mig_unit(divided)), (MIG_BOOT_DROP_IN_FILE, _WANTS_DROP_IN))
     for path, content in states:
-        before = need(facts.file(path), f"what {path} holds")
-        after = FileState(content) if divided else None
-        if before != after:
-            yield FileChange(path, before, after, _DAEMON_RELOAD_TRIGGERS)
+        yield from plan_file(facts, path, FileState(content) if divided else None, _DAEMON_RELOAD_TRIGGERS)
 
 
 def render_mig_unit(divided: Mapping[str, MigLayout]) -> bytes:

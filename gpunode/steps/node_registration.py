@@ -69,7 +69,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             return Planned(
                 (), f"waits for a kubelet that reads {KUBELET_ENVIRONMENT_FILE}, as kubeadm's does", deferred=True
             )
-        if taints and (elsewhere := _file_with_taints(facts)):
+        settings = _TAINT_SETTING_BY_FILE.items()
+        elsewhere = next((path for path, setting in settings if setting.search(facts.text(path))), "")
+        if taints and elsewhere:
             return Refusal(
                 f"{elsewhere} has the kubelet register its Node with taints already",
                 f"--register-with-taints in {KUBELET_ENVIRONMENT_FILE} would replace them, not add to them",
@@ -85,7 +87,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         else _render_rancher_config(labels, taints)
     )
     if after is None:
-        flags = _registration_flags(labels, taints)
+        flags = [f"--node-labels={','.join(labels)}"] if labels else []
+        flags += [f"--register-with-taints={','.join(taints)}"] if taints else []
         return Refusal(
             f"{path} has a {_EXTRA_ARGS_VARIABLE} that gpunode cannot extend",
             "it contains quotes or escapes, or separates a flag and its value by a blank",
@@ -96,14 +99,6 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), reason)
     change = FileChange(path, before, replace(before, content=after) if before else FileState(after))
     return Planned((change,), reason, change_notes=_joined_node_notes(facts, register, labels, taints))
-
-
-def _file_with_taints(facts: Facts) -> str:
-    """Return the file of kubeadm's that names taints for the kubelet's registration; empty for none."""
-    for path, pattern in _TAINT_SETTING_BY_FILE.items():
-        if pattern.search(facts.text(path)):
-            return path
-    return ""
 
 
 def registration_labels(wanted: Kubernetes) -> dict[str, str]:
@@ -134,11 +129,6 @@ def _reads_environment_file(facts: Facts) -> bool:
     ]
     whole = b"\n".join(texts)
     return KUBELET_ENVIRONMENT_FILE.encode() in whole and _EXTRA_ARGS_VARIABLE.encode() in whole
-
-
-def _registration_flags(labels: Sequence[str], taints: Sequence[str]) -> list[str]:
-    found = [f"--node-labels={','.join(labels)}"] if labels else []
-    return found + ([f"--register-with-taints={','.join(taints)}"] if taints else [])
 
 
 def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:

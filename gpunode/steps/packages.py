@@ -169,11 +169,13 @@ def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     return tuple(one for one in sorted(locked) if not any(owns(one) for owns in owners))
 
 
-def refuse_held_packages(facts: Facts, packages: Iterable[PackageId], requester: str) -> Refusal:
+def refuse_held_packages(
+    facts: Facts, packages: Iterable[PackageId], requester: str, needed: str = "another version"
+) -> Refusal:
     """Return the refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(packages)
     return Refusal(
-        what=f"{', '.join(map(str, listed))} is held, and {requester} needs another version",
+        what=f"{', '.join(map(str, listed))} is held, and {requester} needs {needed}",
         why="somebody put it on hold; gpunode breaks no holds",
         hint=f"sudo {system(facts).unhold(listed)}\nthen run the same command again",
         held=listed,

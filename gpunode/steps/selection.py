@@ -120,7 +120,9 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
     there = [one for one in _PACKAGES_NAMED_ALIKE if is_at_version(packages.get(one), f"{chosen.branch}.")]
     # Of a planned package the branch alone is known.
     revisions = {one: packages[one].version.partition("-")[2] for one in there}
-    others = [one for one, revision in revisions.items() if revision and _is_nvidia_revision(revision) == wants_own]
+    # NVIDIA's packages for Debian have the revision 1; Debian's own have 0+deb12u1 or 2.
+    nvidias = {one for one, revision in revisions.items() if revision == "1" or _UBUNTU_VERSION_MARK in revision}
+    others = [one for one, revision in revisions.items() if revision and (one in nvidias) == wants_own]
     if not others:
         return None
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
@@ -146,11 +148,6 @@ _PACKAGES_NAMED_ALIKE = tuple(
         ("nvidia-kernel-dkms", "nvidia-kernel-support", "libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "nvidia-smi"),
     )
 )
-
-
-def _is_nvidia_revision(revision: str) -> bool:
-    """Return whether NVIDIA's packages have this revision: 1 for Debian, whose own have 0+deb12u1 or 2."""
-    return revision == "1" or _UBUNTU_VERSION_MARK in revision
 
 
 def choose_from_source(facts: Facts, models: tuple[GpuModel, ...], request: Driver) -> Choice | Refusal:
@@ -263,7 +260,12 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
         return found
     version = locked_driver_version(lock)
     if not version:
-        return _refuse_lock_without_driver(lock)
+        return Refusal(
+            what=f"{lock.file} has no driver, or more than one version of it",
+            why="the recipe requests a driver, and with a lock its version comes from the lock",
+            hint="write the lock with this recipe on a node that has the driver:\n"
+            f"{gpunode('plan', '--lock', lock.file)}",
+        )
     asked = recipe.driver.version
     if asked[0].isdigit() and not f"{version}.".startswith(f"{asked}."):
         return Refusal(
@@ -294,14 +296,6 @@ def locked_driver_version(lock: VersionLock) -> str:
     versions = {lock.packages[package] for package in named}
     found = {_REVISION_SUFFIX.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
-
-
-def _refuse_lock_without_driver(lock: VersionLock) -> Refusal:
-    return Refusal(
-        what=f"{lock.file} has no driver, or more than one version of it",
-        why="the recipe requests a driver, and with a lock its version comes from the lock",
-        hint=f"write the lock with this recipe on a node that has the driver:\n{gpunode('plan', '--lock', lock.file)}",
-    )
 
 
 def refuse_package_without_lock(lock: VersionLock, package: PackageId) -> Refusal:

@@ -16,7 +16,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
-from gpunode.steps.packages import wants_container_toolkit
+from gpunode.steps.packages import refuse_held_packages, wants_container_toolkit
 from gpunode.steps.selection import refuse_package_without_lock
 
 TOOLKIT_CONFIG_FILE = "/etc/nvidia-container-runtime/config.toml"
@@ -39,12 +39,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _has_right_version(packages, n, wanted))
     )
     if held := [name for name in names if name in packages and packages[name].held]:
-        return Refusal(
-            what=f"{', '.join(map(str, held))} is held",
-            why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody put it on hold",
-            hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
-            held=tuple(held),
-        )
+        return refuse_held_packages(facts, held, "the toolkit", f"all of it in {wanted or 'one version'}")
     notes = (
         *_changed_config_notes(recipe, facts),
         *_hold_notes(recipe, packages),
@@ -95,8 +90,7 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     if found:
         yield (
             f"{TOOLKIT_CONFIG_FILE} differs from the toolkit's defaults; it is kept, because the difference may be "
-            "intended: "
-            f"{'; '.join(found)}"
+            f"intended: {'; '.join(found)}"
         )
 
 

@@ -37,11 +37,8 @@ def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
     )
     if state and state.content == content:
         return ()
-    return (
-        FileChange(
-            TOOLKIT_CONFIG_FILE, state, replace(restrict_writes_to_root(state or FileState(b"")), content=content)
-        ),
-    )
+    after = replace(restrict_writes_to_root(state or FileState(b"")), content=content)
+    return (FileChange(TOOLKIT_CONFIG_FILE, state, after),)
 
 
 def _plan_deferred(facts: Facts, *, enabled: bool) -> tuple[FileChange, ...]:

@@ -191,18 +191,14 @@ class Applier:
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.apply_change(plan.stage, step.step.id, change, reason, note)
-                if (change,) == FileChange.among(step.changes)[-1:]:
-                    self._check_written_files(step)
+                expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
+                if expectation is not None and (change,) == FileChange.among(step.changes)[-1:]:
+                    self.host.check_written_files(expectation)
             except GpunodeError as failure:
                 if isinstance(failure, ChangeFailed):
                     self._restore_unit_config(change, failure)
                 self._restore_partial_edit(step, change, failure)
                 raise
-
-    def _check_written_files(self, step: StepPlan) -> None:
-        """Have the runtime's own parser check the written files of ``step``."""
-        if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
-            self.host.check_written_files(step.outcome.expectation)
 
     def _restore_partial_edit(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
@@ -391,10 +387,7 @@ def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True
     Done soon after the run, it tells what gpunode took away or brought from what somebody does later. A change whose
     subject a later run changed, too, and one of which the node shows neither, stay as they are.
 
-    Args:
-        store: the journal.
-        host: the node.
-        is_idle: whether no package manager is at work, which may still make what a killed run began.
+    Unless the node ``is_idle``, a package manager may still make what a killed run began.
 
     Raises:
         UsageError: only root may read the journals.

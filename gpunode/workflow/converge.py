@@ -186,11 +186,7 @@ def survey(
 ) -> Facts:
     """Return the facts of the node as it is now.
 
-    Args:
-        host: what is looked at.
-        recipe: what may ask for more than the usual facts.
-        image: whether it is a root folder without a running kernel of its own.
-        gpus: the GPUs of the machine that an image is built for; they replace the present machine's devices.
+    ``gpus`` are those of the machine that an image is built for; they replace the present machine's devices.
     """
     facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.read_live_distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
@@ -265,12 +261,8 @@ def walk_stages(
 ) -> Iterator[StagePlan]:
     """Yield the plan of every stage, in order; a refusal ends it.
 
-    Args:
-        recipe: the wanted state.
-        facts: of the node before the first stage.
-        resolve_versions: gives a stage's package changes the versions that the package index has, as far as it can.
-        advance: gives the facts that the next stage sees: projected by plan, applied and looked up by setup.
-        only: ids of the steps to take; empty takes all.
+    ``resolve_versions`` gives a stage's package changes the versions of the package index, as far as it can.
+    ``advance`` gives the facts that the next stage sees: projected by plan, applied and looked up by setup.
     """
     for stage in STAGES:
         plan = with_gpu_services_stopped(resolve_versions(facts, plan_stage(recipe, facts, stage, only)), facts)
@@ -341,11 +333,6 @@ def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tup
 
     These are hazards of the next boot, keys without effect, and what else no step changes. Plan, setup, verify and
     status show the same ones. A step that refuses has none, and neither has one that lacks evidence: plan says why.
-
-    Args:
-        recipe: the wanted state.
-        facts: of the node.
-        only: ids of the steps to ask; empty asks all.
     """
     found: dict[str, None] = {}
     recipe = without_unneeded_driver(recipe, only)

@@ -9,15 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from gpunode.change import (
-    GPU_SERVICES,
-    Change,
-    MigChange,
-    PackageChange,
-    ServiceChange,
-    Trigger,
-    triggers_of,
-)
+from gpunode.change import GPU_SERVICES, Change, MigChange, PackageChange, ServiceChange, Trigger, triggers_of
 from gpunode.command import command
 from gpunode.errors import DrainRequired, Undetermined
 from gpunode.facts.evidence import Probe

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from gpunode.catalog.fabric import MANAGER_UNIT
@@ -51,20 +52,20 @@ def count_gpus(number: int) -> str:
 
 
 def _check_nvml(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
-    title = _NVML_TITLE
+    check = partial(Check, "nvml", _NVML_TITLE)
     if isinstance(answer, NoAnswer):
         status: Status = "skipped" if answer.kind == "not-queried" else "failed"
-        yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
+        yield check(status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
         return
     if isinstance(answer, NvmlFailure):
         anew = _reinstall_hint("libnvidia-ml1", facts) if answer.code == _NVML_LIBRARY_NOT_FOUND_CODE else ""
         said = f"{answer.name} ({answer.code}): {answer.meaning}"
-        yield Check("nvml", title, "failed", said, anew or answer.remedy)
+        yield check("failed", said, anew or answer.remedy)
         return
     if not answer.gpus:
-        yield Check("nvml", title, "failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
+        yield check("failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
         return
-    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {count_gpus(len(answer.gpus))}")
+    yield check("passed", f"driver {answer.driver}, CUDA {answer.cuda}, {count_gpus(len(answer.gpus))}")
     for gpu in answer.gpus:
         yield _check_gpu(gpu)
 
@@ -156,12 +157,11 @@ def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Chec
     if isinstance(facts.device_nodes, Unknown):
         return
     wanted = {"/dev/nvidiactl", *(f"/dev/nvidia{gpu.index}" for gpu in inventory.gpus)}
+    check = partial(Check, "device-nodes", "device nodes")
     if missing := sorted(wanted - facts.device_nodes.value):
-        yield Check(
-            "device-nodes", "device nodes", "failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u"
-        )
-        return
-    yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
+        yield check("failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u")
+    else:
+        yield check("passed", f"{len(wanted)} under /dev")
 
 
 def check_vector_addition(host: HostView) -> Check:
@@ -169,23 +169,23 @@ def check_vector_addition(host: HostView) -> Check:
     from gpunode.facts.cuda import CudaTestResult, read_cuda_answer
     from gpunode.host import cuda
 
-    answer, title = read_cuda_answer(host.run_probe(cuda.make_probe())), "vector addition on every GPU (CUDA)"
+    check = partial(Check, "cuda", "vector addition on every GPU (CUDA)")
+    answer = read_cuda_answer(host.run_probe(cuda.make_probe()))
     if isinstance(answer, NoAnswer):
-        return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
+        return check("failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
     if not isinstance(answer, CudaTestResult):
-        return Check("cuda", title, "failed", str(answer), answer.remedy)
+        return check("failed", str(answer), answer.remedy)
     if answer.passed:
         elements = sum(gpu.elements for gpu in answer.gpus)
-        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {count_gpus(len(answer.gpus))}")
+        return check("passed", f"Test PASSED: {elements} sums right on {count_gpus(len(answer.gpus))}")
     wrong = "; ".join(
         f"GPU {gpu.index} {gpu.name}: {gpu.error or f'{gpu.mismatches} of {gpu.elements} sums wrong'}"
         for gpu in answer.gpus
         if not gpu.passed
     )
-    return Check("cuda", title, "failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")
+    return check("failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")
 
 
-_CHECK_TITLE = "the GPUs are registered with the NVSwitches"
 # NVIDIA's own scripts give up after about two minutes.
 _PATIENCE_S, _POLL_INTERVAL_S = 120.0, 3.0
 _JOINING_STATES = frozenset({"not started", "in progress"})
@@ -203,7 +203,9 @@ def await_fabric(
     Only where the fabric manager runs: without it nothing will change.
     """
     until = clock() + _PATIENCE_S
-    while _is_manager_active(facts) and _has_gpu_joining_fabric(answer) and clock() < until:
+    while _is_manager_active(facts) and isinstance(answer, NvmlInventory) and clock() < until:
+        if not any(gpu.fabric in _JOINING_STATES for gpu in answer.gpus):
+            break
         sleep(_POLL_INTERVAL_S)
         answer = nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe()))
     return answer
@@ -214,38 +216,31 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     fabric = find_fabric(facts)
     if fabric is None or fabric.kind == "rack" or not isinstance(answer, NvmlInventory) or not answer.gpus:
         return
+    check = partial(Check, "fabric", "the GPUs are registered with the NVSwitches")
     hint = f"look at it: systemctl status {MANAGER_UNIT}; journalctl -b -u {MANAGER_UNIT}"
     # In a container the service is the host's; there the GPUs' own states are all that tells.
     is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if is_host and not facts.can_start(MANAGER_UNIT):
-        yield Check("fabric", _CHECK_TITLE, "skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
+        yield check("skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
         return
     if is_host and not _is_manager_active(facts):
-        yield Check("fabric", _CHECK_TITLE, "failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
+        yield check("failed", f"{fabric.seen}, and {MANAGER_UNIT} does not run", hint)
         return
     states = [str(gpu.fabric) for gpu in answer.gpus if isinstance(gpu.fabric, str)]
     known = [state for state in states if state != "not supported"]
     unread = [gpu.fabric for gpu in answer.gpus if isinstance(gpu.fabric, UnreadNvmlValue) and gpu.fabric.supported]
     if unfinished := sorted({state for state in known if state != "completed"}):
         behind = ", ".join(f"{known.count(state)} of {len(answer.gpus)} {state}" for state in unfinished)
-        yield Check("fabric", _CHECK_TITLE, "failed", behind, hint)
+        yield check("failed", behind, hint)
     elif unread:
-        yield Check(
-            "fabric", _CHECK_TITLE, "skipped", f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}", hint
-        )
+        yield check("skipped", f"{len(unread)} of {len(answer.gpus)} do not say: {unread[0]}", hint)
     elif not known and not is_host:
-        yield Check(
-            "fabric", _CHECK_TITLE, "skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host"
-        )
+        yield check("skipped", f"these GPUs report no state, and {MANAGER_UNIT} runs on the host")
     elif known:
-        yield Check("fabric", _CHECK_TITLE, "passed", f"{len(known)} of {len(answer.gpus)} completed")
+        yield check("passed", f"{len(known)} of {len(answer.gpus)} completed")
     else:
         # Up to Ampere a GPU has no such state: the service has programmed the switches, or has ended.
-        yield Check("fabric", _CHECK_TITLE, "passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own")
-
-
-def _has_gpu_joining_fabric(answer: NvmlAnswer) -> bool:
-    return isinstance(answer, NvmlInventory) and any(gpu.fabric in _JOINING_STATES for gpu in answer.gpus)
+        yield check("passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own")
 
 
 def _is_manager_active(facts: Facts) -> bool:

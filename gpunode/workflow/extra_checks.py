@@ -1,10 +1,11 @@
-"""Optional checks of verify: ``[expect]`` of a recipe, the packages' files, and CDI."""
+"""Optional checks of verify: ``[expect]`` of a recipe, the packages' files, CDI, and a container."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode.check import Check, Status
 from gpunode.command import sudo_gpunode
@@ -17,18 +18,24 @@ from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Expect, Recipe
-from gpunode.runtimes import podman
+from gpunode.runtimes import ObservedConfig, Runtime, podman
 from gpunode.steps import cdi
 from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.packages import wants_container_toolkit
 from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
+from gpunode.workflow.driver_checks import count_gpus
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
+    from gpunode.host.container import ContainerCommands
+    from gpunode.host.process import Runner
 
 
+ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
+CONTAINER_TITLE = "a container sees the same GPUs"
 CDI_TITLE = "containers get the GPUs as CDI devices"
+_check_cdi = partial(Check, "cdi", CDI_TITLE)
 # What to do about a difference, by the key of [expect].
 _EXPECTATION_HINTS = {
     "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
@@ -69,7 +76,6 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
         yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
 
 
-_PACKAGE_FILES_TITLE = "programs and libraries are those of their packages"
 # The packages through which programs use the driver: Debian's and NVIDIA's names, and Ubuntu's.
 _DRIVER_LIBRARY_PACKAGE = re.compile(
     r"libcuda1|libnvidia-ml1|nvidia-smi|(?:libnvidia-compute|nvidia-utils)(?:-\d{3}(?:-server)?)?"
@@ -82,6 +88,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
 
     A wrapper in place of the container runtime, or a library that somebody copied, is found. It may be intentional.
     """
+    check = partial(Check, "package-files", "programs and libraries are those of their packages")
     packages = tuple(_packages_to_check(recipe, facts))
     if not packages:
         return
@@ -91,22 +98,18 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     for package, probe in probes.items():
         if (answer := answers[probe.key]).outcome != "ok":
             detail = f"{probe.source}: {answer.error or answer.outcome}"
-            yield Check("package-files", _PACKAGE_FILES_TITLE, "skipped", detail, f"see what it says: {probe.source}")
+            yield check("skipped", detail, f"see what it says: {probe.source}")
             return
-        if paths := [
-            path for path in system(facts).parse_changed_files(answer.text) if _EXECUTABLE_OR_LIBRARY_PATH.search(path)
-        ]:
+        if paths := list(filter(_EXECUTABLE_OR_LIBRARY_PATH.search, system(facts).parse_changed_files(answer.text))):
             changed[package] = paths
     if not changed:
-        yield Check(
-            "package-files", _PACKAGE_FILES_TITLE, "passed", f"by the checksums of {', '.join(map(str, packages))}"
-        )
+        yield check("passed", f"by the checksums of {', '.join(map(str, packages))}")
         return
     named = ", ".join(path for paths in changed.values() for path in paths)
     installed = known(facts.packages, {})
     reinstall = system(facts).reinstall({package: installed[package] for package in changed})
     hint = f"look at them; if nobody changed them on purpose, reinstall the packages:\nsudo {reinstall}"
-    yield Check("package-files", _PACKAGE_FILES_TITLE, "failed", f"changed or missing: {named}", hint)
+    yield check("failed", f"changed or missing: {named}", hint)
 
 
 def _packages_to_check(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
@@ -127,26 +130,24 @@ def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
         return
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
-        yield Check("cdi", CDI_TITLE, "skipped", "no NVIDIA driver is loaded", "fix the driver first")
+        yield _check_cdi("skipped", "no NVIDIA driver is loaded", "fix the driver first")
         return
     verdict = cdi.judge_specifications(recipe, facts, loaded)
     yield _check_cdi_devices(verdict, recipe, host)
-    yield from _check_refresh_units(facts)
+    yield _check_refresh_units(facts)
 
 
 def _check_cdi_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Check:
-    setup_hint = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
     if verdict.spec is None or verdict.fault:
-        return Check("cdi", CDI_TITLE, "failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
+        setup_hint = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
+        return _check_cdi("failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
     if missing := [path for path in verdict.spec.paths if _is_file_missing(path, host)]:
         detail = f"{verdict.spec.path} names missing files: {join_names(missing, _MAX_FILES_LISTED)}"
-        regenerate_hint = (
-            f"systemctl restart {cdi.CDI_REFRESH_UNIT}, or nvidia-ctk cdi generate --output={verdict.spec.path}"
-        )
-        return Check("cdi", CDI_TITLE, "failed", detail, regenerate_hint)
+        generate = f"nvidia-ctk cdi generate --output={verdict.spec.path}"
+        return _check_cdi("failed", detail, f"systemctl restart {cdi.CDI_REFRESH_UNIT}, or {generate}")
     if takes_only_cdi(recipe.runtime.name) and (problem := _podman_problem(verdict.spec, host)):
-        return Check("cdi", CDI_TITLE, "failed", *problem)
-    return Check("cdi", CDI_TITLE, "passed", f"{cdi.describe_verdict(verdict)}; every file that it names exists")
+        return _check_cdi("failed", *problem)
+    return _check_cdi("passed", f"{cdi.describe_verdict(verdict)}; every file that it names exists")
 
 
 def _is_file_missing(path: str, host: HostView) -> bool:
@@ -172,34 +173,60 @@ def _podman_problem(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
     return None
 
 
-def _check_refresh_units(facts: Facts) -> Iterator[Check]:
-    """Yield the check of the units that write the specification at boot and when the driver changes."""
-    title = "the CDI specification is regenerated when the driver changes"
+def _check_refresh_units(facts: Facts) -> Check:
+    """Check the units that write the specification at boot and when the driver changes."""
+    check = partial(Check, "cdi-refresh", "the CDI specification is regenerated when the driver changes")
     service, path = (facts.unit(name) for name in (cdi.CDI_REFRESH_UNIT, cdi.REFRESH_PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:
         detail = f"{cdi.CDI_REFRESH_UNIT} is missing; toolkit 1.18 and later have it"
-        yield Check("cdi-refresh", title, "skipped", detail, "after a change of the driver, or of MIG: gpunode setup")
-        return
+        return check("skipped", detail, "after a change of the driver, or of MIG: gpunode setup")
     if service.value.masked:
-        yield Check(
-            "cdi-refresh",
-            title,
-            "skipped",
-            f"{cdi.CDI_REFRESH_UNIT} is masked",
-            "after a change of the driver: gpunode setup",
-        )
-        return
-    units = {
-        cdi.CDI_REFRESH_UNIT: service.value,
-        **({cdi.REFRESH_PATH_UNIT: path.value} if isinstance(path, Known) else {}),
-    }
+        return check("skipped", f"{cdi.CDI_REFRESH_UNIT} is masked", "after a change of the driver: gpunode setup")
+    units = {cdi.CDI_REFRESH_UNIT: service.value}
+    units |= {cdi.REFRESH_PATH_UNIT: path.value} if isinstance(path, Known) else {}
     wrong = [f"{name} has failed" for name, unit in units.items() if unit.failed]
     wrong += [f"{name} is not enabled" for name, unit in units.items() if not unit.state.enabled]
     if wrong:
         both = f"{cdi.REFRESH_PATH_UNIT} {cdi.CDI_REFRESH_UNIT}"
         hint = f"systemctl reset-failed {cdi.CDI_REFRESH_UNIT}\nsystemctl enable --now {both}"
-        yield Check("cdi-refresh", title, "failed", "; ".join(wrong), hint)
-        return
-    yield Check(
-        "cdi-refresh", title, "passed", f"{', '.join(units)} enabled; a change of MIG instances needs gpunode setup"
-    )
+        return check("failed", "; ".join(wrong), hint)
+    return check("passed", f"{', '.join(units)} enabled; a change of MIG instances needs gpunode setup")
+
+
+def make_container_check(
+    runner: Runner, read_effective_config: ReadEffectiveConfig
+) -> Callable[[NvmlInventory, Runtime], Check]:
+    """Return the check for ``verify.ExtraChecks``: a container, run as the node is configured to, sees NVML's GPUs."""
+    from gpunode.host import container  # loaded on use
+
+    check = partial(Check, "container", CONTAINER_TITLE)
+
+    def run(inventory: NvmlInventory, row: Runtime) -> Check:
+        commands = _container_commands(row, read_effective_config)
+        if commands is None:
+            hint = "start a pod that requests nvidia.com/gpu"
+            return check("skipped", f"{row.id} runs containers only for a kubelet", hint)
+        found = container.check_container(runner, commands, inventory.uuids)
+        if found.passed:
+            return check("passed", f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}")
+        return check("failed", "; ".join(found.problems), str(sudo_gpunode("doctor")))
+
+    return run
+
+
+def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig) -> ContainerCommands | None:
+    from gpunode.host import container  # loaded on use
+
+    token = container.new_token()
+    match row.client:
+        case "kubelet":
+            return None
+        case "docker run":
+            return container.docker_commands(token)
+        case "podman run":
+            return container.podman_commands(token)
+        case "ctr run":
+            # Through the binary that the runtime's own configuration names, so that a wrong one shows.
+            configured = read_effective_config(row.id)
+            binary = configured.handlers.get("nvidia", "") if configured else ""
+            return container.containerd_commands(token, **({"binary": binary} if binary else {}))

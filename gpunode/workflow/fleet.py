@@ -9,16 +9,7 @@ from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from gpunode.diagnoses import generic_remedy, rules_by_cause
-from gpunode.diagnoses.comparison import (
-    AXES,
-    Axis,
-    Census,
-    FeatureKey,
-    ModelGroup,
-    NodeProfile,
-    compare,
-    profile_node,
-)
+from gpunode.diagnoses.comparison import AXES, Axis, Census, FeatureKey, ModelGroup, NodeProfile, compare, profile_node
 from gpunode.diagnoses.model import (
     STACK_LAYERS,
     Confidence,
@@ -128,11 +119,7 @@ def fleet_rows(
 ) -> Iterator[FleetRow]:
     """Yield a row for each report, in their order, as soon as it is known; not yet compared with the others.
 
-    Args:
-        found: the reports.
-        census: counts those that could be read.
-        recipe: the desired state of the nodes; None to report no drift.
-        processes: how many run in parallel; 0 for one per core.
+    ``census`` counts the reports that could be read. Without a ``recipe`` no drift is reported.
     """
     rules_by_cause()  # loaded once, here, not by every process
     readable = [one for one in found if not one.problem]

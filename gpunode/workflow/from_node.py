@@ -16,15 +16,15 @@ from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Driver, DriverScope, DriverSource, KernelModuleType, Recipe, RuntimeSettings, Toolkit
-from gpunode.runtimes import RUNTIMES, DesiredConfig
+from gpunode.runtimes import RUNTIMES
 from gpunode.runtimes import Runtime as RuntimeRow
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import cdi
 from gpunode.steps.cuda_release import find_installed_toolkit
 from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import find_models, find_own_gpus
-from gpunode.steps.installed_driver import family_of, installed_branches, is_chosen_driver_installed
+from gpunode.steps.installed_driver import family_of, installed_branches, is_at_version, is_chosen_driver_installed
 from gpunode.steps.packages import REPAIR_STEP
 from gpunode.steps.selection import choose_from_source
 from gpunode.steps.table import STEPS
@@ -45,11 +45,12 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
         Refused: the node has no GPU of its own, or some of its packages are not whole: no recipe is fulfilled by that.
         Undetermined: evidence that a step needs is missing.
     """
+    toolkit = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
     recipe = Recipe(
         name="from-node",
         description="written from a node as it was found",
         driver=_detect_driver(facts),
-        toolkit=_detect_toolkit(facts),
+        toolkit=Toolkit() if is_at_version(toolkit, "") else Toolkit(version="none"),
         cuda=find_installed_toolkit(facts),
         runtime=_detect_runtime(facts),
     )
@@ -121,11 +122,6 @@ def _detect_persistence(facts: Facts) -> bool:
     return not isinstance(unit, Known) or (unit.value.exists and unit.value.state.enabled)
 
 
-def _detect_toolkit(facts: Facts) -> Toolkit:
-    state = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
-    return Toolkit() if state and not state.config_files_only else Toolkit(version="none")
-
-
 def _detect_runtime(facts: Facts) -> RuntimeSettings:
     """Return the first runtime with NVIDIA's handler in its configuration; else podman, if it finds CDI devices."""
     for row in RUNTIMES:
@@ -142,7 +138,7 @@ def _detect_runtime(facts: Facts) -> RuntimeSettings:
 
 def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None:
     try:
-        found = row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+        found = inspect_from_facts(facts, row)
     except (Refused, Undetermined):
         return None
     if "nvidia" not in found.handlers:

@@ -14,6 +14,7 @@ from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.evidence import OTHER_KIND_ERROR, Probe, decode_matches
 from gpunode.facts.model import MigGpu
+from gpunode.facts.reader import make_file_state
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.packages import SYSTEMS, Database
@@ -41,8 +42,7 @@ def read_file_state(host: HostView, path: str, limit_bytes: int = _MAX_FILE_BYTE
             why=capture.error or capture.outcome,
             hint=f"look at it with `{command('ls', '-l', path)}`, then run the command again",
         )
-    owner = capture.ownership
-    return FileState(capture.data, owner.mode, owner.uid, owner.gid)
+    return make_file_state(capture.data, capture.ownership)
 
 
 def read_file_if_one(host: HostView, path: str) -> FileState | None:
@@ -231,10 +231,7 @@ def find_packaged_files(
 
     A packaged file that was edited since is not among them; one without a recorded checksum is.
 
-    Args:
-        host: the node.
-        files: as they are now, by path.
-        leaving: the names of packages that do not count.
+    The names of packages in ``leaving`` do not count.
 
     Raises:
         Undetermined: nobody can tell.
@@ -265,7 +262,7 @@ def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
     if any(looked.outcome not in {"ok", "absent"} for looked in captures):
         return None
     return {
-        one.path: FileState(one.data, one.ownership.mode, one.ownership.uid, one.ownership.gid)
+        one.path: make_file_state(one.data, one.ownership)
         for looked in captures
         for one in decode_matches(looked.data)
         if one.data is not None and one.ownership is not None

@@ -30,7 +30,8 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
         Undetermined: a version is known only after the package index was read.
     """
     for plan in plans:
-        if problem := plan.unresolved or _unknown_versions(plan):
+        pending = ", ".join(str(change.id) for change in plan.packages if isinstance(change.after, KnownAfter))
+        if problem := plan.unresolved or (pending and f"{pending}: known after the package index is read"):
             raise Undetermined(
                 "the versions to lock are not yet known",
                 why=problem,
@@ -55,12 +56,6 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
         architecture=need(facts.architecture, "the architecture of this system"),
         packages={package: packages[package].version for package in wanted if is_at_version(packages.get(package), "")},
     )
-
-
-def _unknown_versions(plan: StagePlan) -> str:
-    """Return why some version is unknown; empty if all are known."""
-    pending = [str(change.id) for change in plan.packages if isinstance(change.after, KnownAfter)]
-    return f"{', '.join(pending)}: known after the package index is read" if pending else ""
 
 
 def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:

@@ -71,11 +71,7 @@ def assess_lost_record(
 
     A file that was there with the mark before the first recorded run wrote it belongs to a run that is not recorded.
 
-    Args:
-        marked: files that say that gpunode wrote them.
-        facts: of the node.
-        recorded: all that the journals say of it.
-        folder: where these are.
+    ``recorded`` is all that the journals in ``folder`` say of the node.
     """
     names, before = {path: digest(state.content) for path, state in marked.items()}, recorded.sha256_before
     files = {path: state for path, state in marked.items() if before.get(path, names[path]) == names[path]}

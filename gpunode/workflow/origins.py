@@ -57,31 +57,25 @@ def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str
     for (name, version), archives in package_system.archives(answer.text).items():
         for archive in archives:
             versions.setdefault(archive, []).append(f"{name} {version}")
-    rows = (
-        f"{redact(one.uri)}{_sources_of_archive(one, facts)} has {', '.join(found[:3])}"
-        for one, found in versions.items()
-    )
+    rows = []
+    for archive, found in versions.items():
+        files = ", ".join(f"{source.file}:{source.line}" for source in _sources_of_archive(archive, facts))
+        rows.append(f"{redact(archive.uri)}{f' ({files})' if files else ''} has {', '.join(found[:3])}")
     return "\n".join(rows) if len(versions) > 1 else ""
 
 
-def _sources_of_archive(archive: Archive, facts: Facts) -> str:
-    files = [
-        f"{source.file}:{source.line}"
+def _sources_of_archive(archive: Archive, facts: Facts) -> list[PackageSource]:
+    return [
+        source
         for source in known(facts.sources, ())
         if source.enabled and not source.source_package and system(facts).serves(source, archive)
     ]
-    return f" ({', '.join(files)})" if files else ""
 
 
 def _describe_signature(archive: Archive, facts: Facts, host: HostView) -> str:
     """Return in words whose signature on the archive is required; all entries of one archive have to agree."""
-    package_system = system(facts)
-    found = [
-        source
-        for source in known(facts.sources, ())
-        if source.enabled and not source.source_package and package_system.serves(source, archive)
-    ]
-    ways = dict.fromkeys(_describe_entry_signature(source, package_system.trusted_folder, host) for source in found)
+    found, folder = _sources_of_archive(archive, facts), system(facts).trusted_folder
+    ways = dict.fromkeys(_describe_entry_signature(source, folder, host) for source in found)
     return " or ".join(ways) or "from an unknown entry of the sources"
 
 

@@ -50,10 +50,7 @@ class JobResult(Generic[R]):
 def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[JobResult[R] | JobFailure]:
     """Yield the result of ``job`` for each of ``items``, in their order, as soon as it is known.
 
-    Args:
-        items: the arguments of the jobs; they are pickled.
-        job: inherited by the processes and not pickled, so it may hold anything.
-        processes: how many run in parallel; 0 for one per core.
+    The items are pickled; ``job`` is inherited, so it may hold anything. ``processes`` is 0 for one per core.
     """
     gc.freeze()
     # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.

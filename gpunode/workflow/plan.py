@@ -18,6 +18,7 @@ from gpunode.outcome import Outcome, Planned
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differences_from_plan
+from gpunode.packages.system import list_versions
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import branch_of
 from gpunode.wording import join_names
@@ -161,11 +162,7 @@ class _Resolver:
         return self._with_matching_fabric(simulation) if simulation is not None else None
 
     def _with_matching_fabric(self, simulation: Simulation) -> Simulation | None:
-        """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken.
-
-        Raises:
-            Refused: no archive has them in that version.
-        """
+        """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken."""
         driver, unlike = _find_fabric_mismatches(self.installs, simulation)
         if not unlike:
             return simulation
@@ -220,7 +217,10 @@ class _Resolver:
             *differences_from_plan([*self.adjusted_changes, *leaving], simulation),
             *self._explain_losses(lost),
             *_other_branch_installs(self.installs, simulation),
-            *_lock_violations(simulation, self.locked),
+            *(
+                f"{simulation.manager} would install {package} {version}, but the lock holds {self.locked[package]}"
+                for package, version in _versions_unlike_lock(simulation, self.locked).items()
+            ),
         )
         if wrong:
             raise Refused(
@@ -299,11 +299,6 @@ def _versions_unlike_lock(simulation: Simulation, locked: Mapping[PackageId, str
     }
 
 
-def _lock_violations(simulation: Simulation, locked: Mapping[PackageId, str]) -> Iterator[str]:
-    for package, version in _versions_unlike_lock(simulation, locked).items():
-        yield f"{simulation.manager} would install {package} {version}, but the lock holds {locked[package]}"
-
-
 def _will_be_automatic(before: PackageState | None) -> bool:
     """Return whether a dependency counts as one afterwards: a new one, or one that did so before."""
     return before is None or before.config_files_only or before.auto
@@ -356,12 +351,7 @@ def _exact_transaction(
     )
 
 
-def resolve_stage(
-    plan: StagePlan,
-    facts: Facts,
-    simulate: Simulate,
-    lock: VersionLock | None = None,
-) -> StagePlan:
+def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: VersionLock | None = None) -> StagePlan:
     """Return ``plan`` with exact package versions and dependencies, as far as the index tells them."""
     if not plan.packages:
         return plan
@@ -436,10 +426,7 @@ def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
 
     def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         answer = host.run_probe(system(facts).archives_probe(packages))
-        versions: dict[PackageId, list[str]] = {}
-        for name, version in system(facts).archives(answer.text) if answer.outcome == "ok" else ():
-            versions.setdefault(PackageId.of(name), []).append(version)
-        return versions
+        return list_versions(system(facts).archives(answer.text) if answer.outcome == "ok" else ())
 
     return list_offered_versions
 

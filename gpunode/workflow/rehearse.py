@@ -39,13 +39,7 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse setup, verify and rollback on the node that ``evidence`` was captured from.
 
-    Args:
-        recipe: the wanted state.
-        facts: of the node.
-        evidence: what was captured.
-        store: a journal in a temporary folder.
-        options: of setup.
-        on_event: called with each event.
+    ``store`` is a journal in a temporary folder.
 
     Raises:
         GpunodeError: as ``setup`` does.

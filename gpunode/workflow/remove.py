@@ -16,7 +16,7 @@ from gpunode.journal.footprint import NetChange
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Removal, Runtime, runtime
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME
 from gpunode.workflow import live_state, undo
@@ -31,12 +31,7 @@ def plan_removal(
 ) -> UndoPlan:
     """Return what removes everything that gpunode ever added.
 
-    Args:
-        store: the journals, whose runs together tell what was added.
-        host: the node.
-        facts: of it.
-        force: whether a file in which gpunode's part can no longer be identified is restored to its state before.
-        allow_disruption: as in ``UndoRequest``.
+    With ``force`` a file in which gpunode's part can no longer be identified is restored to its state before.
 
     Raises:
         Conflict: somebody edited the very lines of a file that gpunode wrote.
@@ -59,11 +54,7 @@ def plan_removal(
 
 
 def _revert_keeping_edits(change: FileChange, now: FileState) -> RestoredFile:
-    """Return ``now`` without ``change``, with somebody's edits.
-
-    Raises:
-        Conflict: they cannot be separated.
-    """
+    """Return ``now`` without ``change``, with somebody's edits."""
     docker, back = runtime("docker"), change.inverse()
     assert back is not None, "a footprint holds what is settled"
     # dockerd does not start with a default runtime that is not there; what it has besides is independent of gpunode's.
@@ -121,11 +112,7 @@ class Remainder:
 def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan) -> Remainder:
     """Look for everything that any recorded run ever added, and for what says that gpunode made it.
 
-    Args:
-        store: the journals.
-        host: the node.
-        facts: of it, after ``undone`` was carried out, or where it found nothing to do.
-        undone: the removal.
+    ``facts`` are those after ``undone`` was carried out, or where it found nothing to do.
     """
     recorded = store.additions()
     not_removed = tuple(
@@ -209,7 +196,7 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
     taken = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
     for row in (choose_row_if_possible(one, facts) for one in (RUNTIMES if taken else ())):
         try:
-            left = row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig()).handlers
+            left = inspect_from_facts(facts, row).handlers
         except (Refused, Undetermined):
             continue  # whoever edits such a file next says what is wrong with it
         for name in sorted(taken & left.keys()):

@@ -48,14 +48,8 @@ def plan_rollback(
 ) -> UndoPlan:
     """Return what undoes the run, compared with the node as it is.
 
-    Args:
-        store: the journal.
-        host: the node.
-        run_id: of the run.
-        facts: of the node, where packages, sources, units and all else are undone, too; None for configuration alone.
-        force: whether files come back that somebody edited since; the edit is backed up as any other version.
-        allow_disruption: as in ``UndoRequest``.
-        allow_loss: as there.
+    Without ``facts`` the configuration alone is undone. With ``force`` files come back that somebody edited since; the
+    edit is backed up as any other version. The other options are those of ``UndoRequest``.
 
     Raises:
         Conflict: a later run touched something of it or needs it, or somebody edited a file since.
@@ -127,12 +121,7 @@ def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -
 
 
 def rollback(
-    plan: UndoPlan,
-    host: Host,
-    store: Store,
-    *,
-    on_event: Observer,
-    check_interrupt: Callable[[], None] = lambda: None,
+    plan: UndoPlan, host: Host, store: Store, *, on_event: Observer, check_interrupt: Callable[[], None] = lambda: None
 ) -> RollbackResult:
     """Carry out ``plan`` in a run of its own, and have the daemons read the files again.
 
@@ -221,9 +210,7 @@ class NothingToUndo:
 def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     """Return the newest run that made something which can be undone, whether it has been undone or not.
 
-    Args:
-        store: the journal.
-        with_packages: whether packages, archives and units are undone, too, and not the configuration alone.
+    ``with_packages``: whether packages, archives and units are undone, too, and not the configuration alone.
 
     Raises:
         UsageError: if there is none.

@@ -82,14 +82,8 @@ def setup(
 ) -> SetupResult:
     """Make the node as ``recipe`` wants it, as far as that goes without a reboot; ``waits`` has what remains.
 
-    Args:
-        recipe: the wanted state.
-        host: the node.
-        store: its journal; the caller holds its lock.
-        facts: of the node now.
-        advance: computes the facts after a stage, by looking again or, in a rehearsal, by projection.
-        options: of the setup.
-        on_event: called with each event.
+    ``advance`` computes the facts after a stage, by looking again or, in a rehearsal, by projection. The caller holds
+    the lock of ``store``.
 
     Raises:
         Refused, DrainRequired, Undetermined: before anything was touched.
@@ -141,11 +135,7 @@ def setup(
 
 
 def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) -> tuple[StagePlan, ...]:
-    """Return the plan; for an upgrade with a fresh index.
-
-    Raises:
-        Refused: if a step refuses, or a unit cannot hold the command for the next boot.
-    """
+    """Return the plan; for an upgrade with a fresh index."""
     preview = plan(recipe, facts, host, options.only)
     raise_refusal(preview)
     if options.resume:
@@ -203,12 +193,7 @@ class _SetupRun:
             self.facts = self.advance(self.facts, self.applied[-1])
 
     def _resolve(self, facts: Facts, stage: StagePlan) -> StagePlan:
-        """Return ``stage`` with exact package versions.
-
-        Raises:
-            ChangeFailed: the package manager cannot install what the plan asks for.
-            Refused: it would remove more than the plan named, or what no archive has.
-        """
+        """Return ``stage`` with exact package versions."""
         # Loaded on use: a run that finds everything done resolves nothing.
         from gpunode.workflow.locking import missing_versions_error
         from gpunode.workflow.origins import describe_problem_archives, with_origins
@@ -235,22 +220,14 @@ class _SetupRun:
         return with_origins(exact, self.host, facts)
 
     def _check_losses(self, losses: Losses) -> None:
-        """Tell what is lost, and refuse purges, where the plan was made without the package index that is read now.
-
-        Raises:
-            Refused: what no archive has would be purged.
-        """
+        """Tell what is lost, and refuse purges, where the plan was made without the package index that is read now."""
         if self.losses is None and not self.options.allow_loss:
             losses.refuse_purges()
         if losses.note and (self.losses is None or losses.note != self.losses.note):
             self.applier.on_event(Notice(losses.note))
 
     def _refuse_unconfirmed_removals(self, exact: StagePlan, manager: str) -> None:
-        """Refuse removals that the plan did not name; tell what turned out to be upgraded instead.
-
-        Raises:
-            Refused: the package manager would remove more, now that it has read the index.
-        """
+        """Refuse removals that the plan did not name; tell what turned out to be upgraded instead."""
         confirmed_plan = next((plan for plan in self.confirmed_plan if plan.stage == exact.stage), exact)
         if more := unplanned_removals(confirmed_plan, exact):
             raise Refused(
@@ -332,13 +309,6 @@ WantedBy=multi-user.target
 
 def _quote_word(word: str) -> str:
     """Return ``word`` quoted, ``%`` and ``$`` escaped. Source: systemd.syntax(7), systemd.service(5)."""
-    escaped = (
-        _refuse_control_characters(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    )
-    return f'"{escaped}"'
-
-
-def _refuse_control_characters(word: str) -> str:
     # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
     if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
         raise UsageError(
@@ -346,7 +316,8 @@ def _refuse_control_characters(word: str) -> str:
             why="it holds a control character, or is not UTF-8",
             hint="run setup without --reboot and reboot by hand",
         )
-    return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
 
 
 def arrange_resume(applier: Applier, resume: Resume, facts: Facts) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -20,8 +20,8 @@ from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
-from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, runtime
+from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cuda_release import installed_releases
 from gpunode.steps.fabric import find_fabric
@@ -138,6 +138,10 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
+    # Nobody gives a recipe here: plain ones, for each of the runtimes.
+    names = dict.fromkeys(one.id for one in runtimes) or ("none",)
+    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in names)
+    notes = chain(note_run_driver(facts), (note for recipe in recipes for note in state_notes(recipe, facts)))
     return NodeStatus(
         gpus=tuple(
             ListedGpu(d.address, lookup(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
@@ -155,7 +159,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
-        notes=_state_notes(facts, {one.id: None for one in runtimes} or ("none",)),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -194,13 +198,6 @@ def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
         cuda.format_release(compatible) if full and compatible and compatible > full else "",
         tuple(map(cuda.format_release, installed_releases(facts))),
     )
-
-
-def _state_notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
-    """Return the notes of the state for plain recipes, one for each of these runtimes: status is given no recipe."""
-    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in runtimes)
-    notes = (note for recipe in recipes for note in state_notes(recipe, facts))
-    return tuple(dict.fromkeys(chain(note_run_driver(facts), notes)))
 
 
 def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
@@ -250,6 +247,6 @@ def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
 
 def _inspect_config_if_possible(row: Runtime, facts: Facts) -> ObservedConfig | None:
     try:
-        return row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+        return inspect_from_facts(facts, row)
     except (Refused, Undetermined):
         return None

@@ -395,11 +395,8 @@ def revert_change(
 ) -> RestoredFile | None:
     """Return ``now`` without ``change``, with somebody's edits; None if they cannot be separated.
 
-    Args:
-        change: of the file, which did not take it away.
-        now: the file as somebody has edited it since.
-        entries: the tables that go as a whole; see ``revert_edit``.
-        keeps_changed: keep a value that gpunode set and somebody edited; otherwise the two cannot be separated.
+    ``entries`` are the tables that go as a whole, see ``revert_edit``. With ``keeps_changed`` a value that gpunode set
+    and somebody edited stays; otherwise the two cannot be separated.
     """
     from gpunode.runtimes.reversal import revert_edit  # few undos meet an edited file
 

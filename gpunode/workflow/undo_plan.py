@@ -17,7 +17,6 @@ from gpunode.change import (
     FileChange,
     FileState,
     MigChange,
-    MigLayout,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -106,7 +105,12 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = drop_unavailable_versions(host, packages)
         if lost and not request.allow_loss:
-            raise lost_versions_error(lost)
+            raise Refused(
+                "packages cannot get their former versions back; nothing was changed",
+                why="\n".join(lost),
+                hint="refresh the package index, or add a source that has them; to undo the rest:\n"
+                "add --allow-loss to the same command",
+            )
         if lost:  # what was to come back can no longer serve others
             packages, serving = plan_package_restore(
                 {one.id: one.known_final_state for one in packages}, there, database
@@ -119,6 +123,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     restored = {step.file.path: step.file.after for step in files if step.file}
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
+    held = [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]
+    overridden = (f"held, and changed all the same, because the undo includes them: {', '.join(held)}",) if held else ()
     is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
     gone = (
         (_RUN_DRIVER_NOT_RESTORED_NOTE,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
@@ -150,19 +156,13 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     return UndoPlan(
         request.undone_run,
         steps,
-        (*notes, *unchanged, *lost, *gone, *kept_keys, *_note_overridden_holds(packages)),
+        (*notes, *unchanged, *lost, *gone, *kept_keys, *overridden),
         is_incomplete=bool(unchanged or gone),
         reboot_reason=reboot_reason(request.store, facts, packages),
         pending_triggers=pending_triggers,
         kept=kept,
         with_packages=True,
     )
-
-
-def _note_overridden_holds(packages: Iterable[PackageChange]) -> Iterator[str]:
-    """Yield a note for held packages: the undo was requested explicitly, so it changes them all the same."""
-    if held := [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]:
-        yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
@@ -232,9 +232,9 @@ def _plan_file_restores(
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
         change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
-        steps.append(
-            UndoStep(first.stage, first.step, change, _runtime_expectation(path) if restored.is_merged else None)
-        )
+        readers = (row for row in RUNTIMES if restored.is_merged and path in {row.config, row.drop_in})
+        expectation = next((RuntimeExpectation(row.id, row.config) for row in readers), None)
+        steps.append(UndoStep(first.stage, first.step, change, expectation))
         notes += restored.notes
     return tuple(steps), tuple(notes), tuple(kept)
 
@@ -242,11 +242,7 @@ def _plan_file_restores(
 def _plan_layout_restores(
     host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
-    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored.
-
-    Raises:
-        Conflict: somebody has changed the layout of one since.
-    """
+    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored."""
     if not spans:
         return (), ()
     try:
@@ -260,9 +256,9 @@ def _plan_layout_restores(
         if gpu is None or gpu.layout is None:
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
-            is_ours = (
-                span.may_have_left(gpu.layout) or gpu.layout == back.after or _is_layout_half_applied(span, gpu.layout)
-            )
+            # A kill may leave a part of the old layout, or of the new one.
+            is_part = any(gpu.layout.is_part_of(one) for one in (span.change.before, span.change.after))
+            is_ours = span.may_have_left(gpu.layout) or gpu.layout == back.after or (not span.is_known and is_part)
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
                 raise Conflict(
@@ -272,16 +268,6 @@ def _plan_layout_restores(
                 )
             found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
     return tuple(found), tuple(notes)
-
-
-def _is_layout_half_applied(span: NetChange[MigChange], layout: MigLayout) -> bool:
-    """Return whether ``layout`` is what a kill leaves of a change: a part of the old layout, or of the new one."""
-    return not span.is_known and any(layout.is_part_of(one) for one in (span.change.before, span.change.after))
-
-
-def _runtime_expectation(path: str) -> RuntimeExpectation | None:
-    """Return that the runtime whose file it is can read it."""
-    return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 
 
 def with_needed_restart(change: FileChange) -> FileChange:
@@ -313,9 +299,6 @@ def _plan_conffile_restores(
     """Yield what restores the configuration files of purged packages, and files whose place packages took.
 
     ``leaving`` names the packages that are purged; ``restored`` has what the undo makes of files that gpunode changed.
-
-    Raises:
-        Conflict: somebody has written or edited one since.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped() if backed_up else {}
@@ -461,7 +444,11 @@ def drop_unavailable_versions(
     gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
-    notes = tuple(_describe_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
+    others = {one.id: f" (but {', '.join(sorted(offered[one.id]))})" if offered.get(one.id) else "" for one in gone}
+    notes = tuple(
+        f"{one.id} {one.states[1]} cannot be restored: no archive in the package index has it{others[one.id]}"
+        for one in gone
+    )
     rest = tuple(change for change in changes if change not in gone)
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
@@ -469,21 +456,6 @@ def drop_unavailable_versions(
     left = [change for change in coming if change not in gone]
     also = f"the packages installed with it cannot be restored either: {', '.join(str(change.id) for change in left)}"
     return tuple(change for change in rest if change not in left), (*notes, also)
-
-
-def _describe_lost(change: PackageChange, offered: Sequence[str]) -> str:
-    others = f" (but {', '.join(offered)})" if offered else ""
-    return f"{change.id} {change.states[1]} cannot be restored: no archive in the package index has it{others}"
-
-
-def lost_versions_error(lost: Sequence[str]) -> Refused:
-    """Return the refusal of an undo that cannot bring back what ``lost`` says, a sentence each."""
-    return Refused(
-        "packages cannot get their former versions back; nothing was changed",
-        why="\n".join(lost),
-        hint="refresh the package index, or add a source that has them; to undo the rest:\n"
-        "add --allow-loss to the same command",
-    )
 
 
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 
 from gpunode.check import Check
 from gpunode.command import sudo_gpunode
@@ -18,7 +18,7 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Step
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.found import contents, inspect_from_facts, states_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.kernel import MODULE_LOAD_STEP
@@ -27,19 +27,20 @@ from gpunode.steps.mig import may_use_mig as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
-from gpunode.workflow.extra_checks import CDI_TITLE, cdi_checks, expectation_checks, package_file_checks
+from gpunode.workflow.extra_checks import (
+    CDI_TITLE,
+    CONTAINER_TITLE,
+    ReadEffectiveConfig,
+    cdi_checks,
+    expectation_checks,
+    package_file_checks,
+)
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
-ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
-
-
 _PLAN_AND_SETUP_HINT = "gpunode plan shows what, gpunode setup does it"
 _RECIPE_TITLE = "matches the recipe"
-_NOTHING_LEFT_DETAIL = "planned again: nothing left to do"
 _RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
-_CONTAINER_TITLE = "a container sees the same GPUs"
-_MIG_TITLE = "the GPUs have the MIG layout"
 _CONFIG_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
 
 
@@ -107,16 +108,8 @@ def verify(
 ) -> VerifyReport:
     """Check what the node answers; a check that cannot be made says so and is never passed.
 
-    Args:
-        recipe: the wanted state.
-        facts: of the node now.
-        host: the node.
-        read_effective_config: what a runtime, by its id, has read; None where it is not there.
-        extra: checks that start something.
-        planned: the plan of the whole recipe for these very facts, where there is one already.
-        backlog: what earlier runs left undone.
-        only: ids of the steps whose work is checked; empty checks everything.
-        setup_command: what makes the node as ``recipe`` wants it, as a person types it.
+    ``planned`` is the plan of the whole recipe for these very facts, where there is one already; ``setup_command`` is
+    what a person types to make the node so.
     """
     undetermined: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
@@ -145,7 +138,7 @@ def verify(
     checks += [check_vector_addition(host)] if extra.cuda else ()
     if (run := extra.container) is not None:
         checks += _checks_or_undetermined(
-            lambda: [_check_container(recipe, facts, inventory, run)], "container", _CONTAINER_TITLE, undetermined
+            lambda: [_check_container(recipe, facts, inventory, run)], "container", CONTAINER_TITLE, undetermined
         )
     return VerifyReport(tuple(checks), inventory, tuple(undetermined), state_notes(recipe, facts, only))
 
@@ -175,46 +168,43 @@ def check_configuration(
     setup_command: str = _PLAN_AND_SETUP_HINT,
 ) -> Check:
     """Check that every step, planned again, finds nothing to do; what only a reboot can show is not run."""
-    title = f"matches recipe {recipe.name}"
+    check = partial(Check, "configuration", f"matches recipe {recipe.name}")
     try:
         plans = plan(recipe, facts, host, only) if planned is None else planned
     except Undetermined:
         raise
     except GpunodeError as error:
-        return Check("configuration", title, "failed", _join_what_and_why(error.what, error.why), error.hint)
+        return check("failed", _join_what_and_why(error.what, error.why), error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
-        return Check("configuration", title, "failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
+        return check("failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
     if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *backlog.descriptions]:
-        return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", setup_command)
+        return check("failed", f"still to do: {', '.join(todo)}", setup_command)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
-        return Check("configuration", title, "skipped", f"known after a reboot: {'; '.join(waits)}", "reboot")
+        return check("skipped", f"known after a reboot: {'; '.join(waits)}", "reboot")
     if backlog.unread_reason:
         unknown = "nothing left to do, but gpunode cannot tell whether an earlier run left work undone"
-        return Check("configuration", title, "skipped", f"{unknown}: {backlog.unread_reason}", "run it as root")
-    found = (
-        f"{', '.join(scope)}: nothing left to do"
-        if (scope := selected_step_ids(recipe, plans))
-        else _NOTHING_LEFT_DETAIL
-    )
-    return Check("configuration", title, "passed", found)
+        return check("skipped", f"{unknown}: {backlog.unread_reason}", "run it as root")
+    scope = ", ".join(selected_step_ids(recipe, plans)) or "planned again"
+    return check("passed", f"{scope}: nothing left to do")
 
 
 def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     """Yield the check that NVML shows the layout of the recipe."""
     if not mig_is_wanted(recipe):
         return
+    check = partial(Check, "mig", "the GPUs have the MIG layout")
     match MIG_STEP.plan(recipe, facts):
         case Planned(changes=(), deferred=False) as found:
-            yield Check("mig", _MIG_TITLE, "passed", found.reason)
+            yield check("passed", found.reason)
         case Planned(changes=()) as found:
-            yield Check("mig", _MIG_TITLE, "skipped", found.reason)
+            yield check("skipped", found.reason)
         case Planned() as found:
             todo = ", ".join(change.subject for change in found.changes)
-            yield Check("mig", _MIG_TITLE, "failed", f"still to do: {todo}", _PLAN_AND_SETUP_HINT)
+            yield check("failed", f"still to do: {todo}", _PLAN_AND_SETUP_HINT)
         case Blocked() as wait:
-            yield Check("mig", _MIG_TITLE, "skipped", wait.reason, "reboot")
+            yield check("skipped", wait.reason, "reboot")
         case refusal:
-            yield Check("mig", _MIG_TITLE, "failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
+            yield check("failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
 
 
 def _join_what_and_why(what: str, why: str) -> str:
@@ -229,8 +219,13 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
     title = f"{row.id} reads the runtime nvidia"
     if row.product:
         # Its containerd is part of it and is not asked.
-        says = row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
-        yield _check_handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}", facts)
+        yield _check_handler(
+            row,
+            recipe,
+            inspect_from_facts(facts, row),
+            f"{row.product} registers the runtime nvidia with its {row.id}",
+            facts,
+        )
         return
     try:
         found = read_effective_config(row.id)
@@ -243,13 +238,8 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
         yield Check("runtime", title, "failed", _join_what_and_why(error.what, error.why), hint)
         return
     if found is None:
-        yield Check(
-            "runtime",
-            title,
-            "skipped",
-            f"{row.id} is not installed",
-            str(sudo_gpunode("setup", "--runtime", row.id)),
-        )
+        hint = str(sudo_gpunode("setup", "--runtime", row.id))
+        yield Check("runtime", title, "skipped", f"{row.id} is not installed", hint)
         return
     yield _check_handler(row, recipe, found, title, facts)
 
@@ -263,9 +253,8 @@ def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: s
     if recipe.runtime.set_as_default and found.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
-    return Check(
-        "runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"
-    )
+    runs = f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"
+    return Check("runtime", title, "passed", runs)
 
 
 def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple[str, str]:
@@ -298,18 +287,18 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
 def _check_container(
     recipe: Recipe, facts: Facts, inventory: NvmlInventory | None, run: Callable[[NvmlInventory, Runtime], Check]
 ) -> Check:
-    title = _CONTAINER_TITLE
+    check = partial(Check, "container", CONTAINER_TITLE)
     if recipe.runtime.name == "none":
-        return Check("container", title, "skipped", "the recipe has no container runtime", "name one with --runtime")
+        return check("skipped", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
-        return Check("container", title, "skipped", "NVML does not answer on the host", "fix the driver first")
+        return check("skipped", "NVML does not answer on the host", "fix the driver first")
     row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
     if row.product:
         hint = "start a pod with runtimeClassName: nvidia"
-        return Check("container", title, "skipped", f"its {row.id} is part of {row.product}, which manages it", hint)
+        return check("skipped", f"its {row.id} is part of {row.product}, which manages it", hint)
     try:
         return run(inventory, row)
     except Undetermined:
         raise
     except GpunodeError as error:
-        return Check("container", title, "failed", _join_what_and_why(error.what, error.why), error.hint)
+        return check("failed", _join_what_and_why(error.what, error.why), error.hint)

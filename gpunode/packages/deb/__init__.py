@@ -7,15 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.catalog.repositories import Repository
-from gpunode.change import PackageState
+from gpunode.change import CommandChange, PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact
+from gpunode.facts.reader import EvidenceMissing, EvidenceReader, derive_fact, find_matches
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, preferences, sources, status
 from gpunode.packages.deb.dependencies import InstalledRelations
-from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.system import PackageFacts, PackageSystem
 
@@ -36,6 +35,34 @@ _DKMS_PACKAGES_OF_NO_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
 _PREBUILT_MODULES_PACKAGE: Final = Pattern(r"linux-modules-nvidia-(\d+)(?:-server)?(?:-open)?-(\d+\.\d+\.\d+-\d+-.+)")
 _KERNEL_HEADERS_PACKAGE: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
 
+# A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up. Where a package
+# was unpacked before one that it needs, dpkg cannot finish it, and apt gets what is missing; it may take nothing away.
+_KEEP_CONFFILES_OPTIONS = ("--force-confdef", "--force-confold")
+_CONFIGURE_COMMAND = ("dpkg", *_KEEP_CONFFILES_OPTIONS, "--configure", "-a")
+_APT_COMMAND_START = (
+    *("apt-get", "-q", "-y", "--no-install-recommends", "--no-remove"),
+    *(word for option in _KEEP_CONFFILES_OPTIONS for word in ("-o", f"Dpkg::Options::={option}")),
+)
+_FIX_BROKEN_COMMAND = (*_APT_COMMAND_START, "--fix-broken", "install")
+# dpkg neither configures nor removes a package that may have lost some of its files (half-installed, or unpacked and to
+# be reinstalled), and apt sees nothing broken in it: it has to be told to install it anew, together with what it needs.
+# Which these are is known only once dpkg has read what it noted before it ended.
+_LIST_HALF_INSTALLED_SCRIPT = (
+    r"dpkg-query -W -f '${db:Status-Eflag} ${db:Status-Status} ${binary:Package}\n' | "
+    r"sed -n -e 's/^reinstreq [a-z-]* //p' -e 's/^ok half-installed //p'"
+)
+_REINSTALL_COMMAND = shlex.join((*_APT_COMMAND_START, "--fix-broken", "--reinstall", "install"))
+_REINSTALL_HALF_INSTALLED_SCRIPT = f'set -- $({_LIST_HALF_INSTALLED_SCRIPT}); [ $# -eq 0 ] || {_REINSTALL_COMMAND} "$@"'
+_BEGIN, _END = shlex.join(_CONFIGURE_COMMAND), f"{shlex.join(_CONFIGURE_COMMAND)} || {shlex.join(_FIX_BROKEN_COMMAND)}"
+# The last word is the script's name, which is what people read of it.
+_SCRIPT_NAME = "dpkg --configure -a, apt-get --reinstall install, apt-get --fix-broken install"
+_REPAIR_ARGV = ("sh", "-c", f"{_BEGIN}; {{ {_REINSTALL_HALF_INSTALLED_SCRIPT}; }} && {{ {_END}; }}", _SCRIPT_NAME)
+
+REPAIR_COMMAND: Final = CommandChange(
+    _REPAIR_ARGV, "dpkg was interrupted and left packages half-installed or not configured"
+)
+"""Makes every package that dpkg began with whole, or fails."""
+
 
 def _read(reader: EvidenceReader) -> PackageFacts:
     entries = derive_fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
@@ -53,22 +80,19 @@ def _read(reader: EvidenceReader) -> PackageFacts:
         interrupted=derive_fact("dpkg-updates", lambda: status.was_interrupted(rows, updates())),
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
-        folder_modes=_read_keyring_folder_modes(reader),
-        toolkit_checksums=_read_toolkit_checksums(reader),
+        # apt's own user must enter the folder of keyrings.
+        folder_modes={
+            one.path: one.ownership.mode
+            for one in find_matches(reader.evidence, _KEYRING_FOLDER_PROBE_KEY)
+            if one.ownership is not None
+        },
+        toolkit_checksums=status.parse_checksums(
+            b"".join(one.data or b"" for one in find_matches(reader.evidence, _TOOLKIT_CHECKSUMS_PROBE_KEY)).decode(
+                "utf-8", "replace"
+            )
+        ),
         unconfigured=known(derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()),
     )
-
-
-def _read_keyring_folder_modes(reader: EvidenceReader) -> Mapping[str, int]:
-    """Return the mode of the folder of keyrings, which apt's own user must enter."""
-    found = known(derive_fact(_KEYRING_FOLDER_PROBE_KEY, lambda: reader.found(_KEYRING_FOLDER_PROBE_KEY)), ())
-    return {one.path: one.ownership.mode for one in found if one.ownership is not None}
-
-
-def _read_toolkit_checksums(reader: EvidenceReader) -> Mapping[str, str]:
-    """Return the MD5 sums in dpkg's files of the toolkit's packages."""
-    found = known(derive_fact(_TOOLKIT_CHECKSUMS_PROBE_KEY, lambda: reader.found(_TOOLKIT_CHECKSUMS_PROBE_KEY)), ())
-    return status.parse_checksums(b"".join(one.data for one in found if one.data).decode("utf-8", "replace"))
 
 
 def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
@@ -111,24 +135,18 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     return repositories.plan(repository, facts)
 
 
-def _find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: str) -> Mapping[str, tuple[str, ...]]:
-    from gpunode.packages.deb.owners import find_owners  # loaded on use: a plan changes no file
-
-    return find_owners(paths, lists, diversions)
-
-
 def _refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusal | None:
-    from gpunode.packages.deb import components as parts  # loaded on use: few recipes take the distribution's driver
+    from gpunode.packages.deb import obstacles  # loaded on use: few recipes take the distribution's driver
 
-    return parts.refuse_missing_components(facts, components)
+    return obstacles.refuse_missing_components(facts, components)
 
 
 def _refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
     if not any("path-exclude" in facts.text(one) for one in facts.files if one.startswith(configuration.DPKG_MAIN)):
         return None
-    from gpunode.packages.deb import filters  # loaded on use: few nodes have any
+    from gpunode.packages.deb import obstacles  # loaded on use: few nodes have any
 
-    return filters.refuse_excluded_files(facts, uses)
+    return obstacles.refuse_excluded_files(facts, uses)
 
 
 def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
@@ -211,7 +229,7 @@ DEB: Final = PackageSystem(
     list_journaled=status.list_journaled,
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     diversions=status.DIVERSIONS_FILE,
-    find_owners=_find_owners,
+    find_owners=status.find_owners,
     set_aside_files=tuple(
         f"/etc{'/*' * depth}.{suffix}" for depth in range(1, 5) for suffix in ("dpkg-dist", "dpkg-new", "ucf-dist")
     ),

@@ -126,8 +126,7 @@ def _hint_on_missing_driver_version(problem: str) -> str:
     return (
         f"no source has {found['package']} {found['version']} any more, so the driver cannot be completed in that "
         "version; `gpunode setup --upgrade` upgrades all of it to the newest version of its branch; to remove a "
-        "package "
-        f"that nothing needs: apt-get purge {found['package']}"
+        f"package that nothing needs: apt-get purge {found['package']}"
     )
 
 

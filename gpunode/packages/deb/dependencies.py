@@ -6,7 +6,7 @@ deparchsatisfied() on architectures. The tests ask apt-get check the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +77,30 @@ class InstalledRelations:
             for one in asked
             if (entry := installed.relations_of(one)) is not None
         }
+
+    def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
+        """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+
+        Those ``changing`` their version, or coming back, are there afterwards; what they need then the database does
+        not say, so it is not checked. A dependency needs one of ``leaving`` only when nothing that stays meets it too.
+        What recommends a package does not need it.
+        """
+        present = packages_of(self.entries)
+        installed, coming = _Installed.of(self.entries, present), {one.name for one in changing}
+        needs = [
+            (package, answers & present.keys())
+            for package, entry in installed.rows.items()
+            if package in present and package not in changing
+            for clause, answers in installed.answers(entry)
+            if not any(one.name in coming for one in clause)
+        ]
+        kept: dict[PackageId, str] = {}
+        while True:
+            going = {*leaving} - kept.keys()
+            staying = ((package, met) for package, met in needs if package not in going and met <= going)
+            if not (found := {one: package.name for package, met in staying for one in met}):
+                return kept
+            kept |= found
 
 
 def _installed_version_and_state(state: PackageState | None) -> tuple[str, bool] | None:

@@ -24,15 +24,6 @@ _ARCHIVE_URI_START = re.compile(
 _PERCENT_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
-def _lower_case_host(match: re.Match[str]) -> str:
-    return match[1].lower().rstrip(".") + (match[2] or "")
-
-
-def _comparable_uri(repository: Repository) -> str:
-    """The address as entries are compared by it."""
-    return _normalize_uri(repository.uri, repository.architecture)
-
-
 def contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     """Return whether two entries are for one archive and disagree on its key, or on what apt checks.
 
@@ -57,7 +48,9 @@ def _normalize_uri(uri: str, architecture: str) -> str:
     """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
     unescaped = _PERCENT_ESCAPE.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", architecture))
     parts: list[str] = []
-    for part in _ARCHIVE_URI_START.sub(_lower_case_host, unescaped).split("/"):
+    for part in _ARCHIVE_URI_START.sub(lambda match: match[1].lower().rstrip(".") + (match[2] or ""), unescaped).split(
+        "/"
+    ):
         if part == ".." and parts[1:]:
             parts.pop()
         elif part not in {"", ".", ".."}:
@@ -68,13 +61,24 @@ def _normalize_uri(uri: str, architecture: str) -> str:
 def plan(repository: Repository, facts: Facts) -> Outcome:
     """The repository's list and keyring, and nothing else that names the same archive with another key."""
     sources = need(facts.sources, "which apt sources there are")
-    rivals = tuple(source for source in sources if _is_rival(source, repository))
+    # Entries outside the own list that name the archive in another way, or by another address of it.
+    others = (source for source in sources if source.file != repository.list_file)
+    rivals = tuple(source for source in others if _describe_fault(source, repository))
     if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
-        return _refuse_rival(repository, foreign)
+        return Refusal(
+            what=f"{foreign.file}:{foreign.line} names the same archive {_describe_fault(foreign, repository)}",
+            why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
+            "the file lists other archives too, so gpunode does not remove it",
+            hint=f"remove line {foreign.line} of {foreign.file}, then run the command again",
+        )
     leaving = {rival.file for rival in rivals}
     staying = tuple(source for source in sources if source.file not in leaving)
     if (written := _plan_list_file(repository, staying, facts)) and _has_unrelated_entries(repository, sources):
-        return _refuse_shared_list(repository)
+        return Refusal(
+            what=f"{repository.list_file} lists other archives, too",
+            why=f"gpunode writes only {repository.uri} to that file, and would remove the others",
+            hint="move the other entries to a separate file, then run the command again",
+        )
     refresh = frozenset({Trigger("index-refresh", _choose_list_file(repository, staying))})
     changes = [
         *_removals(rivals, facts, refresh),
@@ -97,16 +101,11 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
         return Planned(tuple(mended), _explain_mode_repairs(mended), notes)
     if not changes:
         return Planned((), f"{repository.uri} is enabled, {signer}", notes)
-    wrong = "; ".join((*_wrong_entries(repository, sources), *_wrong_keys(repository, facts)))
+    faults = ((source, _describe_fault(source, repository)) for source in sources)
+    entries = (f"{source.file}:{source.line} names it {fault}" for source, fault in faults if fault)
+    wrong = "; ".join((*entries, *_wrong_keys(repository, facts)))
     reason = f"packages come from {repository.uri}"
     return Planned((*changes, *mended), f"{reason}; {wrong}" if wrong else reason, notes)
-
-
-def _wrong_entries(repository: Repository, sources: Sequence[PackageSource]) -> Iterator[str]:
-    """Each entry for the archive that apt would take packages from in another way, and in which."""
-    for source in sources:
-        if source.enabled and (fault := _describe_fault(source, repository)):
-            yield f"{source.file}:{source.line} names it {fault}"
 
 
 def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
@@ -153,13 +152,8 @@ def _restore_modes(repository: Repository, sources: Sequence[PackageSource], fac
     return [
         FileChange(path, state, FileState(state.content))
         for path, state in states
-        if state is not None and not _has_sound_mode(state)
+        if state and (not state.mode & _OTHERS_READ_MODE_BIT or describe_nonroot_writers(state))
     ]
-
-
-def _has_sound_mode(state: FileState) -> bool:
-    """Return whether apt's own user can read a file and nobody can write to it who is not root."""
-    return bool(state.mode & _OTHERS_READ_MODE_BIT) and not describe_nonroot_writers(state)
 
 
 def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:
@@ -219,12 +213,8 @@ def _plan_list_file(repository: Repository, sources: Sequence[PackageSource], fa
 
 def _is_for_repository(source: PackageSource, repository: Repository) -> bool:
     """Return whether an enabled entry is for this repository, be it for its source packages."""
-    return source.enabled and _comparable_address(source, repository.architecture)[0] == _comparable_uri(repository)
-
-
-def _is_rival(source: PackageSource, repository: Repository) -> bool:
-    """Return whether an entry outside the own list names the archive in another way, or by another address of it."""
-    return source.file != repository.list_file and bool(_describe_fault(source, repository))
+    address, _ = _comparable_address(source, repository.architecture)
+    return source.enabled and address == _normalize_uri(repository.uri, repository.architecture)
 
 
 def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[PackageSource]) -> bool:
@@ -236,29 +226,12 @@ def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[Pa
     )
 
 
-def _refuse_rival(repository: Repository, rival: PackageSource) -> Refusal:
-    return Refusal(
-        what=f"{rival.file}:{rival.line} names the same archive {_describe_fault(rival, repository)}",
-        why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
-        "the file lists other archives too, so gpunode does not remove it",
-        hint=f"remove line {rival.line} of {rival.file}, then run the command again",
-    )
-
-
 def _has_unrelated_entries(repository: Repository, sources: Sequence[PackageSource]) -> bool:
     """Return whether the own list file names archives that have nothing to do with this one, such as by its key."""
     own = [
         source for source in sources if source.file == repository.list_file and source.signed_by != repository.keyring
     ]
     return not _serves_nothing_else(repository.list_file, repository, own)
-
-
-def _refuse_shared_list(repository: Repository) -> Refusal:
-    return Refusal(
-        what=f"{repository.list_file} lists other archives, too",
-        why=f"gpunode writes only {repository.uri} to that file, and would remove the others",
-        hint="move the other entries to a separate file, then run the command again",
-    )
 
 
 def source_list(uri: str, signed_by: str) -> bytes:

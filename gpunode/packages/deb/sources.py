@@ -120,7 +120,8 @@ def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[PackageSourc
         raise ValueError(f"{path}:{first}: not an entry that apt reads")
     if any(suite.endswith("/") == bool(components) for suite in suites):
         raise ValueError(f"{path}:{first}: a suite has components, a path that ends in / has none")
-    signed_by, enabled = _signed_by(fields.get("signed-by", "")), fields.get("enabled", "").lower() not in _FALSE
+    signer, enabled = fields.get("signed-by", ""), fields.get("enabled", "").lower() not in _FALSE
+    signed_by = EMBEDDED_KEY_PLACEHOLDER if "-----BEGIN PGP" in signer else " ".join(signer.split())
     relaxed, only = _relaxing_options(fields), tuple(fields.get("architectures", "").split())
     for kind in types:
         for uri in uris:
@@ -147,7 +148,3 @@ def _fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str],
         values = fields.setdefault(key.strip().lower(), [])
         values.append(value.strip())
     return {key: "\n".join(parts).strip() for key, parts in fields.items()}, first
-
-
-def _signed_by(value: str) -> str:
-    return EMBEDDED_KEY_PLACEHOLDER if "-----BEGIN PGP" in value else " ".join(value.split())

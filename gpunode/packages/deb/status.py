@@ -21,6 +21,7 @@ _UNCONFIGURED_STATES = frozenset({"unpacked", "half-configured", "triggers-await
 PRESENT_STATES = _UNCONFIGURED_STATES | {"installed"}
 # It has lost some of its files, and counts as absent; it can only be installed anew.
 HALF_INSTALLED = "half-installed"
+_UNFINISHED_STATES = _UNCONFIGURED_STATES | {HALF_INSTALLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,7 @@ def was_interrupted(found: Iterable[DpkgEntry], updates: Iterable[str]) -> bool:
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
-    return _has_journal(updates) or bool(list_unfinished(found))
-
-
-def list_unfinished(found: Iterable[DpkgEntry]) -> frozenset[str]:
-    """The names of the packages that dpkg has not finished with, also for want of a trigger."""
-    return frozenset(entry.name for entry in found if entry.status in _UNCONFIGURED_STATES | {HALF_INSTALLED})
+    return _has_journal(updates) or any(entry.status in _UNFINISHED_STATES for entry in found)
 
 
 def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> frozenset[PackageId]:
@@ -127,7 +123,7 @@ def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> fro
     None where dpkg's journal has later states, and where a package lost some of its files: that has to be mended first.
     Triggers that wait are no obstacle: whatever dpkg does next processes them.
     """
-    if _has_journal(updates) or half_installed(found) or any(entry.must_be_reinstalled for entry in found):
+    if _has_journal(updates) or any(one.status == HALF_INSTALLED or one.must_be_reinstalled for one in found):
         return frozenset()
     native = native_architecture(found)
     return frozenset(package_id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})
@@ -142,96 +138,6 @@ def _has_journal(updates: Iterable[str]) -> bool:
     return any(_DPKG_JOURNAL_FILE.search(path) for path in updates)
 
 
-def half_installed(found: Iterable[DpkgEntry]) -> tuple[str, ...]:
-    """The packages that have lost some of their files, or never got them all; dpkg refuses to remove them."""
-    return tuple(entry.name for entry in found if entry.status == HALF_INSTALLED)
-
-
-def find_purged_conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
-    """The configuration files that dpkg keeps for each of ``packages`` and takes with it in a purge, by name."""
-    found: dict[str, tuple[str, ...]] = {}
-    unshipped, wanted = find_obsolete_conffiles(text), frozenset(packages)
-    for paragraph in text.split("\n\n"):
-        fields = dict(_FIELD.findall("\n" + paragraph))
-        listed = _CONFFILES.search(paragraph)
-        name, architecture = fields.get("Package", "").strip(), fields.get("Architecture", "").strip()
-        if listed and not wanted.isdisjoint((PackageId(name), PackageId(name, architecture))):
-            # "PATH MD5 [obsolete]": a purge takes those, too, that no package ships any more.
-            rows = (line.split() for line in listed[1].splitlines())
-            taken = (row[0] for row in rows if len(row) == 2 or (row[2:] == ["obsolete"] and row[0] in unshipped))
-            found[name] = (*found.get(name, ()), *taken)
-    return found
-
-
-def shipped_conffiles(text: str) -> Mapping[str, str]:
-    """The configuration files that a package ships now, each with dpkg's md5 of it as shipped."""
-    rows = (line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines())
-    return {row[0]: row[1] for row in rows if len(row) == 2}
-
-
-def find_obsolete_conffiles(text: str) -> Mapping[str, str]:
-    """The configuration files that the present version of their package no longer ships, each with dpkg's md5 of it.
-
-    dpkg leaves them behind when a package changes its version. Source: deb-conffiles(5).
-    """
-    rows = [line.split() for listed in _CONFFILES.finditer("\n" + text) for line in listed[1].splitlines()]
-    shipped = {row[0] for row in rows if row and row[2:] != ["obsolete"]}
-    return {row[0]: row[1] for row in rows if row[2:] == ["obsolete"] and row[0] not in shipped}
-
-
-def find_packages_still_needed(
-    text: str, leaving: Collection[str], changing: Collection[str] = ()
-) -> Mapping[str, str]:
-    """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
-
-    Those ``changing`` their version, or coming back, are there afterwards; what they need then ``text`` does not say,
-    so it is not checked.
-
-    A dependency with several alternatives needs one of ``leaving`` only when no package that stays is another of them.
-    What recommends a package does not need it. Versions are left to apt, whose simulation has the last word.
-    """
-    relations = list(_relations(text))
-    kept: dict[str, str] = {}
-    while True:
-        removed = {name for name in leaving if name not in kept}
-        staying = [one for one in relations if one.name not in removed]
-        remaining = {*changing, *(name for one in staying for name in (one.name, *one.provides))}
-        by_leaving = {name: one.name for one in relations if one.name in removed for name in (one.name, *one.provides)}
-        found = {
-            by_leaving[alternative]: one.name
-            for one in staying
-            if one.name not in changing
-            for clause in one.depends
-            if not remaining.intersection(clause)
-            for alternative in clause
-            if alternative in by_leaving
-        }
-        if not found:
-            return kept
-        kept |= found
-
-
-@dataclass(frozen=True, slots=True)
-class _Relations:
-    name: str
-    provides: tuple[str, ...]
-    depends: tuple[tuple[str, ...], ...]
-
-
-def _relations(text: str) -> Iterator[_Relations]:
-    for entry in entries(text):
-        if entry.status in PRESENT_STATES:
-            depends = tuple(_dependency_names(f"{entry.pre_depends},{entry.depends}"))
-            yield _Relations(
-                entry.name, tuple(one for clause in _dependency_names(entry.provides) for one in clause), depends
-            )
-
-
-def _dependency_names(field: str) -> Iterator[tuple[str, ...]]:
-    for clause in parse_clauses(field):
-        yield tuple(alternative.name for alternative in clause)
-
-
 @dataclass(frozen=True, slots=True)
 class Status:
     """A ``packages.system.Database``: dpkg's status file."""
@@ -239,35 +145,53 @@ class Status:
     text: str
 
     def packages(self) -> Mapping[PackageId, PackageState]:
-        """The packages that there are."""
+        """Return the packages that there are."""
         return packages(entries(self.text))
 
     def half_installed(self) -> frozenset[str]:
-        """The packages that have lost some of their files."""
-        return frozenset(half_installed(entries(self.text)))
+        """Return those that have lost some of their files, or never got them all; dpkg refuses to remove them."""
+        return frozenset(entry.name for entry in entries(self.text) if entry.status == HALF_INSTALLED)
 
     def list_unfinished(self) -> frozenset[str]:
-        """The packages that dpkg has not finished with."""
-        return list_unfinished(entries(self.text))
+        """Return those that dpkg has not finished with, also for want of a trigger."""
+        return frozenset(entry.name for entry in entries(self.text) if entry.status in _UNFINISHED_STATES)
 
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
-        """The configuration files that a purge of each of these packages takes."""
-        return find_purged_conffiles(self.text, packages)
+        """Return the configuration files that dpkg keeps for each of these packages and takes along in a purge."""
+        found: dict[str, tuple[str, ...]] = {}
+        unshipped, wanted = self.obsolete(), frozenset(packages)
+        for paragraph in self.text.split("\n\n"):
+            fields = dict(_FIELD.findall("\n" + paragraph))
+            listed = _CONFFILES.search(paragraph)
+            name, architecture = fields.get("Package", "").strip(), fields.get("Architecture", "").strip()
+            if listed and not wanted.isdisjoint((PackageId(name), PackageId(name, architecture))):
+                # "PATH MD5 [obsolete]": a purge takes those, too, that no package ships any more.
+                rows = (line.split() for line in listed[1].splitlines())
+                taken = (row[0] for row in rows if len(row) == 2 or (row[2:] == ["obsolete"] and row[0] in unshipped))
+                found[name] = (*found.get(name, ()), *taken)
+        return found
 
     def shipped(self) -> Mapping[str, str]:
-        """The configuration files that packages ship, with their MD5 sums."""
-        return shipped_conffiles(self.text)
+        """Return the configuration files that packages ship, with dpkg's MD5 sum of each as shipped."""
+        return {row[0]: row[1] for row in self._conffile_rows() if len(row) == 2}
 
     def obsolete(self) -> Mapping[str, str]:
-        """Return those that no package ships any more."""
-        return find_obsolete_conffiles(self.text)
+        """Return those that the present version of their package no longer ships.
+
+        dpkg leaves them behind when a package changes its version. Source: deb-conffiles(5).
+        """
+        rows = self._conffile_rows()
+        shipped = {row[0] for row in rows if row and row[2:] != ["obsolete"]}
+        return {row[0]: row[1] for row in rows if row[2:] == ["obsolete"] and row[0] not in shipped}
+
+    def _conffile_rows(self) -> list[list[str]]:
+        return [line.split() for listed in _CONFFILES.finditer("\n" + self.text) for line in listed[1].splitlines()]
 
     def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
-        """Return those of the packages ``leaving`` that others still need."""
-        # Relations go by name; whose architecture they mean is left to apt.
-        names = {package.name: package for package in leaving if not package.arch}
-        found = find_packages_still_needed(self.text, names, {package.name for package in changing if not package.arch})
-        return {names[name]: by for name, by in found.items()}
+        """Return those of the packages ``leaving`` that others still need; see ``find_needed``."""
+        from gpunode.packages.deb.dependencies import InstalledRelations  # which imports this module
+
+        return InstalledRelations(found).find_needed(leaving, changing) if (found := entries(self.text)) else {}
 
 
 _ALTERNATIVE: Final = Pattern(r"\s*([^\s:(\[<|,]+)(?::([^\s(\[<|,]+))?\s*(?:\(\s*([<>=]{1,2})\s*([^)\s]+)\s*\))?")
@@ -294,14 +218,9 @@ class Alternative:
 def parse_clauses(field: str) -> Iterator[tuple[Alternative, ...]]:
     """Yield each clause of a field such as Depends, with its alternatives in order; what is no relation is left out."""
     for clause in filter(str.strip, field.split(",")):
-        if found := tuple(_alternatives(clause)):
+        matches = filter(None, map(_ALTERNATIVE.match, clause.split("|")))
+        if found := tuple(Alternative(one[1], one[2] or "", one[3] or "", one[4] or "") for one in matches):
             yield found
-
-
-def _alternatives(clause: str) -> Iterator[Alternative]:
-    for text in clause.split("|"):
-        if found := _ALTERNATIVE.match(text):
-            yield Alternative(found[1], found[2] or "", found[3] or "", found[4] or "")
 
 
 DIVERSIONS_FILE: Final = "/var/lib/dpkg/diversions"
@@ -323,3 +242,26 @@ def parse_diversions(text: str) -> Iterator[tuple[str, str, str]]:
 def manual_diversions(text: str) -> Iterator[tuple[str, str]]:
     """Yield each path that a person, and no package, has diverted, and its target."""
     yield from ((path, target) for path, target, package in parse_diversions(text) if package == _MANUAL_DIVERTER)
+
+
+def find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: str) -> Mapping[str, tuple[str, ...]]:
+    """Return the packages whose files are among ``paths``, by path.
+
+    A package that was removed and not purged still has its configuration files.
+
+    ``lists`` has the paths of a package, a line each, by its name (``libcuda1:amd64``). What another package, or a
+    person, has diverted, by dpkg's file of ``diversions``, is elsewhere.
+    """
+    # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
+    aliases = {name: path for path in paths for name in (path.removeprefix("/usr"), path)}
+    moves = {(source, by): target for source, target, by in parse_diversions(diversions)}
+    sources = {target: source for (source, _), target in moves.items() if target in aliases}
+    wanted = {name.encode(): name for name in (*aliases, *sources.values())}
+    found: dict[str, tuple[str, ...]] = {}
+    for package, listed in lists.items():
+        for name in sorted(wanted[line] for line in wanted.keys() & set(listed.split(b"\n"))):
+            diverted = [to for (source, by), to in moves.items() if source == name and by != package.partition(":")[0]]
+            place = diverted[0] if diverted else name
+            if place in aliases:
+                found[aliases[place]] = (*found.get(aliases[place], ()), package)
+    return found

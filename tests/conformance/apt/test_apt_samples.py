@@ -18,7 +18,7 @@ from gpunode.host.apt_failures import (
     find_failed_packages,
 )
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.output import failed_fetches, index_file_prefix, is_update_incomplete, parse_simulation
+from gpunode.packages.deb.transactions import failed_fetches, index_file_prefix, is_update_incomplete, parse_simulation
 from gpunode.packages.simulation import Action
 
 FOLDER = Path(__file__).parent / "samples"

@@ -9,8 +9,8 @@ import pytest
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Known
 from gpunode.package_id import PackageId
+from gpunode.packages.deb import REPAIR_COMMAND
 from gpunode.packages.deb import status as dpkg
-from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.recipe import Recipe
 from gpunode.steps.packages import REPAIR_STEP, find_packages_leaving_first
 from gpunode.workflow.undo import find_package_repair

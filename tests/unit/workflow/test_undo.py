@@ -940,7 +940,8 @@ class TestWholeRollback:
         host.files[path] = FileState(b"edited\n") if is_edited else shipped
         host.archives["driver"] = frozenset({OLD.version})
         back = plan_rollback(store, host, run.id, facts_now({"driver": NEW}))
-        text = f"Package: driver\nStatus: install ok installed\nVersion: 1\nConffiles:\n {path} {sum_}"
+        installed = "Package: driver\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+        text = f"{installed}Conffiles:\n {path} {sum_}"
         host.files[STATUS] = FileState(text.encode())
         host.after_packages = {STATUS: FileState(f"{text} obsolete\n".encode())}
         done = undo(host, store, back)

@@ -113,7 +113,8 @@ def test_missing_libcuda_fails_although_nvml_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["facts/cuda", "facts/nvml", *(f"workflow/{name}" for name in ("container", "driver_checks", "verify"))]
+    "module",
+    ["facts/cuda", "facts/nvml", *(f"workflow/{name}" for name in ("driver_checks", "extra_checks", "verify"))],
 )
 def test_no_failed_check_sends_back_to_verify(module: str) -> None:
     text = (Path(gpunode.__file__).parent / f"{module}.py").read_text()

@@ -8,8 +8,8 @@ from gpunode.change import PackageState
 from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import hint_on_refusal, versions_not_found
-from gpunode.packages.deb.output import refusal
 from gpunode.packages.deb.preferences import PIN_FILE
+from gpunode.packages.deb.transactions import refusal
 from tests.unit.steps.machines import machine
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,56 +129,67 @@ RELATED = "\n".join(
         ("module", "Depends: dkms | builder\n"),
         ("dkms", "Conffiles:\n /etc/dkms/framework.conf 0123\n /etc/dkms/old.conf 4567 obsolete\n"),
         ("libcuda1", "Provides: libcuda.so.1 (= 1), cuda\n"),
-        ("zfs-dkms", "Depends: dkms (>= 3), libc6\nRecommends: module\n"),
+        ("zfs-dkms", "Depends: dkms (>= 1), libc6\nRecommends: module\n"),
         ("app", "Depends: cuda, libc6 [amd64] <!nocheck>\n"),
     )
 )
 
 
+def still_needed(text: str, leaving: list[str], changing: Sequence[str] = ()) -> dict[str, str]:
+    found = dpkg.Status(text).needed([*map(PackageId, leaving)], [*map(PackageId, changing)])
+    return {str(package): by for package, by in found.items()}
+
+
 def test_unneeded_packages_may_be_removed() -> None:
-    assert dpkg.find_packages_still_needed(RELATED, ["driver"]) == {}
-    assert dpkg.find_packages_still_needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
+    assert still_needed(RELATED, ["driver"]) == {}
+    assert still_needed(RELATED, ["driver", "module"]) == {}, "a recommendation is no need"
 
 
 def test_needed_package_is_named_with_a_dependent() -> None:
-    assert dpkg.find_packages_still_needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
-    assert dpkg.find_packages_still_needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, (
-        "a provided name counts"
-    )
+    assert still_needed(RELATED, ["driver", "module", "dkms"]) == {"dkms": "zfs-dkms"}
+    assert still_needed(RELATED, ["libcuda1", "driver"]) == {"libcuda1": "app"}, "a provided name counts"
 
 
 def test_need_is_transitive_through_remaining_packages() -> None:
-    assert dpkg.find_packages_still_needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
+    assert still_needed(RELATED, ["module", "dkms"]) == {"module": "driver", "dkms": "zfs-dkms"}
     everything = ["driver", "module", "dkms", "libcuda1", "zfs-dkms", "app"]
-    assert dpkg.find_packages_still_needed(RELATED, everything) == {}
+    assert still_needed(RELATED, everything) == {}
 
 
 def test_dependencies_of_a_changing_package_are_ignored() -> None:
-    assert dpkg.find_packages_still_needed(RELATED, ["module"], changing=["driver"]) == {}
+    assert still_needed(RELATED, ["module"], ["driver"]) == {}
 
 
 def test_remaining_alternative_satisfies_a_dependency() -> None:
     other = f"{RELATED}\n\nPackage: builder\n{INSTALLED}"
-    assert dpkg.find_packages_still_needed(other, ["dkms", "zfs-dkms"]) == {}
+    assert still_needed(other, ["dkms", "zfs-dkms"]) == {}
+
+
+def test_library_of_another_architecture_stays_for_its_program() -> None:
+    other = f"{DPKG}{RELATED}\n\nPackage: libold\n{INSTALLED.replace('amd64', 'i386')}"
+    other += f"\n\nPackage: game\n{INSTALLED.replace('amd64', 'i386')}Depends: libold\n"
+    assert still_needed(other, ["libold"]) == {}, "nobody needs one of this architecture"
+    foreign = PackageId.of("libold:i386")
+    assert dpkg.Status(other).needed([foreign], []) == {foreign: "game"}
 
 
 def test_purge_removes_shipped_and_unshared_obsolete_conffiles() -> None:
-    assert dpkg.find_purged_conffiles(RELATED, [PackageId("dkms"), PackageId("app")]) == {
+    assert dpkg.Status(RELATED).config_files([PackageId("dkms"), PackageId("app")]) == {
         "dkms": ("/etc/dkms/framework.conf", "/etc/dkms/old.conf")
     }
     other = f"{RELATED}\n\nPackage: heir\n{INSTALLED}Conffiles:\n /etc/dkms/old.conf 89ab\n"
-    assert dpkg.find_purged_conffiles(other, [PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
-    assert dpkg.find_obsolete_conffiles(other) == {}
+    assert dpkg.Status(other).config_files([PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
+    assert dpkg.Status(other).obsolete() == {}
 
 
 def test_conffiles_belong_to_their_architecture() -> None:
     foreign = RELATED.replace("Architecture: amd64", "Architecture: i386")
-    assert set(dpkg.find_purged_conffiles(foreign, [PackageId.of("dkms:i386")])) == {"dkms"}
-    assert dpkg.find_purged_conffiles(foreign, [PackageId.of("dkms:arm64")]) == {}
+    assert set(dpkg.Status(foreign).config_files([PackageId.of("dkms:i386")])) == {"dkms"}
+    assert dpkg.Status(foreign).config_files([PackageId.of("dkms:arm64")]) == {}
 
 
 def test_obsolete_conffiles_are_listed() -> None:
-    assert dpkg.find_obsolete_conffiles(RELATED) == {"/etc/dkms/old.conf": "4567"}
+    assert dpkg.Status(RELATED).obsolete() == {"/etc/dkms/old.conf": "4567"}
 
 
 def test_name_at_the_end_of_a_cut_journal_counts_for_nothing() -> None:

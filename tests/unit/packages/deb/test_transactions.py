@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.output import parse_simulation
-from gpunode.packages.deb.requests import arguments
+from gpunode.packages.deb.transactions import arguments, parse_simulation
 from gpunode.packages.simulation import Action, Simulation, differences_from_plan
 from gpunode.packages.version import has_prefix
 from tests.ids import ids

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.facts.model import Facts, Known
 from gpunode.outcome import Refusal
-from gpunode.packages.deb.filters import refuse_excluded_files
+from gpunode.packages.deb.obstacles import refuse_excluded_files
 from gpunode.steps.driver import DRIVER_STEP
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP
 from tests.unit.steps.machines import GTX_1080, KERNEL, gpu, machine, planned, recipe, refusal, with_driver

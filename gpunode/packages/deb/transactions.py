@@ -1,14 +1,18 @@
-"""Output of apt, as data; pure. ``tests/conformance/apt`` has every form as apt itself printed it."""
+"""apt's transactions: package changes as its arguments, and its output as data.
+
+``tests/conformance/apt`` has every form of output as apt itself printed it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
 
+from gpunode.change import KnownAfter, PackageChange
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
-from gpunode.packages.simulation import Action, Simulation
+from gpunode.packages.simulation import Action, Simulation, is_downgrade, leaves_config_files
 
 _ACTION_BY_VERB: dict[str, Literal["install", "remove", "purge"]] = {
     "Inst": "install",
@@ -66,17 +70,6 @@ def messages(output: str, kinds: str = "E") -> list[str]:
     return found
 
 
-def parse_madison(output: str) -> Mapping[PackageId, frozenset[str]]:
-    """The versions of each package in what ``apt-cache madison`` printed: ``name | version | archive``."""
-    found: dict[PackageId, frozenset[str]] = {}
-    for line in output.splitlines():
-        fields = [field.strip() for field in line.split("|")]
-        if len(fields) == 3 and not fields[2].endswith(" Sources"):
-            package = PackageId.of(fields[0])
-            found[package] = found.get(package, frozenset()) | {fields[1]}
-    return found
-
-
 def is_update_incomplete(output: str) -> bool:
     """Return whether ``apt-get update`` went without some index although it says that it ended well.
 
@@ -97,11 +90,57 @@ def failed_fetches(output: str) -> tuple[str, ...]:
 def index_file_prefix(uri: str) -> str:
     """Return the beginning of the names of a repository's index files in ``/var/lib/apt/lists``.
 
-    Args:
-        uri: of any of its index files. Source of the escaping: URItoFileName of apt.
+    ``uri`` is that of any of its index files. Source of the escaping: URItoFileName of apt.
     """
     bare = re.sub(r"\A[a-z0-9+]+:(?://)?(?:[^/@]*@)?", "", uri)
     suite = re.match(r".*?/dists/.+?(?=/[^/]*\Z|/[^/]+/(?:binary-|source/|i18n/|dep11/|cnf/))", bare)
     base = suite[0] if suite else bare.rpartition("/")[0]
     escaped = re.sub(r'[\\|{}\[\]<>"^~_=!@#$%&*]', lambda found: f"%{ord(found[0]):02x}", base)
     return escaped.replace("/", "_") + "_"
+
+
+def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
+    """The packages that dpkg purges after apt has removed them.
+
+    apt's ``--purge`` is for a whole transaction: once a package must leave its configuration files behind, it is not
+    given, and the others are purged afterwards.
+    """
+    if not any(leaves_config_files(change) for change in changes):
+        return ()
+    return tuple(change.id for change in changes if change.after is None)
+
+
+def arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) -> tuple[str, ...]:
+    """The arguments of ``apt-get install``: the options that the plan allows, then the packages; empty for no work.
+
+    Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
+    come back by file changes of their own.
+
+    ``known`` are the packages of which dpkg has something: apt refuses ``name-`` for a name that nothing knows.
+    """
+    packages = tuple(_package_arguments(changes, known))
+    return (*_permission_options(changes), *packages) if packages else ()
+
+
+def _package_arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) -> Iterator[str]:
+    by_dpkg = purged_by_dpkg(changes)
+    for change in changes:
+        if change.is_mark:
+            continue  # apt-mark's work
+        if isinstance(change.after, KnownAfter):
+            # Of a branch the preferences choose the version; of one version apt has to be told.
+            yield f"{change.id}={change.after.prefix}*" if change.after.prefix.endswith("-") else str(change.id)
+        elif change.after is not None and not change.after.config_files_only:
+            yield f"{change.id}={change.after.version}"
+        elif change.id in known and (change.is_there_before or (change.after is None and not by_dpkg)):
+            yield f"{change.id}-"
+
+
+def _permission_options(changes: Sequence[PackageChange]) -> Iterator[str]:
+    """No more than the plan says: apt grants each of these to the whole transaction, hence ``unplanned``."""
+    if any(change.after is None for change in changes) and not purged_by_dpkg(changes):
+        yield "--purge"
+    if any(is_downgrade(change, is_older) for change in changes):
+        yield "--allow-downgrades"
+    if any(change.before is not None and change.before.held for change in changes):
+        yield "--allow-change-held-packages"
