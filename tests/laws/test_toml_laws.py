@@ -11,7 +11,7 @@ from hypothesis import event, given, reject
 from hypothesis import strategies as st
 
 from gpunode.runtimes import tomltext
-from gpunode.runtimes.documents import Document, parse_toml, same
+from gpunode.runtimes.documents import Document, Uneditable, parse_toml, same
 from tests.laws.toml_texts import Text, altered, extended, keys, reduced, tables, toml_texts
 
 OWN_COMMENT = re.compile(r"^[ \t]*# \[comment (\d+)\]", re.MULTILINE)
@@ -21,7 +21,7 @@ def edit(text: str, before: Document, after: Document) -> str:
     """Edit, or give up the example where the editor refuses to: that changes no file."""
     try:
         return tomltext.edit(text, before, after)
-    except tomltext.Uneditable:
+    except Uneditable:
         event("refused")
         reject()
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.runtimes.documents import same
-from gpunode.runtimes.jsontext import MalformedJson, Number, Object, Path, drop, edit, parse, put
+from gpunode.runtimes.documents import Path, same
+from gpunode.runtimes.jsontext import MalformedJson, Number, Object, drop, edit, parse, put
 
 # Every character that JSON, Python or Go treats in a way of its own, beside all others.
 ODD = "\"\\/\b\f\n\r\t{}[]:,'#<>&\u2028\u2029\ufeff\x7f\xa0ü日🚀 "
