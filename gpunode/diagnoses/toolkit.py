@@ -35,7 +35,8 @@ _PROGRAM_GONE: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-# Who has installed the toolkit names it somewhere.
+# Who tells what they installed, and has installed the toolkit, names it.
+_INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b")
 _GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
 _TOOLKIT_NAMED: Final = any_line(
     r"(?i)nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop"
@@ -220,7 +221,11 @@ RULES: Final = (
         layer="toolkit",
         disruption="restart-service",
         decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUEST_SYMPTOMS)), _OPERATOR),
-        typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN, unless(_GPU_NOT_SELECTED, _TOOLKIT_NAMED, _OPERATOR)),
+        typical=any_of(
+            _PROGRAM_GONE,
+            _SEARCHED_IN_VAIN,
+            unless(all_of(_GPU_NOT_SELECTED, _INSTALLATION_TOLD), _TOOLKIT_NAMED, _OPERATOR),
+        ),
         symptoms=_GPU_REQUEST_SYMPTOMS,
         against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
         may_be_normal=True,

@@ -44,6 +44,7 @@ from gpunode.runtimes.model import (
     Runtime,
     apply_edits,
     keeps_builtin_handlers,
+    list_folders,
     satisfies,
     with_absolute_binary,
 )
@@ -102,6 +103,7 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
         loaded[0].read_as,
         # Schema 3 is containerd 2's, whose default is true.
         has_default_cdi=plugin.get("enable_cdi") is False and "cdi_spec_dirs" in plugin and loaded[0].read_as < 3,
+        cdi_folders=list_folders(plugin.get("cdi_spec_dirs")),
     )
 
 

@@ -31,6 +31,7 @@ from gpunode.runtimes.model import (
     Files,
     ObservedConfig,
     Removal,
+    list_folders,
     with_absolute_binary,
 )
 
@@ -67,7 +68,8 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """Return what CRI-O reads in all of its files together; its support for CDI is always on."""
     runtime = _merge_runtime_tables(layers(files, desired))
     handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
-    return ObservedConfig(handlers, runtime.get("default_runtime") or None, cdi=True)
+    folders = list_folders(runtime.get("cdi_spec_dirs"))
+    return ObservedConfig(handlers, runtime.get("default_runtime") or None, cdi=True, cdi_folders=folders)
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:

@@ -23,6 +23,7 @@ from gpunode.runtimes.model import (
     Files,
     ObservedConfig,
     Removal,
+    list_folders,
     runs_binary,
 )
 
@@ -196,6 +197,7 @@ def _observe(node: NodeDocker, document: Document) -> ObservedConfig:
         default=default_of(document) or node.flags.last("default-runtime"),
         cdi=cdi if isinstance(cdi, bool) else node.flags.cdi,
         is_startable=not conflicts(node.flags, tuple(document)),
+        cdi_folders=list_folders(document.get("cdi-spec-dirs")) or tuple(node.flags.given.get("cdi-spec-dir", ())),
     )
 
 

@@ -113,6 +113,7 @@ class ObservedConfig:
         schema: containerd's configuration schema; None for docker.
         is_startable: whether the daemon starts with it; dockerd does not where its command line says the same keys.
         has_default_cdi: whether ``cdi`` is False as containerd 1.7's ``config default`` prints it, which nobody chose.
+        cdi_folders: where it looks for CDI specifications; empty for the standard's own.
     """
 
     handlers: Mapping[str, str] = field(default_factory=dict)
@@ -123,6 +124,7 @@ class ObservedConfig:
     schema: int | None = None
     is_startable: bool = True
     has_default_cdi: bool = False
+    cdi_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,11 @@ class Runtime(ContainerRuntime):
     def own_files(self) -> frozenset[str]:
         """The files that say what it does; of the others that it reads some say how it is started."""
         return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
+
+
+def list_folders(value: object) -> tuple[str, ...]:
+    """Return the folders that a key names; none where its value is no list."""
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
 def apply_edits(files: Files, edited: ConfigEdit) -> Files:

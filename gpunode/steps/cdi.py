@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
+from gpunode.errors import Refused, Undetermined
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
 from gpunode.facts.probes import CDI_FOLDERS, CDI_SPEC
@@ -18,7 +20,8 @@ from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.found import contents, inspect_from_facts, states_from_facts
+from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.kernel import is_chosen_driver_loaded
 from gpunode.steps.selection import WantedDriver, wanted_driver
@@ -161,12 +164,21 @@ def output_path(facts: Facts) -> str:
 def spec_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Return the folders in which the runtime looks for specifications; the last one wins."""
     if not takes_only_cdi(recipe.runtime.name):
-        return CDI_FOLDERS
+        return _configured_folders(recipe, facts) if requests_cdi(recipe) else CDI_FOLDERS
     from gpunode.runtimes import podman
 
     return podman.spec_folders(
         contents(states_from_facts(facts, runtime("podman"), DesiredConfig())), podman_version(facts)
     )
+
+
+def _configured_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
+    """Return the folders that the runtime's own files name, else the standard's."""
+    try:
+        row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
+        return inspect_from_facts(facts, row).cdi_folders or CDI_FOLDERS
+    except (Refused, Undetermined):
+        return CDI_FOLDERS  # the runtime's own step says what is wrong
 
 
 def podman_version(facts: Facts) -> podman.Version | None:
@@ -180,10 +192,11 @@ def judge_specifications(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> 
     places, written = spec_folders(recipe, facts), output_path(facts)
     offer = find_devices(facts, places)
     spec = offer.devices.get(_ALL_GPUS_DEVICE)
-    notes = [*_unsolved_problems(offer, written, places), *_foreign_specifications(offer, spec, loaded)]
+    folder = written.rpartition("/")[0]
+    missed = () if folder in places else (_explain_missed_folder(recipe.runtime.name, written, places),)
+    notes = [*_unsolved_problems(offer, written), *missed, *_foreign_specifications(offer, spec, loaded)]
     if spec is not None and (fault := _find_fault(spec, facts, loaded)):
         return CdiVerdict(spec, fault, tuple(notes))
-    folder = written.rpartition("/")[0]
     rivals = [one for one in offer.unreadable if one.path != written and one.path.rpartition("/")[0] == folder]
     # One more file can add the missing devices: the runtime reads it, and nothing conflicts.
     is_addable = _ALL_GPUS_DEVICE not in offer.conflicts and folder in places and not rivals
@@ -228,19 +241,25 @@ def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     return ""
 
 
-def _unsolved_problems(offer: CdiDevices, written: str, places: Sequence[str]) -> Iterator[str]:
+def _explain_missed_folder(name: str, written: str, places: Sequence[str]) -> str:
+    """Return that the runtime does not look where the specification is written, and what to change."""
+    from gpunode.runtimes import podman
+
+    wanted = json.dumps([*dict.fromkeys((*places, *CDI_FOLDERS))])
+    file, line = {
+        "podman": (podman.CONFIG, f"[engine] cdi_spec_dirs = {wanted}"),
+        "docker": (CONTAINER_RUNTIMES["docker"].config, f'"cdi-spec-dirs": {wanted}'),
+    }.get(name, ("its configuration", f"cdi_spec_dirs = {wanted}"))
+    seen = f"the specification is written to {written}, and {name} looks only in {', '.join(places)}"
+    return f"{seen}: name both folders in {file} ({line})"
+
+
+def _unsolved_problems(offer: CdiDevices, written: str) -> Iterator[str]:
     for name, paths in offer.conflicts.items():
         yield f"{' and '.join(paths)} both offer nvidia.com/gpu={name}, so no container gets it: remove one of them"
     for one in offer.unreadable:
         if one.path != written:
             yield f"{one.path} cannot be parsed ({one.reason}); a container engine may still read it"
-    if written.rpartition("/")[0] not in places:
-        from gpunode.runtimes import podman
-
-        yield (
-            f"the specification is written to {written}, and podman looks only in {', '.join(places)}: name both "
-            f'folders in {podman.CONFIG} ([engine] cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"])'
-        )
 
 
 def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: LoadedDriver) -> Iterator[str]:

@@ -199,6 +199,35 @@ def test_podman_that_does_not_search_the_cdi_folder_is_noted() -> None:
     assert plan(node(told, podman="5.5.1-1")).changes
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "text", "key"),
+    [
+        ("docker", "/etc/docker/daemon.json", b'{"cdi-spec-dirs": ["/opt/cdi"]}', '"cdi-spec-dirs": ["/opt/cdi", '),
+        (
+            "crio",
+            "/etc/crio/crio.conf",
+            b'[crio.runtime]\ncdi_spec_dirs = ["/opt/cdi"]\n',
+            'cdi_spec_dirs = ["/opt/cdi", ',
+        ),
+        (
+            "containerd",
+            "/etc/containerd/config.toml",
+            b'version = 3\n[plugins."io.containerd.cri.v1.runtime"]\ncdi_spec_dirs = ["/opt/cdi"]\n',
+            'cdi_spec_dirs = ["/opt/cdi", ',
+        ),
+    ],
+)
+def test_runtime_that_looks_elsewhere_has_no_specification(name: str, file: str, text: bytes, key: str) -> None:
+    """One that is where the standard has it is of no use to a runtime that does not look there."""
+    of = replace(recipe(name, version="none"), runtime=RuntimeSettings(name, cdi=True))
+    assert "offers all" in plan(node({RUN: spec(uuid=UUID)}), of).reason
+    outcome = plan(node({RUN: spec(uuid=UUID), file: text}), of)
+    assert outcome.changes == ()
+    (note,) = outcome.notes
+    assert f"{name} looks only in /opt/cdi: name both folders" in note
+    assert key in note
+
+
 def test_outdated_cdi_file_without_a_refresh_unit_is_noted() -> None:
     """The recipe does not ask for CDI and the toolkit has no unit: docker and podman still read what is there."""
     outcome = plan(node({ETC: spec("535.104.05")}), CONTAINERD)
