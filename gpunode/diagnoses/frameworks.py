@@ -339,7 +339,10 @@ RULES: Final = (
         shows_in="programs",
         share=1.5,
         decisive=any_of(_CPU_ONLY, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA),
-        typical=unless(_JAX_FELL_BACK, symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.VERSION_MISMATCH),
+        typical=unless(
+            _JAX_FELL_BACK,
+            *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.VERSION_MISMATCH, symptoms.CUDA_UNKNOWN),
+        ),
         symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _CPU_ONLY, _JAX_FELL_BACK),
         against=(_NO_DRIVER, _NO_KERNEL_IMAGE),
         summary="the installed build of the framework has no CUDA support and computes on the CPU",

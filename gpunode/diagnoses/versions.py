@@ -516,11 +516,7 @@ RULES: Final = (
         layer="driver",
         check=_find_pending_reboot,
         typical=unless(
-            any_of(
-                all_of(symptoms.REBOOT_HELPS, symptoms.VERSION_MISMATCH),
-                all_of(_MISMATCH_UNDER_OLD_MODULE, _CHANGE_TOLD),
-            ),
-            *(symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_WORKS),
+            all_of(_MISMATCH_UNDER_OLD_MODULE, _CHANGE_TOLD), symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_WORKS
         ),
         share=10,
         context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.VERSION_MISMATCH)),
