@@ -210,10 +210,16 @@ def _match_files(import_path: str, parent: str, files: Files, desired: DesiredCo
 
 def match_pattern(pattern: str, files: Files) -> list[str]:
     """The files that ``pattern`` names, in the order of their names; a star stands for no slash."""
-    parts = [_compile_component(part) for part in pattern.split("/")]
+    parts = pattern.split("/")
     names_by_path = ((path, path.split("/")) for path in files)
     candidates = ((path, zip(parts, names, strict=True)) for path, names in names_by_path if len(names) == len(parts))
-    return sorted(path for path, pairs in candidates if all(part.fullmatch(name) for part, name in pairs))
+    return sorted(path for path, pairs in candidates if all(_matches_component(*pair) for pair in pairs))
+
+
+def _matches_component(pattern: str, name: str) -> bool:
+    if not any(character in pattern for character in "*?[\\"):
+        return pattern == name
+    return _compile_component(pattern).fullmatch(name) is not None
 
 
 @cache

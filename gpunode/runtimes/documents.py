@@ -5,6 +5,7 @@ The editors are modules of their own, loaded on use: a file that is right alread
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ Path: TypeAlias = tuple[str, ...]
 Document: TypeAlias = dict[str, Any]
 # UTF-8's byte order mark, which most daemons take and parsers do not.
 _BOM = "\ufeff"
-_JSON_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{(?!\{)")
 
 
 def decode(data: bytes | None, path: str) -> str:
@@ -94,7 +94,8 @@ def parse_toml_file(data: bytes | None, path: str, *, hint: str, also: str = "")
 
 def is_json(path: str, *contents: bytes | None) -> bool:
     """Return whether a file is JSON: by its name, or because it begins as neither TOML nor a template does."""
-    return path.endswith(".json") or any(_JSON_START.match(content or b"") for content in contents)
+    starts = ((content or b"").removeprefix(codecs.BOM_UTF8).lstrip()[:2] for content in contents)
+    return path.endswith(".json") or any(start[:1] == b"{" and start != b"{{" for start in starts)
 
 
 def parse_document(data: bytes | None, path: str) -> Document:
