@@ -415,7 +415,7 @@ def _restore_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int)
     """Set the ``wanted`` attributes, and remove an ACL inherited from the folder."""
     present: dict[str, bytes] = {}
     with suppress(OSError):
-        present = {name: os.getxattr(fd, name) for name in os.listxattr(fd)}
+        present.update((name, os.getxattr(fd, name)) for name in os.listxattr(fd))
     for name, value in wanted:
         if present.get(name) != value:
             _set_attribute(path, name, value, fd)

@@ -53,7 +53,7 @@ def files_in_order(paths: Iterable[str], desired: DesiredConfig) -> tuple[str, .
     folders = (CRIO_FOLDER, posixpath.dirname(desired.drop_in) or CRIO_FOLDER)
 
     def rank(path: str) -> int:
-        places = [path == _root_file(desired), *(path.startswith(f"{folder}/") for folder in folders)]
+        places = [path == _root_file(desired), *(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)]
         return places.index(True) if True in places else -1
 
     found = ((rank(path), path.split("/"), path) for path in {*paths})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -176,9 +177,12 @@ def _configured_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Return the folders that the runtime's own files name, else the standard's."""
     try:
         row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
-        return inspect_from_facts(facts, row).cdi_folders or CDI_FOLDERS
+        folders = inspect_from_facts(facts, row).cdi_folders
     except (Refused, Undetermined):
         return CDI_FOLDERS  # the runtime's own step says what is wrong
+    # /var/run leads to /run wherever systemd is.
+    whole = (re.sub("^/run/", "/var/run/", posixpath.normpath(one)) for one in folders)
+    return tuple(dict.fromkeys(whole)) or CDI_FOLDERS
 
 
 def podman_version(facts: Facts) -> podman.Version | None:

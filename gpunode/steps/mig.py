@@ -14,6 +14,7 @@ from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps import cdi
+from gpunode.steps.daemons import refuse_mps_with_others
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.kernel import plan_module_load
 
@@ -42,6 +43,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             return _plan_nothing(recipe.kubernetes)
         from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
+        if refused := refuse_mps_with_others(recipe):
+            return refused
         _refuse_mig_manager(facts)
         if not recipe.mig.file and layout != mig.ALL_DISABLED_LAYOUT:
             _refuse_gpus_without_mig(recipe, facts, layout)

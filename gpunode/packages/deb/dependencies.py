@@ -91,7 +91,7 @@ class InstalledRelations:
             (package, answers & present.keys())
             for package, entry in installed.rows.items()
             if package in present and package not in changing
-            for clause, answers in installed.answers(entry)
+            for clause, answers in installed.answers(entry, with_providers=True)
             if not any(one.name in coming for one in clause)
         ]
         kept: dict[PackageId, str] = {}
@@ -161,15 +161,22 @@ class _Installed:
         is_begun = state.version.endswith((".", "-")) and without_epoch(entry.version).startswith(state.version)
         return entry if self.is_unchanged(package) or is_begun else None
 
-    def answers(self, entry: DpkgEntry) -> Iterator[tuple[Sequence[Alternative], frozenset[PackageId]]]:
-        """Yield each relation of ``entry`` with the packages that meet it."""
-        for clause in parse_clauses(f"{entry.pre_depends},{entry.depends}"):
-            yield clause, frozenset(one for wanted in clause for one in self.find_satisfying(wanted, entry))
+    def answers(
+        self, entry: DpkgEntry, *, with_providers: bool = False
+    ) -> Iterator[tuple[Sequence[Alternative], frozenset[PackageId]]]:
+        """Yield each relation of ``entry`` with the packages that meet it.
 
-    def find_satisfying(self, wanted: Alternative, dependent: DpkgEntry) -> Iterator[PackageId]:
-        """Yield the packages that meet ``wanted``; those that provide the name only where none has it."""
+        Those that provide the name count where none has it, or ``with_providers``: they could take its place.
+        """
+        for clause in parse_clauses(f"{entry.pre_depends},{entry.depends}"):
+            found = (one for wanted in clause for one in self._find_satisfying(wanted, entry, with_providers))
+            yield clause, frozenset(found)
+
+    def _find_satisfying(self, wanted: Alternative, dependent: DpkgEntry, with_providers: bool) -> Iterator[PackageId]:
         named = [one for one in self.by_name.get(wanted.name, ()) if self._satisfies(one, wanted, dependent)]
-        yield from named or self._find_providers(wanted, dependent)
+        yield from named
+        if with_providers or not named:
+            yield from self._find_providers(wanted, dependent)
         # Neither version nor relations of what only a plan brings are known.
         yield from self.planned.get(wanted.name, ())
 

@@ -77,6 +77,11 @@ def undone(
     return dict(apply_edits(now, unconfigure("crio", now, desired, edited.edits)))
 
 
+def test_drop_in_may_be_in_the_root_folder() -> None:
+    (edit,) = crio.configure({}, DesiredConfig(drop_in="/nvidia.conf")).edits
+    assert edit.path == "/nvidia.conf"
+
+
 def test_options_of_the_default_runtime_in_crio_conf_d_are_inherited() -> None:
     after = configure({PACKAGED: TEN})
     assert after[PACKAGED] == TEN

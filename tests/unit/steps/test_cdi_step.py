@@ -228,6 +228,15 @@ def test_runtime_that_looks_elsewhere_has_no_specification(name: str, file: str,
     assert key in note
 
 
+@pytest.mark.parametrize("folders", ['["/etc/cdi/", "/var/run/cdi/"]', '["/run/cdi"]'])
+def test_standard_folder_is_known_however_it_is_written(folders: str) -> None:
+    of = replace(recipe("docker", version="none"), runtime=RuntimeSettings("docker", cdi=True))
+    daemon = {"/etc/docker/daemon.json": f'{{"cdi-spec-dirs": {folders}}}'.encode()}
+    assert plan(node(daemon), of).changes
+    outcome = plan(node({RUN: spec(uuid=UUID), **daemon}), of)
+    assert (outcome.changes, outcome.notes) == ((), ())
+
+
 def test_outdated_cdi_file_without_a_refresh_unit_is_noted() -> None:
     """The recipe does not ask for CDI and the toolkit has no unit: docker and podman still read what is there."""
     outcome = plan(node({ETC: spec("535.104.05")}), CONTAINERD)

@@ -146,6 +146,7 @@ def test_mig_change_refreshes_the_cdi_specification() -> None:
         (mig_recipe("other", FILE), node(files={FILE: CONFIG}), f"{FILE} has no layout other"),
         (mig_recipe("mine", FILE), node(), f"{FILE} does not exist"),
         (mig_recipe("", FILE), node(files={FILE: CONFIG}), "names a file and no layout"),
+        (mig_recipe(more="[mps]\nenabled = true"), node(), "[mps] and MIG exclude each other"),
         (
             mig_recipe("mine", FILE),
             node(files={FILE: CONFIG.replace(b'"1g.10gb": 2, "4g.40gb": 1', b'"3g.40gb": 1, "2g.20gb": 3')}),

@@ -165,6 +165,12 @@ def test_remaining_alternative_satisfies_a_dependency() -> None:
     assert still_needed(other, ["dkms", "zfs-dkms"]) == {}
 
 
+def test_provider_that_stays_takes_the_place_of_the_package_itself() -> None:
+    other = f"{RELATED}\n\nPackage: dkms-ng\n{INSTALLED}Provides: dkms (= 1)\n"
+    assert still_needed(other, ["dkms"]) == {}
+    assert still_needed(other, ["dkms", "dkms-ng"]).keys() == {"dkms", "dkms-ng"}
+
+
 def test_library_of_another_architecture_stays_for_its_program() -> None:
     other = f"{DPKG}{RELATED}\n\nPackage: libold\n{INSTALLED.replace('amd64', 'i386')}"
     other += f"\n\nPackage: game\n{INSTALLED.replace('amd64', 'i386')}Depends: libold\n"
