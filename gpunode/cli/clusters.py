@@ -130,7 +130,7 @@ def apply(
             screen.put(*own_pod_lines(own_pods, _own_pod_example()))
             output.emit(_cluster_envelope("k8s apply", found, own_pods=own_pods))
             return
-        with _begin_changes("k8s apply", screen, output, yes=yes, recipe=recipe) as (begin, stop):
+        with _begin_changes("k8s apply", screen, target, output, yes=yes, recipe=recipe) as (begin, stop):
             wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
             run = cluster_apply.apply_plan(found, begin, wait=wait, on_event=screen.show_event)
         screen.put(*own_pod_lines(own_pods, _own_pod_example()))
@@ -231,7 +231,7 @@ def remove(target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
     """Remove what gpunode applied to the cluster."""
     with target.adapt_error_hints():
         cluster = target.connect()
-        _apply_removal("k8s remove", plan_removal(cluster), cluster, output, yes=yes)
+        _apply_removal("k8s remove", plan_removal(cluster), cluster, target, output, yes=yes)
 
 
 def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
@@ -251,11 +251,19 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
     undone = found.begin.run
     with target.adapt_error_hints():
         cluster = target.connect()
-        _apply_removal("k8s rollback", plan_rollback(cluster, store, undone), cluster, output, yes=yes, undoes=undone)
+        found_plan = plan_rollback(cluster, store, undone)
+        _apply_removal("k8s rollback", found_plan, cluster, target, output, yes=yes, undoes=undone)
 
 
 def _apply_removal(
-    verb: Verb, found: ClusterPlan, cluster: Cluster, output: OutputOptions, *, yes: bool, undoes: str = ""
+    verb: Verb,
+    found: ClusterPlan,
+    cluster: Cluster,
+    target: ClusterRef,
+    output: OutputOptions,
+    *,
+    yes: bool,
+    undoes: str = "",
 ) -> None:
     screen = output.open_screen()
     with screen:
@@ -263,7 +271,7 @@ def _apply_removal(
         if not found.changes:
             output.emit(_cluster_envelope(verb, found))
             return
-        with _begin_changes(verb, screen, output, yes=yes, undoes=undoes) as (begin, stop):
+        with _begin_changes(verb, screen, target, output, yes=yes, undoes=undoes) as (begin, stop):
             run = cluster_apply.apply_removal(
                 found, cluster, begin, on_event=screen.show_event, check_interrupt=stop.raise_if_received
             )
@@ -279,7 +287,14 @@ def _cluster_of_run(argv: Sequence[str]) -> ClusterRef:
 
 @contextmanager
 def _begin_changes(
-    verb: Verb, screen: Screen, output: OutputOptions, *, yes: bool, recipe: Recipe | None = None, undoes: str = ""
+    verb: Verb,
+    screen: Screen,
+    target: ClusterRef,
+    output: OutputOptions,
+    *,
+    yes: bool,
+    recipe: Recipe | None = None,
+    undoes: str = "",
 ) -> Iterator[tuple[cluster_apply.BeginRun, SignalGuard]]:
     """Ask for consent, and lock clusters against other gpunode runs of this user; yield what begins the run.
 
@@ -292,7 +307,7 @@ def _begin_changes(
     with (
         store.lock(0.0, screen.update_progress),
         SignalGuard(screen.announce_stopping) as stop,
-        report_partial_run(verb, output, store),
+        report_partial_run(verb, output, store, target.adapt_hint),
     ):
         begin = partial(store.begin, verb, recipe=name, recipe_sha256=digest, argv=argv)
         yield partial(begin, undoes=undoes, with_packages=bool(undoes)), stop

@@ -157,13 +157,19 @@ class SignalGuard:
 
 
 @contextmanager
-def report_partial_run(command: str, output: OutputOptions, store: Store) -> Iterator[None]:
-    """Answer with the changes made so far if the run is interrupted and JSON output was requested."""
+def report_partial_run(
+    command: str, output: OutputOptions, store: Store, adapt_hint: Callable[[str], str] = str
+) -> Iterator[None]:
+    """Answer with the changes made so far if the run is interrupted and JSON output was requested.
+
+    ``adapt_hint`` completes the commands in the error's hint, which a caller would do too late: this is the answer.
+    """
     before = store.ids()
     try:
         yield
     except GpunodeError as error:
         if output.json:
+            error.hint = adapt_hint(error.hint)
             output.emit(partial_run_envelope(command, error, store, before))
         raise
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from gpunode.cli import clusters
+from gpunode.cli import CommandExit, clusters
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.clusters import ClusterRef
 from gpunode.cli.output_options import OutputOptions
@@ -47,6 +48,19 @@ def test_hint_command_names_the_same_cluster(hint: str, meant: str) -> None:
 def test_hint_command_starts_the_kubectl_that_gpunode_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "find_program", lambda name: "/usr/local/bin/k3s" if name == "k3s" else None)
     assert FAR.adapt_hint("look: kubectl get nodes") == f"look: k3s kubectl {OPTIONS} get nodes"
+
+
+def test_json_answer_to_a_failure_in_a_run_names_the_same_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hint for another cluster's context would be typed there."""
+    monkeypatch.setattr(clusters, "open_cluster_journal", lambda: Store(tmp_path))
+    output = OutputOptions(json=True)
+    with pytest.raises(CommandExit), FAR.adapt_error_hints():  # noqa: SIM117 - as the commands nest them
+        with clusters._begin_changes("k8s apply", output.open_screen(), FAR, output, yes=True):
+            raise Refused("no", hint="kubectl edit node n")
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert error["hint"] == f"kubectl {OPTIONS} edit node n"
 
 
 PLAN = ["k8s", "plan", "gpu.toml", "--node", "a=b c.json", "--context", "far", "--check"]

@@ -218,7 +218,7 @@ def test_podman_that_does_not_search_the_cdi_folder_is_noted() -> None:
     ],
 )
 def test_runtime_that_looks_elsewhere_has_no_specification(name: str, file: str, text: bytes, key: str) -> None:
-    """One that is where the standard has it is of no use to a runtime that does not look there."""
+    """A specification in the standard's folder is of no use to a runtime that does not look there."""
     of = replace(recipe(name, version="none"), runtime=RuntimeSettings(name, cdi=True))
     assert "offers all" in plan(node({RUN: spec(uuid=UUID)}), of).reason
     outcome = plan(node({RUN: spec(uuid=UUID), file: text}), of)
