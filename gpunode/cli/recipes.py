@@ -42,13 +42,16 @@ def check_recipe(file: str, output: OutputOptions) -> None:
     from gpunode.steps.mig import wanted_layout
 
     found = load_recipe(file)
-    if found.kubernetes and found.kubernetes.stack != "none":
-        from gpunode.kubernetes.render import refuse_bad_tables
+    try:
+        if found.kubernetes and found.kubernetes.stack != "none":
+            from gpunode.kubernetes.render import refuse_bad_tables
 
-        refuse_bad_tables(found)
-    wanted_layout(found, ())
+            refuse_bad_tables(found)
+        wanted_layout(found, ())
+    except Refused as error:
+        raise Refused(f"{file}: {error.what}", why=error.why, hint=error.hint) from error
     if refused := refuse_mps_with_others(found):
-        raise Refused(refused.what, why=refused.why, hint=refused.hint)
+        raise Refused(f"{file}: {refused.what}", why=refused.why, hint=refused.hint)
     output.open_screen().put(*_valid_recipe_lines(f"{file}: recipe {found.name} is valid", file))
     output.emit(Envelope("recipe check", result={"recipe": found}))
 

@@ -42,5 +42,5 @@ def test_recipe_that_no_node_could_have_is_refused(tables: str, what: str, tmp_p
     """Plan refuses it on every node, so ``recipe check`` must not call it valid."""
     file = tmp_path / "node.toml"
     file.write_text(f'schema = 1\nextends = "containerd"\n{tables}\n')
-    with pytest.raises(Refused, match=re.escape(what)):
+    with pytest.raises(Refused, match=rf"{re.escape(str(file))}: .*{re.escape(what)}"):
         check_recipe(str(file), OutputOptions())
