@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from gpunode.change import (
@@ -371,6 +371,7 @@ def damaged_line_error(file: str, line: int, why: str) -> JournalDamaged:
     )
 
 
+@lru_cache(maxsize=8)  # a setup that finds nothing to do reads the same few journals six times
 def decode_without_contents(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tuple[Entry, ...]:
     """Return the entries of a journal without the bytes of files: each ``content`` names its backup object.
 

@@ -25,7 +25,7 @@ from gpunode.steps.kernel import MODULE_LOAD_STEP
 from gpunode.steps.mig import MIG_STEP
 from gpunode.steps.mig import may_use_mig as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command
-from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
+from gpunode.workflow.converge import StagePlan, collect_notes, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.extra_checks import (
     CDI_TITLE,
@@ -140,7 +140,10 @@ def verify(
         checks += _checks_or_undetermined(
             lambda: [_check_container(recipe, facts, inventory, run)], "container", CONTAINER_TITLE, undetermined
         )
-    return VerifyReport(tuple(checks), inventory, tuple(undetermined), state_notes(recipe, facts, only))
+    # In a plan without changes every step has seen the node as it is: its notes are the state's.
+    is_converged = bool(planned) and not any(stage.ordered_changes for stage in planned or ())
+    notes = tuple(collect_notes(planned or ())) if is_converged else state_notes(recipe, facts, only)
+    return VerifyReport(tuple(checks), inventory, tuple(undetermined), notes)
 
 
 def _is_step_selected(only: Collection[str], step: Step) -> bool:

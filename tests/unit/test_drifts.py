@@ -123,6 +123,19 @@ def test_drift_is_found_named_and_healed_by_its_plan(drift: Drift) -> None:
     assert not [stage.ordered_changes for stage in plan_stages(recipe, drifted) if stage.ordered_changes]
 
 
+def test_verify_after_setup_without_changes_plans_no_step_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, facts = converged()
+    plans = plan_stages(recipe, facts)
+
+    def fail(*_: object) -> None:
+        pytest.fail("the steps were planned again, which costs a converged setup a tenth of its time")
+
+    monkeypatch.setattr("gpunode.workflow.verify.state_notes", fail)
+    monkeypatch.setattr("gpunode.workflow.verify.plan", fail)
+    report = verify(recipe, facts, Node(facts), lambda _: None, planned=plans)
+    assert report.notes == tuple(collect_notes(plans))
+
+
 def assert_every_command_shows(note: str, recipe: Recipe, facts: Facts) -> None:
     """Check that plan, a setup that finds nothing to do, verify and status all show the ``note``."""
     plans = plan_stages(recipe, facts)
