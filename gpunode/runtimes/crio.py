@@ -80,11 +80,16 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     target, merged = read.get(path) or _parse_file(path, None), _merge_runtime_tables(read.values())
     entry, inherited = _make_handler_entry(tuple(read.values()), desired)
     notes = (*_notes(files, read, desired), *inherited)
-    if not _unmet_keys(merged, entry, desired):
+    # In the drop-in the default is gpunode's or nvidia-ctk's; what it was before stands in the files before it.
+    is_own_default = path == CRIO_DROP_IN and at(target.document, _DEFAULT_RUNTIME_KEY_PATH) == desired.handler
+    drops_default = desired.not_default and is_own_default
+    if not drops_default and not _unmet_keys(merged, entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
     wanted = put(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
     if desired.default:
         wanted = put(wanted, _DEFAULT_RUNTIME_KEY_PATH, desired.handler)
+    elif drops_default:
+        wanted = put(wanted, _DEFAULT_RUNTIME_KEY_PATH, None)
     if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
         wanted = put(wanted, _CGROUP_MANAGER_KEY_PATH, "systemd")
     order, after = files_in_order((*read, path), desired), {**read, path: replace(target, document=wanted)}

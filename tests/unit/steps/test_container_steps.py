@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from gpunode import toml
 from gpunode.change import (
     Change,
     FileChange,
@@ -23,6 +25,7 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, RuntimeSettings, Toolkit
 from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes.model import CRIO_DROP_IN
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, RUNTIME_INSTALL_STEP
 from gpunode.steps.table import STEPS, find_needed_step_ids
 from gpunode.steps.toolkit import TOOLKIT_STEP
@@ -278,6 +281,24 @@ def test_forbidden_default_runtime_is_removed_and_unmentioned_noted(name: str) -
     assert outcome.expectation.default == "runc"
     assert files(planned(RUNTIME_CONFIG_STEP.plan(explicit, after)).changes) == {}
     assert files(planned(RUNTIME_CONFIG_STEP.plan(recipe(name), after)).changes) == {}
+
+
+def test_default_runtime_of_crios_drop_in_is_removed() -> None:
+    text = b'[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'
+    node = machine(packages={"cri-o": "1.30"}, files={"/etc/crio/crio.conf": text})
+    explicit = Recipe("test", runtime=RuntimeSettings("crio", set_as_default=False))
+
+    def configure(wanted: Recipe, facts: Facts) -> tuple[dict[str, Any], Facts]:
+        outcome = planned(RUNTIME_CONFIG_STEP.plan(wanted, facts))
+        after = files(outcome.changes)[CRIO_DROP_IN].after
+        assert isinstance(after, FileState)
+        return toml.loads(after.content.decode()), project_changes(facts, outcome.changes)
+
+    default, with_default = configure(Recipe("test", runtime=RuntimeSettings("crio", set_as_default=True)), node)
+    assert default["crio"]["runtime"]["default_runtime"] == "nvidia"
+    removed, without = configure(explicit, with_default)
+    assert removed == configure(recipe("crio"), node)[0]
+    assert planned(RUNTIME_CONFIG_STEP.plan(explicit, without)).changes == ()
 
 
 def test_default_runtime_that_cannot_be_removed_is_refused() -> None:
