@@ -262,8 +262,7 @@ _ARCHIVE_UNREACHABLE_HINT = (
     "check the network, the DNS and the proxy, which apt reads from its configuration or from the environment "
     "(http_proxy, https_proxy), then run the same command again:\n"
     "  apt-config dump | grep -i proxy\n  env | grep -i _proxy\n"
-    "without access to NVIDIA's servers, name a mirror in the recipe: [repositories], keys cuda and toolkit "
-    "(docs/how-to/behind-a-mirror-or-proxy.md)"
+    "without access to NVIDIA's servers, name mirrors of them in the recipe: [repositories], keys cuda and toolkit"
 )
 
 _HINT_BY_FAILURE_KIND: dict[FailureKind, str] = {
@@ -300,7 +299,7 @@ _HINT_BY_FAILURE_KIND: dict[FailureKind, str] = {
     "missing": "check the address in the list file or the recipe's [repositories]",
     "certificate": (
         "a clock that is wrong makes every certificate invalid (timedatectl); if a proxy opens encrypted connections, "
-        "give apt its CA (docs/how-to/behind-a-mirror-or-proxy.md); then run the same command again; "
+        "give apt its CA (Acquire::https::CaInfo in /etc/apt/apt.conf.d); then run the same command again; "
         "Acquire::https::Verify-Peer does not turn the check off for what gpunode adds:\n"
         "  apt-config dump | grep -i -e cainfo -e verify"
     ),
