@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from gpunode.catalog.conflicts import driver_packages, upstream
+from gpunode.catalog.driver import Choice
 from gpunode.change import (
     CONFIG_STAGE,
     OVERWRITTEN_STEP_ID,
@@ -24,9 +25,10 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
+from gpunode.distros import family
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, Unknown, known
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
@@ -36,6 +38,7 @@ from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
+from gpunode.steps.installed_driver import branch_of
 from gpunode.steps.leftovers import refuse_modules_without_source
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
@@ -481,6 +484,8 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
     if loaded is None:
         return ""
     boot, installed = known(facts.boot_id, ""), known(facts.packages, {})
+    if _is_loaded_module_installed(loaded, facts, packages):
+        return ""
     here = (run for run in reversed(store.runs()) if boot and run.begin.boot_id == boot)
     runs = takewhile(lambda run: run.ending != "waiting", here)
     gone = [
@@ -496,3 +501,15 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
     if not any_removed_or_replaced(changes, driver_packages(change.id for change in changes)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"
+
+
+def _is_loaded_module_installed(loaded: LoadedDriver, facts: Facts, packages: Iterable[PackageChange]) -> bool:
+    """Return whether the very module that the kernel has is installed, once ``packages`` are changed."""
+    found = family(facts.distro.value) if isinstance(facts.distro, Known) else None
+    if found is None:
+        return False
+    chosen = Choice(branch_of(loaded.version), loaded.version, "open" if loaded.open_module else "proprietary", "")
+    builder = PackageId(found.dkms_package(chosen))
+    coming = {one.id: one.known_final_state for one in packages}
+    state = coming[builder] if builder in coming else known(facts.packages, {}).get(builder)
+    return state is not None and not state.config_files_only and upstream(state.version) == loaded.version
