@@ -89,18 +89,16 @@ def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str)
 @pytest.mark.parametrize(
     ("verbs", "finisher"),
     [
-        (("setup",), "gpunode setup"),
+        (("setup",), "the same gpunode setup again"),
         (("setup", "remove"), "the same gpunode remove again"),
         (("remove", "repair"), "the same gpunode remove again"),
         (("rollback", "configure"), "the same gpunode rollback again"),
         (("setup", "unconfigure"), "the same gpunode ctk runtime unconfigure again"),
-        (("remove", "setup"), "gpunode setup"),
-        (("configure",), "gpunode setup"),
+        (("remove", "setup"), "the same gpunode setup again"),
+        (("configure",), "the same gpunode setup again"),
     ],
 )
-def test_after_a_failed_undo_no_setup_is_named_for_what_is_left(
-    tmp_path: Path, verbs: tuple[Verb, ...], finisher: str
-) -> None:
+def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: tuple[Verb, ...], finisher: str) -> None:
     store, facts = Store(tmp_path), nodes.converged()
     owes = frozenset({Trigger("initramfs")})
     for verb in verbs:
