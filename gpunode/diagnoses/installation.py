@@ -230,7 +230,18 @@ _NO_GPU: Final = predicate(
 )
 
 
+_NO_NVIDIA_MODULE: Final = Pattern(r"modinfo: ERROR: Module nvidia not found")
+
+
+def _is_driver_removed(snapshot: Snapshot) -> bool:
+    """Return whether the module is only in the kernel: neither its file nor a package of a driver is left."""
+    is_file_missing = any(_NO_NVIDIA_MODULE.search(item.text) for item in snapshot.items_of("modinfo"))
+    return is_file_missing and not driver.driver_packages(snapshot) and driver.on_disk_version(snapshot) is None
+
+
 def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
+    if _is_driver_removed(snapshot):
+        return "the driver was removed from this node, and its kernel module stays loaded until the next boot"
     if snapshot.view(_WITHOUT_LIBCUDA):
         return "the driver works but its libcuda.so.1 is not installed, so NVML answers but CUDA does not start"
     if snapshot.view(_FOR_32_BITS_ONLY):
@@ -255,6 +266,10 @@ _USER_SIDE_PACKAGES: Final = {
 
 
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    if _is_driver_removed(snapshot):
+        yield remedies.install_driver(snapshot, "install a driver, if this node is to have one")
+        yield remedies.reboot("or reboot the node, and the module is gone, too", "if it is to have none")
+        return
     manager = package_manager(snapshot)
     if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("reinstall the whole driver")
