@@ -263,7 +263,7 @@ def test_residue_of_a_removed_driver_is_no_installed_version() -> None:
 
 
 def test_versions_are_not_compared_where_only_the_module_has_one() -> None:
-    """That is a node between a removal and its reboot."""
+    """A node between a removal and its reboot is so."""
     silent = {"error": "LibraryNotFound", "code": 12, "loaded": False}
     node = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True), device_nodes=NODES)
     assert check(report(node=node, answer=silent), "versions").status == "skipped"
