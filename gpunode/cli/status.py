@@ -99,8 +99,10 @@ def _driver_lines(found: NodeStatus) -> Iterator[Line]:
     yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
     if mixed:
         yield line(STATE_MARK["waits"], f"a reboot loads {found.driver}", hang=2)
-    if found.driver or found.loaded_driver or isinstance(found.nvml, NvmlInventory):
+    if isinstance(found.nvml, NvmlInventory) or found.driver:
         yield from nvml_lines(found.nvml)
+    elif found.loaded_driver:  # as after a removal
+        yield line(STATE_MARK["waits"], "no driver is installed: the next boot takes this module away", hang=2)
 
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:

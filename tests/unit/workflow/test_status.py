@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
-from gpunode.facts.model import Known, Unit, Unknown
+from gpunode.facts.model import Known, LoadedDriver, Unit, Unknown
 from gpunode.facts.nvml import NvmlFailure
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
@@ -110,3 +110,14 @@ def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: t
     found = status(facts, nodes.host(facts), read_backlog(store, facts))
     (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
     assert f"; {finisher} does it" in told
+
+
+def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None:
+    """NVML's library went with the driver: to install it is no advice right after a removal."""
+    facts = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True))
+    found = replace(
+        status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts)), nvml=NvmlFailure(12, "x", "")
+    )
+    told = "\n".join(str(line) for line in status_lines(facts, found))
+    assert "the next boot takes this module away" in told
+    assert "gpunode setup" not in told
