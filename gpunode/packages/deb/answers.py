@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.catalog.gpudirect import missing_source_hint, packages_not_found
 from gpunode.command import command
-from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Kernels, PackageSource, known
 from gpunode.facts.patterns import Pattern
@@ -150,6 +149,8 @@ def _hint_on_lost_version(problem: str, facts: Facts) -> str:
 
 def _hint_on_missing_repository(problem: str) -> str:
     """Return which step adds the archive of packages that no source has: a run of single steps may lack it."""
+    from gpunode.distros.family import TOOLKIT_PACKAGES  # only where apt refuses
+
     missing = {PackageId(name) for name in packages_not_found(problem)}
     steps = {"toolkit-repository": missing.intersection(TOOLKIT_PACKAGES), "cuda-repository": driver_packages(missing)}
     step, found = next(((step, sorted(found)) for step, found in steps.items() if found), ("", []))
