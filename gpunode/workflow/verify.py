@@ -12,6 +12,7 @@ from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.nvml import Gpu, NvmlInventory
+from gpunode.facts.probes import TOOLKIT_PROGRAM
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Step
@@ -23,7 +24,7 @@ from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.kernel import MODULE_LOAD_STEP
 from gpunode.steps.mig import MIG_STEP
 from gpunode.steps.mig import may_use_mig as mig_is_wanted
-from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command, find_missing_toolkit
 from gpunode.workflow.converge import StagePlan, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.extra_checks import (
@@ -249,6 +250,8 @@ def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: s
     binary = found.handlers.get("nvidia")
     if binary is None or found.cri_disabled:  # containerd 2 prints the table of a plugin that it does not load
         return Check("runtime", title, "failed", *_explain_missing_handler(row, found, facts))
+    if binary == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
+        return Check("runtime", title, "failed", f"nvidia runs {binary}, which is not installed", str(missing.install))
     if recipe.runtime.set_as_default and found.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)

@@ -269,6 +269,17 @@ def test_versions_are_not_compared_where_only_the_module_has_one() -> None:
     assert check(report(node=node, answer=silent), "versions").status == "skipped"
 
 
+def test_runtime_whose_program_its_package_has_lost_fails() -> None:
+    """containerd reads its configuration as ever, and no container starts."""
+    toolkit = {"nvidia-container-toolkit": "1.20.1-1", "containerd": "1.7.24"}
+    lost = Known(value=False, probe="toolkit-program")
+    node = replace(with_driver("580.95.05", packages=toolkit, device_nodes=NODES), toolkit_program=lost)
+    configured = ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"})
+    found = check(report(recipe("containerd"), node, configured=configured), "runtime")
+    assert (found.status, "which is not installed" in found.detail) == ("failed", True)
+    assert found.hint == "sudo apt-get install --reinstall nvidia-container-toolkit=1.20.1-1"
+
+
 def test_hints_name_the_setup_of_this_recipe() -> None:
     """``sudo gpunode setup`` alone takes another recipe, and with it other archives than the site's mirror."""
     again = "sudo gpunode setup /root/site.toml"
