@@ -32,6 +32,7 @@ from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
+from gpunode.journal.history import collect_changes
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
@@ -154,6 +155,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     )
     steps = (*_plan_service_stops(steps, facts), *steps)
     pending_triggers = still_pending_triggers(request.store.pending_triggers(), facts)
+    starts = _plan_service_starts(request, facts) if packages else ()
+    pending_triggers = (*pending_triggers, *(one for one in starts if one not in pending_triggers))
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
     return UndoPlan(
@@ -192,6 +195,18 @@ def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[Und
     """Yield what stops NVIDIA's services before ``steps`` take the GPUs from them."""
     pauses = plan_service_stops([step.change for step in steps], facts)
     yield from (UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
+
+
+def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger]:
+    """Yield what starts the services again that the undone run stopped for its packages, and that did not start since.
+
+    After an upgrade they wait for its reboot, which an undo makes needless.
+    """
+    entries = request.store.entries(request.undone_run) if request.undone_run else ()
+    for change in ServiceChange.among(one.change for one in collect_changes(entries)):
+        fact = facts.unit(change.unit)
+        if change.is_temporary_stop and isinstance(fact, Known) and not fact.value.state.active:
+            yield Trigger("start", change.unit)
 
 
 def _plan_file_restores(

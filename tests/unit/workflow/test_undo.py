@@ -725,6 +725,24 @@ class TestWholeRollback:
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": newer}, loaded=True))
         assert ([change.states for change in back.packages], back.reboot_reason) == ([(newer.version, NEW.version)], "")
 
+    @pytest.mark.parametrize("active", [False, True])
+    def test_service_that_the_run_stopped_is_started_again(self, host: Machine, store: Store, *, active: bool) -> None:
+        """It waited for the reboot that the upgrade needed, and that its undo makes needless."""
+        newer, start = PackageState("595.91.07-1"), Trigger("start", UNIT)
+        run = store.begin("setup", version="test")
+        for stage, change in (
+            ("packages", ServiceChange(UNIT, ON, ServiceState(enabled=True, active=False), frozenset({start}))),
+            ("packages", PackageChange(PackageId("libcuda1"), NEW, newer)),
+        ):
+            run.record_done(run.record_intent(stage, "driver", change))
+        run.record_trigger(start, "driver 580.178.04 stays loaded until the reboot")
+        run.commit("waiting")
+        host.archives["libcuda1"] = frozenset({NEW.version})
+        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": newer}, loaded=True, active=active))
+        assert (start in back.pending_triggers) is not active
+        undo(host, store, back)
+        assert start in host.triggered
+
     @pytest.mark.parametrize(
         ("builder", "is_reason"), [("nvidia-kernel-dkms", False), ("nvidia-kernel-open-dkms", True)]
     )
