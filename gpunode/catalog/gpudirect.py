@@ -84,8 +84,13 @@ GDRCOPY_FEATURE: Final = GpuDirectFeature(
 FEATURES: Final = (DMA_BUF_FEATURE, PEERMEM_FEATURE, GDS_FEATURE, GDRCOPY_FEATURE)
 
 
+def packages_not_found(problem: str) -> frozenset[str]:
+    """Return the packages that no source has, by what apt says."""
+    return frozenset(_PACKAGE_NOT_FOUND.findall(problem))
+
+
 def missing_source_hint(problem: str) -> str:
     """Return what to do when apt says that no source has a package of a feature; empty when it says something else."""
-    missing = set(_PACKAGE_NOT_FOUND.findall(problem))
+    missing = packages_not_found(problem)
     found = (feature for feature in FEATURES if missing.intersection(feature.packages))
     return "\n".join(f"no source has {feature.packages[0]}: {feature.source}" for feature in found)

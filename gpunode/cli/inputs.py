@@ -55,6 +55,13 @@ class RecipeOptions:
     remove_runfile_driver: bool = False
     driver_source: str = ""
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of a command line that choose the same state, without versions."""
+        named = {"--runtime": self.runtime, "--driver": self.driver, "--driver-source": self.driver_source}
+        chosen = {one: value for one, value in {**named, "--cuda-toolkit": self.cuda_toolkit}.items() if value}
+        return (*filter(None, [self.recipe]), *(word for option in chosen.items() for word in option))
+
     def load(self) -> Recipe:
         """Return the recipe with the overrides of the command line.
 
@@ -66,7 +73,7 @@ class RecipeOptions:
                 "--lock and --upgrade contradict each other",
                 why="one pins the versions of a file, the other takes the newest",
                 hint="upgrade one node without --lock, then renew the lock there:\n"
-                f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
+                f"{gpunode('plan', *self.words, '--upgrade', '--lock', self.lock)}",
             )
         base = load_recipe(self.recipe or _DEFAULT_RECIPE_BY_RUNTIME.get(self.runtime, _BARE_METAL_RECIPE))
         recipe = replace(base, upgrade=self.upgrade, remove_runfile_driver=self.remove_runfile_driver)
@@ -85,7 +92,7 @@ class RecipeOptions:
         if self.lock:
             from gpunode.cli.lockfiles import read_lock
 
-            recipe = replace(recipe, lock=read_lock(self.lock))
+            recipe = replace(recipe, lock=read_lock(self.lock, self.words))
         return recipe
 
 

@@ -20,8 +20,8 @@ from gpunode.recipe import MAX_RECIPE_BYTES, VersionLock
 from gpunode.wording import count
 
 
-def read_lock(file: str) -> VersionLock:
-    """Return the lock in ``file``.
+def read_lock(file: str, recipe_words: Sequence[str] = ()) -> VersionLock:
+    """Return the lock in ``file``; ``recipe_words`` choose the recipe of the command that writes a missing one.
 
     Raises:
         UsageError: if the file is missing or unreadable; LockFileError: if it is not a lock file.
@@ -32,7 +32,7 @@ def read_lock(file: str) -> VersionLock:
         raise UsageError(
             f"{what} {file}",
             why=found.error,
-            hint=f"on a node that is set up, this writes it:\n{gpunode('plan', '--lock', file)}",
+            hint=f"on a node that is set up, this writes it:\n{gpunode('plan', *recipe_words, '--lock', file)}",
         )
     try:
         return parse(found.data.decode(), file)

@@ -15,6 +15,7 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK_LINE, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import STATE_MARK, format_seconds
+from gpunode.command import sudo_gpunode
 from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
@@ -29,7 +30,7 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
     found = _load_runs(run, root)
     logins = _login_names({one.begin.loginuid for one in found})
     screen = output.open_screen()
-    screen.put(*(run_lines(found[0], logins) if run else run_table_lines(found)))
+    screen.put(*(run_lines(found[0], logins) if run else run_table_lines(found, root=root_option(screen.argv))))
     notes: tuple[str, ...] = ()
     if not found:
         from gpunode.cli.undo import explain_lost_record
@@ -177,7 +178,10 @@ _MAX_SUBJECTS = 6
 
 
 def run_table_lines(
-    runs: Sequence[RunRecord], zone: tzinfo | None = None, previews: Mapping[str, str] | None = None
+    runs: Sequence[RunRecord],
+    zone: tzinfo | None = None,
+    previews: Mapping[str, str] | None = None,
+    root: str = "",
 ) -> Iterator[Line]:
     """Yield a table row for each run, the newest last, with what it changed below it.
 
@@ -185,6 +189,7 @@ def run_table_lines(
         runs: oldest first.
         zone: of the times; this machine's when None.
         previews: by run id, whether it can be undone now.
+        root: the folder that holds the node, as it was typed; empty for this machine.
     """
     if not runs:
         yield line(span("no run of gpunode is recorded on this node", "dim"))
@@ -202,8 +207,9 @@ def run_table_lines(
         yield line(" " * indent, span(did, "dim"), hang=indent)
         if preview := (previews or {}).get(run.run):
             yield line(" " * indent, preview, hang=indent)
-    undo = ("; undo a run: ", span("sudo gpunode rollback RUN", "command")) if previews else ()
-    yield line("details: ", span("sudo gpunode log RUN", "command"), *undo)
+    where = ("--root", root) if root else ()
+    undo = ("; undo a run: ", span(sudo_gpunode("rollback", "RUN", *where), "command")) if previews else ()
+    yield line("details: ", span(sudo_gpunode("log", "RUN", *where), "command"), *undo)
 
 
 def changed_subjects(run: RunRecord) -> tuple[str, ...]:

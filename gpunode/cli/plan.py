@@ -20,6 +20,7 @@ from gpunode.cli.inputs import (
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.plans import plan_lines
+from gpunode.command import sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
@@ -106,7 +107,9 @@ def _prepare_lock_writer(recipe_options: RecipeOptions, only: Sequence[str], *, 
         from gpunode.cli.lockfiles import lock_lines
         from gpunode.workflow.locking import create_lock
 
-        lock = create_lock(recipe, facts, plans, recipe_options.lock)
+        newest = ["--upgrade"] if recipe.upgrade else []
+        first = sudo_gpunode("setup", *recipe_options.words, *newest)
+        lock = create_lock(recipe, facts, plans, recipe_options.lock, first)
         changed = write_lock(lock, former)
         screen.put(*lock_lines(lock, changed, screen.argv, renewed=former is not None))
         return {"lock": {"file": lock.file, "packages": lock.packages, "changed": changed}}

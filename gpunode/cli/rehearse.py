@@ -68,7 +68,9 @@ def rehearsal_lines(recipe: Recipe, done: Rehearsal, node: str, screen: Screen) 
     if not done.setup.changed:
         yield from stage_lines(done.setup.preview, verbose=screen.verbose)
         yield BLANK_LINE
-        yield line(f"nothing to do: this node matches recipe {recipe.name}")
+        waits = "; ".join(wait.reason for wait in done.setup.waits)
+        state = f"a reboot is needed: {waits}" if waits else f"this node matches recipe {recipe.name}"
+        yield line(f"nothing to do: {state}")
     yield BLANK_LINE
     yield line(span("verify", "bold"), span("  what needs the real node is not run", "dim"))
     yield from indent_lines(check_lines(done.checks), 2)

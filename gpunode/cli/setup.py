@@ -30,7 +30,13 @@ from gpunode.cli.resume import (
     resume_command,
 )
 from gpunode.cli.screen.checks import check_lines, inventory_text, matches_recipe_text, state_note_lines, verdict_line
-from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_option, verify_command
+from gpunode.cli.screen.commands import (
+    cluster_apply_command,
+    rollback_command,
+    root_option,
+    setup_command,
+    verify_command,
+)
 from gpunode.cli.screen.events import downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, span
 from gpunode.cli.screen.words import STATE_MARK, format_seconds
@@ -122,7 +128,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
                 options=options,
                 on_event=node.screen.show_event,
             )
-        report = _verify_setup(recipe, done, node, flags.only, is_checked=not image and not done.waits)
+        report = _verify_setup(recipe, done, node, flags, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""
         failure = (
             blocked_setup_error(done.waits, has_changed=done.changed, resumes=flags.reboot)
@@ -163,13 +169,15 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
 
 
 def _verify_setup(
-    recipe: Recipe, done: SetupResult, node: Session, only: Sequence[str], *, is_checked: bool
+    recipe: Recipe, done: SetupResult, node: Session, flags: SetupFlags, *, is_checked: bool
 ) -> VerifyReport:
     """Return the report of verify; after a run without changes the preview serves as its plan."""
     if not is_checked:
-        return VerifyReport((), notes=state_notes(recipe, done.facts, only))
+        return VerifyReport((), notes=state_notes(recipe, done.facts, flags.only))
     plans = None if done.changed else done.preview
-    return verify(recipe, done.facts, node.host, node.host.read_effective_config, planned=plans, only=only)
+    again = setup_command([] if flags.resume else node.screen.argv)
+    reads = node.host.read_effective_config
+    return verify(recipe, done.facts, node.host, reads, planned=plans, only=flags.only, setup_command=again)
 
 
 def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:

@@ -57,10 +57,9 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
     if found.pending:
-        # After an undo that failed no setup is wanted.
-        undos = {"rollback": "rollback", "remove": "remove", "unconfigure": "ctk runtime unconfigure"}
-        undo = undos.get(found.pending_verb)
-        finisher = f"the same gpunode {undo} again" if undo else "gpunode setup"
+        # After an undo that failed no setup is wanted, and none with another recipe.
+        verbs = {"rollback": "rollback", "remove": "remove", "unconfigure": "ctk runtime unconfigure"}
+        finisher = f"the same gpunode {verbs.get(found.pending_verb, 'setup')} again"
         left = f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
         yield from label_rows("pending", (line(STATE_MARK["waits"], left, hang=2),))
     yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))
@@ -100,8 +99,10 @@ def _driver_lines(found: NodeStatus) -> Iterator[Line]:
     yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
     if mixed:
         yield line(STATE_MARK["waits"], f"a reboot loads {found.driver}", hang=2)
-    if found.driver or found.loaded_driver or isinstance(found.nvml, NvmlInventory):
+    if isinstance(found.nvml, NvmlInventory) or found.driver:
         yield from nvml_lines(found.nvml)
+    elif found.loaded_driver:  # as after a removal
+        yield line(STATE_MARK["waits"], "no driver is installed: the next boot takes this module away", hang=2)
 
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:

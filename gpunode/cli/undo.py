@@ -10,7 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import require_root, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.commands import rollback_command
+from gpunode.cli.screen.commands import rollback_command, root_option
 from gpunode.cli.screen.events import RESTORED_PHRASE, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
@@ -361,7 +361,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     if file and not found:
         screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
     else:
-        screen.put(*run_table_lines(found, previews=previews))
+        screen.put(*run_table_lines(found, previews=previews, root=root_option(screen.argv)))
     screen.put(*map(note_line, notes))
     rows = [undo_record(run, previews[run.run]) for run in found]
     output.emit(Envelope("rollback", notes=notes, result={"runs": rows}))

@@ -10,7 +10,7 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, MODULE_NOT_ACCEPTED
 from gpunode.diagnoses.evaluation import is_examined
-from gpunode.diagnoses.model import Citation, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import can_set_up, install, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, lines_with
@@ -230,7 +230,18 @@ _NO_GPU: Final = predicate(
 )
 
 
+_NO_NVIDIA_MODULE: Final = Pattern(r"modinfo: ERROR: Module nvidia not found")
+
+
+def _is_driver_removed(snapshot: Snapshot) -> bool:
+    """Return whether the module is only in the kernel: neither its file nor a package of a driver is left."""
+    is_file_missing = any(_NO_NVIDIA_MODULE.search(item.text) for item in snapshot.items_of("modinfo"))
+    return is_file_missing and not driver.driver_packages(snapshot) and driver.on_disk_version(snapshot) is None
+
+
 def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
+    if _is_driver_removed(snapshot):
+        return "the driver was removed from this node, and its kernel module stays loaded until the next boot"
     if snapshot.view(_WITHOUT_LIBCUDA):
         return "the driver works but its libcuda.so.1 is not installed, so NVML answers but CUDA does not start"
     if snapshot.view(_FOR_32_BITS_ONLY):
@@ -255,6 +266,10 @@ _USER_SIDE_PACKAGES: Final = {
 
 
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
+    if _is_driver_removed(snapshot):
+        yield remedies.install_driver(snapshot, "install a driver, if this node is to have one")
+        yield remedies.reboot("or reboot the node, and the module is gone, too", "it is to have none")
+        return
     manager = package_manager(snapshot)
     if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("reinstall the whole driver")
@@ -275,6 +290,23 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
     if can_set_up(snapshot):
         yield remedies.install_driver(snapshot, "or let gpunode complete the driver")
+
+
+_SMI_PACKAGE: Final = Pattern(r"nvidia-smi|nvidia-utils-\d{3}(?:-server)?")
+
+
+def _find_lost_smi(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof that nvidia-smi is gone from its installed package, beside a driver that is complete."""
+    states = snapshot.view(driver.smi_states)
+    lost = tuple(citation for _, citation in states) if all(state == "missing" for state, _ in states) else ()
+    keys = {one.key for one in lost}
+    if driver.SMI_PRESENCE_KEY not in keys or len(keys) == 1:
+        return  # it is not there, and who called it did not find it anywhere else
+    owner = next((one.name for one in driver.user_packages(snapshot) if _SMI_PACKAGE.fullmatch(one.name)), "")
+    if lost and owner and driver.is_loaded(snapshot) and _has_libraries(snapshot):
+        again = remedies.reinstall(snapshot, "install its package again", owner)
+        what = f"nvidia-smi is gone, although the package {owner} is installed"
+        yield Proof(what, lost, remedy=(again,), severity="warning")
 
 
 RULES: Final = (
@@ -319,6 +351,7 @@ RULES: Final = (
     Rule(
         cause="driver-userspace-incomplete",
         layer="toolkit",
+        check=_find_lost_smi,
         shows_in="libraries",
         share=0.8,
         decisive=any_of(

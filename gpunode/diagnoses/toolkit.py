@@ -9,7 +9,7 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.cluster import register_runtime_command, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
-from gpunode.diagnoses.model import Citation, Fix, Rule
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import install, manual_step, restart, run_step, setup_step
 from gpunode.diagnoses.signs import (
     all_of,
@@ -25,6 +25,9 @@ from gpunode.diagnoses.signs import (
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.diagnoses.views.runtimes import container_engine
+from gpunode.distros.family import TOOLKIT_PACKAGES
+from gpunode.facts.model import Known, known
+from gpunode.facts.probes import TOOLKIT_PROGRAM
 
 _INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 # That somebody looked for it in vain: of a list of packages it may be missing without being so.
@@ -215,10 +218,27 @@ def _use_current_commands(snapshot: Snapshot) -> Iterable[Fix]:
         yield from _package_steps(snapshot, text, upgrade=True)
 
 
+def _find_lost_program(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof that the program which runtimes run is gone from its installed package."""
+    program, listed = snapshot.facts.toolkit_program, known(snapshot.facts.packages, {})
+    there = [one for one in TOOLKIT_PACKAGES if one in listed and not listed[one].config_files_only]
+    if isinstance(program, Known) and not program.value and there:
+        what = f"{TOOLKIT_PROGRAM} is gone, although its package is installed, so no container can use a GPU"
+        lines = (cite_fact(TOOLKIT_PROGRAM, "not there", program.probe),)
+        again = remedies.reinstall(snapshot, "install the toolkit's packages again", *map(str, there))
+        yield Proof(what, lines, remedy=(again,))
+
+
+_PROGRAM_LOST: Final = custom_sign(
+    lambda snapshot: (one for found in _find_lost_program(snapshot) for one in found.citations)
+)
+
+
 RULES: Final = (
     Rule(
         cause="toolkit-not-installed",
         layer="toolkit",
+        check=_find_lost_program,
         disruption="restart-service",
         decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUEST_SYMPTOMS)), _OPERATOR),
         typical=any_of(
@@ -227,7 +247,7 @@ RULES: Final = (
             unless(all_of(_GPU_NOT_SELECTED, _INSTALLATION_TOLD), _TOOLKIT_NAMED, _OPERATOR),
         ),
         symptoms=_GPU_REQUEST_SYMPTOMS,
-        against=(toolkit.presence_lines, symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
+        against=(unless(toolkit.presence_lines, _PROGRAM_LOST), symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
         may_be_normal=True,
         look_at=(
             Shell("nvidia-ctk --version"),

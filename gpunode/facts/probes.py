@@ -139,6 +139,7 @@ _LINE_BASED_CONFIG_PATHS: Final = (
     LD_SO_CONFIG_FILE,  # and the folder of that name
     "/etc/modules",
     "/etc/initramfs-tools/",
+    "/etc/profile.d/gpunode-",
     KERNEL_ARGUMENTS_FILE,
     GRUB_DEFAULTS_FILE,  # and the folder whose name begins so
 )

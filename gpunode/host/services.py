@@ -67,6 +67,9 @@ class Services:
         if change.after.active != change.before.active and self.running:
             verb = "start" if change.after.active else "stop"
             self._run_verb(verb, change.unit, f"did not {verb}")
+        if self.running and not change.after.enabled and not change.after.active:
+            # A failed start would be told of long after the unit's file is gone, and call the system degraded.
+            self._systemctl("reset-failed", change.unit)
 
     def run_or_skip_triggers(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         """Run each trigger; without a running systemd, skip it.

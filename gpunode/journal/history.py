@@ -291,19 +291,22 @@ def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
 
 
 def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """Return ``runs`` with ``undone_by`` filled in; a removal undoes every run before it that made something."""
+    """Return ``runs`` with ``undone_by`` filled in; a removal undoes what is left of every run before it."""
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    for undo in find_effective_undos(runs):
+    # Oldest first: what is undone in whole is not undone again.
+    for undo in reversed(find_effective_undos(runs)):
         is_removal, earlier = undo.verb == "remove", runs[: runs.index(undo)]
-        taken = [one.run for one in earlier if one.verb in APPLYING_VERBS] if is_removal else [undo.begin.undoes]
-        undone = dict.fromkeys(taken, undo.run) | undone
-        whole.update(taken if undo.begin.with_packages or is_removal else ())
+        taken = [one for one in earlier if one.verb in APPLYING_VERBS and one.subjects] if is_removal else earlier
+        left = [one for one in taken if one.run not in whole and (is_removal or one.run == undo.begin.undoes)]
+        undone.update((one.run, undo.run) for one in left)
+        is_whole = undo.begin.with_packages or is_removal
+        whole.update(one.run for one in left if is_whole or not one.other_subjects)
     return tuple(
         replace(
             run,
             undone_by=undone.get(run.run, ""),
-            is_fully_undone=run.run in whole or (run.run in undone and not run.other_subjects),
+            is_fully_undone=run.run in whole,
         )
         for run in runs
     )

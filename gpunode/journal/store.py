@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.change import FileChange, Trigger
-from gpunode.command import command
+from gpunode.command import Command, command, gpunode, sudo_gpunode
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import places
 from gpunode.host.files import write_all
@@ -83,6 +83,12 @@ class Store:
         self._keep = keep
         self._clock = clock
         self._announce = announce
+
+    def command(self, *words: str) -> Command:
+        """Return the gpunode command of ``words`` for this journal: as root for a node's, in the same root folder."""
+        if self._lock_folder is self._record_folder:
+            return gpunode(*words)
+        return sudo_gpunode(*words, *(() if str(self.root) == "/" else ("--root", str(self.root))))
 
     def begin(
         self,
@@ -165,7 +171,9 @@ class Store:
         found = tuple(one for one in runs if not run or run in {one.run, one.label})
         if run and not found:
             known = ", ".join(one.label for one in runs)
-            raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
+            raise UsageError(
+                f"there is no run {run}", why=f"recorded: {known or 'none'}", hint=str(self.command("log"))
+            )
         return found
 
     def read_with_contents(self, run: str) -> tuple[Entry, ...]:
@@ -348,7 +356,9 @@ class Store:
     def _read_known_journal(self, run: str) -> bytes:
         """Return the journal of ``run``; empty if the power went before its first line."""
         if run not in self.ids():
-            raise UsageError(f"there is no run {run!r}", hint="list the recorded runs: gpunode rollback --list")
+            raise UsageError(
+                f"there is no run {run!r}", hint=f"list the recorded runs: {self.command('rollback', '--list')}"
+            )
         return self._read_journal(run)
 
     def _read_journal(self, run: str) -> bytes:
@@ -373,7 +383,7 @@ class Store:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"the first run and the newest {self._keep} keep their backups; this one is older",
-                hint="`gpunode rollback --list` still shows what it changed",
+                hint=f"`{self.command('rollback', '--list')}` still shows what it changed",
             )
         return content
 

@@ -255,7 +255,8 @@ def _unknown_key_error(layer: _Layer, section: str, key_path: tuple[str, ...]) -
     known = [f"{above}.{key.name}" if above else key.name for key in keys_in(section)]
     known += [f"{above}.{name}" for name, _, _ in child_tables(section)] if section else [*SECTIONS, KUBERNETES_SECTION]
     elsewhere = [key.path for key in known_keys() if key.name == path]
-    guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
+    by_name = {name.rpartition(".")[2]: name for name in known}  # what all have in common makes none of them similar
+    guess = [by_name[name] for name in difflib.get_close_matches(key_path[-1], by_name, 1)] or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
     return layer.error(f"there is no key {_shorten_text(path)}{hint}", key_path, tuple(known))
 

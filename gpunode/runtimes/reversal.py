@@ -9,7 +9,7 @@ that somebody has changed since stays as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,12 +211,23 @@ def _revert_list(was: list[Any], made: list[Any], found: list[Any]) -> list[Any]
 
 def changed_handlers(edit: Edit) -> frozenset[str]:
     """Return the handlers whose entries an edit added, changed or took out."""
+    return frozenset(_changed_entries(edit))
+
+
+def added_programs(edit: Edit) -> frozenset[str]:
+    """Return the programs of the handlers whose entries an edit added or changed."""
+    entries = (entry for entry in _changed_entries(edit).values() if isinstance(entry, dict))
+    return frozenset(str(program) for program in map(program_of, entries) if program)
+
+
+def _changed_entries(edit: Edit) -> Mapping[str, object]:
+    """Return the entries that an edit added, changed or took out, as they are after it; None for one that went."""
     try:
         before, after = (parse_document(data, edit.path) for data in (edit.before, edit.after))
     except (ValueError, Refused):
         # A template of an earlier gpunode's, which is TOML but for its directives.
         before, after = ({"runtimes": _find_named_handlers(data)} for data in (edit.before, edit.after))
-    return frozenset(_differing_entries(before, after))
+    return dict(_differing_entries(before, after))
 
 
 def removes_handler(edit: Edit, handler: str) -> bool:
@@ -230,13 +241,13 @@ def _find_named_handlers(data: bytes | None) -> Document:
     return dict.fromkeys(re.findall(r"""runtimes\.["']?([\w-]+)["']?[\].]""", text), True)
 
 
-def _differing_entries(before: Document, after: Document) -> Iterator[str]:
-    """Yield the names of the entries, in tables of runtimes, that differ."""
+def _differing_entries(before: Document, after: Document) -> Iterator[tuple[str, object]]:
+    """Yield the entries, in tables of runtimes, that differ, each by name and as it is in ``after``."""
     for key in {**before, **after}:
         old, new = ({} if (value := table.get(key)) is None else value for table in (before, after))
         if not isinstance(old, dict) or not isinstance(new, dict):
             continue
         if key == "runtimes":
-            yield from (name for name in {**old, **new} if not same(old.get(name), new.get(name)))
+            yield from ((name, new.get(name)) for name in {**old, **new} if not same(old.get(name), new.get(name)))
         else:
             yield from _differing_entries(old, new)

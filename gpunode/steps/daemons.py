@@ -21,6 +21,7 @@ from gpunode.change import (
     Trigger,
     triggers_of,
 )
+from gpunode.command import command
 from gpunode.facts.model import Facts, Known, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
@@ -98,7 +99,7 @@ _MPS_ISOLATION_NOTE: Final = (
 def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     """Plan the daemon's unit, enabled, and running once the driver is loaded."""
     if not recipe.mps.enabled:
-        return Planned((), "not requested", requested=False)
+        return Planned((), "not requested", _note_left_mps(facts), requested=False)
     if refused := refuse_mps_with_others(recipe):
         return refused
     fact = facts.unit(MPS_SERVICE)
@@ -117,6 +118,16 @@ def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     running = "runs" if wanted.active else "starts with the next boot"
     notes = (_MPS_JOIN_NOTE, _MPS_ISOLATION_NOTE) if changes else ()
     return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
+
+
+def _note_left_mps(facts: Facts) -> tuple[str, ...]:
+    """Return a note where the daemon of an earlier recipe is still enabled, or runs."""
+    fact, written = facts.unit(MPS_SERVICE), facts.files.get(MPS_UNIT_FILE)
+    is_gpunodes = isinstance(written, Known) and written.value is not None
+    if not is_gpunodes or not isinstance(fact, Known) or not (fact.value.state.enabled or fact.value.state.active):
+        return ()
+    stop = command("sudo", "systemctl", "disable", "--now", MPS_SERVICE)
+    return (f"{MPS_SERVICE}, of an earlier recipe, still shares the GPUs; this recipe has no [mps]: `{stop}`",)
 
 
 def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:

@@ -334,6 +334,9 @@ def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:
     found = facts.leftovers
     if state is None or state.config_files_only or not isinstance(found, Known) or found.probe == PLAN_PROBE_KEY:
         return True
+    cut_short = facts.packages_interrupted
+    if isinstance(cut_short, Known) and (cut_short.value or cut_short.probe == PLAN_PROBE_KEY):
+        return True  # a package that was half gone is installed anew before
     return any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
 
 

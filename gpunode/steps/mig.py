@@ -125,10 +125,11 @@ def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
 
     models = [gpus.lookup(one.device) for one in find_own_gpus(known(facts.devices, ()))]
     if without := [model.label for model in models if mig.cannot_have_mig(model)]:
+        of_others = "use a file of mig-parted with a device-filter for the others, as file in [mig]"
         raise Refused(
             f"{', '.join(dict.fromkeys(without))} cannot have the MIG layout {layout}",
             why="it has no MIG",
-            hint="use a file of mig-parted with a device-filter for the others, as file in [mig]"
+            hint=(of_others if len(without) < len(models) else "leave [mig] out of the recipe of this node")
             if recipe.mig.layout
             else 'give this node a table of its own in [kubernetes.configs], with gpus and strategy = "none"',
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from gpunode.change import (
     Trigger,
     sort_changes,
 )
-from gpunode.command import Command, sudo_gpunode
+from gpunode.command import Command, command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files, restrict_to_root
@@ -176,7 +177,7 @@ def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> 
     if _uses_cdi_for_pods(recipe) and should_enable_cdi(row, found, desired.version):
         desired = replace(desired, cdi=True)
     target = RuntimeTarget(row, desired, present, facts, choice.notes)
-    lacks = missing_program(TOOLKIT_PROGRAM, row.id) if _is_toolkit_missing(facts) else None
+    lacks = find_missing_toolkit(facts, row)
     if lacks and facts.is_image:
         lacks = replace(lacks, install=None)  # nobody told the facts where the image is mounted
     refuse_missing_default_program(target, lacks)
@@ -259,12 +260,18 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     )
 
 
-def _is_toolkit_missing(facts: Facts) -> bool:
-    """Return whether the program of the runtime is missing, and no step before brings it."""
+def find_missing_toolkit(facts: Facts, row: Runtime) -> MissingProgram | None:
+    """Return the program of the runtime as missing; None where it is there, or this plan brings it."""
     if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
-        return False
+        return None
     packages = known(facts.packages, {})
-    return not any(is_at_version(packages.get(name), "") for name in TOOLKIT_PACKAGES)
+    there = {one: packages[one] for one in TOOLKIT_PACKAGES if is_at_version(packages.get(one), "")}
+    if not there:
+        return missing_program(TOOLKIT_PROGRAM, row.id)
+    if isinstance(facts.packages, Known) and facts.packages.probe == PLAN_PROBE_KEY:
+        return None
+    # setup looks at packages, not at their files, so it would find nothing to do.
+    return MissingProgram(TOOLKIT_PROGRAM, command("sudo", *shlex.split(system(facts).reinstall(there))))
 
 
 def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:

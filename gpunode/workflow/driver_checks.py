@@ -108,8 +108,10 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
         what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
         yield Check("versions", title, "failed", what, "change it to the driver's version:\nsudo gpunode setup")
     if not problems and not strays and module:
-        seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
-        yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
+        seen = nvml_facts.driver_version(library or "")
+        status: Status = "passed" if seen or package else "skipped"  # nothing to compare the module with
+        detail = f"module {module}, library {seen or 'not reported by NVML'}, package {package or 'none'}"
+        yield Check("versions", title, status, detail)
 
 
 def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:

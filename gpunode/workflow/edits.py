@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -193,6 +193,18 @@ def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     )
 
 
+def find_missing_program(host: HostView, binaries: Iterable[str]) -> str:
+    """Return the first of ``binaries`` that is not installed; empty if all are."""
+
+    def is_missing(binary: str) -> bool:
+        places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
+        # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
+        probes = (Probe(f"program:{place}", path=place, limit_bytes=1) for place in places)
+        return all(host.run_probe(probe).outcome == "absent" for probe in probes)
+
+    return next((binary for binary in binaries if is_missing(binary)), "")
+
+
 def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO_TRAILS, root: str = "/") -> CtkPlan:
     """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
 
@@ -214,14 +226,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
     planned = with_file_manager_notes(runtime.plan_configuration(target))
     registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
-
-    def is_missing(binary: str) -> bool:
-        places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
-        # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
-        probes = (Probe(f"program:{place}", path=place, limit_bytes=1) for place in places)
-        return all(host.run_probe(probe).outcome == "absent" for probe in probes)
-
-    absent = next((binary for binary in binaries if binary and is_missing(binary)), "")
+    absent = find_missing_program(host, filter(None, binaries))
     plan = CtkPlan(
         row.id, target.main, planned, present=target.present, target=target, registers_itself=registers_itself
     )

@@ -40,7 +40,7 @@ _check_cdi = partial(Check, "cdi", CDI_TITLE)
 _EXPECTATION_HINTS = {
     "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
     "model": "find out which GPUs were put in",
-    "driver": "set driver.version in the recipe and run gpunode setup",
+    "driver": "set driver.version in the recipe and run `sudo gpunode setup`",
     "min_memory_mib": "find out which GPUs were put in",
     "ecc": "set ECC with nvidia-smi --ecc-config, then reset the GPUs",
 }
@@ -139,8 +139,7 @@ def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
 
 def _check_cdi_devices(verdict: cdi.CdiVerdict, recipe: Recipe, host: HostView) -> Check:
     if verdict.spec is None or verdict.fault:
-        setup_hint = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
-        return _check_cdi("failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), setup_hint)
+        return _check_cdi("failed", "; ".join(filter(None, (verdict.fault, *verdict.notes))), "sudo gpunode setup")
     if missing := [path for path in verdict.spec.paths if _is_file_missing(path, host)]:
         detail = f"{verdict.spec.path} names missing files: {join_names(missing, _MAX_FILES_LISTED)}"
         generate = f"nvidia-ctk cdi generate --output={verdict.spec.path}"
@@ -161,7 +160,7 @@ def _podman_problem(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
     answer = host.run_probe(Probe("podman-version", argv=("podman", "--version")))
     numbers = re.search(r"\d+(?:\.\d+)+", answer.text)
     if answer.outcome == "absent":
-        return "podman is not installed", "gpunode setup --runtime podman"
+        return "podman is not installed", "sudo gpunode setup"
     version = tuple(int(part) for part in numbers[0].split(".")) if numbers else None
     if version is not None and version < podman.MIN_VERSION:
         return f"{answer.text.strip()} does not support CDI devices", "install podman 4.1 or later"
@@ -179,9 +178,9 @@ def _check_refresh_units(facts: Facts) -> Check:
     service, path = (facts.unit(name) for name in (cdi.CDI_REFRESH_UNIT, cdi.REFRESH_PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:
         detail = f"{cdi.CDI_REFRESH_UNIT} is missing; toolkit 1.18 and later have it"
-        return check("skipped", detail, "after a change of the driver, or of MIG: gpunode setup")
+        return check("skipped", detail, "after a change of the driver, or of MIG: sudo gpunode setup")
     if service.value.masked:
-        return check("skipped", f"{cdi.CDI_REFRESH_UNIT} is masked", "after a change of the driver: gpunode setup")
+        return check("skipped", f"{cdi.CDI_REFRESH_UNIT} is masked", "after a change of the driver: sudo gpunode setup")
     units = {cdi.CDI_REFRESH_UNIT: service.value}
     units |= {cdi.REFRESH_PATH_UNIT: path.value} if isinstance(path, Known) else {}
     wrong = [f"{name} has failed" for name, unit in units.items() if unit.failed]

@@ -21,10 +21,12 @@ from gpunode.workflow.converge import StagePlan, project_stage
 _EGL_PACKAGE_PREFIX = "libnvidia-egl-"
 
 
-def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
+def create_lock(
+    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str, setup_command: str = "sudo gpunode setup"
+) -> VersionLock:
     """Return the versions after ``plans``: those of requested packages, and of what came along with driver and toolkit.
 
-    Kernel headers are not among them: they follow the kernel of each node.
+    Kernel headers are not among them: they follow the kernel of each node. ``setup_command`` sets the node up so.
 
     Raises:
         Undetermined: a version is known only after the package index was read.
@@ -35,8 +37,7 @@ def create_lock(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: 
             raise Undetermined(
                 "the versions to lock are not yet known",
                 why=problem,
-                hint=f"run gpunode setup{' --upgrade' * recipe.upgrade} on this node first, or use a node that is set "
-                "up; then write the lock there",
+                hint=f"set this node up first, or use a node that is; then write the lock there:\n{setup_command}",
             )
         facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpunode.change import Change, FileChange, FileState, PackageChange
+from gpunode.command import Command
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, TriggerResult
@@ -52,7 +53,8 @@ def plan_rollback(
     edit is backed up as any other version. The other options are those of ``UndoRequest``.
 
     Raises:
-        Conflict: a later run touched something of it or needs it, or somebody edited a file since.
+        Conflict: a later run touched something of it or needs it, somebody edited a file since, or a runtime's program
+            is not there.
         DrainRequired: containers would be stopped, or processes lose the driver.
         Undetermined: a file, or what docker runs, cannot be read.
         Refused: the package manager would do something else.
@@ -72,15 +74,46 @@ def plan_rollback(
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
         undone = plan_configuration_undo(request, host)
+        _refuse_missing_programs(request, host, runs[run_id], undone)
         return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
     refuse_shared_subjects(store, run_id, footprint.subjects)
     undone = plan_undo(request, host, facts)
+    _refuse_missing_programs(request, host, runs[run_id], undone)
     going: dict[str, list[str]] = {}
     for step in undone.steps:
         if not step.change.is_there_after:
             going.setdefault(step.step_id, []).append(step.change.subject)
     refuse_needed_removals(store, run_id, going, partial(_is_on_node, host, installed_packages(facts)))
     return undone
+
+
+def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, undone: UndoPlan) -> None:
+    """Refuse to register a runtime again whose program has gone, as after a removal, and does not come back, too.
+
+    Raises:
+        Conflict: naming the program, and what brings it back.
+    """
+    brings_back = request.is_redo or run.verb == "unconfigure"
+    if not brings_back or any(change.is_there_after for change in undone.packages):
+        return
+    from gpunode.runtimes.reversal import added_programs  # few rollbacks undo an undo
+    from gpunode.steps.runtime import missing_program
+    from gpunode.workflow.edits import find_missing_program
+
+    for change in undone.files:
+        absent = find_missing_program(host, sorted(added_programs(recorded_edit(change))))
+        if not absent:
+            continue
+        row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), RUNTIMES[0])
+        root = () if str(request.store.root) == "/" else (f"--root={request.store.root}",)
+        hint = str(missing_program(absent, row.id, *root).install)
+        if run.other_subjects and not run.is_fully_undone:
+            hint = rollback_command(request.store, run, with_packages=True)
+        raise Conflict(
+            f"{change.path} would name {absent}, which is not installed",
+            why=f"{row.id} could not start containers with it",
+            hint=hint,
+        )
 
 
 def _is_on_node(host: Host, packages: Collection[PackageId], change: Change) -> bool:
@@ -174,14 +207,19 @@ def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     if run.is_fully_undone:
         return by
     beyond = "needs --packages" if run.other_subjects else ""
-    if not run.configuration:
-        return f"can be undone now: {beyond}" if beyond else "changed nothing that can be undone"
+    if not run.configuration and not beyond:
+        return "changed nothing that can be undone"
     rest = f"; the rest {beyond}" if beyond else ""
     if by:
         return by + rest
     try:
+        if not run.configuration:
+            refuse_shared_subjects(store, run.run, store.footprint_of(run.run).subjects)
+            return f"can be undone now: {beyond}"
         back = plan_rollback(store, host, run.run, allow_disruption=True)
     except GpunodeError as error:
+        if error.hint == rollback_command(store, run, with_packages=True):
+            return f"can be undone now: {beyond}"
         return f"cannot be undone now: {error.what}"
     return "can be undone now" if back.steps else f"its files are already restored or gone{rest}"
 
@@ -218,10 +256,10 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     if found := _undoable_runs(store, with_packages=with_packages):
         return found[0]
     made = _undoable_runs(store, with_packages=True)
-    why, hint = "no recorded run can be undone", "sudo gpunode log"
+    why, hint = "no recorded run can be undone", store.command("log")
     if not store.runs():
         # remove looks at the node without a record, too.
-        why, hint = "no run of gpunode is recorded on this node", "sudo gpunode remove"
+        why, hint = "no run of gpunode is recorded on this node", store.command("remove")
     elif made:
         why = "no recorded run changed a container runtime's configuration"
         hint = rollback_command(store, made[0], with_packages=True)
@@ -237,14 +275,12 @@ def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
 
 def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: bool) -> NothingToUndo:
     """Return that ``run`` is undone, with the command for the newest run that is not."""
-    left = (
-        one
-        for one in _undoable_runs(store, with_packages=with_packages)
-        if one.run != run.run and not one.is_undone(with_packages=with_packages)
-    )
-    newest = next(left, None)
-    command = rollback_command(store, newest, with_packages=with_packages) if newest else ""
-    return NothingToUndo(run, why, newest, command)
+    # What a plain rollback leaves of the other runs needs the packages, too.
+    for whole in dict.fromkeys((with_packages, True)):
+        for one in _undoable_runs(store, with_packages=whole):
+            if one.run != run.run and not one.is_undone(with_packages=whole):
+                return NothingToUndo(run, why, one, rollback_command(store, one, with_packages=whole))
+    return NothingToUndo(run, why)
 
 
 def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord:
@@ -333,9 +369,6 @@ def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> 
     )
 
 
-def rollback_command(store: Store, run: RunRecord, *, with_packages: bool) -> str:
+def rollback_command(store: Store, run: RunRecord, *, with_packages: bool) -> Command:
     """Return the command that undoes ``run`` in the same root folder."""
-    words = ["sudo", "gpunode", "rollback", run.label, *(["--packages"] if with_packages else [])]
-    if str(store.root) != "/":
-        words += ["--root", str(store.root)]
-    return shlex.join(words)
+    return store.command("rollback", run.label, *(["--packages"] if with_packages else []))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from gpunode.catalog.conflicts import driver_packages, upstream
+from gpunode.catalog.driver import Choice
 from gpunode.change import (
     CONFIG_STAGE,
     OVERWRITTEN_STEP_ID,
@@ -24,18 +25,21 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
+from gpunode.distros import family
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, Unknown, known
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
+from gpunode.journal.history import collect_changes
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
+from gpunode.steps.installed_driver import branch_of
 from gpunode.steps.leftovers import refuse_modules_without_source
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
@@ -151,6 +155,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     )
     steps = (*_plan_service_stops(steps, facts), *steps)
     pending_triggers = still_pending_triggers(request.store.pending_triggers(), facts)
+    starts = _plan_service_starts(request, facts) if packages else ()
+    pending_triggers = (*pending_triggers, *(one for one in starts if one not in pending_triggers))
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
     return UndoPlan(
@@ -189,6 +195,18 @@ def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[Und
     """Yield what stops NVIDIA's services before ``steps`` take the GPUs from them."""
     pauses = plan_service_stops([step.change for step in steps], facts)
     yield from (UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
+
+
+def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger]:
+    """Yield what starts the services again that the undone run stopped for its packages, and that did not start since.
+
+    After an upgrade they wait for its reboot, which an undo makes needless.
+    """
+    entries = request.store.entries(request.undone_run) if request.undone_run else ()
+    for change in ServiceChange.among(one.change for one in collect_changes(entries)):
+        fact = facts.unit(change.unit)
+        if change.is_temporary_stop and isinstance(fact, Known) and not fact.value.state.active:
+            yield Trigger("start", change.unit)
 
 
 def _plan_file_restores(
@@ -481,6 +499,8 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
     if loaded is None:
         return ""
     boot, installed = known(facts.boot_id, ""), known(facts.packages, {})
+    if _is_loaded_module_installed(loaded, facts, packages):
+        return ""
     here = (run for run in reversed(store.runs()) if boot and run.begin.boot_id == boot)
     runs = takewhile(lambda run: run.ending != "waiting", here)
     gone = [
@@ -496,3 +516,15 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
     if not any_removed_or_replaced(changes, driver_packages(change.id for change in changes)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"
+
+
+def _is_loaded_module_installed(loaded: LoadedDriver, facts: Facts, packages: Iterable[PackageChange]) -> bool:
+    """Return whether the very module that the kernel has is installed, once ``packages`` are changed."""
+    found = family(facts.distro.value) if isinstance(facts.distro, Known) else None
+    if found is None:
+        return False
+    chosen = Choice(branch_of(loaded.version), loaded.version, "open" if loaded.open_module else "proprietary", "")
+    builder = PackageId(found.dkms_package(chosen))
+    coming = {one.id: one.known_final_state for one in packages}
+    state = coming[builder] if builder in coming else known(facts.packages, {}).get(builder)
+    return state is not None and not state.config_files_only and upstream(state.version) == loaded.version

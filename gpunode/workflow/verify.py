@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gpunode.check import Check
-from gpunode.command import sudo_gpunode
 from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.nvml import Gpu, NvmlInventory
+from gpunode.facts.probes import TOOLKIT_PROGRAM
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Step
@@ -24,7 +24,7 @@ from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.kernel import MODULE_LOAD_STEP
 from gpunode.steps.mig import MIG_STEP
 from gpunode.steps.mig import may_use_mig as mig_is_wanted
-from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command
+from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command, find_missing_toolkit
 from gpunode.workflow.converge import StagePlan, collect_notes, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.extra_checks import (
@@ -38,7 +38,8 @@ from gpunode.workflow.extra_checks import (
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
-_PLAN_AND_SETUP_HINT = "gpunode plan shows what, gpunode setup does it"
+# As the hints of checks say it: the command of this very recipe takes its place.
+_SETUP_COMMAND = "sudo gpunode setup"
 _RECIPE_TITLE = "matches the recipe"
 _RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
 _CONFIG_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
@@ -104,7 +105,7 @@ def verify(
     planned: Sequence[StagePlan] | None = None,
     backlog: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
-    setup_command: str = _PLAN_AND_SETUP_HINT,
+    setup_command: str = _SETUP_COMMAND,
 ) -> VerifyReport:
     """Check what the node answers; a check that cannot be made says so and is never passed.
 
@@ -115,7 +116,7 @@ def verify(
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
-        whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only, setup_command)]  # noqa: E731
+        whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, read_effective_config)]  # noqa: E731
         of_runtime = (
@@ -143,6 +144,7 @@ def verify(
     # In a plan without changes every step has seen the node as it is: its notes are the state's.
     is_converged = bool(planned) and not any(stage.ordered_changes for stage in planned or ())
     notes = tuple(collect_notes(planned or ())) if is_converged else state_notes(recipe, facts, only)
+    checks = [replace(check, hint=check.hint.replace(_SETUP_COMMAND, setup_command)) for check in checks]
     return VerifyReport(tuple(checks), inventory, tuple(undetermined), notes)
 
 
@@ -168,7 +170,6 @@ def check_configuration(
     planned: Sequence[StagePlan] | None = None,
     backlog: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
-    setup_command: str = _PLAN_AND_SETUP_HINT,
 ) -> Check:
     """Check that every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     check = partial(Check, "configuration", f"matches recipe {recipe.name}")
@@ -181,7 +182,7 @@ def check_configuration(
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
         return check("failed", _join_what_and_why(refusal.what, refusal.why), refusal.hint)
     if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *backlog.descriptions]:
-        return check("failed", f"still to do: {', '.join(todo)}", setup_command)
+        return check("failed", f"still to do: {', '.join(todo)}", _SETUP_COMMAND)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return check("skipped", f"known after a reboot: {'; '.join(waits)}", "reboot")
     if backlog.unread_reason:
@@ -203,7 +204,7 @@ def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
             yield check("skipped", found.reason)
         case Planned() as found:
             todo = ", ".join(change.subject for change in found.changes)
-            yield check("failed", f"still to do: {todo}", _PLAN_AND_SETUP_HINT)
+            yield check("failed", f"still to do: {todo}", _SETUP_COMMAND)
         case Blocked() as wait:
             yield check("skipped", wait.reason, "reboot")
         case refusal:
@@ -241,8 +242,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
         yield Check("runtime", title, "failed", _join_what_and_why(error.what, error.why), hint)
         return
     if found is None:
-        hint = str(sudo_gpunode("setup", "--runtime", row.id))
-        yield Check("runtime", title, "skipped", f"{row.id} is not installed", hint)
+        yield Check("runtime", title, "skipped", f"{row.id} is not installed", _SETUP_COMMAND)
         return
     yield _check_handler(row, recipe, found, title, facts)
 
@@ -253,6 +253,8 @@ def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: s
     binary = found.handlers.get("nvidia")
     if binary is None or found.cri_disabled:  # containerd 2 prints the table of a plugin that it does not load
         return Check("runtime", title, "failed", *_explain_missing_handler(row, found, facts))
+    if binary == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
+        return Check("runtime", title, "failed", f"nvidia runs {binary}, which is not installed", str(missing.install))
     if recipe.runtime.set_as_default and found.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
@@ -267,19 +269,18 @@ def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) 
     reads them, is switched off.
     """
     detail = f"it knows: {', '.join(sorted(found.handlers)) or 'none'}"
-    by_setup = str(sudo_gpunode("setup", "--runtime", row.id))
     try:
         files = states_from_facts(facts, row, DesiredConfig())
         says = row.inspect(contents(files), DesiredConfig())
     except (Refused, Undetermined):
-        return detail, by_setup  # it says what is wrong with them
+        return detail, _SETUP_COMMAND  # it says what is wrong with them
     if says.cri_disabled:
         return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri_command(row))
     if says.handlers.get("nvidia") is None and row.product:
         again = f"systemctl restart {row.unit}"
         return detail, f"if {row.product} was not started since the toolkit was installed: {again}; else see its log"
     if says.handlers.get("nvidia") is None:
-        return detail, by_setup
+        return detail, _SETUP_COMMAND
     unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
     started_at = unit.value.started_at if isinstance(unit, Known) else None
     if changed and started_at is not None and started_at > changed:

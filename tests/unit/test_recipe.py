@@ -198,6 +198,11 @@ def test_error_names_line_key_and_allowed_values(text: str, line: int, key: str,
     assert error.exit_code == 2
 
 
+def test_unlike_key_of_the_same_table_is_not_proposed() -> None:
+    """Every key of a table begins with the table's name."""
+    assert refusal('[driver]\nflavour = "open"').what.endswith("there is no key driver.flavour")
+
+
 def test_key_inside_a_multiline_string_is_ignored() -> None:
     text = 'description = """\n[driver]\nversion = 580\n"""\n[driver]\nversion = 580\n'
     assert refusal(text).line == 6

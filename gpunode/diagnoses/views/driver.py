@@ -256,14 +256,14 @@ def smi_states(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
 
 
 # The probe that only looks whether it is there: a driver that is not loaded is not asked anything.
-_SMI_PRESENCE_KEY: Final = "smi-binary"
+SMI_PRESENCE_KEY: Final = "smi-binary"
 
 
 def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
     for state, pattern in _SMI_STATES:
         if match := pattern.search(item.text):
             return state, cite(item, item.line_number_at(match.start()))
-    if item.key == _SMI_PRESENCE_KEY and item.outcome == "ok" and not item.text.strip():
+    if item.key == SMI_PRESENCE_KEY and item.outcome == "ok" and not item.text.strip():
         return "missing", cite_fact(item.written, "not there", item.key)
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)

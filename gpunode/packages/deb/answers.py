@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from gpunode.catalog.gpudirect import missing_source_hint
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.gpudirect import missing_source_hint, packages_not_found
 from gpunode.command import command
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Kernels, PackageSource, known
@@ -56,6 +57,7 @@ def hint_on_refusal(refusal: str, facts: Facts) -> str:
         or missing_source_hint(refusal)
         or _hint_on_unmet_dependencies(refusal)
         or _hint_on_foreign_preferences(refusal, facts)
+        or _hint_on_missing_repository(refusal)
         or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
     )
@@ -142,6 +144,21 @@ def _hint_on_lost_version(problem: str, facts: Facts) -> str:
     return (
         f"no source has {package} {version} any more{there}; --upgrade brings the newest version of all that belongs "
         f"together:\n{unhold}add --upgrade to the same command"
+    )
+
+
+def _hint_on_missing_repository(problem: str) -> str:
+    """Return which step adds the archive of packages that no source has: a run of single steps may lack it."""
+    from gpunode.distros.family import TOOLKIT_PACKAGES  # only where apt refuses
+
+    missing = {PackageId(name) for name in packages_not_found(problem)}
+    steps = {"toolkit-repository": missing.intersection(TOOLKIT_PACKAGES), "cuda-repository": driver_packages(missing)}
+    step, found = next(((step, sorted(found)) for step, found in steps.items() if found), ("", []))
+    return (
+        f"no source has {found[0]}: the step {step} adds its archive; name that step, too (--only {step}), or take it "
+        "out of skip. If it is among the steps, the archive lacks the package"
+        if found
+        else ""
     )
 
 

@@ -64,6 +64,7 @@ def toolkit(system: System, gpus: Sequence[Board]) -> dict[str, Said]:
         "file:/etc/nvidia-container-runtime/config.toml": _CONFIG,
         "toolkit-version": f"cli-version: {_TOOLKIT}\nlib-version: {_TOOLKIT}\nbuild date: 2025-10-20T14:05+00:00\nbuild platform: x86_64\n",
         "toolkit-list": "\n".join(rows) + "\n",
+        "toolkit-program": listed("/usr/bin/nvidia-container-runtime"),
         "toolkit-binaries": listed("/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-container-cli", "/usr/bin/nvidia-container-runtime",
                                    "/usr/bin/nvidia-container-runtime-hook", "/usr/bin/nvidia-ctk"),
         "cdi-list": "time=\"2026-11-16T09:41:12Z\" level=info msg=\"Found 0 CDI devices\"\n",

@@ -115,17 +115,25 @@ def test_missing_folder_is_not_made_for_a_lock(plan: Plan, tmp_path: Path) -> No
 
 
 def test_lock_with_unknown_versions_is_not_written(tmp_path: Path) -> None:
-    wanted = RecipeOptions("containerd", lock=str(tmp_path / "f.lock"))
-    with pytest.raises(Undetermined):
+    wanted = RecipeOptions("containerd", lock=str(tmp_path / "f.lock"), upgrade=True, driver="580")
+    with pytest.raises(Undetermined) as caught:
         cli.plan(wanted, OutputOptions(json=True), (), str(default_sample()), "/", "", check=False)
+    assert caught.value.hint.endswith("\nsudo gpunode setup containerd --driver 580 --upgrade"), "of this very recipe"
     assert not (tmp_path / "f.lock").exists()
+
+
+def test_missing_lock_is_written_by_a_plan_of_the_same_recipe(tmp_path: Path) -> None:
+    lock = str(tmp_path / "f.lock")
+    with pytest.raises(UsageError, match="no lock file") as caught:
+        RecipeOptions("containerd", runtime="docker", lock=lock).load()
+    assert caught.value.hint.endswith(f"gpunode plan containerd --runtime docker --lock {lock}")
 
 
 def test_lock_contradicts_upgrade_in_setup(tmp_path: Path) -> None:
     (tmp_path / "f.lock").write_text(TEXT)
     with pytest.raises(UsageError, match="contradict") as caught:
         RecipeOptions("containerd", upgrade=True, lock=str(tmp_path / "f.lock")).load()
-    assert "gpunode plan --upgrade --lock" in caught.value.hint
+    assert "gpunode plan containerd --upgrade --lock" in caught.value.hint
 
 
 def test_recipe_hash_depends_on_the_lock(tmp_path: Path) -> None:

@@ -205,6 +205,14 @@ def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.Captur
     assert page.count(CUDA) == 1, "an archive is named once for the packages that come from it"
 
 
+def test_commands_below_the_table_name_the_root_folder() -> None:
+    """Without it they would undo a run of the machine that builds the image."""
+    run = RunRecord((BEGIN, record.Commit("done", "", AT)))
+    page = screen_text(log.run_table_lines([run], previews={run.run: ""}, root="/mnt/my image"))
+    assert "sudo gpunode log RUN --root '/mnt/my image'" in page
+    assert "sudo gpunode rollback RUN --root '/mnt/my image'" in page
+
+
 def test_file_that_was_only_read_again_is_not_called_changed() -> None:
     same = chronicles.state(b"same")
     reread = record.Intent(1, "runtime", "runtime-config", FileChange(CONFIG, same, same, frozenset({RESTART})))

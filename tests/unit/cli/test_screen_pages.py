@@ -3,13 +3,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.node_screen import Screen
+from gpunode.cli.rehearse import rehearsal_lines
 from gpunode.cli.samples import default_sample
 from gpunode.cli.screen.text import cell_width
+from gpunode.facts.model import Known, LoadedDriver
+from tests.unit.cli import screen_nodes as nodes
 from tests.unit.cli import screen_pages as pages
 
 Page = Callable[[Screen], None]
@@ -54,6 +58,19 @@ def test_rehearsal_is_marked_and_does_not_pass_node_checks() -> None:
     assert any(
         line.split() == ["✓", "/etc/containerd/config.toml", "restored", "byte", "for", "byte"] for line in lines
     )
+
+
+def test_rehearsal_of_a_node_that_waits_for_its_reboot_says_so() -> None:
+    old = LoadedDriver("535.183.01", open_module=False)
+    node = replace(nodes.converged(), loaded_driver=Known(old, "nvidia-version"))
+
+    def waiting(screen: Screen) -> None:
+        done = nodes.rehearsed(node, lambda _event: None)
+        screen.put(*rehearsal_lines(nodes.RECIPE, done, "a.tar.gz", screen))
+
+    said = pages.drawn(waiting, 200)
+    assert "nothing to do: a reboot is needed: the kernel still runs driver 535.183.01" in said
+    assert "this node matches" not in said
 
 
 def test_verbose_plan_shows_every_step_and_package() -> None:

@@ -114,3 +114,25 @@ def test_branch_that_dropped_the_gpu_is_not_reinstalled() -> None:
     commands = " ".join(command for fix in finding.remedy for command in fix.commands)
     assert "nvidia-driver:580-dkms/default" in commands
     assert "cuda-drivers" not in commands
+
+
+def test_removed_driver_is_not_completed_by_packages() -> None:
+    """No archive of a node after `gpunode remove` has nvidia-smi of that driver; a reboot is due."""
+    rows = (
+        BOOKWORM,
+        gpu(T4),
+        ("nvidia-smi", "nvidia-smi: command not found"),
+        (
+            "cat /proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release",
+        ),
+        ("modinfo nvidia", "modinfo: ERROR: Module nvidia not found."),
+        ("dpkg -l", "ii  bash 5.2 amd64 x"),
+    )
+    found = diagnose(take_snapshot(pasted.collect_pieces(rows))).findings[0]
+    assert found.cause == "driver-userspace-incomplete"
+    assert "was removed" in found.summary
+    assert [str(one) for fix in found.remedy for one in fix.commands] == [
+        "sudo gpunode setup",
+        "sudo systemctl reboot",
+    ]

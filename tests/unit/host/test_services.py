@@ -254,8 +254,8 @@ def test_unit_is_enabled_started_disabled_and_stopped(systemd: Tools) -> None:
     Services(Runner()).apply(ServiceChange("x.service", off, on))
     Services(Runner()).apply(ServiceChange("x.service", on, off))
     Services(Runner()).apply(ServiceChange("x.service", on, on))
-    # What has used up its start limit could not be started otherwise.
-    verbs = ("enable", "reset-failed", "start", "disable", "stop")
+    # What has used up its start limit could not be started otherwise, and what failed would call the system degraded.
+    verbs = ("enable", "reset-failed", "start", "disable", "stop", "reset-failed")
     assert systemd.calls == [f"systemctl {verb} x.service" for verb in verbs]
 
 

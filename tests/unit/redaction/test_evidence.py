@@ -6,11 +6,24 @@ import json
 
 import pytest
 
-from gpunode.change import FileChange, FileState
+from gpunode.change import FileChange, FileState, MigInstance, MigLayout
 from gpunode.facts.evidence import Capture, ContentKind, GlobMatch, decode_matches, encode_matches
 from gpunode.facts.examination import DOCTOR_PROBES
-from gpunode.facts.probes import PROBES
+from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE, MPS_UNIT_FILE, PROBES, _classify_file
 from gpunode.redaction.evidence import count_masked, redact, redact_change, redact_content
+from gpunode.steps import cuda_release, daemons, fabric, gpudirect, kernel, mig
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
+
+OWN_FILES = {
+    kernel.BLACKLIST_FILE: kernel._BLACKLIST_TEXT,
+    CUDA_PROFILE_SCRIPT: cuda_release._PATH_SCRIPT_TEMPLATE.format(folder="/usr/local/cuda-12.6").encode(),
+    MIG_UNIT_FILE: mig.render_mig_unit({"GPU-1": MigLayout(True, (MigInstance("1g.10gb", 0, 1, ("1",)),))}),
+    MIG_BOOT_DROP_IN_FILE: mig._WANTS_DROP_IN,
+    MPS_UNIT_FILE: daemons.render_mps_unit(exclusive=True),
+    fabric.MODULES_FILE: fabric._MODULES_TEXT.encode(),
+    gpudirect.MODULES_FILE: gpudirect._MODULES_FILE_HEADER.encode() + b"nvidia_fs\n",
+}
+
 
 CONTAINERD = '''version = 2
 root = "/var/lib/containerd"
@@ -230,3 +243,9 @@ def test_masked_pieces_are_counted() -> None:
         "c": Capture("dmesg", "ok", b"x\n", content_kind="log"),
     }
     assert count_masked(evidence, redact(evidence)) == {"table": (1, 0), "config": (1, 1), "log": (1, 0)}
+
+
+@pytest.mark.parametrize("path", OWN_FILES)
+def test_files_that_gpunode_writes_are_captured_as_they_are(path: str) -> None:
+    """Else a plan for the capture finds the node drifted."""
+    assert redact_content(OWN_FILES[path], _classify_file(path)) == OWN_FILES[path]

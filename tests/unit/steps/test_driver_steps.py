@@ -13,7 +13,7 @@ from gpunode.catalog.conflicts import versioned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
-from gpunode.facts.project import project_changes
+from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
@@ -539,6 +539,16 @@ def test_module_of_another_driver_kernel_or_origin_does_not_count(file: ModuleFi
 )
 def test_module_of_the_wanted_branch_needs_no_build(file: ModuleFile) -> None:
     assert planned(MODULE_BUILD_STEP.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes == ()
+
+
+def test_source_taken_by_an_interrupted_undo_comes_back_by_its_repair() -> None:
+    """dpkg had removed the files, not yet the package; apt installs nothing before the repair."""
+    lost = with_driver("580.95.05", module_files=(), leftovers=frozenset())
+    assert "nothing to build it from" in refusal(MODULE_BUILD_STEP.plan(recipe(), lost)).what
+    interrupted = replace(lost, packages_interrupted=Known(value=True, probe="dpkg-updates"))
+    repaired = replace(lost, packages_interrupted=Known(value=False, probe=PLAN_PROBE_KEY))
+    for facts in (interrupted, repaired):
+        assert planned(MODULE_BUILD_STEP.plan(recipe(), facts)).changes
 
 
 def test_module_is_loaded_where_nothing_prevents_it() -> None:

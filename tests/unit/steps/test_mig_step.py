@@ -109,6 +109,12 @@ def test_other_number_of_compute_instances_is_another_layout() -> None:
     assert [change.before for change in outcome.changes if isinstance(change, MigChange)] == [split]
 
 
+@pytest.mark.parametrize(("models", "says"), [((T4,), "leave [mig] out"), ((T4, H100), "device-filter for the others")])
+def test_refused_layout_names_what_helps_on_this_node(models: tuple[str, ...], says: str) -> None:
+    """No file of mig-parted gives a layout to a node whose GPUs all have no MIG."""
+    assert says in refusal(MIG_STEP.plan(mig_recipe(), node(models=models, loaded_driver=None))).hint
+
+
 def test_disabling_mig_removes_the_unit() -> None:
     first = planned(MIG_STEP.plan(mig_recipe(), node())).changes
     divided = project_changes(node(), first)

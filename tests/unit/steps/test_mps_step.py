@@ -44,6 +44,15 @@ def test_mps_without_a_driver_starts_with_the_next_boot() -> None:
     assert outcome.reason == "the MPS control daemon starts with the next boot"
 
 
+def test_daemon_of_an_earlier_recipe_is_noted() -> None:
+    """It keeps the GPUs in exclusive mode, in which other programs do not start."""
+    shared = project_changes(node(with_driver()), planned(MPS_STEP.plan(WANTED, node(with_driver()))).changes)
+    without = replace(WANTED, mps=Mps())
+    (note,) = planned(MPS_STEP.plan(without, shared)).notes
+    assert f"`sudo systemctl disable --now {MPS_SERVICE}`" in note
+    assert planned(MPS_STEP.plan(without, node(with_driver()))).notes == ()
+
+
 def test_mps_mode_change_restarts_the_daemon() -> None:
     done = project_changes(node(with_driver()), planned(MPS_STEP.plan(WANTED, node(with_driver()))).changes)
     shared = replace(WANTED, mps=Mps(enabled=True, exclusive=False))

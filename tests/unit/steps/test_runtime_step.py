@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.change import FileChange, FileState
+from gpunode.change import FileChange, FileState, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known
+from gpunode.facts.project import project_changes
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal
@@ -34,7 +36,17 @@ def test_default_runtime_without_its_binary_is_refused() -> None:
 
 
 def test_runtime_binary_installed_in_the_same_run_is_not_missing() -> None:
-    assert planned(RUNTIME_CONFIG_STEP.plan(default(), node(nvidia_container_toolkit="1.18.0-1"))).changes
+    change = PackageChange(PackageId("nvidia-container-toolkit"), None, PackageState("1.18.0-1"))
+    assert planned(RUNTIME_CONFIG_STEP.plan(default(), project_changes(node(), [change]))).changes
+
+
+def test_runtime_binary_lost_by_its_package_comes_back_by_a_reinstall() -> None:
+    """setup --only toolkit would find the package, and nothing to do."""
+    lost = node(nvidia_container_toolkit="1.18.0-1")
+    again = "sudo apt-get install --reinstall nvidia-container-toolkit=1.18.0-1"
+    assert again in refusal(RUNTIME_CONFIG_STEP.plan(default(), lost)).hint
+    notes = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), lost)).change_notes
+    assert any(f"`{again}` installs it" in note for note in notes)
 
 
 @pytest.mark.parametrize("state", [FileState(b"", 0o644, uid=1000), FileState(b"", 0o664, gid=1000)])

@@ -80,7 +80,7 @@ def test_cdi_is_not_checked_unless_the_recipe_asks_for_it() -> None:
 def test_missing_or_outdated_cdi_specification_fails() -> None:
     assert "no specification yet" in checks(node(None))["cdi"].detail
     stale = checks(node(WRITTEN.replace(b"580.95.05", b"535.104.05")))["cdi"]
-    assert (stale.status, stale.hint) == ("failed", "sudo gpunode setup --runtime podman")
+    assert (stale.status, stale.hint) == ("failed", "sudo gpunode setup")
     assert "535.104.05, but 580.95.05 is loaded" in stale.detail
 
 

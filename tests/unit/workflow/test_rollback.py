@@ -380,6 +380,59 @@ def test_rollback_of_a_rollback_by_id_works(store: Store, host: Node) -> None:
     assert not find_newest_run(store).undone_by
 
 
+DOCKER_RUNS = FileState(b'{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}')
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_runtime_whose_program_has_gone_is_not_registered_again(store: Store, host: Node, *, is_there: bool) -> None:
+    """After a removal, docker would start no container if its configuration alone came back."""
+    host.files["/usr/bin/nvidia-container-runtime"] = FileState(b"") if is_there else None
+    removal = store.begin("remove", version="test")
+    change = FileChange(DAEMON_JSON, DOCKER_RUNS, None)
+    toolkit = PackageChange(PackageId("nvidia-container-toolkit"), PackageState("1"), None)
+    for stage, step, made in (("runtime", "runtime-config", change), ("packages", "toolkit", toolkit)):
+        removal.record_done(removal.record_intent(stage, step, made))
+    removal.commit("done")
+    if is_there:
+        undo(host, store, removal.id)
+        assert host.files[DAEMON_JSON] == DOCKER_RUNS
+        return
+    with pytest.raises(Conflict, match=r"would name /usr/bin/nvidia-container-runtime, which is not installed") as told:
+        undo(host, store, removal.id)
+    assert told.value.hint == f"sudo gpunode rollback 1 --packages --root {store.root}"
+    assert preview_rollback(store, host, find_run(store, "1")) == "can be undone now: needs --packages"
+
+
+def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(store: Store, host: Node) -> None:
+    back = undo(host, store, write(host, store, DOCKER_RUNS, path=DAEMON_JSON))
+    host.files["/usr/bin/nvidia-container-runtime"] = None
+    for facts in (None, machine()):
+        with pytest.raises(Conflict, match="not installed") as told:
+            plan_rollback(store, host, back.run, facts)
+        assert told.value.hint.startswith("sudo gpunode setup --runtime=docker --only=toolkit-repository")
+
+
+def test_undo_of_unconfigure_wants_the_program_too(store: Store, host: Node) -> None:
+    host.files |= {DAEMON_JSON: DOCKER_RUNS, "/usr/bin/nvidia-container-runtime": None}
+    run = store.begin("unconfigure", version="test")
+    run.record_done(run.record_intent("runtime", "runtime-config", FileChange(DAEMON_JSON, DOCKER_RUNS, None)))
+    run.commit("done")
+    host.files[DAEMON_JSON] = None
+    with pytest.raises(Conflict, match="not installed"):
+        plan_rollback(store, host, run.id)
+
+
+def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
+    rolled_back, kept = write(host, store), write(host, store, path=DAEMON_JSON)
+    store.begin("setup", version="test").commit("failed")
+    back = undo(host, store, rolled_back)
+    removal = store.begin("remove", version="test", with_packages=True)
+    removal.record_done(removal.record_intent("runtime", "remove", FileChange(DAEMON_JSON, OURS, None)))
+    removal.commit("done")
+    assert [run.undone_by for run in store.runs()] == [back.run, removal.id, "", "", ""]
+    assert kept == store.runs()[1].run
+
+
 def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -> None:
     run = write(host, store)
     removal = store.begin("remove", version="test", with_packages=True)
@@ -444,6 +497,23 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
     assert told(host)[2] == "its files are already restored or gone"
 
 
+def test_run_of_packages_that_a_later_one_changed_cannot_be_undone(store: Store, host: Node) -> None:
+    for before, after in ((None, PackageState("1")), (PackageState("1"), PackageState("2"))):
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), before, after)))
+        run.commit("done")
+    first, second = store.runs()
+    assert preview_rollback(store, host, first) == f"cannot be undone now: later runs changed the same things: {run.id}"
+    assert preview_rollback(store, host, second) == "can be undone now: needs --packages"
+
+
+def test_run_that_only_packages_undo_is_named_as_the_next(store: Store, host: Node) -> None:
+    write(host, store, path="/etc/apt/sources.list.d/cuda-debian12-x86_64.list", stage="sources")
+    undo(host, store, write(host, store))
+    left = explain_undone(store, find_newest_run(store), "run 3 undid it", with_packages=False)
+    assert left.command == f"sudo gpunode rollback 1 --packages --root {store.root}"
+
+
 def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -> None:
     # Its module stays until the next boot, so it hinders no undo of the run that installed the driver.
     driver = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("1"))
@@ -481,7 +551,7 @@ def test_node_without_runs_has_nothing_to_roll_back(store: Store) -> None:
     with pytest.raises(UsageError, match="nothing to roll back") as caught:
         find_newest_run(store)
     assert "no run of gpunode" in caught.value.why
-    assert caught.value.hint == "sudo gpunode remove", "a log without runs tells nothing"
+    assert caught.value.hint == f"sudo gpunode remove --root {store.root}", "a log without runs tells nothing"
 
 
 DEFAULT = FileState(b'{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n')

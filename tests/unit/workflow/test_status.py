@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
-from gpunode.facts.model import Known, Unit, Unknown
+from gpunode.facts.model import Known, LoadedDriver, Unit, Unknown
 from gpunode.facts.nvml import NvmlFailure
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
@@ -89,18 +89,16 @@ def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str)
 @pytest.mark.parametrize(
     ("verbs", "finisher"),
     [
-        (("setup",), "gpunode setup"),
+        (("setup",), "the same gpunode setup again"),
         (("setup", "remove"), "the same gpunode remove again"),
         (("remove", "repair"), "the same gpunode remove again"),
         (("rollback", "configure"), "the same gpunode rollback again"),
         (("setup", "unconfigure"), "the same gpunode ctk runtime unconfigure again"),
-        (("remove", "setup"), "gpunode setup"),
-        (("configure",), "gpunode setup"),
+        (("remove", "setup"), "the same gpunode setup again"),
+        (("configure",), "the same gpunode setup again"),
     ],
 )
-def test_after_a_failed_undo_no_setup_is_named_for_what_is_left(
-    tmp_path: Path, verbs: tuple[Verb, ...], finisher: str
-) -> None:
+def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: tuple[Verb, ...], finisher: str) -> None:
     store, facts = Store(tmp_path), nodes.converged()
     owes = frozenset({Trigger("initramfs")})
     for verb in verbs:
@@ -112,3 +110,14 @@ def test_after_a_failed_undo_no_setup_is_named_for_what_is_left(
     found = status(facts, nodes.host(facts), read_backlog(store, facts))
     (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
     assert f"; {finisher} does it" in told
+
+
+def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None:
+    """NVML's library went with the driver: to install it is no advice right after a removal."""
+    facts = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True))
+    found = replace(
+        status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts)), nvml=NvmlFailure(12, "x", "")
+    )
+    told = "\n".join(str(line) for line in status_lines(facts, found))
+    assert "the next boot takes this module away" in told
+    assert "gpunode setup" not in told

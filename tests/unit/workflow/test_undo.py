@@ -725,6 +725,42 @@ class TestWholeRollback:
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": newer}, loaded=True))
         assert ([change.states for change in back.packages], back.reboot_reason) == ([(newer.version, NEW.version)], "")
 
+    @pytest.mark.parametrize("active", [False, True])
+    def test_service_that_the_run_stopped_is_started_again(self, host: Machine, store: Store, *, active: bool) -> None:
+        """It waited for the reboot that the upgrade needed, and that its undo makes needless."""
+        newer, start = PackageState("595.91.07-1"), Trigger("start", UNIT)
+        run = store.begin("setup", version="test")
+        for stage, change in (
+            ("packages", ServiceChange(UNIT, ON, ServiceState(enabled=True, active=False), frozenset({start}))),
+            ("packages", PackageChange(PackageId("libcuda1"), NEW, newer)),
+        ):
+            run.record_done(run.record_intent(stage, "driver", change))
+        run.record_trigger(start, "driver 580.178.04 stays loaded until the reboot")
+        run.commit("waiting")
+        host.archives["libcuda1"] = frozenset({NEW.version})
+        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": newer}, loaded=True, active=active))
+        assert (start in back.pending_triggers) is not active
+        undo(host, store, back)
+        assert start in host.triggered
+
+    @pytest.mark.parametrize(
+        ("builder", "is_reason"), [("nvidia-kernel-dkms", False), ("nvidia-kernel-open-dkms", True)]
+    )
+    def test_undo_that_brings_back_the_loaded_module_needs_no_reboot(
+        self, host: Machine, store: Store, builder: str, *, is_reason: bool
+    ) -> None:
+        """The kernel has the proprietary module of 580.178.04 (``facts_now``)."""
+        run = store.begin("setup", version="test")
+        for change in (
+            PackageChange(PackageId(builder), NEW, None),
+            PackageChange(PackageId("nvidia-open"), None, PackageState("595.91.07-1")),
+        ):
+            run.record_done(run.record_intent("packages", "driver", change))
+        run.commit("waiting")
+        host.archives[builder] = frozenset({NEW.version})
+        facts = facts_now({"nvidia-open": PackageState("595.91.07-1")}, loaded=True)
+        assert bool(plan_rollback(store, host, run.id, facts).reboot_reason) is is_reason
+
     def test_trigger_left_by_a_killed_rollback_is_settled_by_the_next(self, host: Machine, store: Store) -> None:
         run = newest(store)
         cut = store.begin("rollback", version="test", undoes=run)

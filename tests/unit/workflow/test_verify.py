@@ -262,6 +262,35 @@ def test_residue_of_a_removed_driver_is_no_installed_version() -> None:
     assert check(report(recipe(version="580"), node), "versions").status == "passed"
 
 
+def test_versions_are_not_compared_where_only_the_module_has_one() -> None:
+    """A node between a removal and its reboot is so."""
+    silent = {"error": "LibraryNotFound", "code": 12, "loaded": False}
+    node = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True), device_nodes=NODES)
+    assert check(report(node=node, answer=silent), "versions").status == "skipped"
+
+
+def test_runtime_whose_program_its_package_has_lost_fails() -> None:
+    """containerd reads its configuration as ever, and no container starts."""
+    toolkit = {"nvidia-container-toolkit": "1.20.1-1", "containerd": "1.7.24"}
+    lost = Known(value=False, probe="toolkit-program")
+    node = replace(with_driver("580.95.05", packages=toolkit, device_nodes=NODES), toolkit_program=lost)
+    configured = ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"})
+    found = check(report(recipe("containerd"), node, configured=configured), "runtime")
+    assert (found.status, "which is not installed" in found.detail) == ("failed", True)
+    assert found.hint == "sudo apt-get install --reinstall nvidia-container-toolkit=1.20.1-1"
+
+
+def test_hints_name_the_setup_of_this_recipe() -> None:
+    """``sudo gpunode setup`` alone takes another recipe, and with it other archives than the site's mirror."""
+    again = "sudo gpunode setup /root/site.toml"
+    wanted = expecting(driver="535")
+    facts = machine(device_nodes=NODES)
+    found = verify(wanted, facts, Answering(ANSWER), lambda _name: None, setup_command=again).checks
+    hints = [one.hint for one in found if "gpunode setup" in one.hint]
+    assert hints
+    assert all(hint.count("gpunode setup") == hint.count(again) for hint in hints)
+
+
 def test_unreadable_pci_bus_does_not_hide_the_driver_checks() -> None:
     blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
     found = report(node=blind)

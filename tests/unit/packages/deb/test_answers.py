@@ -29,7 +29,9 @@ def test_other_refusals_name_no_missing_version(said: str) -> None:
         ("E: Unable to locate package linux-headers-6.1.0-9-amd64", "no source has linux-headers-6.1.0-9-amd64"),
         ("E: Version '580.1-*' for 'nvidia-driver' was not found", "gpunode setup --upgrade"),
         ("E: Unmet dependencies. Try 'apt --fix-broken install' with no packages.", "apt-get --fix-broken install"),
-        ("E: Unable to locate package nvidia-open", "a source is missing"),
+        ("E: Unable to locate package nvidia-open", "(--only cuda-repository)"),
+        ("E: Unable to locate package nvidia-container-toolkit", "(--only toolkit-repository)"),
+        ("E: Unable to locate package podman", "a source is missing"),
     ],
 )
 def test_refusal_has_a_fitting_hint(said: str, says: str) -> None:

@@ -1,0 +1,31 @@
+"""Programs that are gone although their packages are installed: each is named, with the command that restores it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.snapshot import take_snapshot
+from tests.scenarios.healthy.captures import evidence
+from tests.scenarios.healthy.nodes import HEALTHY
+
+NODE = "debian-13-containerd"
+LOST_SMI = ("smi", "smi-query", "smi-nvlink", "smi-topology", "smi-mig")
+
+
+@pytest.mark.parametrize(
+    ("lost", "cause", "package"),
+    [
+        (("toolkit-program",), "toolkit-not-installed", "nvidia-container-toolkit-base"),
+        (LOST_SMI, "driver-userspace-incomplete", "nvidia-smi"),
+    ],
+)
+def test_lost_program_is_installed_again(lost: tuple[str, ...], cause: str, package: str) -> None:
+    there = HEALTHY[NODE]()
+    assert diagnose(take_snapshot(evidence(there))).findings == ()
+    found = diagnose(take_snapshot(evidence({key: said for key, said in there.items() if key not in lost}))).roots[0]
+    assert found.cause == cause
+    assert "although" in found.summary
+    (command,) = found.remedy[0].commands
+    assert command.startswith("sudo apt-get install --reinstall ")
+    assert package in command.split()
