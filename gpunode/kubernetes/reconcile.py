@@ -222,6 +222,8 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
     desired = _parse_taint(edit.taint)
     for one in _taints_of(live):
         if desired and (one["key"], one["effect"]) == (desired["key"], desired["effect"]) and one != desired:
+            if format_taint(one) == own_taint(live):  # of an earlier recipe
+                continue
             raise Conflict(
                 f"Node {edit.node} has the taint {format_taint(one)}, but the recipe sets {edit.taint}",
                 why="a Node can have only one taint with a key and effect, and somebody else set this one",
@@ -281,6 +283,11 @@ def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = own_fields(live)
     return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live)) if before else None
+
+
+def own_taint(live: Body) -> str:
+    """Return the Node's taint that gpunode set, as kubectl writes it; empty for none."""
+    return next(map(format_taint, _taints_of(own_fields(live) or {})), "")
 
 
 def format_taints_in(fields: str | None) -> tuple[str, ...]:

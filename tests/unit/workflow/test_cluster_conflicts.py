@@ -106,6 +106,21 @@ def test_taint_with_another_value_is_refused_and_foreign_taints_stay(
     assert everything(server) == before
 
 
+def test_taint_of_gpunode_gets_the_value_of_a_later_recipe(server: ApiServer, user: User, tmp_path: Any) -> None:
+    (recipe := tmp_path / "tainted.toml").write_text(TAINT)
+    user.apply(str(recipe))
+    recipe.write_text(TAINT.replace("present", "reserved"))
+    (edited,) = (one for one in user.plan(str(recipe)).envelope["result"]["objects"] if one["kind"] == "Node")
+    assert edited["diff"] == [f"+taint {GPU}=reserved:NoSchedule", f"-taint {GPU}=present:NoSchedule"]
+
+    user.apply(str(recipe))
+    assert server.peek("Node")[0]["spec"]["taints"] == [{"key": GPU, "value": "reserved", "effect": "NoSchedule"}]
+    user("rollback", "k2", "--yes")
+    assert server.peek("Node")[0]["spec"]["taints"] == [{"key": GPU, "value": "present", "effect": "NoSchedule"}]
+    user("k8s", "remove", "--yes")
+    assert server.peek("Node")[0]["spec"]["taints"] == []
+
+
 def test_taint_set_by_others_after_the_plan_is_a_conflict(server: ApiServer, user: User, tmp_path: Any) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
 

@@ -43,6 +43,7 @@ def test_kubelet_credential_removes_its_labels_and_lists_what_it_may_not(
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
     user.apply(str(recipe))
     server.user, server.denied = "system:node:gpu-1", OF_KUBELETS | {"get namespaces"}
+    assert user.apply(str(recipe)).states == {"Node gpu-1": "unchanged"}
     removed = user("k8s", "remove", "--yes")
     assert removed.states == {"Node gpu-1": "edit"}
     all_else, taint = removed.envelope["result"]["skipped"]
