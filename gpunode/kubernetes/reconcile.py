@@ -369,7 +369,8 @@ def _upgrade_command(desired: ChartRelease, namespace: str, name: str) -> tuple[
     values = (
         word for name_, value in desired.values.items() for word in ("--set-json", f"{name_}={json.dumps(value)}")
     )
-    where = ("--namespace", namespace, "--create-namespace", "--version", desired.version, "--wait")
+    # Not --create-namespace: it is there by then, and Helm 4 would set a label of its own on it, which then stays.
+    where = ("--namespace", namespace, "--version", desired.version, "--wait")
     return ("helm", "upgrade", "--install", name, *desired.chart_words, *where, *values)
 
 

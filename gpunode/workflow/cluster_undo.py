@@ -13,6 +13,7 @@ from gpunode.catalog.charts import chart
 from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
+from gpunode.facts.helm import release_of_command
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
@@ -118,7 +119,8 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
                 place = (live.name, live.chart, live.version, chart(live.chart).repository, live.namespace)
                 install = install_command(ChartRelease(*place, live.values, "", 0))
         change = CommandChange(argv, "k8s remove", install, uid)
-        yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
+        note = "leaves its chart's CustomResourceDefinitions, if it has any: Helm deletes none"
+        yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change, note)
 
 
 def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
@@ -162,9 +164,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         is_made = release.undo is not None and release.undo[1] == "uninstall"
         state: PlanItemState = "delete" if release.argv[1] == "uninstall" else "create" if is_made else "edit"
         why = "gpunode released it" if state == "delete" else "as it was before that run"
-        steps[release] = PlanItem("Helm release", *_release_namespace_and_name(release.argv), state, why, 0, release)
+        steps[release] = PlanItem("Helm release", *release_of_command(release.argv), state, why, 0, release)
     made = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
-    present = [place for one in made if (place := _release_namespace_and_name(one.argv)) in revisions]
+    present = [place for one in made if (place := release_of_command(one.argv)) in revisions]
     ours = _find_our_releases(cluster) if present else ()
     if foreign := next((one for one in present if one not in ours), None):
         raise Conflict(
@@ -192,7 +194,7 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
     Raises:
         Conflict: if it was released again since.
     """
-    release = _release_namespace_and_name(change.argv)
+    release = release_of_command(change.argv)
     after: int | None
     before: int | None
     match change.argv, change.undo:
@@ -212,11 +214,6 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
         hint="undo the later run first (gpunode log), or look at it: "
         + command("helm", "history", release[1], "--namespace", release[0]),
     )
-
-
-def _release_namespace_and_name(argv: Sequence[str]) -> tuple[str, str]:
-    """Return the namespace and name of the release that a Helm command changes."""
-    return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
 
 
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:
