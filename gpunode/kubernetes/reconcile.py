@@ -180,8 +180,9 @@ def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | N
     if before == after:
         return replace(item, state="unchanged")
     change = _object_change(desired.body, cluster, before, after, shared=before is None or is_kept_on_removal(live))
-    diff = _yaml_diff(before or _without_server_fields(live), after)
-    return replace(item, state="edit", change=change, diff=diff)
+    # Of an object that is not ours yet: what others set stays.
+    old, new = (before, after) if before else map(_without_server_fields, (live, projected or live))
+    return replace(item, state="edit", change=change, diff=_yaml_diff(old, new))
 
 
 def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanItem:
