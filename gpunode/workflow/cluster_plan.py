@@ -102,7 +102,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
     if not skipped:
-        _refuse_forbidden(plan, cluster)
+        refuse_forbidden(plan, cluster)
     return plan
 
 
@@ -289,10 +289,8 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     )
 
 
-def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
+def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
-    if not plan.changes:
-        return
     requests = tuple(
         dict.fromkeys(
             (verb, *_API_RESOURCES[one.kind], one.namespace)

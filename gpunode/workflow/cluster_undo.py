@@ -40,7 +40,7 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
-from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan
+from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_forbidden
 from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
 LiveObjects: TypeAlias = Mapping[Key, Body]
@@ -60,7 +60,11 @@ _CLUSTER_KINDS: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
 def plan_removal(cluster: Cluster) -> ClusterPlan:
-    """Return the plan that removes everything that gpunode applied."""
+    """Return the plan that removes everything that gpunode applied.
+
+    Raises:
+        Refused: if the credential does not permit all of it.
+    """
     identity = cluster.identify()
     try:
         labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
@@ -88,7 +92,9 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
-    return ClusterPlan(identity, (*releases, *items), skipped)
+    plan = ClusterPlan(identity, (*releases, *items), skipped)
+    refuse_forbidden(plan, cluster)
+    return plan
 
 
 def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
@@ -134,7 +140,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     """Return the plan that undoes a run.
 
     Raises:
-        Refused: if the run was in another cluster.
+        Refused: if the run was in another cluster, or the credential does not permit all of it.
         Conflict: if one of our fields was changed since, or our release was replaced by another.
     """
     identity = cluster.identify()
@@ -178,7 +184,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         one.title for one in steps.values() if one.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
-    return ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
+    plan = ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
+    refuse_forbidden(plan, cluster)
+    return plan
 
 
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
