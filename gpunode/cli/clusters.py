@@ -19,6 +19,7 @@ from gpunode.cli.resume import hash_recipe
 from gpunode.cli.screen.checks import check_lines, verdict_line
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
+    cluster_plan_command,
     cluster_render_command,
     cluster_verify_command,
     option_value,
@@ -57,10 +58,10 @@ _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
     r"(?<![\w/.-])kubectl(?= (?:api-resources|apply|auth|cluster-info|config get-contexts|delete|describe|drain|edit"
     r"|get|label|logs|taint|uncordon)\b)"
 )
-# for the default recipe and this machine,
+# or for the default recipe and this machine.
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
-# or without recipe and cluster.
-_CLUSTER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s (?:plan|apply|verify|remove)(?=$|,| if\b)", re.MULTILINE)
+_PLAN_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s plan$", re.MULTILINE)
+_REMOVE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s remove(?=$|,| if\b)", re.MULTILINE)
 _HELM_COMMAND_IN_HINT: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
 _ALLOWED_IMAGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
@@ -85,7 +86,8 @@ class ClusterRef:
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((command(*choose_kubectl()), *options)), hint)
         found = _HELM_COMMAND_IN_HINT.sub(lambda _: " ".join(("helm", *of_helm)), found)
-        found = _CLUSTER_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
+        found = _REMOVE_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
+        found = _PLAN_COMMAND_IN_HINT.sub(lambda _: cluster_plan_command(sys.argv[1:]), found)
         return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,3 +38,8 @@ def parse_release(row: Mapping[str, Any]) -> HelmRelease:
     return HelmRelease(
         str(row["namespace"]), str(row["name"]), chart, version, int(row["revision"]), str(row["status"])
     )
+
+
+def release_of_command(argv: Sequence[str]) -> tuple[str, str]:
+    """Return the namespace and name of the release that a Helm command of gpunode's changes."""
+    return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]

@@ -9,12 +9,17 @@ from typing import Any, Final
 
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
-from gpunode.facts.helm import HelmRelease, parse_release
+from gpunode.facts.helm import HelmRelease, parse_release, release_of_command
 from gpunode.host.kubectl import HelmMissing, caller_environment, describe_install_location, find_program
 from gpunode.host.process import Runner
 
 _READ_TIMEOUT_S: Final = 60.0
 _MAX_OUTPUT_BYTES: Final = 64 << 20
+# Releases in every state; --all is Helm 3's alone, and Helm 4 shows them by itself.
+_ALL_RELEASES: Final = (
+    *("list", "--all-namespaces", "--max", "0"),
+    *("--deployed", "--failed", "--pending", "--superseded", "--uninstalled", "--uninstalling"),
+)
 # It returns after images are pulled and controllers are ready.
 _RELEASE_TIMEOUT_S: Final = 1800.0
 
@@ -55,12 +60,14 @@ class Helm:
         return {(one.namespace, one.name): one.revision for one in self._list_all()}
 
     def _list_all(self) -> Iterator[HelmRelease]:
-        return map(parse_release, self._run_for_json("list", "--all-namespaces", "--all", "--max", "0") or ())
+        return map(parse_release, self._run_for_json(*_ALL_RELEASES) or ())
 
     def run(self, argv: tuple[str, ...]) -> None:
         """Run a Helm command, given without the program's name."""
         words, values = move_values_to_stdin(argv)
-        self._run(words, "see what became of it: helm list --all-namespaces --all", values)
+        namespace, name = release_of_command(("helm", *argv))
+        look = command("helm", "history", name, "--namespace", namespace)
+        self._run(words, f"see what became of it: {look}", values)
 
     def _run_for_json(self, *words: str) -> Any:
         hint = f"run it yourself: {command('helm', *words)}"

@@ -136,7 +136,8 @@ def _login_problems(output: str) -> Iterator[GpunodeError]:
         yield UsageError(
             "kubectl has no cluster configured",
             why=reason,
-            hint="set KUBECONFIG, or name a file: --kubeconfig FILE",
+            hint="set KUBECONFIG, or name a file: --kubeconfig FILE\n"
+            "or see whether it has the cluster that its context names: kubectl config get-contexts",
         )
     check = "then check: kubectl auth whoami"
     if match := _PLUGIN_MISSING.search(output):

@@ -209,7 +209,7 @@ def _apply_commands(rendered: RenderedCluster, form: Form, paths: Sequence[str])
             yield from (command(*apply, "-f", path) for path in paths if path.startswith(folders))
     helm = ("helm", "--kube-context", rendered.kind.context) if rendered.kind else ("helm",)
     for one in rendered.releases if form in {"manifests", "helm"} else ():
-        where = ("--namespace", one.namespace, "--create-namespace", "--version", one.version)
+        where = ("--namespace", one.namespace, "--version", one.version)
         install = (*helm, "upgrade", "--install", one.name, *one.chart_words, *where)
         yield from ("", f"# {one.why}", command(*install, "--values", f"helm/{one.name}.values.yaml", "--wait"))
 

@@ -180,8 +180,9 @@ def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | N
     if before == after:
         return replace(item, state="unchanged")
     change = _object_change(desired.body, cluster, before, after, shared=before is None or is_kept_on_removal(live))
-    diff = _yaml_diff(before or _without_server_fields(live), after)
-    return replace(item, state="edit", change=change, diff=diff)
+    # Of an object that is not ours yet: what others set stays.
+    old, new = (before, after) if before else map(_without_server_fields, (live, projected or live))
+    return replace(item, state="edit", change=change, diff=_yaml_diff(old, new))
 
 
 def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanItem:
@@ -222,6 +223,8 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
     desired = _parse_taint(edit.taint)
     for one in _taints_of(live):
         if desired and (one["key"], one["effect"]) == (desired["key"], desired["effect"]) and one != desired:
+            if format_taint(one) == own_taint(live):  # of an earlier recipe
+                continue
             raise Conflict(
                 f"Node {edit.node} has the taint {format_taint(one)}, but the recipe sets {edit.taint}",
                 why="a Node can have only one taint with a key and effect, and somebody else set this one",
@@ -281,6 +284,11 @@ def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = own_fields(live)
     return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live)) if before else None
+
+
+def own_taint(live: Body) -> str:
+    """Return the Node's taint that gpunode set, as kubectl writes it; empty for none."""
+    return next(map(format_taint, _taints_of(own_fields(live) or {})), "")
 
 
 def format_taints_in(fields: str | None) -> tuple[str, ...]:
@@ -362,7 +370,8 @@ def _upgrade_command(desired: ChartRelease, namespace: str, name: str) -> tuple[
     values = (
         word for name_, value in desired.values.items() for word in ("--set-json", f"{name_}={json.dumps(value)}")
     )
-    where = ("--namespace", namespace, "--create-namespace", "--version", desired.version, "--wait")
+    # Not --create-namespace: it is there by then, and Helm 4 would set a label of its own on it, which then stays.
+    where = ("--namespace", namespace, "--version", desired.version, "--wait")
     return ("helm", "upgrade", "--install", name, *desired.chart_words, *where, *values)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
@@ -24,6 +24,7 @@ from gpunode.kubernetes.reconcile import (
     is_kept_on_removal,
     object_key,
     object_ref,
+    own_taint,
     without_taints,
 )
 from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
@@ -31,6 +32,7 @@ from gpunode.workflow.cluster_workloads import ReadinessWait, describe_namespace
 from gpunode.workflow.events import Applied, Applying, Observer
 
 BeginRun: TypeAlias = Callable[[], Run]
+_AGAIN: Final = "\nthen run the same command again"
 
 
 def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_event: Observer) -> str:
@@ -58,7 +60,7 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
                         if not unapplied:
                             raise
                         why = f"{error.why}; not applied yet: {', '.join(unapplied)}"
-                        hint = f"{error.hint}\nthen run the same command again"
+                        hint = f"{error.hint}{_AGAIN}"
                         raise _PartialApplyError(error.what, why=why, hint=hint) from error
         # Unchanged DaemonSets start pods on a node that was just labelled.
         wait.wait_for_rest(plan.items, plan.releases)
@@ -79,10 +81,11 @@ def apply_removal(
         apply_items(plan.items, cluster, run, on_event, check_interrupt, failures)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
+            hint = failures[0][1].hint
             raise kind(
                 f"{', '.join(title for title, _ in failures)} could not be removed; everything else is done",
                 why="\n".join(f"{error}: {error.why}" for _, error in failures),
-                hint=f"{failures[0][1].hint}\nthen run the same command again",
+                hint=f"{hint}{'' if 'run the same command again' in hint else _AGAIN}",
             )
     return run.id
 
@@ -103,11 +106,15 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         return current_fields(now) != change.before or is_shared_now
 
     if stale := [change.subject for change in changes if is_stale(change)]:
-        raise Conflict(
-            f"{', '.join(stale)} changed since the plan was made",
-            why="another gpunode, or somebody else, applied something meanwhile; nothing was changed by this one",
-            hint="run the same command again: it makes a new plan",
-        )
+        raise _stale_plan_error(", ".join(stale), "nothing was changed by this one")
+
+
+def _stale_plan_error(subjects: str, state: str) -> Conflict:
+    return Conflict(
+        f"{subjects} changed since the plan was made",
+        why=f"another gpunode, or somebody else, applied something meanwhile; {state}",
+        hint="run the same command again: it makes a new plan",
+    )
 
 
 class _PartialApplyError(VerifyFailed):
@@ -203,7 +210,10 @@ def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:
 
 
 def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
-    """Apply a Node's labels server-side, and its taint by kubectl: who applies a Node's taints replaces all of them."""
+    """Apply a Node's labels server-side, and its taint by kubectl: who applies a Node's taints replaces all of them.
+
+    The annotation that marks the taint as ours is in another request, between which another gpunode may drop it.
+    """
     live = cluster.get([object_ref(change)])
     if not live:
         if change.after is None:
@@ -213,6 +223,8 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
             why="it was there when the plan was made",
             hint="run the command again when it is back: kubectl get nodes",
         )
+    if current_fields(live[0]) != change.before:
+        raise _stale_plan_error(change.subject, "it is left alone")
     body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(object_ref(change))
     body["metadata"] = {**body["metadata"], "uid": live[0]["metadata"]["uid"]}
     was, now = format_taints_in(change.before), format_taints_in(change.after)
@@ -222,3 +234,6 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     _apply_object(body, cluster, manager)
     for taint in (one for one in now if one not in was):
         cluster.taint(change.name, taint)
+        if [taint] != [own_taint(one) for one in cluster.get([object_ref(change)])]:
+            cluster.taint(change.name, f"{taint}-")
+            raise _stale_plan_error(change.subject, f"the taint {taint} is taken off again")

@@ -23,6 +23,7 @@ from gpunode.kubernetes.reconcile import (
     find_release_of_chart,
     node_body,
     object_key,
+    own_taint,
     plan_items,
     refuse_other_handler,
 )
@@ -93,12 +94,15 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
             raise
         rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER_PREFIX))
         present, notes = _read_live_state(rendered, cluster, identity, with_others=False)
+        # No kubelet may remove a taint either, so one that an administrator applied with gpunode stays.
+        kept = {str(one["metadata"]["name"]): own_taint(one) for one in present.nodes}
+        rendered = replace(rendered, nodes=tuple(replace(one, taint=kept.get(one.node, "")) for one in rendered.nodes))
     installed = ((one, find_release_of_chart(one, present.releases)) for one in rendered.releases)
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
     if not skipped:
-        _refuse_forbidden(plan, cluster)
+        refuse_forbidden(plan, cluster)
     return plan
 
 
@@ -285,10 +289,8 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     )
 
 
-def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
+def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
-    if not plan.changes:
-        return
     requests = tuple(
         dict.fromkeys(
             (verb, *_API_RESOURCES[one.kind], one.namespace)

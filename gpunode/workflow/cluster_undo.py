@@ -13,6 +13,7 @@ from gpunode.catalog.charts import chart
 from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
+from gpunode.facts.helm import release_of_command
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
@@ -39,7 +40,7 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
-from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan
+from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_forbidden
 from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
 LiveObjects: TypeAlias = Mapping[Key, Body]
@@ -59,7 +60,11 @@ _CLUSTER_KINDS: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
 def plan_removal(cluster: Cluster) -> ClusterPlan:
-    """Return the plan that removes everything that gpunode applied."""
+    """Return the plan that removes everything that gpunode applied.
+
+    Raises:
+        Refused: if the credential does not permit all of it.
+    """
     identity = cluster.identify()
     try:
         labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
@@ -87,7 +92,9 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
-    return ClusterPlan(identity, (*releases, *items), skipped)
+    plan = ClusterPlan(identity, (*releases, *items), skipped)
+    refuse_forbidden(plan, cluster)
+    return plan
 
 
 def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
@@ -118,7 +125,8 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
                 place = (live.name, live.chart, live.version, chart(live.chart).repository, live.namespace)
                 install = install_command(ChartRelease(*place, live.values, "", 0))
         change = CommandChange(argv, "k8s remove", install, uid)
-        yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
+        note = "leaves its chart's CustomResourceDefinitions, if it has any: Helm deletes none"
+        yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change, note)
 
 
 def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
@@ -132,7 +140,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     """Return the plan that undoes a run.
 
     Raises:
-        Refused: if the run was in another cluster.
+        Refused: if the run was in another cluster, or the credential does not permit all of it.
         Conflict: if one of our fields was changed since, or our release was replaced by another.
     """
     identity = cluster.identify()
@@ -162,9 +170,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         is_made = release.undo is not None and release.undo[1] == "uninstall"
         state: PlanItemState = "delete" if release.argv[1] == "uninstall" else "create" if is_made else "edit"
         why = "gpunode released it" if state == "delete" else "as it was before that run"
-        steps[release] = PlanItem("Helm release", *_release_namespace_and_name(release.argv), state, why, 0, release)
+        steps[release] = PlanItem("Helm release", *release_of_command(release.argv), state, why, 0, release)
     made = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
-    present = [place for one in made if (place := _release_namespace_and_name(one.argv)) in revisions]
+    present = [place for one in made if (place := release_of_command(one.argv)) in revisions]
     ours = _find_our_releases(cluster) if present else ()
     if foreign := next((one for one in present if one not in ours), None):
         raise Conflict(
@@ -176,7 +184,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         one.title for one in steps.values() if one.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
-    return ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
+    plan = ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
+    refuse_forbidden(plan, cluster)
+    return plan
 
 
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
@@ -192,7 +202,7 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
     Raises:
         Conflict: if it was released again since.
     """
-    release = _release_namespace_and_name(change.argv)
+    release = release_of_command(change.argv)
     after: int | None
     before: int | None
     match change.argv, change.undo:
@@ -212,11 +222,6 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
         hint="undo the later run first (gpunode log), or look at it: "
         + command("helm", "history", release[1], "--namespace", release[0]),
     )
-
-
-def _release_namespace_and_name(argv: Sequence[str]) -> tuple[str, str]:
-    """Return the namespace and name of the release that a Helm command changes."""
-    return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
 
 
 def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: Cluster) -> None:

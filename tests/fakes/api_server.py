@@ -1,6 +1,6 @@
 """An API server in memory: what it answers to the requests that gpunode sends through kubectl.
 
-``tests/e2e/kubernetes/test_fake.py`` holds it against the real one, word by word.
+``tests/e2e/kubernetes/test_fake_server.py`` holds it against the real one, word by word.
 """
 
 from __future__ import annotations

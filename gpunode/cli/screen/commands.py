@@ -45,6 +45,11 @@ def cluster_apply_command(argv: Sequence[str]) -> Command:
     return gpunode("k8s", "apply", *_drop_node_options(argv))
 
 
+def cluster_plan_command(argv: Sequence[str]) -> Command:
+    """Return ``gpunode k8s plan`` for the same."""
+    return gpunode("k8s", "plan", *_drop_node_options(argv))
+
+
 def cluster_verify_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s verify`` for the same."""
     return gpunode("k8s", "verify", *_drop_node_options(argv))

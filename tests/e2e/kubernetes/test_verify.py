@@ -48,7 +48,8 @@ def node(control_plane: ControlPlane, applied: FakeNode) -> Iterator[FakeNode]:
 
 def pods(plane: ControlPlane) -> list[str]:
     """Return the pods of tests that the cluster has."""
-    found = plane.get("pods", "--namespace", WHERE, "--selector", "gpunode-test")["items"]
+    # Not by kubectl, which starts more slowly than a pod of a test comes and goes on a machine with much to do.
+    found = plane.api.get(f"/api/v1/namespaces/{WHERE}/pods?labelSelector=gpunode-test")["items"]
     return [one["metadata"]["name"] for one in found]
 
 

@@ -89,6 +89,11 @@ def test_render_hint_repeats_the_requested_recipe_and_nodes(monkeypatch: pytest.
     assert "gpunode k8s render gpu.toml --node 'a=b c.json'" in FAR.adapt_hint(hint)
 
 
+def test_plan_hint_repeats_the_requested_recipe_and_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpunode", "k8s", "verify", *PLAN[2:-1], "--image", "x", "--timeout=9"])
+    assert FAR.adapt_hint("run: gpunode k8s plan") == "run: gpunode k8s plan gpu.toml --node 'a=b c.json' --context far"
+
+
 @pytest.mark.parametrize("given", [("--kubeconfig=a/b",), ("--kubeconfig", "a/b")])
 def test_journal_keeps_an_absolute_kubeconfig_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str, ...]

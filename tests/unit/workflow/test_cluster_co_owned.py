@@ -100,3 +100,12 @@ def test_co_owned_object_changed_during_removal_is_reported(
 def test_removal_screen_names_the_co_owner_of_what_stays(user: User, co_owned: dict[str, Any]) -> None:
     shown = user.screen("k8s", "remove", "--yes")
     assert shown.count("alice") == 2
+
+
+def test_diff_of_an_object_that_was_there_shows_only_what_is_added(server: ApiServer, user: User) -> None:
+    labels = {"kubernetes.io/metadata.name": NAMESPACE, "team": "a"}
+    metadata = {"name": NAMESPACE, "labels": labels}
+    server.add({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata, "spec": {"finalizers": ["kubernetes"]}})
+    (found,) = (one for one in user.plan().envelope["result"]["objects"] if one["kind"] == "Namespace")
+    added = ["app.kubernetes.io/managed-by: gpunode", "pod-security.kubernetes.io/enforce: privileged"]
+    assert (found["state"], found["diff"]) == ("edit", [f"+    {label}" for label in added])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from gpunode.cli.inputs import open_cluster_journal
 from gpunode.host.process import FinishedCommand
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import GPU, NODE, PLUGIN, User, everything
@@ -106,6 +109,21 @@ def test_taint_with_another_value_is_refused_and_foreign_taints_stay(
     assert everything(server) == before
 
 
+def test_taint_of_gpunode_gets_the_value_of_a_later_recipe(server: ApiServer, user: User, tmp_path: Any) -> None:
+    (recipe := tmp_path / "tainted.toml").write_text(TAINT)
+    user.apply(str(recipe))
+    recipe.write_text(TAINT.replace("present", "reserved"))
+    (edited,) = (one for one in user.plan(str(recipe)).envelope["result"]["objects"] if one["kind"] == "Node")
+    assert edited["diff"] == [f"+taint {GPU}=reserved:NoSchedule", f"-taint {GPU}=present:NoSchedule"]
+
+    user.apply(str(recipe))
+    assert server.peek("Node")[0]["spec"]["taints"] == [{"key": GPU, "value": "reserved", "effect": "NoSchedule"}]
+    user("rollback", "k2", "--yes")
+    assert server.peek("Node")[0]["spec"]["taints"] == [{"key": GPU, "value": "present", "effect": "NoSchedule"}]
+    user("k8s", "remove", "--yes")
+    assert server.peek("Node")[0]["spec"]["taints"] == []
+
+
 def test_taint_set_by_others_after_the_plan_is_a_conflict(server: ApiServer, user: User, tmp_path: Any) -> None:
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
 
@@ -117,3 +135,26 @@ def test_taint_set_by_others_after_the_plan_is_a_conflict(server: ApiServer, use
     user.kubectl.intercept = taint_first
     error = user.apply(str(recipe), check=5).error
     assert error["what"] == "Node gpu-1 has another taint with the key and effect of nvidia.com/gpu=present:NoSchedule"
+
+
+@pytest.mark.parametrize("moment", ["apply", "taint"])
+def test_apply_of_another_gpunode_meanwhile_leaves_no_orphaned_taint(
+    server: ApiServer, user: User, tmp_path: Any, moment: str
+) -> None:
+    """The other one's recipe has no taint; whose taint it is tells an annotation, which that one drops."""
+    (recipe := tmp_path / "tainted.toml").write_text(TAINT)
+    other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1", "labels": {f"{GPU}.present": "true"}}}
+
+    def apply_first(words: tuple[str, ...]) -> FinishedCommand | None:
+        if words[0] == ("taint" if moment == "taint" else "get") and open_cluster_journal().ids():
+            user.kubectl.intercept = lambda _: None
+            server.apply(other, "gpunode-labels")
+        return None
+
+    user.kubectl.intercept = apply_first
+    error = user.apply(str(recipe), check=5).error
+    assert error["what"] == "Node gpu-1 changed since the plan was made"
+    assert not server.peek("Node")[0]["spec"].get("taints")
+    user.apply(str(recipe))
+    user("k8s", "remove", "--yes")
+    assert not server.peek("Node")[0]["spec"].get("taints")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpunode.kubernetes.pods import find_problem
 from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import User
+from tests.fakes.clusters import User, everything
 
 TAINT = 'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
 OF_KUBELETS = {
@@ -43,6 +45,7 @@ def test_kubelet_credential_removes_its_labels_and_lists_what_it_may_not(
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
     user.apply(str(recipe))
     server.user, server.denied = "system:node:gpu-1", OF_KUBELETS | {"get namespaces"}
+    assert user.apply(str(recipe)).states == {"Node gpu-1": "unchanged"}
     removed = user("k8s", "remove", "--yes")
     assert removed.states == {"Node gpu-1": "edit"}
     all_else, taint = removed.envelope["result"]["skipped"]
@@ -56,6 +59,18 @@ def test_kubelet_credential_removes_its_labels_and_lists_what_it_may_not(
     server.user, server.denied = "admin", set()
     user("k8s", "remove", "--yes")
     assert not server.peek("Node")[0]["spec"].get("taints")
+
+
+@pytest.mark.parametrize("words", [("k8s", "remove"), ("rollback", "k1")])
+def test_right_that_an_undo_lacks_is_named_before_anything_is_done(
+    server: ApiServer, user: User, words: tuple[str, ...]
+) -> None:
+    """A plugin that cannot be deleted would go on without its configuration."""
+    user.apply()
+    before = everything(server)
+    server.denied = {"delete daemonsets"}
+    assert user(*words, "--yes", check=3).error["why"] == "missing: delete daemonsets in gpu-system"
+    assert everything(server) == before
 
 
 def test_removal_without_rights_is_refused(server: ApiServer, user: User) -> None:

@@ -72,6 +72,9 @@ class StandInCluster:
     def get(self, _: object) -> tuple[Any, ...]:
         return ()
 
+    def check_access(self, _: object) -> tuple[bool, ...]:
+        return ()
+
     def list_metadata(self, *_: str) -> tuple[Any, ...]:
         if not self.may_see_secrets:
             raise Forbidden("no", why="secrets is forbidden: cannot list", hint="ask")
