@@ -585,7 +585,7 @@ def log(
 
 @app.command()
 def capture(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="the .tar.gz file or the folder to write")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the .tar.gz file to write")],
     anonymize: Annotated[
         bool, typer.Option("--anonymize", help="also replace serial numbers, UUIDs, addresses, host and user names")
     ] = False,

@@ -37,7 +37,7 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
     contents = count_masked(whole, kept)
     screen.put(*capture_preview_lines(file, contents, anonymized=anonymize))
     save_capture(kept, path)
-    size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
+    size = path.stat().st_size
     missing = find_missing_probes(evidence)
     screen.put(*capture_result_lines(file, len(evidence), size, missing))
     kinds = {kind: {"probes": number, "masked": changed} for kind, (number, changed) in contents.items()}

@@ -89,7 +89,7 @@ class CaptureHost:
 
 
 def save_capture(evidence: Evidence, path: Path) -> None:
-    """Write ``evidence``, redacted and private, as an archive (.tar.gz, .tgz) or a folder, by the suffix of ``path``.
+    """Write ``evidence``, redacted and private, as an archive.
 
     Law: ``load(path) == redact(evidence)``.
 
@@ -101,15 +101,12 @@ def save_capture(evidence: Evidence, path: Path) -> None:
 
     members = dict(_make_members(redact(evidence)))
     try:
-        if path.name.endswith((".tar.gz", ".tgz")):
-            output.write_output_with(path, partial(_write_archive, members))
-        else:
-            output.write_folder(path, members)
+        output.write_output_with(path, partial(_write_archive, members))
     except OSError as error:
         raise UsageError(
             f"the capture cannot be written to {path}",
             why=_explain_os_error(error, path),
-            hint="name a file or a new folder that you may write, on a disk with room",
+            hint="name a file that you may write, on a disk with room",
         ) from error
 
 

@@ -10,7 +10,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
@@ -185,34 +185,6 @@ def _open_plain_file(name: str, folder: int) -> Iterator[IO[bytes] | None]:
         yield file
 
 
-def write_folder(path: Path, members: Mapping[str, bytes]) -> None:
-    """Write ``members`` to a new private folder at ``path``.
-
-    ``path`` is of nothing yet, or of an empty folder; the names of ``members`` are at most one folder deep.
-
-    Raises:
-        OSError: if it could not be written, or another folder was put in its place; nothing is left behind.
-    """
-    with _open_parent(path) as above:
-        _refuse_occupied(path, above)
-        draft = _draft_name(path.name)
-        os.mkdir(draft, 0o700, dir_fd=above)
-        with _open_new_folder(draft, above) as folder:
-            status = os.fstat(folder)
-            if status.st_uid != os.geteuid() or status.st_mode & 0o077 or places.list_names(folder):
-                raise _replaced_folder_error()
-            try:
-                _write_members(folder, members)
-                os.rename(draft, path.name, src_dir_fd=above, dst_dir_fd=above)
-                _refuse_replaced_folder(path.name, above, folder)
-            except BaseException:
-                _remove_members(folder, members)
-                with suppress(OSError):
-                    os.rmdir(draft, dir_fd=above)
-                raise
-        places.sync_folder(above)
-
-
 def create_output(path: Path, content: bytes) -> None:
     """Create a private file with ``content``, complete or not at all.
 
@@ -261,54 +233,3 @@ def _create_draft(name: str, folder: int, write: ContentWriter, mode: int) -> No
         file.flush()
         os.fchmod(file.fileno(), mode)  # whatever the umask: another user's program may read it
         os.fsync(file.fileno())
-
-
-def _refuse_occupied(path: Path, above: int) -> None:
-    with suppress(FileNotFoundError):
-        is_folder = stat.S_ISDIR(os.lstat(path.name, dir_fd=above).st_mode)
-        if is_folder:
-            with _open_new_folder(path.name, above) as folder:
-                is_folder = not places.list_names(folder)
-        if not is_folder:
-            raise FileExistsError(errno.EEXIST, "it exists and is not an empty folder", str(path))
-
-
-@contextmanager
-def _open_new_folder(name: str, above: int) -> Iterator[int]:
-    fd = _open_inner_folder(name, above, make=False)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _refuse_replaced_folder(name: str, above: int, folder: int) -> None:
-    if not os.path.samestat(os.lstat(name, dir_fd=above), os.fstat(folder)):
-        raise _replaced_folder_error()
-
-
-def _replaced_folder_error() -> OSError:
-    return OSError(errno.EPERM, "somebody with write access to its folder replaced it meanwhile")
-
-
-def _write_members(folder: int, members: Mapping[str, bytes]) -> None:
-    for name in _member_folders(members):
-        os.mkdir(name, 0o700, dir_fd=folder)
-    for name, data in members.items():
-        within, _, base = name.rpartition("/")
-        with _open_new_folder(within or ".", folder) as where:
-            _create_draft(base, where, lambda file, data=data: file.write(data), 0o600)  # type: ignore[misc]
-
-
-def _member_folders(members: Mapping[str, bytes]) -> list[str]:
-    return [name for name in dict.fromkeys(name.rpartition("/")[0] for name in members) if name]
-
-
-def _remove_members(folder: int, members: Mapping[str, bytes]) -> None:
-    """Remove our files from the folder, wherever it is by now."""
-    for name in members:
-        with suppress(OSError):
-            os.unlink(name, dir_fd=folder)
-    for name in _member_folders(members):
-        with suppress(OSError):
-            os.rmdir(name, dir_fd=folder)

@@ -40,11 +40,11 @@ CAPTURES = st.builds(
 EVIDENCE = st.dictionaries(st.sampled_from([probe.key for probe in PROBES]) | st.text(min_size=1, max_size=9), CAPTURES)
 
 
-@given(EVIDENCE, st.sampled_from(["x.tar.gz", "x"]))
+@given(EVIDENCE)
 @settings(max_examples=examples(60), deadline=None)
-def test_loaded_capture_equals_the_redacted_evidence(evidence: Evidence, name: str) -> None:
+def test_loaded_capture_equals_the_redacted_evidence(evidence: Evidence) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
+        path = Path(folder) / "x.tar.gz"
         save_capture(evidence, path)
         assert load_capture(path) == redact(evidence)
         assert derive(load_capture(path)) == derive(redact(evidence))

@@ -164,10 +164,9 @@ def theirs() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the attacker is nobody")
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_output_in_a_foreign_folder_does_not_follow_symlinks(theirs: Path, tmp_path: Path, kind: str) -> None:
+def test_output_in_a_foreign_folder_does_not_follow_symlinks(theirs: Path, tmp_path: Path) -> None:
     victim = Victim(tmp_path)
-    numbers, members = itertools.count(), {f"data/{number}": b"secret" for number in range(20)}
+    numbers = itertools.count()
 
     def swap() -> None:
         if os.geteuid() == 0:
@@ -181,12 +180,7 @@ def test_output_in_a_foreign_folder_does_not_follow_symlinks(theirs: Path, tmp_p
 
     def act() -> None:
         path = theirs / "cap"
-        if kind == "folder":
-            output.write_folder(path, members)
-            assert path.stat().st_uid == 0, "what is said to be saved is ours"
-            shutil.rmtree(path)
-        else:
-            output.write_output(path, b"secret")
+        output.write_output(path, b"secret")
 
     with attacker(swap):
         attempts(act, victim)
