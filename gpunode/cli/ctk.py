@@ -10,7 +10,16 @@ from typing import Annotated
 
 import typer
 
-from gpunode.cli.app import DebugOption, JsonOption, LockTimeoutOption, QuietOption, RootOption, build_options
+from gpunode.cli.app import (
+    DebugOption,
+    DisruptionOption,
+    JsonOption,
+    LockTimeoutOption,
+    QuietOption,
+    RootOption,
+    build_options,
+    text_option,
+)
 from gpunode.cli.goflags import GoCommand, GoGroup, ctk_output_options
 
 app = typer.Typer(rich_markup_mode=None)
@@ -25,34 +34,24 @@ config_app = typer.Typer(
 app.add_typer(config_app, name="config")
 
 RuntimeOption = Annotated[
-    str,
-    typer.Option(
-        "--runtime", metavar="NAME", help="docker (the default, as in nvidia-ctk), containerd, crio or podman"
-    ),
+    str, text_option("--runtime", "NAME", "docker (the default, as in nvidia-ctk), containerd, crio or podman")
 ]
 ConfigOption = Annotated[
-    str, typer.Option("--config", metavar="FILE", help="the runtime's configuration file (default: the usual one)")
+    str, text_option("--config", "FILE", "the runtime's configuration file (default: the usual one)")
 ]
 DropInOption = Annotated[
     str | None,
-    typer.Option(
-        "--drop-in-config", metavar="FILE", help="write to this drop-in; an empty value edits the configuration itself"
-    ),
+    text_option("--drop-in-config", "FILE", "write to this drop-in; an empty value edits the configuration itself"),
 ]
-ModeOption = Annotated[
-    str, typer.Option("--mode", metavar="MODE", help="auto, in-place (the configuration itself) or drop-in")
-]
+ModeOption = Annotated[str, text_option("--mode", "MODE", "auto, in-place (the configuration itself) or drop-in")]
 SourceOption = Annotated[
-    str,
-    typer.Option(
-        "--config-source", metavar="SOURCE", help="where to copy options from: file, or the runtime's own command"
-    ),
+    str, text_option("--config-source", "SOURCE", "where to copy options from: file, or the runtime's own command")
 ]
 ExecutableOption = Annotated[
-    str, typer.Option("--executable-path", metavar="FILE", help="the runtime's program for --config-source=command")
+    str, text_option("--executable-path", "FILE", "the runtime's program for --config-source=command")
 ]
 NvidiaRuntimeNameOption = Annotated[
-    str, typer.Option("--nvidia-runtime-name", metavar="NAME", help="the name by which containers request the runtime")
+    str, text_option("--nvidia-runtime-name", "NAME", "the name by which containers request the runtime")
 ]
 NvidiaRuntimePathOption = Annotated[
     str,
@@ -74,9 +73,6 @@ RestartOption = Annotated[
     bool, typer.Option("--restart", help="restart the runtime, check that it came up, restore the old file if not")
 ]
 
-DisruptionOption = Annotated[
-    bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
-]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show new files in full")]
 
 
@@ -94,9 +90,7 @@ def configure(
     enable_cri: CriOption = False,
     source: SourceOption = "file",
     executable: ExecutableOption = "",
-    config_mode: Annotated[
-        str, typer.Option("--config-mode", metavar="MODE", help="config-file; OCI hooks are not supported")
-    ] = "",
+    config_mode: Annotated[str, text_option("--config-mode", "MODE", "config-file; OCI hooks are not supported")] = "",
     hook_file: Annotated[str, typer.Option("--oci-hook-path", hidden=True)] = "",
     hook_path: Annotated[str, typer.Option("--nvidia-runtime-hook-path", hidden=True)] = "",
     dry_run: DryRunOption = False,

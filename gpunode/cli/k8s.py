@@ -18,20 +18,18 @@ from gpunode.cli.app import (
     RecipeArgument,
     YesOption,
     output_options,
+    text_option,
 )
 
 app = typer.Typer(rich_markup_mode=None)
 
 _NODE_HELP = "a capture of a GPU node, or a folder of captures; may be repeated (default: this machine"
-NodesOption = Annotated[list[str], typer.Option("--node", metavar="[NAME=]CAPTURE", help=f"{_NODE_HELP})")]
+NodesOption = Annotated[list[str], text_option("--node", "[NAME=]CAPTURE", f"{_NODE_HELP})")]
 _LABELLED_HELP = f"{_NODE_HELP} or, if it has no GPU, the nodes that GPU Feature Discovery labelled)"
-ClusterNodesOption = Annotated[list[str], typer.Option("--node", metavar="[NAME=]CAPTURE", help=_LABELLED_HELP)]
+ClusterNodesOption = Annotated[list[str], text_option("--node", "[NAME=]CAPTURE", _LABELLED_HELP)]
 OutputDirOption = Annotated[str, typer.Option("-o", "--output", metavar="DIR", help="write the files into this folder")]
 FormatOption = Annotated[
-    str,
-    typer.Option(
-        "--format", metavar="FORMAT", help="manifests, kustomize, argocd, flux or helm (charts where available)"
-    ),
+    str, text_option("--format", "FORMAT", "manifests, kustomize, argocd, flux or helm (charts where available)")
 ]
 
 
@@ -103,10 +101,8 @@ def verify(
     kubeconfig: KubeconfigOption = "",
     image: Annotated[
         str,
-        typer.Option(
-            "--image",
-            metavar="IMAGE",
-            help="image of the test pods: NVIDIA's vectoradd sample, in a mirror or already on the nodes",
+        text_option(
+            "--image", "IMAGE", "image of the test pods: NVIDIA's vectoradd sample, in a mirror or already on the nodes"
         ),
     ] = "",
     timeout: Annotated[
