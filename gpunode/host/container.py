@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpunode.host.ownership import explain_writable_by_others
 
@@ -32,7 +32,6 @@ _IMAGE_ETC_FILES = {"/etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n", "/
 _IMAGE_FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib", "/etc/ld.so.conf.d")  # noqa: S108
 # What uname(2) calls an architecture → Debian's and Ubuntu's multiarch folder, and OCI's name of it.
 _ARCHITECTURES = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
-_OCI_MEDIA_TYPE_PREFIX = "application/vnd.oci.image."
 
 
 def find_image_libraries(listing: str) -> frozenset[str]:
@@ -71,53 +70,44 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
     if machine not in _ARCHITECTURES:
         raise ValueError(f"the architecture is {machine}, not one of {', '.join(_ARCHITECTURES)}")
     architecture = _ARCHITECTURES[machine][1]
-    layer = _make_tar({**libraries, **_IMAGE_ETC_FILES}, _IMAGE_FOLDERS)
-    config = _image_config(architecture, layer, command)
-    manifest = _image_manifest(config, layer)
-    files = {
-        "oci-layout": _encode_json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": _image_index(architecture, manifest, reference),
-        "manifest.json": _encode_json(
-            [{"Config": _blob_path(config), "RepoTags": [reference], "Layers": [_blob_path(layer)]}]
-        ),
-        **{_blob_path(data): data for data in (config, layer, manifest)},
-    }
-    return _make_tar(files)
+    blobs: dict[str, bytes] = {}
 
+    def add_blob(kind: str, data: bytes) -> dict[str, Any]:
+        """Add a blob, and return OCI's descriptor of it."""
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = data
+        media_type = f"application/vnd.oci.image.{kind}"
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
-def _image_config(architecture: str, layer: bytes, command: Iterable[str]) -> bytes:
+    layer = add_blob("layer.v1.tar", _make_tar({**libraries, **_IMAGE_ETC_FILES}, _IMAGE_FOLDERS))
     # Where toolkits of various ages and modes mount the libraries; not all of them refresh ld.so.cache.
     folders = (*(f"/{triplet}" for triplet, _ in _ARCHITECTURES.values()), "64")
     places = ":".join(f"{root}{folder}" for folder in folders for root in ("/usr/lib", "/lib"))
     environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={places}"]
-    return _encode_json(
-        {
-            "architecture": architecture,
-            "os": "linux",
-            "config": {"Cmd": list(command), "Env": environment},
-            "rootfs": {"type": "layers", "diff_ids": [_digest_of(layer)]},
-            "history": [{"created_by": "gpunode verify --container"}],
-        }
-    )
-
-
-def _image_manifest(config: bytes, layer: bytes) -> bytes:
-    return _encode_json(
-        {
-            "schemaVersion": 2,
-            "mediaType": f"{_OCI_MEDIA_TYPE_PREFIX}manifest.v1+json",
-            "config": _make_oci_descriptor(f"{_OCI_MEDIA_TYPE_PREFIX}config.v1+json", config),
-            "layers": [_make_oci_descriptor(f"{_OCI_MEDIA_TYPE_PREFIX}layer.v1.tar", layer)],
-        }
-    )
-
-
-def _image_index(architecture: str, manifest: bytes, reference: str) -> bytes:
+    platform = {"architecture": architecture, "os": "linux"}
+    config = {
+        **platform,
+        "config": {"Cmd": list(command), "Env": environment},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+        "history": [{"created_by": "gpunode verify --container"}],
+    }
+    described = add_blob("config.v1+json", _encode_json(config))
+    config_path, layer_path = (f"blobs/{one['digest'].replace(':', '/')}" for one in (described, layer))
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": described,
+        "layers": [layer],
+    }
     # The first is containerd's name for an image, the second the OCI layout's.
     names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference.rpartition(":")[2]}
-    entry = _make_oci_descriptor(f"{_OCI_MEDIA_TYPE_PREFIX}manifest.v1+json", manifest)
-    platform = {"architecture": architecture, "os": "linux"}
-    return _encode_json({"schemaVersion": 2, "manifests": [{**entry, "platform": platform, "annotations": names}]})
+    entry = {**add_blob("manifest.v1+json", _encode_json(manifest)), "platform": platform, "annotations": names}
+    files = {
+        "oci-layout": _encode_json({"imageLayoutVersion": "1.0.0"}),
+        "index.json": _encode_json({"schemaVersion": 2, "manifests": [entry]}),
+        "manifest.json": _encode_json([{"Config": config_path, "RepoTags": [reference], "Layers": [layer_path]}]),
+    }
+    return _make_tar({**files, **blobs})
 
 
 def _make_tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
@@ -136,18 +126,6 @@ def _make_tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
 
 def _encode_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def _blob_path(data: bytes) -> str:
-    return f"blobs/sha256/{hashlib.sha256(data).hexdigest()}"
-
-
-def _make_oci_descriptor(media_type: str, data: bytes) -> dict[str, object]:
-    return {"mediaType": media_type, "digest": _digest_of(data), "size": len(data)}
 
 
 UUID_QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
