@@ -54,7 +54,7 @@ exec chroot "$1" /bin/sh -c "$3"
 
 
 def readme() -> tuple[str, list[str]]:
-    """The apt line and the commands of the README's section about a fresh machine."""
+    """Return the apt line and the commands of the README's section about a fresh machine."""
     section = (ROOT / "README.md").read_text().partition(f"\n## {_SECTION}\n")[2].partition("\n## ")[0]
     apt = re.search(r"apt-get install ([a-z0-9. +-]+)", section)
     block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
@@ -64,7 +64,7 @@ def readme() -> tuple[str, list[str]]:
 
 
 def settings() -> dict[str, str]:
-    """This machine's settings for pip and its network, as environment variables."""
+    """Return this machine's settings for pip and its network, as environment variables."""
     pip = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(pip, capture_output=True, text=True, check=False).stdout.splitlines()
     pairs = (line.partition("=") for line in lines if line.startswith(("global.", "install.")))
@@ -76,7 +76,7 @@ def settings() -> dict[str, str]:
 
 
 def local(environment: dict[str, str]) -> Iterator[Path]:
-    """The files and folders of this machine that the settings name; of an index, what lies beside it too."""
+    """Yield the files and folders of this machine that the settings name, with the folder of a local index."""
     for word in {word for value in environment.values() for word in value.split()}:
         path = Path(word.removeprefix("file://").rstrip("/"))
         if path.is_absolute() and path.exists():
@@ -84,7 +84,7 @@ def local(environment: dict[str, str]) -> Iterator[Path]:
 
 
 class Machine:
-    """A chroot of ``suite``; its files are gone afterwards.
+    """A chroot of ``suite``; its files are deleted afterwards.
 
     Attributes:
         variant: mmdebstrap's: ``important`` has the packages that a net install brings, apt-utils among them, which
@@ -113,7 +113,7 @@ class Machine:
         self.run("useradd --create-home --shell /bin/bash tester")
 
     def run(self, command: str, user: str = "root") -> int:
-        """How ``command`` ended in the clone, or at home before there is one."""
+        """Run ``command`` in the clone, or at home before there is one, and return its exit status."""
         variables = {
             "HOME": "/root" if user == "root" else f"/home/{user}",
             "USER": user,
@@ -130,14 +130,14 @@ class Machine:
         return subprocess.run([*apart, "sh", "-c", _INSIDE, "sh", self.root, shared, words], check=False).returncode
 
     def trust(self) -> None:
-        """Certificates that the settings name are where they are named."""
+        """Copy the certificates that the settings name to the same paths."""
         for path in self._copied:
             target = self.root / path.relative_to("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
 
 
-def timed(machine: Machine, user: str, command: str) -> bool:
+def time_command(machine: Machine, user: str, command: str) -> bool:
     """Return whether ``command`` passes; print how long it took."""
     begun, title = time.monotonic(), f"--- {machine.suite} ({machine.variant}), {user}: {command}"
     print(title, flush=True)
@@ -156,15 +156,15 @@ def try_readme(machine: Machine, users: list[str], results: Path | None) -> bool
         tests = "make test TESTS=tests/unit PYTEST_ARGS='-m \"not hypothesis and not long\"'"
         commands = [tests if command == "make test" else command for command in commands]
     machine.make()
-    passed = timed(machine, "root", f"apt-get -q update && {apt.replace('install', 'install -q -y')}")
+    passed = time_command(machine, "root", f"apt-get -q update && {apt.replace('install', 'install -q -y')}")
     machine.trust()
     options = "--skipped-to=/tmp/skipped --junitxml=/tmp/fresh.xml"
     for user in users if passed else ():
-        passed &= timed(machine, user, "git clone --quiet /gpunode.bundle gpunode")
+        passed &= time_command(machine, user, "git clone --quiet /gpunode.bundle gpunode")
         for command in commands:
             wanted = f"{command} PYTEST_ARGS='{options}'" if results and command.startswith("make test") else command
-            passed &= timed(machine, user, wanted)
-    passed &= not passed or timed(machine, "root", _INSTALL)
+            passed &= time_command(machine, user, wanted)
+    passed &= not passed or time_command(machine, "root", _INSTALL)
     for name in ("skipped", "fresh.xml"):
         if results and (found := machine.root / "tmp" / name).exists():
             shutil.copy(found, results)
@@ -172,7 +172,7 @@ def try_readme(machine: Machine, users: list[str], results: Path | None) -> bool
 
 
 def main() -> None:
-    """Ends with 1 where a command failed."""
+    """Exit with 1 if a command failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="+", metavar="SUITE")
     parser.add_argument("--bare", action="store_true", help="a minbase system, make demo and tests/unit")

@@ -1,4 +1,4 @@
-"""Prints what pytest's JUnit reports say, as one screen, and one closing line."""
+"""Print pytest's JUnit reports as one screen, with one closing line."""
 
 # ruff: noqa: INP001, T201 - a script of .ci/run; printing is its work
 
@@ -22,13 +22,13 @@ _WORST_FIRST: Final[tuple[Outcome, ...]] = ("failed", "errors", "passed", "skipp
 
 
 def outcome_of(case: ET.Element) -> tuple[Outcome, str]:
-    """How one test ended, and if it was skipped, why."""
+    """Return the outcome of one test, and the reason if it was skipped."""
     ended = next((child for child in case if child.tag in _OUTCOMES), None)
     return ("passed", "") if ended is None else (_OUTCOMES[ended.tag], reason_of(ended.get("message", "")))
 
 
 def main(files: list[str]) -> None:
-    """Prints the screen of all ``files``; a test that ran several times counts once, by its worst end."""
+    """Print the screen of all ``files``; a test that ran several times counts once, by its worst outcome."""
     results, ends = Results(), dict[tuple[str, str], tuple[Outcome, str]]()
     took = Counter[str]()
     for file in files:

@@ -1,4 +1,4 @@
-"""What needs no test node: start-up, peak memory, and how patching grows with its file."""
+"""Benchmarks without a test node: start-up, peak memory, and growth of patching with the file size."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure import cost, row, side_by_side, title
+from benchmarks.measure import measure_command, measure_in_turns, print_row, print_title
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = str(ROOT / "gpunode/samples/debian12-gtx1080")
@@ -23,9 +24,9 @@ ENVIRONMENT = {
 }
 
 
-def startup(times: int = 15) -> None:
-    """Processor time of the two commands that do nothing, as multiples of a Python that does nothing."""
-    title(f"Start-up: processor time, median of {times}, in turns")
+def measure_startup(times: int = 15) -> None:
+    """Print the processor time of short commands as multiples of a Python that does nothing."""
+    print_title(f"Start-up: processor time, median of {times}, in turns")
     commands = {
         "python3 -c pass": (sys.executable, "-c", "pass"),
         "gpunode --version": (*GPUNODE, "--version"),
@@ -33,18 +34,20 @@ def startup(times: int = 15) -> None:
         "gpunode status --node SAMPLE": (*GPUNODE, "status", "--node", SAMPLE),
         "gpunode plan containerd --node SAMPLE": (*GPUNODE, "plan", "containerd", "--node", SAMPLE),
     }
-    costs = side_by_side({name: partial(cost, argv, ENVIRONMENT) for name, argv in commands.items()}, times)
-    bare = costs["python3 -c pass"].cpu_s
+    costs = measure_in_turns(
+        {name: partial(measure_command, argv, ENVIRONMENT) for name, argv in commands.items()}, times
+    )
+    python_cpu_s = costs["python3 -c pass"].cpu_s
     goals = {"gpunode --version": "goal ≤ 2×", "gpunode plan --help": "goal ≤ 8×"}
-    for name, one in costs.items():
-        row(name, f"{one.cpu_s * 1000:.0f} ms", f"{one.cpu_s / bare:.1f}×", goals.get(name, ""))
+    for name, cost in costs.items():
+        print_row(name, f"{cost.cpu_s * 1000:.0f} ms", f"{cost.cpu_s / python_cpu_s:.1f}×", goals.get(name, ""))
 
 
-def memory() -> None:
-    """The peak of each verb that runs without a node of its own."""
-    title("Peak memory of any one process (goal: under 80 MB)")
+def measure_memory() -> None:
+    """Print the peak memory of each command that needs no test node."""
+    print_title("Peak memory of any one process (goal: under 80 MB)")
     with tempfile.TemporaryDirectory(prefix="gpunode-bench-") as folder:
-        verbs = {
+        commands = {
             "plan": ("plan", "containerd", "--node", SAMPLE),
             "rehearse": ("rehearse", "containerd"),
             "status": ("status", "--node", SAMPLE),
@@ -55,47 +58,47 @@ def memory() -> None:
             "recipe list": ("recipe", "list"),
             "recipe from-node": ("recipe", "from-node", "--node", SAMPLE),
         }
-        for name, words in verbs.items():
-            one = cost((*GPUNODE, *words), ENVIRONMENT)
-            row(name, f"{one.peak_mb:.0f} MB", f"exit {one.exit_status}")
+        for name, words in commands.items():
+            cost = measure_command((*GPUNODE, *words), ENVIRONMENT)
+            print_row(name, f"{cost.peak_mb:.0f} MB", f"exit {cost.exit_status}")
 
 
-def patching() -> None:
-    """How the time of adding NVIDIA's runtime grows with the file: 1.0 is linear, 2.0 quadratic."""
+def measure_patching() -> None:
+    """Print how the time to add NVIDIA's runtime grows with the file: 1.0 is linear, 2.0 quadratic."""
     from gpunode.runtimes import DesiredConfig, runtime
 
-    title("Patching: processor time by size of the file")
-    for name, make in (("containerd", _containerd), ("docker", _docker)):
-        before: tuple[int, float] | None = None
+    print_title("Patching: processor time by size of the file")
+    for name, make_content in (("containerd", _make_containerd_config), ("docker", _make_docker_config)):
+        smaller: tuple[int, float] | None = None
         for entries in (50, 200, 800, 3200):
-            content = make(entries)
-            spent = min(
-                _timed(partial(runtime(name).configure, {runtime(name).config: content}, DesiredConfig()))
+            content = make_content(entries)
+            cpu_s = min(
+                _measure_cpu_time(partial(runtime(name).configure, {runtime(name).config: content}, DesiredConfig()))
                 for _ in range(3)
             )
-            growth = "" if before is None else _exponent(before, (len(content), spent))
-            row(f"{name}, {len(content) / 1024:.0f} KiB", f"{spent * 1000:.1f} ms", growth)
-            before = (len(content), spent)
+            growth = "" if smaller is None else _describe_growth(smaller, (len(content), cpu_s))
+            print_row(f"{name}, {len(content) / 1024:.0f} KiB", f"{cpu_s * 1000:.1f} ms", growth)
+            smaller = (len(content), cpu_s)
 
 
-def _exponent(before: tuple[int, float], after: tuple[int, float]) -> str:
+def _describe_growth(smaller: tuple[int, float], larger: tuple[int, float]) -> str:
     import math
 
-    return f"size^{math.log(after[1] / before[1]) / math.log(after[0] / before[0]):.2f}"
+    return f"size^{math.log(larger[1] / smaller[1]) / math.log(larger[0] / smaller[0]):.2f}"
 
 
-def _timed(work: partial[object]) -> float:
+def _measure_cpu_time(work: Callable[[], object]) -> float:
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
-def _containerd(mirrors: int) -> bytes:
+def _make_containerd_config(mirrors: int) -> bytes:
     head = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".registry.mirrors]\n'
-    one = '  [plugins."io.containerd.grpc.v1.cri".registry.mirrors."r{0}.example"] # mirror {0}\n    endpoint = ["https://m{0}.example"]\n'
-    return (head + "".join(one.format(n) for n in range(mirrors))).encode()
+    mirror = '  [plugins."io.containerd.grpc.v1.cri".registry.mirrors."r{0}.example"] # mirror {0}\n    endpoint = ["https://m{0}.example"]\n'
+    return (head + "".join(mirror.format(n) for n in range(mirrors))).encode()
 
 
-def _docker(labels: int) -> bytes:
-    listed = ",\n".join(f'    "label-{n}=value-{n}"' for n in range(labels))
-    return f'{{\n  "log-driver": "json-file",\n  "labels": [\n{listed}\n  ]\n}}\n'.encode()
+def _make_docker_config(labels: int) -> bytes:
+    label_lines = ",\n".join(f'    "label-{n}=value-{n}"' for n in range(labels))
+    return f'{{\n  "log-driver": "json-file",\n  "labels": [\n{label_lines}\n  ]\n}}\n'.encode()

@@ -1,4 +1,4 @@
-"""What a command costs: processor time and peak memory of it and all that it waited for, as the kernel counts them."""
+"""Measurement of commands: processor time and peak memory, of a command and its children, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One run of a command.
+    """The cost of one run of a command.
 
     Attributes:
         cpu_s: user and system time, children included.
@@ -25,43 +25,43 @@ class Cost:
     exit_status: int
 
 
-def cost(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
-    """What one run of ``argv`` costs; its output is thrown away.
+def measure_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
+    """Run ``argv`` once and return its cost; its output is discarded.
 
-    This process must stay small: until a child calls exec, the kernel counts what it has of its parent's memory.
+    This process must stay small: until a process calls exec, the kernel counts what it has of its parent's memory.
     """
     started = time.monotonic()
-    nothing = subprocess.DEVNULL
-    child = subprocess.Popen(argv, stdin=nothing, stdout=nothing, stderr=nothing, env=env)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
+    devnull = subprocess.DEVNULL
+    process = subprocess.Popen(argv, stdin=devnull, stdout=devnull, stderr=devnull, env=env)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.monotonic() - started
-    return Cost(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / 1024, child.returncode)
+    return Cost(usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / 1024, process.returncode)
 
 
-def side_by_side(runs: Mapping[str, Callable[[], Cost]], times: int) -> dict[str, Cost]:
-    """As ``median`` for each, in turns, so that a busy moment of the machine meets them all alike."""
+def measure_in_turns(runs: Mapping[str, Callable[[], Cost]], times: int) -> dict[str, Cost]:
+    """Return the median cost of each run, in turns, so that other load on the machine affects all of them alike."""
     for run in runs.values():
         run()
     rounds = [{name: run() for name, run in runs.items()} for _ in range(times)]
-    return {name: median_of([one[name] for one in rounds]) for name in runs}
+    return {name: median_cost([costs[name] for costs in rounds]) for name in runs}
 
 
-def median_of(costs: Sequence[Cost]) -> Cost:
-    """The median of each figure; the largest of peaks and exit statuses."""
+def median_cost(costs: Sequence[Cost]) -> Cost:
+    """Return the median of each time, and the largest peak and exit status."""
     return Cost(
-        statistics.median(one.cpu_s for one in costs),
-        statistics.median(one.wall_s for one in costs),
-        max(one.peak_mb for one in costs),
-        max(one.exit_status for one in costs),
+        statistics.median(cost.cpu_s for cost in costs),
+        statistics.median(cost.wall_s for cost in costs),
+        max(cost.peak_mb for cost in costs),
+        max(cost.exit_status for cost in costs),
     )
 
 
-def title(text: str) -> None:
-    """A heading on the screen."""
+def print_title(text: str) -> None:
+    """Print a heading."""
     print(f"\n{text}")
 
 
-def row(name: str, *cells: str) -> None:
-    """A line of a table on the screen."""
+def print_row(name: str, *cells: str) -> None:
+    """Print a row of a table."""
     print(f"  {name:38}", *(f"{cell:>14}" for cell in cells), flush=True)

@@ -1,6 +1,6 @@
-"""Prints what gpunode costs, as ratios measured in one run. Nothing is asserted: a ratio is for a person to judge.
+"""Print benchmarks of gpunode as ratios measured in one run. Nothing is asserted: a person judges the ratios.
 
-``make bench`` runs all of it; ``make bench BENCH_ARGS="startup memory"`` a part. Those in a test node need root and the
+``make bench`` runs all of it; ``make bench BENCH_ARGS="startup memory"`` a part. Those on a test node need root and the
 tools of the test lab.
 """
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-PARTS = ("startup", "memory", "patching", "configuring", "diagnosing", "picturing", "rendering", "node", "fleet")
+BENCHMARKS = ("startup", "memory", "patching", "configuring", "diagnosing", "picturing", "rendering", "node", "fleet")
 
 
-def main(wanted: list[str]) -> int:
-    """Runs the named parts, or all."""
-    if unknown := [name for name in wanted if name not in PARTS]:
-        sys.stderr.write(f"no benchmark {', '.join(unknown)}; there are: {', '.join(PARTS)}\n")
+def main(names: list[str]) -> int:
+    """Run the named benchmarks, or all; return the exit status."""
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        sys.stderr.write(f"no benchmark {', '.join(unknown)}; there are: {', '.join(BENCHMARKS)}\n")
         return 2
     from gpunode import __version__
 
@@ -28,15 +28,19 @@ def main(wanted: list[str]) -> int:
     print(f"gpunode {__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, load {load:.1f}")
     if load > 1:
         print("other work runs on this machine: trust the ratios of processor time, not the seconds")
-    for name in wanted or PARTS:
+    for name in names or BENCHMARKS:
         if name in {"node", "fleet"}:
             importlib.import_module(f"benchmarks.{name}").benchmark()
         else:
             from benchmarks import alone, configure, diagnosing, rendering
 
-            parts = {"startup": alone.startup, "memory": alone.memory, "patching": alone.patching}
-            parts |= {"configuring": configure.configuring, "diagnosing": diagnosing.diagnosing}
-            {**parts, "picturing": diagnosing.picturing, "rendering": rendering.rendering}[name]()
+            functions = {
+                "startup": alone.measure_startup,
+                "memory": alone.measure_memory,
+                "patching": alone.measure_patching,
+            }
+            functions |= {"configuring": configure.measure_configuring, "diagnosing": diagnosing.measure_doctor}
+            {**functions, "picturing": diagnosing.measure_fleet_page, "rendering": rendering.measure_rendering}[name]()
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Writes what the pages say that the code itself can say: references, and outputs of commands on the sample node.
+"""Generate the reference pages from the code, and the outputs of commands on the sample node in the other pages.
 
-``python docs/generate.py`` writes them; with ``--check`` it only says whether they are current (exit 1 when not).
+``python docs/generate.py`` writes them; with ``--check`` it only checks that they are current (exit 1 if not).
 """
 
 # ruff: noqa: INP001 - a script beside its pages, not a package
@@ -22,63 +22,63 @@ if TYPE_CHECKING:
     from gpunode.recipe.keys import RecipeKey
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "docs/reference"
+REFERENCE_FOLDER = ROOT / "docs/reference"
 # <!-- output of: gpunode plan … | head -20 --> and the block of text that follows it.
-_OUTPUT = re.compile(
+_OUTPUT_BLOCK = re.compile(
     r"(<!-- output of: (gpunode [^|\n]*?)(?: \| grep (\S+))?(?: \| head -(\d+))? -->\n```text\n)(.*?)(```\n)", re.DOTALL
 )
-_MADE = "<!-- Written by docs/generate.py: change the code, then run `make docs`. -->\n"
+_GENERATED_NOTICE = "<!-- Written by docs/generate.py: change the code, then run `make docs`. -->\n"
 
 
-def pages() -> dict[Path, str]:
-    """Every page that is made, whole or in part, with its text."""
-    # It stands beside this script, which is also imported from elsewhere.
+def render_pages() -> dict[Path, str]:
+    """Return the text of every page that is generated, whole or in part."""
+    # Its modules are beside this script, which tests also import by its path.
     sys.path.insert(0, str(ROOT / "docs"))
     import looks
-    from recipe_schema import schema
+    from recipe_schema import render_schema
 
-    whole = {
-        ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(schema(), indent=2)}\n",
-        FOLDER / "causes.md": causes(),
-        FOLDER / "cli.md": cli(),
-        FOLDER / "exit-codes.md": exit_codes(),
-        FOLDER / "recipes.md": recipes(),
-        FOLDER / "what-doctor-looks-at.md": looks.page(_MADE),
+    generated_pages = {
+        ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(render_schema(), indent=2)}\n",
+        REFERENCE_FOLDER / "causes.md": render_causes(),
+        REFERENCE_FOLDER / "cli.md": render_cli(),
+        REFERENCE_FOLDER / "exit-codes.md": render_exit_codes(),
+        REFERENCE_FOLDER / "recipes.md": render_recipes(),
+        REFERENCE_FOLDER / "what-doctor-looks-at.md": looks.render_page(_GENERATED_NOTICE),
     }
-    return whole | {page: with_outputs(page.read_text("utf-8")) for page in _with_outputs()}
+    return generated_pages | {page: update_outputs(page.read_text("utf-8")) for page in _list_pages_with_outputs()}
 
 
-def _with_outputs() -> list[Path]:
-    written = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-    return [page for page in written if _OUTPUT.search(page.read_text("utf-8"))]
+def _list_pages_with_outputs() -> list[Path]:
+    written_pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [page for page in written_pages if _OUTPUT_BLOCK.search(page.read_text("utf-8"))]
 
 
-def with_outputs(text: str) -> str:
-    """``text`` with what the named commands print now; their exit status does not matter, refusals are shown too."""
-    return _OUTPUT.sub(lambda found: found[1] + _printed(found[2], found[3], found[4]) + found[6], text)
+def update_outputs(text: str) -> str:
+    """Return ``text`` with the current output of the named commands, refusals included."""
+    return _OUTPUT_BLOCK.sub(lambda match: match[1] + _run_command(match[2], match[3], match[4]) + match[6], text)
 
 
-def _printed(command: str, wanted: str | None, head: str | None) -> str:
+def _run_command(command: str, pattern: str | None, head: str | None) -> str:
     argv = [sys.executable, "-m", *shlex.split(command)]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
-    # Merged and in order: a refusal stands on standard error.
-    done = subprocess.run(
+    # Merged and in order: a refusal is on standard error.
+    finished = subprocess.run(
         argv, cwd=ROOT, env=environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    lines = [line for line in done.stdout.rstrip().splitlines() if not wanted or wanted in line]
-    shown = lines[: int(head)] if head else lines
-    cut = ["…"] if len(shown) < len(lines) else []
-    return "".join(f"{line.rstrip()}\n" for line in [*shown, *cut])
+    lines = [line for line in finished.stdout.rstrip().splitlines() if not pattern or pattern in line]
+    shown_lines = lines[: int(head)] if head else lines
+    ellipsis = ["…"] if len(shown_lines) < len(lines) else []
+    return "".join(f"{line.rstrip()}\n" for line in [*shown_lines, *ellipsis])
 
 
-def causes() -> str:
-    """The index of the causes, by layer; the package has a page of texts for each family."""
+def render_causes() -> str:
+    """Return the index of the causes, by layer; the package has a page of texts for each family."""
     from gpunode.diagnoses import rule_families
     from gpunode.diagnoses.stack import LAYER_TITLES
 
     rules = sorted((rule.cause, family.id, rule) for family in rule_families() for rule in family.rules)
     lines = [
-        _MADE,
+        _GENERATED_NOTICE,
         "# Causes\n",
         "Every cause that `gpunode doctor` can name, from the PCI bus up; `gpunode doctor CAUSE` tells what to do.",
         "How one of them is chosen: [how doctor decides](../explanation/how-doctor-decides.md).",
@@ -97,14 +97,14 @@ def causes() -> str:
     return "\n".join((*lines, f"\n{len(rules)} causes.\n"))
 
 
-def cli() -> str:
-    """The page of the command line: every command, argument and option, as the program itself declares them."""
+def render_cli() -> str:
+    """Return the page of the command line: every command, argument and option, as the program declares them."""
     import typer
 
     from gpunode.cli.app import app
 
     root = typer.main.get_command(app)
-    return "\n".join([_MADE, "# Command line", "", _CLI_INTRO, *_commands(root, "gpunode")])
+    return "\n".join([_GENERATED_NOTICE, "# Command line", "", _CLI_INTRO, *_render_commands(root, "gpunode")])
 
 
 _CLI_INTRO = """\
@@ -113,7 +113,7 @@ Exit codes: [exit-codes.md](exit-codes.md). What `--json` prints: [json-output.m
 """
 
 
-def _commands(command: Any, path: str) -> Iterator[str]:
+def _render_commands(command: Any, path: str) -> Iterator[str]:
     import typer
 
     context = typer.Context(command)
@@ -122,45 +122,47 @@ def _commands(command: Any, path: str) -> Iterator[str]:
         if inner.hidden:
             continue
         if hasattr(inner, "commands"):
-            if inner.invoke_without_command:  # a command itself, too
-                yield from _command(inner, f"{path} {name}")
-            yield from _commands(inner, f"{path} {name}")
+            if inner.invoke_without_command:  # it is a command, too
+                yield from _render_command(inner, f"{path} {name}")
+            yield from _render_commands(inner, f"{path} {name}")
         else:
-            yield from _command(inner, f"{path} {name}")
+            yield from _render_command(inner, f"{path} {name}")
 
 
-def _command(command: Any, path: str) -> Iterator[str]:
+def _render_command(command: Any, path: str) -> Iterator[str]:
     from gpunode.cli.app import step_ids
 
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    words = [one.metavar if one.required else f"[{one.metavar}]" for one in arguments]
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    words = [argument.metavar if argument.required else f"[{argument.metavar}]" for argument in arguments]
     yield from (f"## `{path}`", "", (command.help or "").strip(), "")
     yield from ("```text", " ".join([path, *words, "[OPTIONS]"]), "```", "")
     yield from ("| | meaning |", "| --- | --- |")
-    for one in arguments:
-        yield f"| `{one.metavar}` | {_cell(one.help)} |"
-    for one in command.params:
-        if one.param_type_name == "option" and not one.hidden:
-            steps = f": {', '.join(step_ids())}" if one.metavar == "STEP" else ""
-            yield f"| {_option(one)} | {_cell(one.help)}{steps} |"
+    for argument in arguments:
+        yield f"| `{argument.metavar}` | {_escape_cell(argument.help)} |"
+    for option in command.params:
+        if option.param_type_name == "option" and not option.hidden:
+            steps = f": {', '.join(step_ids())}" if option.metavar == "STEP" else ""
+            yield f"| {_render_option(option)} | {_escape_cell(option.help)}{steps} |"
     yield ""
 
 
-def _option(option: Any) -> str:
+def _render_option(option: Any) -> str:
     value = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
     return ", ".join(f"`{name}{value}`" for name in option.opts)
 
 
-def _cell(text: str | None) -> str:
+def _escape_cell(text: str | None) -> str:
     return (text or "").replace("|", "\\|")
 
 
-def exit_codes() -> str:
-    """The page of the exit codes, as the errors declare them."""
+def render_exit_codes() -> str:
+    """Return the page of the exit codes, as the errors declare them."""
     from gpunode import errors
 
-    rows = [f"| {code} | {_cell(meaning)} |" for code, meaning in errors.exit_codes()]
-    return "\n".join([_MADE, "# Exit codes", "", _EXIT_CODES_INTRO, "| exit | meaning |", "| --- | --- |", *rows, ""])
+    rows = [f"| {code} | {_escape_cell(meaning)} |" for code, meaning in errors.exit_codes()]
+    return "\n".join(
+        [_GENERATED_NOTICE, "# Exit codes", "", _EXIT_CODES_INTRO, "| exit | meaning |", "| --- | --- |", *rows, ""]
+    )
 
 
 _EXIT_CODES_INTRO = """\
@@ -170,13 +172,13 @@ names it in one word. A command whose reader went away (`gpunode plan | head`) e
 """
 
 
-def recipes() -> str:
-    """The page of recipes: the shipped ones, and every key."""
+def render_recipes() -> str:
+    """Return the page of recipes: the shipped ones, and every key."""
     from gpunode import builtin
     from gpunode.recipe.keys import known_keys
 
     lines = [
-        _MADE,
+        _GENERATED_NOTICE,
         "# Recipes",
         "",
         _RECIPES_INTRO,
@@ -186,23 +188,24 @@ def recipes() -> str:
         "| --- | --- |",
     ]
     lines += [
-        f"| `{name}` | {_cell(builtin.read_recipe(name).description)} |" for name in builtin.shipped_recipe_names()
+        f"| `{name}` | {_escape_cell(builtin.read_recipe(name).description)} |"
+        for name in builtin.shipped_recipe_names()
     ]
     lines += ["", "`gpunode recipe show NAME` prints one with its comments.", ""]
     for section, group in groupby(known_keys(), lambda key: key.section):
         title = f"[{section.replace('*', 'NAME')}]" if section else "Top of the file"
         lines += [f"## {title}", "", "| key | default | allowed | meaning |", "| --- | --- | --- | --- |"]
-        lines += [_key(key) for key in group]
+        lines += [_render_key_row(key) for key in group]
         lines.append("")
     return "\n".join(lines)
 
 
-def _key(key: RecipeKey) -> str:
+def _render_key_row(key: RecipeKey) -> str:
     import json
 
-    plain = [] if key.types == (list,) else key.default
-    default = "not checked" if plain is None else f"`{json.dumps(plain)}`"
-    return f"| `{key.name}` | {default} | {_cell(', '.join(key.allowed))} | {_cell(key.spec.doc)} |"
+    default_value = [] if key.types == (list,) else key.default
+    default = "not checked" if default_value is None else f"`{json.dumps(default_value)}`"
+    return f"| `{key.name}` | {default} | {_escape_cell(', '.join(key.allowed))} | {_escape_cell(key.spec.doc)} |"
 
 
 _RECIPES_INTRO = """\
@@ -229,19 +232,19 @@ model = "A100"
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the pages, or names those that are not current."""
-    made = pages()
-    stale = [path for path, text in made.items() if not path.is_file() or path.read_text("utf-8") != text]
-    # A family that is gone leaves its page behind.
-    gone = [path for path in (FOLDER / "causes").glob("*.md") if path not in made]
+    """Write the pages, or with ``--check`` name those that are not current."""
+    texts = render_pages()
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text]
+    # A removed family leaves its page behind.
+    obsolete = [path for path in (REFERENCE_FOLDER / "causes").glob("*.md") if path not in texts]
     if "--check" in arguments:
-        for path in (*stale, *gone):
+        for path in (*stale, *obsolete):
             sys.stderr.write(f"{path.relative_to(ROOT)} is not current: run `make docs`\n")
-        return 1 if stale or gone else 0
+        return 1 if stale or obsolete else 0
     for path in stale:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(made[path], "utf-8")
-    for path in gone:
+        path.write_text(texts[path], "utf-8")
+    for path in obsolete:
         path.unlink()
     return 0
 

@@ -1,4 +1,4 @@
-"""The page of what doctor looks at, written from the probes: a table a subject, every probe in one of them."""
+"""The page of what doctor looks at, generated from its probes: one table for each subject."""
 
 # ruff: noqa: INP001 - beside the script that calls it, not a package
 
@@ -33,13 +33,13 @@ class Subject:
     """A part of the node.
 
     Attributes:
-        use: what is told from it.
-        keys: of its probes, as shell patterns.
+        use: what its probes show.
+        key_patterns: the keys of its probes, as shell patterns separated by spaces.
     """
 
     title: str
     use: str
-    keys: str
+    key_patterns: str
 
 
 _SUBJECTS = (
@@ -156,7 +156,7 @@ _SUBJECTS = (
         "file:/etc/systemd/system/nvidia-persistenced.service file:/etc/nvidia/*",
     ),
 )
-_NOT = """\
+_NOT_RUN = """\
 ## What doctor does not run, and why
 
 | not run | because |
@@ -188,68 +188,70 @@ the cluster is not queried. Add `kubectl describe node NODE` to a
 """
 
 
-def page(made: str) -> str:
-    """The page; ``made`` is the line that says where it comes from.
+def render_page(generated_notice: str) -> str:
+    """Return the page, with ``generated_notice`` at the top.
 
     Raises:
         LookupError: a probe belongs to no subject, or a subject has none.
     """
-    rows = dict(_rows())
-    lines = [made, _INTRO]
-    left = dict(rows)
+    rows = dict(_list_rows())
+    lines = [generated_notice, _INTRO]
+    unused_rows = dict(rows)
     for subject in _SUBJECTS:
-        own = [
-            key for key in rows if any(fnmatchcase(key, pattern) for pattern in subject.keys.split()) and key in left
+        own_keys = [
+            key
+            for key in rows
+            if any(fnmatchcase(key, pattern) for pattern in subject.key_patterns.split()) and key in unused_rows
         ]
-        if not own:
+        if not own_keys:
             raise LookupError(f"nothing is looked at for {subject.title!r}")
         lines += [f"## {subject.title}", "", f"It shows {subject.use}.", ""]
         lines += ["| looked at | how | content | where |", "| --- | --- | --- | --- |"]
-        lines += [left.pop(key) for key in own]
+        lines += [unused_rows.pop(key) for key in own_keys]
         lines.append("")
-    if left:
-        raise LookupError(f"these belong to no subject of docs/looks.py: {', '.join(left)}")
-    return "\n".join([*lines, _NOT])
+    if unused_rows:
+        raise LookupError(f"these belong to no subject of docs/looks.py: {', '.join(unused_rows)}")
+    return "\n".join([*lines, _NOT_RUN])
 
 
-def _rows() -> Iterator[tuple[str, str]]:
-    """The row of each probe, by its key."""
+def _list_rows() -> Iterator[tuple[str, str]]:
+    """Yield the key and the table row of each probe."""
     from gpunode.facts.examination import DOCTOR_PROBES, UNITS
     from gpunode.facts.follow_ups import FINAL_FOLLOW_UPS, FOLLOW_UPS
     from gpunode.facts.probes import LSPCI_PROBE, list_probes
 
     for probe in (*list_probes(UNITS), LSPCI_PROBE, *DOCTOR_PROBES):
-        yield probe.key, _row(probe, "always")
-    for one in (*FOLLOW_UPS, *FINAL_FOLLOW_UPS):
-        for probe in one.probes(_everything()):
-            yield probe.key, _row(probe, one.where)
+        yield probe.key, _render_row(probe, "always")
+    for follow_up in (*FOLLOW_UPS, *FINAL_FOLLOW_UPS):
+        for probe in follow_up.probes(_make_full_evidence()):
+            yield probe.key, _render_row(probe, follow_up.where)
     yield "nvml", f"| NVML, in its own process | run, 10 s | table | {FOLLOW_UPS[0].where} |"
 
 
-def _row(probe: Probe, where: str) -> str:
-    source = probe.source if len(probe.source) < _WIDEST else f"{probe.source[: _WIDEST - 1]}…"
+def _render_row(probe: Probe, where: str) -> str:
+    source = probe.source if len(probe.source) < _MAX_SOURCE_LENGTH else f"{probe.source[: _MAX_SOURCE_LENGTH - 1]}…"
     how = f"run, {probe.timeout_s:g} s" if probe.argv else ("listed" if probe.glob and not probe.contents else "read")
     row = f"| `{source}` | {how} | {probe.content_kind} | {where} |"
-    return row.replace(_KERNEL, "$(uname -r)").replace(_NODE, "NODE")
+    return row.replace(_EXAMPLE_KERNEL, "$(uname -r)").replace(_EXAMPLE_NODE, "NODE")
 
 
-_WIDEST = 110
-_KERNEL = "6.1.0-0-example"
-_NODE = "example-node"
+_MAX_SOURCE_LENGTH = 110
+_EXAMPLE_KERNEL = "6.1.0-0-example"
+_EXAMPLE_NODE = "example-node"
 
 
-def _everything() -> Mapping[str, Capture]:
-    """What the first looks return on a node on which every later one has its reason."""
+def _make_full_evidence() -> Mapping[str, Capture]:
+    """Return evidence of a node on which every follow-up probe runs."""
     from gpunode.facts.evidence import Capture, GlobMatch, encode_matches
 
-    listed = {
+    listed_paths = {
         "dev-nvidia": "/dev/nvidiactl",
         "docker-socket": "/run/docker.sock",
         "cri-sockets": "/run/containerd/containerd.sock",
         "rpm-database": "/var/lib/rpm/Packages.db",
         "kubelet-conf": "/etc/kubernetes/kubelet.conf",
         "initramfs-tools": "/usr/bin/lsinitramfs",
-        "initramfs-images": f"/boot/initrd.img-{_KERNEL}",
+        "initramfs-images": f"/boot/initrd.img-{_EXAMPLE_KERNEL}",
         "apt-logs": "/var/log/apt/history.log.1.gz",
         "dpkg-logs": "/var/log/dpkg.log.1",
         "rpm-logs": "/var/log/dnf.rpm.log",
@@ -260,14 +262,14 @@ def _everything() -> Mapping[str, Capture]:
         "fabric-binary": "/usr/bin/nv-fabricmanager",
         "imex-binary": "/usr/bin/nvidia-imex",
     }
-    said = {
+    output_by_key = {
         "nvidia-version": "NVRM version: example\n",
-        "kernel-release": f"{_KERNEL}\n",
-        "node-name": f"{_NODE}\n",
+        "kernel-release": f"{_EXAMPLE_KERNEL}\n",
+        "node-name": f"{_EXAMPLE_NODE}\n",
         "kubelet-conf-programs": "",
         "apt-sources": "deb [signed-by=/etc/apt/keyrings/example.gpg] https://archive.example/ /\n",
         "docker-containers": "0123456789ab image Up 2 hours\n",
         "file:/etc/environment": "LD_LIBRARY_PATH=/a/folder/of/it\n",
     }
-    found = {key: Capture(path, "ok", encode_matches(iter([GlobMatch(path)]))) for key, path in listed.items()}
-    return found | {key: Capture(key, "ok", text.encode()) for key, text in said.items()}
+    captures = {key: Capture(path, "ok", encode_matches(iter([GlobMatch(path)]))) for key, path in listed_paths.items()}
+    return captures | {key: Capture(key, "ok", text.encode()) for key, text in output_by_key.items()}

@@ -20,51 +20,51 @@ from gpunode.recipe.keys import (
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema() -> dict[str, object]:
-    """The JSON Schema of recipes, for editors."""
-    properties: dict[str, object] = {key.name: _property(key) for key in keys_in("")}
-    properties |= {section: _schema_of(section) for section in (*SECTIONS, KUBERNETES_SECTION)}
-    return {"$schema": SCHEMA_URL, "title": "gpunode recipe", **_table(Recipe.__doc__ or "", properties)}
+def render_schema() -> dict[str, object]:
+    """Return the JSON Schema of recipes."""
+    properties: dict[str, object] = {key.name: _key_schema(key) for key in keys_in("")}
+    properties |= {section: _section_schema(section) for section in (*SECTIONS, KUBERNETES_SECTION)}
+    return {"$schema": SCHEMA_URL, "title": "gpunode recipe", **_table_schema(Recipe.__doc__ or "", properties)}
 
 
-def _schema_of(section: str) -> dict[str, object]:
-    """The schema of a section's table, with the tables inside it."""
-    properties: dict[str, object] = {key.name: _property(key) for key in keys_in(section)}
+def _section_schema(section: str) -> dict[str, object]:
+    """Return the schema of a section's table, with the tables inside it."""
+    properties: dict[str, object] = {key.name: _key_schema(key) for key in keys_in(section)}
     for name, child, is_chosen in child_tables(section):
-        inner = _schema_of(child)
-        chosen = {
+        inner = _section_schema(child)
+        named_tables = {
             "type": "object",
             "patternProperties": {f"^(?:{CHOSEN_NAME_PATTERN})$": inner},
             "additionalProperties": False,
         }
-        properties[name] = chosen if is_chosen else inner
-    return _table(sections(section.partition(".")[0])[section].__doc__ or "", properties)
+        properties[name] = named_tables if is_chosen else inner
+    return _table_schema(sections(section.partition(".")[0])[section].__doc__ or "", properties)
 
 
-def _table(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
+def _table_schema(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
     summary = doc.partition("\n")[0]
     return {"description": summary, "type": "object", "additionalProperties": False, "properties": dict(properties)}
 
 
-def _property(key: RecipeKey) -> dict[str, object]:
+def _key_schema(key: RecipeKey) -> dict[str, object]:
     names = {str: "string", bool: "boolean", int: "integer", list: "array", dict: "object"}
-    made: dict[str, object] = {"description": key.spec.doc, "type": names[key.types[0]]}
+    schema: dict[str, object] = {"description": key.spec.doc, "type": names[key.types[0]]}
     if key.name == "schema":
-        made["const"] = RECIPE_SCHEMA_VERSION
+        schema["const"] = RECIPE_SCHEMA_VERSION
     elif key.types == (int,):
-        made["minimum"] = key.spec.least
+        schema["minimum"] = key.spec.least
     if key.types == (list,):
-        return {**made, "items": {"type": "string", "pattern": f"^(?:{key.spec.pattern})$"}, "default": []}
+        return {**schema, "items": {"type": "string", "pattern": f"^(?:{key.spec.pattern})$"}, "default": []}
     if key.types == (dict,):
         names = {"propertyNames": {"pattern": f"^(?:{key.spec.name_pattern})$"}} if key.spec.name_pattern else {}
         return {
-            **made,
+            **schema,
             **names,
             "additionalProperties": {"type": "string", "pattern": f"^(?:{key.spec.pattern})$"},
             "default": {},
         }
     if key.choices:
-        made["enum"] = list(key.choices)
+        schema["enum"] = list(key.choices)
     elif key.spec.pattern:
-        made["pattern"] = f"^(?:{key.spec.pattern})$"
-    return made if key.default is None else {**made, "default": key.default}
+        schema["pattern"] = f"^(?:{key.spec.pattern})$"
+    return schema if key.default is None else {**schema, "default": key.default}

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Runs the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     if sys.argv[1:] in (["--version"], ["-V"]):
         # Before anything else is imported: must be quick.
         from gpunode import __version__, installed

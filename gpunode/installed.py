@@ -39,7 +39,7 @@ def _read_package_format(folder: str) -> str:
 
 
 def print_version(version: str) -> int:
-    """Prints the version, and on a line of its own how it was installed; returns the exit code."""
+    """Print the version, then how it was installed on a line of its own, and return the exit code."""
     kind, place = find_installation_method()
     try:
         print(f"gpunode {version}\ninstalled {INSTALLATION_METHODS[kind]}: {place}", flush=True)  # noqa: T201

@@ -7,17 +7,17 @@ import hashlib
 import subprocess
 from pathlib import Path
 
-from tree import HERE, Release, compressed, environment, lay_out, put
+from tree import HERE, Release, environment, gzip_text, lay_out, put
 
-_SCRIPTS = ("postinst", "prerm", "postrm")
+_MAINTAINER_SCRIPTS = ("postinst", "prerm", "postrm")
 
 
 def build(release: Release, folder: Path, target: Path) -> Path:
-    """The package in ``target``, made in the empty ``folder``."""
+    """Build the package in ``target``, using the empty ``folder``, and return its path."""
     lay_out(release, folder, kind="deb", zsh="zsh/vendor-completions")
     documents = folder / "usr/share/doc/gpunode"
     put(documents / "copyright", (HERE / "debian/copyright").read_bytes())
-    put(documents / "changelog.gz", compressed(_changelog(release)))
+    put(documents / "changelog.gz", gzip_text(_render_changelog(release)))
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
     size_kib = sum(-(-path.stat().st_size // 1024) for path in files)
     sums = "".join(f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files)  # noqa: S324 - dpkg's own checksum
@@ -26,7 +26,7 @@ def build(release: Release, folder: Path, target: Path) -> Path:
     put(folder / "DEBIAN/control", control.encode())
     put(folder / "DEBIAN/md5sums", sums.encode())
     put(folder / "DEBIAN/conffiles", b"/etc/logrotate.d/gpunode\n")
-    for name in _SCRIPTS:
+    for name in _MAINTAINER_SCRIPTS:
         put(folder / "DEBIAN" / name, (HERE / "debian" / name).read_bytes(), 0o755)
     made = target / f"gpunode_{release.version}_all.deb"
     # xz: dpkg of Debian 11 and older cannot unpack zstd, and shall say which Python is missing.
@@ -35,7 +35,7 @@ def build(release: Release, folder: Path, target: Path) -> Path:
     return made
 
 
-def _changelog(release: Release) -> str:
+def _render_changelog(release: Release) -> str:
     date = email.utils.formatdate(release.moment)
     maintainer = next(
         line.partition(": ")[2]

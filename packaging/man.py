@@ -11,7 +11,7 @@ from typing import Any
 
 
 def pages(version: str, moment: int) -> dict[str, str]:
-    """The text of every page by the name of its file: ``gpunode.1``, ``gpunode-setup.1`` and so on."""
+    """Return the text of every page by its file name: ``gpunode.1``, ``gpunode-setup.1`` and so on."""
     import typer
 
     from gpunode.cli.app import app
@@ -93,6 +93,6 @@ def _item(term: str, text: str | None) -> tuple[str, str, str]:
 
 
 def _text(text: str) -> str:
-    """``text`` as roff prints it: nothing in it is a request or an escape, and its dashes are those that one types."""
+    """Return ``text`` escaped for roff: no requests, no escapes, and plain ASCII dashes."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line.startswith((".", "'")) else line for line in escaped.splitlines())

@@ -1,4 +1,4 @@
-"""What gpunode.pyz carries: gpunode and what it imports, pure Python, laid out as pip installs it."""
+"""The content of gpunode.pyz: gpunode and what it imports, pure Python, laid out as pip installs it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # The same wheel of each requirement on whatever Python and machine: its compiled modules are left out anyway.
-_WHEELS = ("--only-binary=:all:", "--platform=manylinux2014_x86_64", "--implementation=cp", "--python-version=3.10")
+_PIP_WHEEL_OPTIONS = (
+    "--only-binary=:all:",
+    "--platform=manylinux2014_x86_64",
+    "--implementation=cp",
+    "--python-version=3.10",
+)
 # pip's own notes of where and how it installed, which differ from machine to machine.
-_NOTES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "WHEEL", "direct_url.json"})
+_IGNORED_DIST_INFO_FILES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "WHEEL", "direct_url.json"})
 # #!/usr/bin/env cannot pass -I everywhere: neither PYTHON* variables nor a user's own packages decide what root runs.
 SHEBANG = b"#!/usr/bin/python3 -I\n"
 
@@ -46,11 +51,11 @@ def install(wheel: Path, folder: Path, report: Path) -> dict[str, str]:
     )
     target = ("--target", os.fspath(folder))
     requirements = ("--require-hashes", "--requirement", HERE / "requirements.txt", "--report", report)
-    subprocess.run([*pip, *target, *_WHEELS, *requirements], check=True)
+    subprocess.run([*pip, *target, *_PIP_WHEEL_OPTIONS, *requirements], check=True)
     subprocess.run([*pip, *target, wheel], check=True)
     shutil.rmtree(folder / "bin", ignore_errors=True)
     for path in sorted(folder.rglob("*"), reverse=True):
-        if path.suffix == ".so" or (path.name in _NOTES and path.parent.suffix == ".dist-info"):
+        if path.suffix == ".so" or (path.name in _IGNORED_DIST_INFO_FILES and path.parent.suffix == ".dist-info"):
             path.unlink()
         elif path.is_dir() and not any(path.iterdir()):
             path.rmdir()
@@ -61,7 +66,7 @@ def install(wheel: Path, folder: Path, report: Path) -> dict[str, str]:
 
 
 def write(folder: Path, version: str, moment: int, target: Path) -> None:
-    """``target`` is the zipapp of what ``folder`` holds; the same content gives the same bytes."""
+    """Write the zipapp of ``folder`` to ``target``; the same content gives the same bytes."""
     payload = _zip(_files(folder), moment)
     start = (HERE / "zipapp/__main__.py").read_text("utf-8")
     start = start.replace("@VERSION@", version).replace("@PAYLOAD_SHA256@", hashlib.sha256(payload).hexdigest())

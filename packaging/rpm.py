@@ -22,7 +22,7 @@ _MACROS = {
 
 
 def build(release: Release, folder: Path, target: Path) -> Path:
-    """The package in ``target``, made in the empty ``folder``."""
+    """Build the package in ``target``, using the empty ``folder``, and return its path."""
     tree, top = folder / "tree", folder / "top"
     lay_out(release, tree, kind="rpm", zsh="zsh/site-functions")
     for name in ("LICENSE", "NOTICE"):

@@ -17,7 +17,7 @@ ROOT = HERE.parent
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What is packaged.
+    """A release to package.
 
     Attributes:
         version: of gpunode.
@@ -31,7 +31,7 @@ class Release:
 
 
 def lay_out(release: Release, folder: Path, *, kind: str, zsh: str) -> None:
-    """``folder`` holds what both kinds of package have in common; ``zsh`` is where the system's zsh looks."""
+    """Fill ``folder`` with the files of both kinds of package; ``zsh`` is where the system's zsh looks."""
     share = folder / "usr/share"
     completions = ROOT / "gpunode/completions"
     put(share / "gpunode/gpunode.pyz", release.zipapp.read_bytes(), 0o755)
@@ -41,7 +41,7 @@ def lay_out(release: Release, folder: Path, *, kind: str, zsh: str) -> None:
     put(share / "fish/vendor_completions.d/gpunode.fish", (completions / "gpunode.fish").read_bytes())
     put(folder / "etc/logrotate.d/gpunode", (HERE / "gpunode.logrotate").read_bytes())
     for name, text in man.pages(release.version, release.moment).items():
-        put(share / f"man/man1/{name}.gz", compressed(text))
+        put(share / f"man/man1/{name}.gz", gzip_text(text))
     (folder / "usr/bin").mkdir(parents=True)
     (folder / "usr/bin/gpunode").symlink_to("../share/gpunode/gpunode.pyz")
     for path in (folder, *folder.rglob("*")):
@@ -50,14 +50,14 @@ def lay_out(release: Release, folder: Path, *, kind: str, zsh: str) -> None:
 
 
 def put(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file and the folders above it."""
+    """Write a file and create the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     path.chmod(mode)
 
 
-def compressed(text: str) -> bytes:
-    """As ``gzip -9n``: without a name and a date."""
+def gzip_text(text: str) -> bytes:
+    """Return ``text`` compressed as by ``gzip -9n``: without a name and a date."""
     return gzip.compress(text.encode(), 9, mtime=0)
 
 
@@ -74,5 +74,5 @@ def make_environment(requirements: str, folder: Path) -> Path:
 
 
 def environment(release: Release) -> dict[str, str]:
-    """The environment of a build: the packages' dates, and words that no language changes."""
+    """Return the environment of a build: the packages' dates, and the C locale."""
     return {**os.environ, "SOURCE_DATE_EPOCH": str(release.moment), "LC_ALL": "C.UTF-8"}

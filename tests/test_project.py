@@ -90,7 +90,7 @@ def test_wheel_contains_no_tests_and_no_cache(wheel: zipfile.ZipFile) -> None:
 
 
 def test_generated_pages_are_current() -> None:
-    pages: Callable[[], dict[Path, str]] = generator().pages
+    pages: Callable[[], dict[Path, str]] = generator().render_pages
     stale = [path.name for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text]
     assert not stale, f"run `make docs`: {', '.join(stale)}"
 

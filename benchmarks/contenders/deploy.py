@@ -1,4 +1,4 @@
-"""The same for pyinfra, in eight operations."""
+"""Set a GPU node up with pyinfra, in eight operations."""
 
 from __future__ import annotations
 

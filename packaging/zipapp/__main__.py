@@ -15,14 +15,14 @@ NEWEST = 14
 
 
 def start():
-    """Runs the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     if sys.version_info < OLDEST:
         return start_newer_python()
     if sys.argv[1:] in (["--version"], ["-V"]):
         import installed
 
         return installed.print_version(VERSION)
-    sys.path[0] = unpacked()
+    sys.path[0] = find_or_unpack_modules()
     from gpunode.__main__ import main
 
     return main()
@@ -42,20 +42,20 @@ def start_newer_python():
     return 3
 
 
-def unpacked():
-    """The folder that holds gpunode's modules; it is kept as long as this process lives."""
+def find_or_unpack_modules():
+    """Return the folder of gpunode's modules, unpacked if need be and kept while this process lives."""
     name = "%s-%s" % (VERSION, PAYLOAD_SHA256[:16])
-    for cache in caches():
+    for cache in cache_folders():
         folder = os.path.join(cache, name)
-        if nobody_else_writes(cache) and nobody_else_writes(folder) and held(folder):
+        if nobody_else_writes(cache) and nobody_else_writes(folder) and hold_folder(folder):
             return folder
     import unpack
 
-    return unpack.into(caches(), name)
+    return unpack.into(cache_folders(), name)
 
 
-def caches():
-    """Where modules may be unpacked, as far as this user is concerned: root's place serves everybody."""
+def cache_folders():
+    """Yield the folders where this user's modules may be: root's serves everybody."""
     yield "/var/cache/gpunode"
     if os.geteuid():
         place = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -64,7 +64,7 @@ def caches():
 
 
 def nobody_else_writes(folder):
-    """Whether what stands in ``folder`` was put there by root or by this user."""
+    """Return whether only root or this user can have written to ``folder``."""
     try:
         found = os.lstat(folder)
     except OSError:
@@ -72,8 +72,8 @@ def nobody_else_writes(folder):
     return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
 
 
-def held(folder):
-    """Whether ``folder`` is there; if so, no newer gpunode removes it while this process runs.
+def hold_folder(folder):
+    """Return whether ``folder`` exists, and if so keep newer versions from removing it while this process runs.
 
     Who removes it has it locked for a moment. So can every user, who must not make root wait: then it is run unlocked.
     """
@@ -96,7 +96,7 @@ def held(folder):
 
 
 def is_still(folder, descriptor):
-    """Whether ``folder`` is what was opened, and nobody has renamed that."""
+    """Return whether ``folder`` is still the folder that was opened."""
     try:
         return os.path.samestat(os.stat(folder), os.fstat(descriptor))
     except OSError:

@@ -74,7 +74,7 @@ def _into(cache: str, name: str, payload: bytes) -> str:
     if not start.nobody_else_writes(cache):
         raise PermissionError(cache)
     partial = tempfile.mkdtemp(prefix=".partial-", dir=cache)
-    if not start.held(partial):  # another process cleared it away at once
+    if not start.hold_folder(partial):  # another process cleared it away at once
         raise FileNotFoundError(partial)
     umask = os.umask(0o022)
     try:
@@ -90,7 +90,7 @@ def _into(cache: str, name: str, payload: bytes) -> str:
     finally:
         os.umask(umask)
     _forget_others(cache, name)
-    if not start.held(os.path.join(cache, name)):
+    if not start.hold_folder(os.path.join(cache, name)):
         raise FileNotFoundError(name)
     return os.path.join(cache, name)
 
@@ -123,7 +123,7 @@ def _sync(folder: str) -> None:
 
 
 def _forget_others(cache: str, name: str) -> None:
-    """What other versions unpacked goes, unless one of them runs."""
+    """Remove what other versions unpacked, unless one of them runs."""
     for other in os.listdir(cache):
         if other != name:
             with contextlib.suppress(OSError):  # it runs, or another process was first

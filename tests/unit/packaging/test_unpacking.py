@@ -57,12 +57,12 @@ def cache(tmp_path: Path) -> Path:
 def test_lock_of_another_user_does_not_block(start: ModuleType, cache: Path) -> None:
     descriptor = os.open(cache, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert start.held(str(cache))
+    assert start.hold_folder(str(cache))
     os.close(descriptor)
 
 
 def test_deleted_or_replaced_folder_is_not_held(start: ModuleType, cache: Path) -> None:
-    assert not start.held(str(cache / "gone"))
+    assert not start.hold_folder(str(cache / "gone"))
     descriptor = os.open(cache, os.O_RDONLY)
     cache.rename(cache.with_name("renamed"))
     cache.mkdir()
@@ -73,7 +73,7 @@ def test_deleted_or_replaced_folder_is_not_held(start: ModuleType, cache: Path) 
 def test_other_versions_are_deleted_unless_in_use(unpack: ModuleType, start: ModuleType, cache: Path) -> None:
     for name in ("0.1.0", "0.2.0", ".partial-killed"):
         (cache / name / "gpunode").mkdir(parents=True)
-    assert start.held(str(cache / "0.2.0"))
+    assert start.hold_folder(str(cache / "0.2.0"))
     made = unpack.into([str(cache)], "0.3.0")
     assert sorted(os.listdir(cache)) == ["0.2.0", "0.3.0"]
     assert made == str(cache / "0.3.0")
@@ -117,14 +117,14 @@ def test_missing_space_ends_with_one_sentence(
 def test_cache_folder_is_never_relative(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert list(start.caches()) == ["/var/cache/gpunode"]
+    assert list(start.cache_folders()) == ["/var/cache/gpunode"]
 
 
 def test_cache_folder_of_another_user_is_not_run(
     start: ModuleType, unpack: ModuleType, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "caches", lambda: [str(cache)])
+    monkeypatch.setattr(start, "cache_folders", lambda: [str(cache)])
     (cache / f"{start.VERSION}-{start.PAYLOAD_SHA256[:16]}").symlink_to(cache)
     monkeypatch.setitem(sys.modules, "unpack", unpack)
     monkeypatch.setattr(unpack, "_TEMPORARY", (str(cache.parent),))
-    assert Path(start.unpacked()).parent == cache.parent
+    assert Path(start.find_or_unpack_modules()).parent == cache.parent
