@@ -12,7 +12,7 @@ from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.cli.runtime_config import local_reload_command, reload_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.probes import unit_probe
+from gpunode.facts.probes import TOOLKIT_PROGRAM, unit_probe
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
@@ -81,17 +81,18 @@ def test_unconfigure_removes_all_files_that_configure_wrote(store: Store) -> Non
 def test_configuration_that_a_rollback_brings_back_is_taken_out_again(
     desired: DesiredConfig, verb: str, store: Store
 ) -> None:
-    host = Machine({CONTAINERD: PLAIN})
+    former = {CONTAINERD: PLAIN, TOOLKIT_PROGRAM: b""}
+    host = Machine(former)
     configured(host, store, desired)
     unconfigured(host, store, desired)
     back = rollback.plan_rollback(store, host, store.ids()[-1])
     rollback.rollback(back, host, store, on_event=ignore_event)
-    assert host.contents != {CONTAINERD: PLAIN}
+    assert host.contents != former
     if verb == "remove":
         rollback.rollback(plan_removal(store, host, machine()), host, store, on_event=ignore_event)
     else:
         unconfigured(host, store, desired)
-    assert host.contents == {CONTAINERD: PLAIN}
+    assert host.contents == former
 
 
 @pytest.mark.parametrize("desired", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
