@@ -541,7 +541,7 @@ def test_module_of_the_wanted_branch_needs_no_build(file: ModuleFile) -> None:
     assert planned(MODULE_BUILD_STEP.plan(recipe(), with_driver("580.95.05", module_files=(file,)))).changes == ()
 
 
-def test_source_that_an_interrupted_undo_has_taken_comes_back_by_its_repair() -> None:
+def test_source_taken_by_an_interrupted_undo_comes_back_by_its_repair() -> None:
     """dpkg had removed the files, not yet the package; apt installs nothing before the repair."""
     lost = with_driver("580.95.05", module_files=(), leftovers=frozenset())
     assert "nothing to build it from" in refusal(MODULE_BUILD_STEP.plan(recipe(), lost)).what

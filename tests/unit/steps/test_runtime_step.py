@@ -40,7 +40,7 @@ def test_runtime_binary_installed_in_the_same_run_is_not_missing() -> None:
     assert planned(RUNTIME_CONFIG_STEP.plan(default(), project_changes(node(), [change]))).changes
 
 
-def test_runtime_binary_that_its_package_has_lost_comes_back_by_a_reinstall() -> None:
+def test_runtime_binary_lost_by_its_package_comes_back_by_a_reinstall() -> None:
     """setup --only toolkit would find the package, and nothing to do."""
     lost = node(nvidia_container_toolkit="1.18.0-1")
     again = "sudo apt-get install --reinstall nvidia-container-toolkit=1.18.0-1"
