@@ -93,8 +93,7 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
     Raises:
         Conflict: naming the program, and what brings it back.
     """
-    brings_back = request.is_redo or run.verb == "unconfigure"
-    if not brings_back or any(change.is_there_after for change in undone.packages):
+    if not request.is_redo or any(change.is_there_after for change in undone.packages):
         return
     from gpunode.runtimes.reversal import added_programs  # few rollbacks undo an undo
     from gpunode.steps.runtime import missing_program

@@ -412,16 +412,6 @@ def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(store: 
         assert told.value.hint.startswith("sudo gpunode setup --runtime=docker --only=toolkit-repository")
 
 
-def test_undo_of_unconfigure_wants_the_program_too(store: Store, host: Node) -> None:
-    host.files |= {DAEMON_JSON: DOCKER_RUNS, "/usr/bin/nvidia-container-runtime": None}
-    run = store.begin("unconfigure", version="test")
-    run.record_done(run.record_intent("runtime", "runtime-config", FileChange(DAEMON_JSON, DOCKER_RUNS, None)))
-    run.commit("done")
-    host.files[DAEMON_JSON] = None
-    with pytest.raises(Conflict, match="not installed"):
-        plan_rollback(store, host, run.id)
-
-
 def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
     rolled_back, kept = write(host, store), write(host, store, path=DAEMON_JSON)
     store.begin("setup", version="test").commit("failed")
