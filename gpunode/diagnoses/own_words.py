@@ -1,7 +1,7 @@
-"""What people say of their machine that speaks for one cause among those that a program's error fits.
+"""Words of people about their machine that speak for one cause among those that a program's error fits.
 
-A sentence orders suspects, and lets one stand alone beside a failing program's own line; it proves nothing. What
-somebody asks, denies, supposes or has heard does not count. Several rows may be true of one post: then none decides.
+They order suspects, and let one stand alone beside a failing program's own line; they prove nothing. ``prose.tells``
+leaves out what is asked, denied, quoted, supposed or heard. Where rows of several causes fit a post, none decides.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
 
 
 def tells(line: str, words: Pattern) -> bool:
-    """Return whether the author says ``words`` of the machine now; a negation must be their own first word."""
+    """Return whether the author says ``words`` of the machine now; only their own first word may deny."""
     sentences = _SENTENCE_END.split(_QUOTED_OR_SET_APART.sub("", line))
     plain = (one for one in sentences if not _DOUBTFUL.search(one))
     # Of "the GPU is used by another user, is that normal?" the first part tells.

@@ -125,7 +125,7 @@ def test_doubtful_and_ambiguous_words_let_no_suspect_stand_alone(told: str) -> N
     assert not of(("nvidia-smi", NO_DRIVER), ("post", told)).roots
 
 
-def test_words_of_programs_and_words_without_a_failure_let_no_suspect_stand_alone() -> None:
+def test_words_of_programs_or_without_a_failure_decide_nothing() -> None:
     assert not of(("post", TOLD)).roots
     assert not of(("nvidia-smi", f"{NO_DRIVER} Check whether secure boot is enabled.")).roots
 
