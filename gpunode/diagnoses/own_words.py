@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gpunode.diagnoses import symptoms
+from gpunode.diagnoses.model import Sign
 from gpunode.facts.patterns import Pattern
 
 _LATER: Final = (
@@ -51,3 +53,5 @@ OWN_WORDS: Final[Mapping[str, Pattern]] = {
         "driver-too-old-for-image": r"\bdriver\b(?! version)[^.|]{0,40}\b\d{3}\b|\b\d{3}(?:\.\d+)? driver\b",
     }.items()
 }
+# Many name their driver's version whatever fails.
+SYMPTOM_NEEDED: Final[Mapping[str, Sign]] = {"driver-too-old-for-image": symptoms.CUDA_TOO_NEW}

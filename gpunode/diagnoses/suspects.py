@@ -19,7 +19,7 @@ from gpunode.diagnoses import prose, symptoms
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.evaluation import is_examined, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
-from gpunode.diagnoses.own_words import OWN_WORDS
+from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver
@@ -113,8 +113,10 @@ def rank_suspects(
 def _own_words(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]) -> tuple[Citation, ...]:
     """Return what people say of their machine that speaks for the cause, and not what programs wrote."""
     words = OWN_WORDS.get(cause)
-    lines = snapshot.matching_lines(words) if words else ()
-    return tuple(one for one in lines if one not in by_programs and words and prose.tells(one.line, words))
+    if words is None or (cause in SYMPTOM_NEEDED and not snapshot.view(SYMPTOM_NEEDED[cause])):
+        return ()
+    lines = snapshot.matching_lines(words)
+    return tuple(one for one in lines if one not in by_programs and prose.tells(one.line, words))
 
 
 def find_shared_steps(

@@ -125,6 +125,12 @@ def test_doubtful_and_ambiguous_words_let_no_suspect_stand_alone(told: str) -> N
     assert not of(("nvidia-smi", NO_DRIVER), ("post", told)).roots
 
 
+def test_version_of_the_driver_tells_nothing_beside_another_failure() -> None:
+    found = of(NO_DRIVER_OF_DOCKER, ("post", "The box has driver 470 and the image is a new one."))
+    assert [one.cause for one in found.roots] == ["toolkit-not-installed"]
+    assert "driver-too-old-for-image" not in [one.cause for one in found.suspects]
+
+
 def test_words_of_programs_or_without_a_failure_decide_nothing() -> None:
     assert not of(("post", TOLD)).roots
     assert not of(("nvidia-smi", f"{NO_DRIVER} Check whether secure boot is enabled.")).roots
