@@ -71,7 +71,8 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
         findings = (*findings, *_findings_of_earlier_boots(findings, _evaluate_rules(before, bugs), snapshot))
     findings = _rank_all(findings)
     ranked = _rank_suspects(findings, snapshot, report_words)
-    if ranked and ranked[0].stands_alone and not findings and not is_examined(snapshot):
+    alone = suspects.probability_alone(ranked, rules_by_cause())
+    if alone >= suspects.MIN_STAND_ALONE_PROBABILITY and not findings and not is_examined(snapshot):
         first, ranked = ranked[0].suspect, ranked[1:]
         findings = _rank_all((*findings, _suspect_finding(first, snapshot, bugs)))
     against = explain_ruled_out(rules_by_cause(), snapshot, findings)
@@ -110,7 +111,7 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
     """Return the likely finding of the suspect that stands alone."""
     rule = rules_by_cause()[suspect.cause]
     citations = prose.without_prose(snapshot, suspect.citations)
-    summary = f"No line proves it; of all causes of what is shown, this is by far the likeliest: {rule.title}"
+    summary = f"No line proves it; of the causes of what is shown, only this one fits what is told: {rule.title}"
     found = _merge_proofs(rule, [Proof(summary, citations, "likely")], snapshot, bugs)
     return replace(found, basis="ranking")
 

@@ -41,7 +41,8 @@ _KINDS_WITH_BUILD_LOGS_ONLY: Final = frozenset({"dkms-output", "dkms-status", "i
 # What a log says that is about the building of a kernel module at all.
 _BUILD_WORDS: Final = Pattern(
     r"(?i)dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
-    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]"
+    r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]|version check failed"
+    r"|development tool|Failed CC version check"
 )
 _MAKE_LOG_HEADER: Final = Pattern(r"(?m)^DKMS (?:\([^)]*\) )?make\.log for (?P<module>\S+)")
 _DKMS_MODULE_NAME: Final = Pattern(r"(?m)/var/lib/dkms/(?P<tree>[^/\s]+)/|^(?P<row>[\w.+-]+)/[\w.+~-]+, \d")

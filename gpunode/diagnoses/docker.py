@@ -45,6 +45,7 @@ _CONFIG_REJECTED: Final = message_line(
     r"(?i)(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? [^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)"
+    r"|unable to load config for runtime docker: (?:invalid character|unexpected end|json)"
 )
 _RUNS: Final = message_line(
     r"^active$|Active: active \(running\)|^ActiveState=active$|^[ \t]*Server Version:|^CONTAINER ID |^GPU \d+: ",

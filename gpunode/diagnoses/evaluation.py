@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 from gpunode.diagnoses import prose
@@ -87,7 +88,8 @@ def explain_ruled_out(
     others = [
         (rule, line)
         for rule in rules.values()
-        if rule.cause not in found and (line := _first_objection(rule, snapshot))
+        if rule.cause not in found
+        for line in islice((line for sign in rule.against for line in snapshot.view(sign)), 1)
     ]
     ruled_out: dict[str, tuple[str, ...]] = {}
     for root in (one for one in findings if not one.explained_by and one.severity != "info"):
@@ -98,10 +100,6 @@ def explain_ruled_out(
         nearest = sorted((one for one in alike if one[0]), key=lambda one: (-one[0], -one[1]))
         ruled_out[root.cause] = tuple(f"{rule.title}: {_quote(line)}" for *_, rule, line in nearest[:MAX_RULED_OUT])
     return ruled_out
-
-
-def _first_objection(rule: Rule, snapshot: Snapshot) -> Citation | None:
-    return next((line for sign in rule.against for line in snapshot.view(sign)), None)
 
 
 def _quote(line: Citation) -> str:

@@ -133,9 +133,8 @@ def _install_other_build(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _install_cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
-    yield manual_step(
-        "application", f"replace the CPU build of the framework with its CUDA build{_cuda_limit_phrase(snapshot)}"
-    )
+    text = f"replace the CPU build of the framework with its CUDA build{_cuda_limit_phrase(snapshot)}"
+    yield manual_step("application", text)
 
 
 _SHM_FULL: Final = message_line(
@@ -147,6 +146,7 @@ _SHM_SHORT: Final = message_line(
     r"workers are out of shared memory|insufficient shared memory \(shm\)|unable to write to file </torch_"
     r"|DataLoader worker .{0,30}by signal: Bus error"
 )
+_WORKER_LOST: Final = message_line(r"DataLoader worker \(pid\S* [\d, ]+\) (?:exited unexpectedly|is killed by signal)")
 _SHM_DEFAULT: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
 
@@ -355,7 +355,7 @@ RULES: Final = (
         disruption="restart-container",
         decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
         typical=_SHM_SHORT,
-        symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
+        symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL, _WORKER_LOST),
         summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
         look_at=(Shell("df -h /dev/shm  # in the container"),),
         remedy=always(

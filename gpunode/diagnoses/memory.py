@@ -365,7 +365,7 @@ RULES: Final = (
         disruption="RMA",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=_check_each_memory(_find_failed_remap),
-        typical=message_line(r"(?i)memory errors and row remapping\b"),
+        typical=message_line(r"(?i)memory errors and row remapping\b|Remapping Failure Occurred\s*: Yes"),
         remedy=_RETURN_GPU,
         explains=_WEAR_CONSEQUENCES | {"hbm-failing-rma"},
     ),

@@ -317,7 +317,7 @@ class Finding:
         onsets: onset on each GPU, where known.
         is_past: only an earlier boot showed it.
         container_log: the container log that alone reports it on an examined node; else empty.
-        basis: what it rests on: signs of the cause, or that the ranking of suspects puts it far ahead.
+        basis: what it rests on: signs of the cause, or the ranking of suspects.
         look_at: of a likely cause, commands that would decide and are not answered in the evidence.
     """
 

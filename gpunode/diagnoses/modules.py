@@ -40,10 +40,6 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 
-def _needs_no_own_module(snapshot: Snapshot) -> bool:
-    return system.has_external_driver(snapshot) or pci.has_gpu(snapshot) is False
-
-
 def _not_loaded_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that the module is not loaded."""
     if driver.is_loaded(snapshot) is not False:
@@ -60,7 +56,10 @@ def _not_loaded_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 _SIGNED_BY_MACHINE: Final = message_line(
     r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo"
 )
-_NO_OWN_MODULE: Final = predicate(_needs_no_own_module, "this machine has no NVIDIA module of its own to load")
+_NO_OWN_MODULE: Final = predicate(
+    lambda node: system.has_external_driver(node) or pci.has_gpu(node) is False,
+    "this machine has no NVIDIA module of its own to load",
+)
 _BUILT: Final = predicate(
     lambda snapshot: modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )

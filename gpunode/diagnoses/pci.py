@@ -50,7 +50,7 @@ _NO_GPU_REPORTED: Final = any_of(
 # Words of the driver about a GPU that it saw, whatever it then did with it.
 _GPU_REPORTED: Final = kernel_line(
     r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
-    r"\bXid \(|fallen off the bus"
+    r"\bXid \(|fallen off the bus|driver will ignore"
 )
 
 

@@ -311,7 +311,10 @@ RULES: Final = (
             unless(_DRIVER_ELSEWHERE, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN),
         ),
         may_be_normal=True,
-        context=unless(any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS, _RUNTIME_CONFIGURE_RUN), symptoms.ALL_WELL),
+        context=unless(
+            any_of(_NVIDIA_HANDLER_SEEN, unless(_NO_RUNTIME_CLASS, symptoms.NOT_ENOUGH_GPUS), _RUNTIME_CONFIGURE_RUN),
+            symptoms.ALL_WELL,
+        ),
         symptoms=(
             _PLUGIN_WITHOUT_NVML,
             symptoms.NO_DRIVER_INSIDE,

@@ -2,7 +2,7 @@
 
 "We never saw Xid 79" or "is it normal that the GPU falls off the bus?" have a message's words and prove nothing. A line
 is prose if its author speaks, asks, denies, supposes or quotes, and nothing at its beginning is a log's, a shell's or a
-table's. Prose makes a cause a suspect, never a finding. Whatever is not clearly prose counts as evidence.
+table's. Prose makes a cause a suspect and proves nothing. Whatever is not clearly prose counts as evidence.
 """
 
 from __future__ import annotations
@@ -60,6 +60,20 @@ _REPORTED: Final = Pattern(
 _QUOTING_SENTENCE: Final = Pattern(
     r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]"
 )
+# Sentences that ask, suppose, pass on what others say, or tell of another machine or time.
+_DOUBTFUL: Final = Pattern(
+    rf"(?i){_QUESTION.pattern.replace('^', r'^[^a-z]*(?:or |so |and )?', 1)}|^\s*>"
+    r"|^\W*(?:suppose|imagine|before|if(?! (?:I|we|my|our)\b))\b|\b(?:whether|guess|suspect|think|thought|wonder|fear"
+    r"|afraid|assume|maybe|perhaps|probably|might|could|in case|colleagues?|friends?|forums?|some(?:body|one)|articles?"
+    r"|any(?:body|one)|known issue|according to|documentation|docs|manual|wiki|faq|they|told|used to"
+    r"|(?:other|another) (?:machine|node|host|server|pc|laptop))\b"
+)
+_NEGATION: Final = Pattern(r"(?i)\b(?:not|never|nowhere|neither|nor|no longer|removed|blacklisted|disabled)\b|n['’]t\b")
+_QUOTED_OR_SET_APART: Final = Pattern(r"[\"“„«][^\"“”„«»]*[\"”“»]|\((?:[^()]* )?(?:not?|never|without) [^()]*\)")
+_SENTENCE_END: Final = Pattern(r"(?<=[.!?;])\s+")
+_CLAUSE_START: Final = Pattern(
+    r"(?i)[,;](?! (?:which|that|who)\b)|(?=\b(?:and|but|because|since|while|when|after|although|though)\b)"
+)
 _AUTHOR_PATTERNS: Final = (_FIRST_PERSON, _QUESTION, _DENIAL, _SUPPOSITION, _REPORTED)
 # What mail programs and forums put above the words of another.
 _QUOTE_ATTRIBUTION_LINE: Final = Pattern(
@@ -83,6 +97,20 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
     items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
     cited = (item for item in items if number <= len(item.lines) and item.lines[number - 1] == citation.line)
     return any(number in item.view(_ProseLines) for item in cited)
+
+
+def tells(line: str, words: Pattern) -> bool:
+    """Return whether the author says ``words`` of the machine now; only their own first word may deny."""
+    sentences = _SENTENCE_END.split(_QUOTED_OR_SET_APART.sub("", line))
+    plain = (one for one in sentences if not _DOUBTFUL.search(one))
+    # Of "the GPU is used by another user, is that normal?" the first part tells.
+    parts = (one.rpartition(",")[0] if one.rstrip().endswith("?") else one for one in plain)
+    for clause in (clause for part in parts for clause in _CLAUSE_START.split(part)):
+        if match := words.search(clause):
+            rest = clause[: match.start()] + clause[match.start() :].partition(" ")[2]
+            if not _NEGATION.search(rest):
+                return True
+    return False
 
 
 def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:

@@ -151,10 +151,6 @@ def _look_at_packages(snapshot: Snapshot) -> tuple[State, str]:
     return ("no-fault", f"{manager}: {len(known)} listed") if known else ("unknown", "")
 
 
-def _look_at_programs(snapshot: Snapshot) -> tuple[State, str]:
-    return ("no-fault", "") if snapshot.items_of("application", "container-run") else ("unknown", "")
-
-
 def _look_at_kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
@@ -173,7 +169,10 @@ _TITLE_AND_READER_BY_LAYER: Final[Mapping[StackLayer, tuple[str, Callable[[Snaps
     "libraries": ("libraries", _look_at_libraries),
     "toolkit": ("toolkit, CDI", _look_at_toolkit),
     "runtime": ("container runtime", _look_at_runtime),
-    "programs": ("programs", _look_at_programs),
+    "programs": (
+        "programs",
+        lambda node: ("no-fault" if node.items_of("application", "container-run") else "unknown", ""),
+    ),
     "kubernetes": ("Kubernetes", _look_at_kubernetes),
 }
 LAYER_TITLES: Final[Mapping[StackLayer, str]] = {

@@ -19,6 +19,7 @@ from gpunode.diagnoses import prose, symptoms
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.evaluation import is_examined, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
+from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver
@@ -35,10 +36,9 @@ _PREVALENCE_WEIGHT: Final = 0.2
 _SIMILARITY_WEIGHT: Final = 0.15
 # Unrelated texts reach as much.
 _MIN_SIMILARITY: Final = 0.25
-# The first suspect is the answer from this probability on; several give their common first step from that one on.
-# ``python -m tests.scenarios.promotion`` prints both; ALONE is raised above it until no look-alike of the unit cases is
-# answered.
-MIN_STAND_ALONE_PROBABILITY: Final = 0.95
+# A first suspect that stands alone is the answer from this probability on; several give their common first step from
+# that one on. ``python -m tests.scenarios.promotion`` prints both.
+MIN_STAND_ALONE_PROBABILITY: Final = 0.4
 MIN_SHARED_STEPS_PROBABILITY: Final = 0.5
 
 
@@ -48,26 +48,23 @@ class RankedSuspect:
 
     Attributes:
         probability: among all suspects.
-        similarity: of the evidence's words to the reports of the cause; below 0 they speak against it.
-        is_distinct: what is shown belongs to this cause alone, or answers what would decide for it.
+        has_own_words: what somebody says of the machine speaks for it.
         has_failure_line: a program's own line about a failure is among its symptoms.
     """
 
     suspect: Suspect
     probability: float
-    similarity: float
-    is_distinct: bool
+    has_own_words: bool
     has_failure_line: bool
 
-    @property
-    def may_stand_alone(self) -> bool:
-        """True if a failure is shown, it has a reason of its own, and the evidence reads like its reports."""
-        return self.is_distinct and self.has_failure_line and self.similarity >= 0
 
-    @property
-    def stands_alone(self) -> bool:
-        """True if it is the answer, being far ahead of all others as well."""
-        return self.may_stand_alone and self.probability >= MIN_STAND_ALONE_PROBABILITY
+def probability_alone(ranked: Sequence[RankedSuspect], rules: Mapping[str, Rule]) -> float:
+    """Return the probability of the first suspect if what people say speaks for it alone, else 0."""
+    if not ranked or not (ranked[0].has_failure_line and ranked[0].has_own_words):
+        return 0.0
+    follows = rules[ranked[0].suspect.cause].explains
+    rivals = any(one.has_own_words and one.suspect.cause not in follows for one in ranked[1:])
+    return 0.0 if rivals else ranked[0].probability
 
 
 def rank_suspects(
@@ -83,7 +80,7 @@ def rank_suspects(
     cause_counts = count_causes_by_symptom(rules)
     similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
     is_well = driver.works(snapshot)
-    found: list[tuple[float, Suspect, float, bool, bool]] = []
+    found: list[tuple[float, Suspect, bool, bool]] = []
     for cause, rule in rules.items():
         if cause in explained or is_ruled_out(rule, snapshot):
             continue
@@ -96,23 +93,30 @@ def rank_suspects(
         asked = drop_answered_commands(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)
         shown = tuple(line for sign in seen for line in snapshot.view(sign))
+        by_programs = prose.without_prose(snapshot, shown)
+        words = _own_words(cause, snapshot, by_programs) if is_chosen and seen else ()
         score = (
             _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
-            + _CONTEXT_WEIGHT * bool(context)
+            + _CONTEXT_WEIGHT * bool(context or words)
             + _ANSWERED_COMMAND_WEIGHT * is_answered
             + _PREVALENCE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
         )
-        suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context))), asked)
-        is_distinct = is_answered or bool(prose.without_prose(snapshot, context))
-        has_failure_line = any(_FAILS.search(line.line) for line in prose.without_prose(snapshot, shown))
-        found.append((score, suspect, alike, is_distinct, has_failure_line))
+        suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context, *words))), asked)
+        has_failure_line = any(_FAILS.search(line.line) for line in by_programs)
+        found.append((score, suspect, bool(words), has_failure_line))
     found.sort(key=lambda one: -one[0])
     total = sum(exp(score) for score, *_ in found)
-    return tuple(
-        RankedSuspect(suspect, exp(score) / total, alike, is_distinct, has_failure_line)
-        for score, suspect, alike, is_distinct, has_failure_line in found
-    )
+    return tuple(RankedSuspect(suspect, exp(score) / total, *shows) for score, suspect, *shows in found)
+
+
+def _own_words(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]) -> tuple[Citation, ...]:
+    """Return what people say of their machine that speaks for the cause, and not what programs wrote."""
+    words = OWN_WORDS.get(cause)
+    if words is None or (cause in SYMPTOM_NEEDED and not snapshot.view(SYMPTOM_NEEDED[cause])):
+        return ()
+    lines = snapshot.matching_lines(words)
+    return tuple(one for one in lines if one not in by_programs and prose.tells(one.line, words))
 
 
 def find_shared_steps(
@@ -176,7 +180,7 @@ def find_unexplained_failures(
 
 
 # Settings and tables have the words of many a symptom, and tell of no failure.
-_FAILS: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid)\b")
+_FAILS: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+error)\b")
 
 
 def _failure_lines(snapshot: Snapshot, sign: Sign, known: Collection[Citation]) -> tuple[Citation, ...]:

@@ -50,7 +50,7 @@ NO_DRIVER: Final = message_line(
 NO_MODULE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
     r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
-    r"|find) module ['‘]?nvidia"
+    r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
 )
 NO_DEVICES: Final = message_line(
     r"(?i)No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
@@ -59,7 +59,7 @@ NO_DEVICES: Final = message_line(
     r"|gres\.conf file /dev/+nvidia|Failed to query NVIDIA devices"
 )
 ADAPTER_INIT_FAILED: Final = message_line(
-    r"RmInitAdapter failed|rm_init_adapter failed|probe of [0-9a-f:.]+ failed with error"
+    r"RmInitAdapter failed|rm_init_adapter failed|probe (?:of [0-9a-f:.]+|with driver nvidia) failed with error"
     r"|failed to (?:initialize|init) adapter"
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )

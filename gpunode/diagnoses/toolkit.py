@@ -38,8 +38,8 @@ _PROGRAM_GONE: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-# Who tells what they installed, and has installed the toolkit, names it.
-_INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b")
+# Who tells what they have, and has the toolkit, names it.
+_INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b|\b(?:docker|driver) (?:version )?\d\d")
 _GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
 _TOOLKIT_NAMED: Final = any_line(
     r"(?i)nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop"

@@ -204,7 +204,11 @@ _MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(driver_v
 _DRIVER_FILES_SHIPPED: Final = custom_sign(shipped_driver_files)
 _VERSION_KNOWN: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
 _LIBRARY_DIFFERS_IN_CONTAINER: Final = custom_sign(_differing_library)
-_NODE_MISMATCHED: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS)
+# Whose words place it in a container.
+_CONTAINER_TOLD: Final = message_line(
+    r"(?i)\b(?:in|inside|into|within) (?:the|my|our|an?|each) (?:\S+ ){0,2}(?:LX[CD]|container|pod)\b"
+)
+_NODE_MISMATCHED: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS, _CONTAINER_TOLD)
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
 _FILE_BLOCKS_MOUNT: Final = message_line(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
@@ -399,7 +403,9 @@ def _mismatch_under_old_module(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _MISMATCH_UNDER_OLD_MODULE: Final = custom_sign(_mismatch_under_old_module)
-_CHANGE_TOLD: Final = any_line(r"(?i)\b(?:updat|upgrad|install)(?:ed|es?|ing)\b|\bnew (?:driver|packages?)\b")
+_CHANGE_TOLD: Final = unless(
+    any_line(r"(?i)\b(?:updat|upgrad|install)(?:ed|es?|ing)\b|\bnew (?:driver|packages?)\b"), _CONTAINER_TOLD
+)
 
 
 def _versions_differed_long_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:

@@ -16,12 +16,12 @@ from functools import cache
 from gpunode.diagnoses import diagnose, fit_remedy, rule_families, rules_by_cause
 from gpunode.diagnoses.report_similarity import ReportWords
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.suspects import find_shared_steps, rank_suspects
+from gpunode.diagnoses.suspects import find_shared_steps, probability_alone, rank_suspects
 from gpunode.facts import pasted
 from tests.scenarios.reports import Report, reports
 from tests.scenarios.words import words_of
 
-LIMITS = tuple(number / 20 for number in range(10, 20))
+LIMITS = tuple(number / 20 for number in range(8, 20))
 # Of the reports without a cause in the catalogue, so many may be given one.
 MAX_ANSWERED = 1 / 40
 # Of the shared steps, so many must be of the kind that the report's own remedy begins with.
@@ -80,7 +80,7 @@ def _rank(report: Report, snapshot: Snapshot, words: ReportWords, without: str) 
     steps, together = find_shared_steps(ranked, lambda cause: fit_remedy(cause, snapshot))
     yield Ranking(
         not without,
-        first.probability if first.may_stand_alone else 0.0,
+        probability_alone(ranked, rules),
         first.suspect.cause == report.cause,
         together,
         bool(steps) and steps[0].kind == report.remedy,

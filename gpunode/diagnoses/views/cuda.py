@@ -211,7 +211,7 @@ def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")
         elif is_conf:
-            paths, file = [*_folders_of_conf(line)], item.subject
+            paths, file = [match["folder"] for match in _LOADER_CONF_FOLDER.finditer(line)], item.subject
         else:
             paths = [*_paths_of_variable(line)]
         for path in paths:
@@ -248,9 +248,3 @@ def _paths_of_variable(line: str) -> Iterator[str]:
     if "LD_" in line and not _COMMENT.match(line):
         for match in _LOADER_VARIABLE.finditer(line):
             yield from (path for path in match["value"].split(":") if path.startswith("/"))
-
-
-def _folders_of_conf(line: str) -> Iterator[str]:
-    """Yield the folder in a line of the loader's own configuration."""
-    if match := _LOADER_CONF_FOLDER.match(line):
-        yield match["folder"]

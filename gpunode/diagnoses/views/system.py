@@ -236,6 +236,8 @@ _VIRTUAL_HARDWARE: Final = Pattern(
     r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
+    # In a real machine a card stands behind a bridge.
+    r"|(?m:^)(?:0000:)?00:[0-9a-f]{2}\.0 (?:VGA|3D)[^\n]{0,40} NVIDIA"
 )
 _HYPERVISOR_FLAG: Final = Pattern(r"(?m)^flags\s*:.*\bhypervisor\b")
 _HYPERVISOR_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (

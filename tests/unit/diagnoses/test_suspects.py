@@ -9,7 +9,6 @@ from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.suspects import is_command_answered
 from gpunode.facts import pasted
-from tests.scenarios.reports import diagnosis, reports
 
 LOST = ("dmesg", "[ 100.1] NVRM: Xid (PCI:0000:01:00): 79, pid=1204, name=python, GPU has fallen off the bus.")
 NO_DRIVER_OF_DOCKER = (
@@ -68,19 +67,77 @@ def test_pasted_answer_is_never_asked_for() -> None:
     assert not is_command_answered(node, "nvidia-smi")
 
 
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running."
+)
+TOLD = "Secure boot is enabled since the new BIOS."
+
+
 def test_suspect_that_stands_alone_is_likely_and_is_looked_at_first() -> None:
-    report = next(one for one in reports() if one.name == "modules/container-without-driver-module")
-    found = diagnosis((report.evidence[0], *report.evidence[2:]))
+    found = of(("nvidia-smi", NO_DRIVER), ("post", TOLD))
     (root,) = found.roots
-    assert (root.cause, root.confidence, root.basis) == (report.cause, "likely", "ranking")
+    assert (root.cause, root.confidence, root.basis) == ("secure-boot-key-not-enrolled", "likely", "ranking")
     assert root.look_at
     assert root.next_step.command == root.look_at[0]
-    assert report.cause not in [one.cause for one in found.suspects]
+    assert root.cause not in [one.cause for one in found.suspects]
+
+
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        ("Somehow nouveau is loaded again.", "nouveau-bound"),
+        ("The kernel's headers are missing.", "kernel-headers-missing"),
+        ("With the older kernel from the menu it works.", "module-built-for-other-kernel"),
+        ("The card is passed through to a VM at night.", "vfio-bound"),
+        ("It doesn't work since secure boot is enabled.", "secure-boot-key-not-enrolled"),
+        ("If I boot the older kernel it works.", "module-built-for-other-kernel"),
+        ("The card is passed through to a VM, is that normal?", "vfio-bound"),
+        ("It is a laptop.", ""),
+    ],
+)
+def test_words_of_people_part_the_causes_of_one_error(told: str, cause: str) -> None:
+    found = of(("nvidia-smi", NO_DRIVER), ("post", told))
+    assert [one.cause for one in found.roots] == [cause] * bool(cause)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Is secure boot on?",
+        "Or could secure boot be enabled, and is that the reason?",
+        "The secure boot is not enabled.",
+        "If secure boot is on, I would have seen it.",
+        "I guess that secure boot is on.",
+        "A colleague had secure boot enabled.",
+        'The wiki has "secure boot is on" as its first line.',
+        "> secure boot is on",
+        "According to the FAQ secure boot is on by default.",
+        "On my other machine secure boot is on.",
+        "It is not that secure boot is on.",
+        "It works, and secure boot was never on or enabled.",
+        "Before the reinstall nouveau was loaded; I removed it.",
+        "nouveau is not loaded",
+        "The secure boot is on. The kernel is an older kernel than that of the headers.",
+    ],
+)
+def test_doubtful_and_ambiguous_words_let_no_suspect_stand_alone(told: str) -> None:
+    assert not of(("nvidia-smi", NO_DRIVER), ("post", told)).roots
+
+
+def test_version_of_the_driver_tells_nothing_beside_another_failure() -> None:
+    found = of(NO_DRIVER_OF_DOCKER, ("post", "The box has driver 470 and the image is a new one."))
+    assert [one.cause for one in found.roots] == ["toolkit-not-installed"]
+    assert "driver-too-old-for-image" not in [one.cause for one in found.suspects]
+
+
+def test_words_of_programs_or_without_a_failure_decide_nothing() -> None:
+    assert not of(("post", TOLD)).roots
+    assert not of(("nvidia-smi", f"{NO_DRIVER} Check whether secure boot is enabled.")).roots
 
 
 def test_no_suspect_is_promoted_beside_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = next(one for one in reports() if one.name == "modules/container-without-driver-module")
-    alone = [(one["source"], one["text"]) for one in (report.evidence[0], *report.evidence[2:])]
+    alone = (("nvidia-smi", NO_DRIVER), ("post", TOLD))
     manager = (
         "systemctl status nvidia-fabricmanager",
         "Active: failed\nnv-fabricmanager[1]: NVSwitch devices not found",
