@@ -65,7 +65,7 @@ def measure_memory() -> None:
 
 def measure_patching() -> None:
     """Print how the time to add NVIDIA's runtime grows with the file: 1.0 is linear, 2.0 quadratic."""
-    from gpunode.runtimes import DesiredConfig, runtime
+    from gpunode.runtimes import DesiredConfig, find_runtime
 
     print_title("Patching: processor time by size of the file")
     for name, make_content in (("containerd", _make_containerd_config), ("docker", _make_docker_config)):
@@ -73,7 +73,9 @@ def measure_patching() -> None:
         for entries in (50, 200, 800, 3200):
             content = make_content(entries)
             cpu_s = min(
-                _measure_cpu_time(partial(runtime(name).configure, {runtime(name).config: content}, DesiredConfig()))
+                _measure_cpu_time(
+                    partial(find_runtime(name).configure, {find_runtime(name).config: content}, DesiredConfig())
+                )
                 for _ in range(3)
             )
             growth = "" if smaller is None else _describe_growth(smaller, (len(content), cpu_s))

@@ -50,10 +50,10 @@ def _measure_size(data: bytes, times: int) -> tuple[int, dict[str, float]]:
     """Return the number of lines, and the processor time of each program."""
     import tomlkit
 
-    from gpunode.runtimes import DesiredConfig, runtime
+    from gpunode.runtimes import DesiredConfig, find_runtime
     from gpunode.runtimes.documents import parse_toml
 
-    text, containerd, desired = data.decode(), runtime("containerd"), DesiredConfig(default=True, mode="in-place")
+    text, containerd, desired = data.decode(), find_runtime("containerd"), DesiredConfig(default=True, mode="in-place")
     configured_data = containerd.configure({containerd.config: data}, desired).edits[0].after or b""
 
     def make_run(content: bytes) -> Callable[[], object]:

@@ -47,19 +47,21 @@ def _table_schema(doc: str, properties: Mapping[str, object]) -> dict[str, objec
 
 
 def _key_schema(key: RecipeKey) -> dict[str, object]:
-    names = {str: "string", bool: "boolean", int: "integer", list: "array", dict: "object"}
-    schema: dict[str, object] = {"description": key.spec.doc, "type": names[key.types[0]]}
+    type_names = {str: "string", bool: "boolean", int: "integer", list: "array", dict: "object"}
+    schema: dict[str, object] = {"description": key.spec.doc, "type": type_names[key.types[0]]}
     if key.name == "schema":
         schema["const"] = RECIPE_SCHEMA_VERSION
     elif key.types == (int,):
-        schema["minimum"] = key.spec.least
+        schema["minimum"] = key.spec.minimum
     if key.types == (list,):
         return {**schema, "items": {"type": "string", "pattern": f"^(?:{key.spec.pattern})$"}, "default": []}
     if key.types == (dict,):
-        names = {"propertyNames": {"pattern": f"^(?:{key.spec.name_pattern})$"}} if key.spec.name_pattern else {}
+        property_names = (
+            {"propertyNames": {"pattern": f"^(?:{key.spec.name_pattern})$"}} if key.spec.name_pattern else {}
+        )
         return {
             **schema,
-            **names,
+            **property_names,
             "additionalProperties": {"type": "string", "pattern": f"^(?:{key.spec.pattern})$"},
             "default": {},
         }

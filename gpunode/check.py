@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Status: TypeAlias = Literal["passed", "failed", "skipped"]
+CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,6 @@ class Check:
 
     id: str
     title: str
-    status: Status
+    status: CheckStatus
     detail: str
     hint: str = ""

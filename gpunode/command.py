@@ -9,7 +9,7 @@ from typing import Final
 CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """``word`` as a shell takes it, on one line: ``$'…'`` where it holds line ends or control characters."""
     if not CONTROL_CHARACTER.search(word):
         return shlex.quote(word)
@@ -36,7 +36,7 @@ class Shell(Command):
 
 def command(*words: str) -> Command:
     """The command of these words; each but those of ``Shell`` is one word to the shell, whatever is in it."""
-    return Command(" ".join(word if isinstance(word, Shell) else quoted(word) for word in words))
+    return Command(" ".join(word if isinstance(word, Shell) else quote_word(word) for word in words))
 
 
 def gpunode(*words: str) -> Command:

@@ -30,15 +30,16 @@ class ContainerRuntime:
         program: of its daemon, or itself; ``--version`` tells its version.
         config: its main configuration file; empty where no file of its own registers a handler.
         drop_in: where a drop-in goes; empty where the runtime reads none.
-        also_reads: paths and patterns of the other files that it reads; empty where its module's ``reads`` says them.
+        other_config_paths: paths and patterns of the other files that it reads; empty where its module's ``reads`` says
+            them.
         unit: of systemd; empty where nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
-        external_source: where these come from when no distribution has them; empty when they do.
+        package_source_hint: where these come from when no distribution has them; empty when they do.
         config_packages: those of them that bring the configuration file themselves, so that it is not missing after
             their installation.
         reloads: whether its daemon reads some settings again on SIGHUP; its module's ``takes_on_reload`` says which.
-        stopped: what a restart of its unit stops, unless its module's ``keeps_containers`` says otherwise; empty where
-            nothing stops.
+        stopped_by_restart: what a restart of its unit stops, unless its module's ``keeps_containers`` says otherwise;
+            empty where nothing stops.
         runs_pods: whether a kubelet can use it; docker through cri-dockerd.
         has_cri_plugin: whether the part that a kubelet uses is a plugin that its configuration can disable.
         cgroup_by_handler: whether each handler says which cgroup driver it uses.
@@ -49,20 +50,20 @@ class ContainerRuntime:
     unit: str = ""
     config: str = ""
     drop_in: str = ""
-    also_reads: tuple[str, ...] = ()
+    other_config_paths: tuple[str, ...] = ()
     socket: str = ""
     packages: tuple[str, ...]
     config_packages: frozenset[str] = frozenset()
-    external_source: str = ""
+    package_source_hint: str = ""
     reloads: bool = False
-    stopped: str = ""
+    stopped_by_restart: str = ""
     runs_pods: bool = True
     has_cri_plugin: bool = False
     cgroup_by_handler: bool = False
-    cdi: CdiSupport = "switch"
-    parser: ConfigValidator
-    source: LiveConfigSource
-    client: ContainerClient
+    cdi_support: CdiSupport = "switch"
+    config_validator: ConfigValidator
+    live_config_source: LiveConfigSource
+    container_client: ContainerClient
 
 
 # nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
@@ -81,9 +82,9 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             config_packages=frozenset({"containerd", "containerd.io"}),
             has_cri_plugin=True,
             cgroup_by_handler=True,
-            parser="containerd config dump",
-            source="containerd config dump",
-            client="ctr run",
+            config_validator="containerd config dump",
+            live_config_source="containerd config dump",
+            container_client="ctr run",
         ),
         ContainerRuntime(
             id="docker",
@@ -93,10 +94,10 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             socket="/run/docker.sock",
             packages=("docker.io", "docker-ce"),
             reloads=True,
-            stopped="docker containers",
-            parser="dockerd --validate",
-            source="docker info",
-            client="docker run",
+            stopped_by_restart="docker containers",
+            config_validator="dockerd --validate",
+            live_config_source="docker info",
+            container_client="docker run",
         ),
         ContainerRuntime(
             id="crio",
@@ -104,23 +105,23 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             unit="crio.service",
             config="/etc/crio/crio.conf",
             drop_in="/etc/crio/crio.conf.d/99-nvidia.toml",
-            also_reads=(
+            other_config_paths=(
                 *(f"/etc/crio/crio.conf.d/{pattern}" for pattern in ("*", ".*", "*/*")),
                 f"{UNREAD_FOLDER}/*",
             ),
             socket="/run/crio/crio.sock",
             packages=("cri-o",),
-            external_source="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
-            cdi="always",
-            parser="crio config",
-            source="crio status",
-            client="kubelet",
+            package_source_hint="the CRI-O project's own repository, see https://github.com/cri-o/packaging",
+            cdi_support="always",
+            config_validator="crio config",
+            live_config_source="crio status",
+            container_client="kubelet",
         ),
         ContainerRuntime(
             id="podman",
             program="podman",
             # In the order in which podman reads them, the last one wins.
-            also_reads=(
+            other_config_paths=(
                 "/usr/share/containers/containers.conf",
                 "/usr/share/containers/containers.conf.d/*.conf",
                 "/etc/containers/containers.conf",
@@ -128,10 +129,10 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             ),
             packages=("podman",),
             runs_pods=False,
-            cdi="only",
-            parser="none",
-            source="podman info",
-            client="podman run",
+            cdi_support="only",
+            config_validator="none",
+            live_config_source="podman info",
+            container_client="podman run",
         ),
     )
 }
@@ -140,4 +141,4 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
 def takes_only_cdi(name: str) -> bool:
     """Return whether containers of the runtime ``name`` get GPUs as CDI devices alone; False of the name "none"."""
     row = CONTAINER_RUNTIMES.get(name)
-    return row is not None and row.cdi == "only"
+    return row is not None and row.cdi_support == "only"

@@ -30,17 +30,17 @@ class GpunodeError(Exception):
         super().__init__(what)
         self.what, self.why, self.hint = what, why, hint
 
-    def quote(self, words: Iterable[str]) -> None:
+    def add_quoted_words(self, words: Iterable[str]) -> None:
         """Quote those typed ``words`` in the message that hold line ends or control characters.
 
         A file may have any name, and a message that names it must not get lines from it that gpunode did not write.
         """
-        from gpunode.command import CONTROL_CHARACTER, quoted  # on use: --help needs none
+        from gpunode.command import CONTROL_CHARACTER, quote_word  # on use: --help needs none
 
         parts = {part for word in words for part in _WORD_SEPARATORS.split(word) if CONTROL_CHARACTER.search(part)}
         for part in sorted(parts, key=len, reverse=True):
             self.what, self.why, self.hint = (
-                text.replace(part, quoted(part)) for text in (self.what, self.why, self.hint)
+                text.replace(part, quote_word(part)) for text in (self.what, self.why, self.hint)
             )
 
     def as_dict(self) -> dict[str, object]:
@@ -69,10 +69,10 @@ class RecipeError(UsageError):
         )
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 
-    def with_others(self, others: Sequence[RecipeError]) -> RecipeError:
+    def with_further_mistakes(self, others: Sequence[RecipeError]) -> RecipeError:
         """The same, with the other mistakes of the file told in ``why``."""
         if others:
-            told = (f"{one.what}{f' ({one.why})' if one.why else ''}" for one in others)
+            told = (f"{other.what}{f' ({other.why})' if other.why else ''}" for other in others)
             self.why = "\n".join([*([self.why] if self.why else []), f"{len(others)} more:", *told])
             self.hint = self.hint.replace(f"correct {self.key or 'it'} in", "correct these in", 1)
         return self
@@ -212,13 +212,13 @@ def exit_codes() -> Iterator[tuple[int, str]]:
 
 def _classes_by_exit_code() -> list[type[GpunodeError]]:
     """Return a class for each exit code, in order."""
-    found: dict[int, type[GpunodeError]] = {}
+    classes: dict[int, type[GpunodeError]] = {}
     pending: list[type[GpunodeError]] = list(GpunodeError.__subclasses__())
     while pending:
         kind = pending.pop(0)
         pending.extend(kind.__subclasses__())
-        found.setdefault(kind.exit_code, kind)
-    return [found[code] for code in sorted(found)]
+        classes.setdefault(kind.exit_code, kind)
+    return [classes[code] for code in sorted(classes)]
 
 
 def assert_never(value: NoReturn) -> NoReturn:

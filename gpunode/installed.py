@@ -32,10 +32,10 @@ def find_installation_method() -> tuple[str, str]:
 def _read_package_format(folder: str) -> str:
     try:
         with open(os.path.join(folder, _INSTALLER_FILE), encoding="ascii") as file:
-            said = file.read(9).strip()
+            installer = file.read(9).strip()
     except (OSError, UnicodeDecodeError):
         return ""
-    return said if said in {"deb", "rpm"} else ""
+    return installer if installer in {"deb", "rpm"} else ""
 
 
 def print_version(version: str) -> int:

@@ -20,9 +20,9 @@ _PACKAGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
 _PACKAGE_VERSION: Final = re.compile(r"([0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
 _HEADER_VALUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BARE_TOML_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
-_TEXT_KEYS: Final = ("recipe", "distribution", "release", "architecture")
-_TOP_LEVEL_KEYS: Final = ("schema", "gpunode", *_TEXT_KEYS, _PACKAGES_TABLE)
-HEADER: Final = """\
+_STRING_KEYS: Final = ("recipe", "distribution", "release", "architecture")
+_TOP_LEVEL_KEYS: Final = ("schema", "gpunode", *_STRING_KEYS, _PACKAGES_TABLE)
+LOCK_FILE_HEADER: Final = """\
 # Written by `gpunode plan --lock`. `gpunode setup --lock` installs exactly these versions, on every node of this
 # distribution and architecture. To renew it, upgrade one node (gpunode setup --upgrade), then write it again there
 # (gpunode plan --upgrade --lock).
@@ -59,8 +59,8 @@ def parse(text: str, file: str) -> VersionLock:
         )
     if unknown := [key for key in values if key not in _TOP_LEVEL_KEYS]:
         raise source.error((unknown[0],), f"there is no key {shorten_value(unknown[0])}", *_TOP_LEVEL_KEYS)
-    told = {key: source.word(values, key) for key in _TEXT_KEYS}
-    return VersionLock(file, packages=dict(source.packages(values[_PACKAGES_TABLE])), **told)
+    text_values = {key: source.word(values, key) for key in _STRING_KEYS}
+    return VersionLock(file, packages=dict(source.packages(values[_PACKAGES_TABLE])), **text_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ def render(lock: VersionLock, version: str) -> str:
         lock: what it holds.
         version: of the gpunode that writes it.
     """
-    told = {"schema": LOCK_SCHEMA_VERSION, "gpunode": version, **{key: getattr(lock, key) for key in _TEXT_KEYS}}
+    told = {"schema": LOCK_SCHEMA_VERSION, "gpunode": version, **{key: getattr(lock, key) for key in _STRING_KEYS}}
     lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES_TABLE}]"]
     versions = {str(package): version for package, version in lock.packages.items()}
     lines += [f"{_toml_key(name)} = {json.dumps(versions[name])}" for name in sorted(versions)]
-    return HEADER + "\n".join(lines) + "\n"
+    return LOCK_FILE_HEADER + "\n".join(lines) + "\n"
 
 
 def _toml_key(name: str) -> str:

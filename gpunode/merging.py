@@ -9,7 +9,7 @@ from typing import TypeAlias
 _Edit: TypeAlias = tuple[int, int, tuple[bytes, ...]]
 
 
-def merged(base: bytes, ours: bytes, theirs: bytes, *, is_checked: bool = False) -> bytes | None:
+def merge_three_ways(base: bytes, ours: bytes, theirs: bytes, *, is_checked: bool = False) -> bytes | None:
     """``theirs`` with what makes ``ours`` of ``base`` done to it as well; None where both changed the same lines.
 
     Edits may stand side by side.
@@ -22,7 +22,7 @@ def merged(base: bytes, ours: bytes, theirs: bytes, *, is_checked: bool = False)
             one.
     """
     lines = [text.splitlines(keepends=True) for text in (base, ours, theirs)]
-    edits = _join_edits(_edits(lines[0], lines[1]), _edits(lines[0], lines[2]), is_checked=is_checked)
+    edits = _join_edits(_line_edits(lines[0], lines[1]), _line_edits(lines[0], lines[2]), is_checked=is_checked)
     if edits is None:
         return None
     result, place = list[bytes](), 0
@@ -35,7 +35,7 @@ def merged(base: bytes, ours: bytes, theirs: bytes, *, is_checked: bool = False)
     return b"".join(result)
 
 
-def _edits(base: list[bytes], other: list[bytes]) -> list[_Edit]:
+def _line_edits(base: list[bytes], other: list[bytes]) -> list[_Edit]:
     # Cut to the part that differs: matching takes long over lines that recur, as blank ones do.
     length = min(len(base), len(other))
     head = next((n for n in range(length) if base[n] != other[n]), length)

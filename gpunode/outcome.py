@@ -24,9 +24,9 @@ class Planned:
         notes: warnings about the node's state, even without changes.
         change_notes: notes about these changes.
         expectation: what the runtime's own parser must find before a configuration of these changes is used.
-        disrupts: what stops while this is done (``docker containers``); empty when nothing does.
-        deferred: whether the reason is what another step, program or the next boot will do: nothing was checked.
-        requested: whether the recipe asks for this at all; where it does not, nothing was checked either.
+        stopped_workloads: what stops while this is done (``docker containers``); empty when nothing does.
+        is_deferred: whether the reason is what another step, program or the next boot will do: nothing was checked.
+        is_requested: whether the recipe asks for this at all; where it does not, nothing was checked either.
     """
 
     changes: tuple[Change, ...]
@@ -34,9 +34,9 @@ class Planned:
     notes: tuple[str, ...] = ()
     change_notes: tuple[str, ...] = ()
     expectation: RuntimeExpectation | None = None
-    disrupts: str = ""
-    deferred: bool = False
-    requested: bool = True
+    stopped_workloads: str = ""
+    is_deferred: bool = False
+    is_requested: bool = True
 
     @property
     def all_notes(self) -> tuple[str, ...]:
@@ -60,14 +60,14 @@ class Refusal:
     held: tuple[PackageId, ...] = ()
 
 
-WaitFor: TypeAlias = Literal["drain", "console", "reboot"]
-WAIT_ERRORS: Final[Mapping[WaitFor, type[GpunodeError]]] = {
+BlockingAction: TypeAlias = Literal["drain", "console", "reboot"]
+WAIT_ERRORS: Final[Mapping[BlockingAction, type[GpunodeError]]] = {
     "drain": DrainRequired,
     "console": RebootRequired,
     "reboot": RebootRequired,
 }
 """How a run ends that waits, by what it waits for; what has to come first in front."""
-WAIT_PHRASES: Final[Mapping[WaitFor, str]] = {
+WAIT_PHRASES: Final[Mapping[BlockingAction, str]] = {
     "drain": "a drain",
     "console": "somebody at the console",
     "reboot": "a reboot",
@@ -83,7 +83,7 @@ class Blocked:
         waits_for: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
     """
 
-    waits_for: WaitFor
+    waits_for: BlockingAction
     reason: str
 
 
@@ -92,21 +92,21 @@ def reboot_suffices(waits: Sequence[Blocked]) -> bool:
     return bool(waits) and all(wait.waits_for == "reboot" for wait in waits)
 
 
-Outcome: TypeAlias = Planned | Refusal | Blocked
+StepOutcome: TypeAlias = Planned | Refusal | Blocked
 
 
 @dataclass(frozen=True, slots=True)
-class StepPackages:
+class StepPackageRules:
     """The packages that a step installs by name, and that a lock file holds.
 
     Attributes:
-        wanted: those that this recipe asks for on this node.
-        owns: whether a package of a lock file is the step's, whatever the recipe and the node. What no step owns is
+        list_wanted: those that this recipe asks for on this node.
+        is_owned: whether a package of a lock file is the step's, whatever the recipe and the node. What no step owns is
             the driver's, or came along with it.
     """
 
-    wanted: Callable[[Recipe, Facts], Iterable[PackageId]]
-    owns: Callable[[PackageId], bool]
+    list_wanted: Callable[[Recipe, Facts], Iterable[PackageId]]
+    is_owned: Callable[[PackageId], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class Step:
     id: str
     title: str
     stage: Stage
-    plan: Callable[[Recipe, Facts], Outcome]
+    plan: Callable[[Recipe, Facts], StepOutcome]
     needs: tuple[str, ...] = ()
     for_driver: bool = False
-    packages: StepPackages | None = None
+    packages: StepPackageRules | None = None
     files: tuple[str, ...] = ()

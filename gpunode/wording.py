@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
-def count(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """Format a count: ``1 file``, ``2 files``, ``2 processes``, ``2 repositories``."""
     if number == 1:
         return f"1 {noun}"
@@ -16,10 +16,10 @@ def count(number: int, noun: str) -> str:
 
 def join_names(items: Iterable[str], limit: int = 0) -> str:
     """Join ``items`` with commas; beyond ``limit`` only count them (0: no limit)."""
-    found = list(items)
-    if limit and len(found) > limit + 1:
-        return f"{', '.join(found[:limit])} and {len(found) - limit} more"
-    return ", ".join(found)
+    names = list(items)
+    if limit and len(names) > limit + 1:
+        return f"{', '.join(names[:limit])} and {len(names) - limit} more"
+    return ", ".join(names)
 
 
 def join_with_and(parts: Sequence[str]) -> str:

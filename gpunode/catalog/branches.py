@@ -12,7 +12,7 @@ from gpunode.catalog import tables
 BranchKind: TypeAlias = Literal["production", "lts", "new-feature", "legacy"]
 ModuleFlavour: TypeAlias = Literal["open", "proprietary"]
 
-OPEN_ONLY_FROM = 615
+FIRST_OPEN_ONLY_BRANCH = 615
 """From here on NVIDIA's packages bring the open kernel modules only (installation guide 620, §4.1)."""
 
 
@@ -21,19 +21,20 @@ class Branch:
     """A driver branch.
 
     Attributes:
-        active: whether NVIDIA still maintains it.
+        is_maintained: whether NVIDIA still maintains it.
         eol: the month in which that ended or ends, ``2028-06``; empty when no date is known.
         newest_seen: the newest version known to exist; empty when none is.
-        suffixed_names: whether Ubuntu's package names carry the branch (``nvidia-dkms-580``); NVIDIA dropped it at 590.
+        has_suffixed_packages: whether Ubuntu's package names carry the branch (``nvidia-dkms-580``); NVIDIA dropped it
+            at 590.
         oldest_architecture: the oldest GPUs it drives; ``newest_architecture`` the newest.
     """
 
     number: int
     kind: BranchKind
-    active: bool
+    is_maintained: bool
     eol: str
     newest_seen: str
-    suffixed_names: bool
+    has_suffixed_packages: bool
     flavours: frozenset[ModuleFlavour]
     oldest_architecture: str
     newest_architecture: str
@@ -54,33 +55,33 @@ def find(number: int) -> Branch | None:
     """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
     latest = all_branches()[-1]
     if is_unlisted(number):
-        return replace(latest, number=number, kind="new-feature", active=True, eol="", newest_seen="")
+        return replace(latest, number=number, kind="new-feature", is_maintained=True, eol="", newest_seen="")
     return next((branch for branch in all_branches() if branch.number == number), None)
 
 
 def production() -> Branch:
     """The production branch: about a year of fixes."""
-    return next(branch for branch in reversed(all_branches()) if branch.active and branch.kind == "production")
+    return next(branch for branch in reversed(all_branches()) if branch.is_maintained and branch.kind == "production")
 
 
-def maintained_lts() -> tuple[Branch, ...]:
+def maintained_lts_branches() -> tuple[Branch, ...]:
     """Return the long-term support branches that get fixes, three years each; newest first."""
-    return tuple(branch for branch in reversed(all_branches()) if branch.active and branch.kind == "lts")
+    return tuple(branch for branch in reversed(all_branches()) if branch.is_maintained and branch.kind == "lts")
 
 
 def newest_maintained_branch() -> Branch:
     """The newest maintained branch, of whatever kind."""
-    return next(branch for branch in reversed(all_branches()) if branch.active)
+    return next(branch for branch in reversed(all_branches()) if branch.is_maintained)
 
 
 def _branch_from_row(row: Mapping[str, str]) -> Branch:
     return Branch(
         number=int(row["branch"]),
         kind=cast("BranchKind", row["kind"]),
-        active=row["active"] == "yes",
+        is_maintained=row["active"] == "yes",
         eol=row["eol"],
         newest_seen=row["newest_seen"],
-        suffixed_names=row["suffixed_names"] == "yes",
+        has_suffixed_packages=row["suffixed_names"] == "yes",
         flavours=frozenset(cast("list[ModuleFlavour]", row["flavours"].split())),
         oldest_architecture=row["oldest_architecture"],
         newest_architecture=row["newest_architecture"],

@@ -16,17 +16,17 @@ from gpunode.package_id import PackageId
 STANDALONE_PREFIX = "libxnvctrl"
 # Tools that talk to every driver of their branch, and the loader of OpenCL. Each is a source of its own in Debian, with
 # versions that lag behind the driver's; nothing that runs on a GPU needs them at its version.
-STANDALONE_TOOLS = frozenset(
+STANDALONE_TOOL_PACKAGES = frozenset(
     {"nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"}
 )
 # Debian builds the persistence daemon, too, from a source with versions of its own; NVIDIA's has the driver's.
-SEPARATELY_VERSIONED_IN_DISTROS = STANDALONE_TOOLS | {"nvidia-persistenced"}
+SEPARATELY_VERSIONED_IN_DISTROS = STANDALONE_TOOL_PACKAGES | {"nvidia-persistenced"}
 PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
 _LIBRARIES_OF_EVERY_BRANCH = frozenset({"libcuda1", "libnvidia-ml1"})
 # Up to 13.3 they depend on the toolkit and, by cuda-runtime-12-6, on cuda-drivers; the demonstration programs need that
 # one, too. Source: CUDA installation guide for Linux, "Meta Packages".
 _CUDA_METAPACKAGE = re.compile(r"cuda(?:-\d+)*|cuda-(?:runtime|demo-suite)-\d+-\d+")
-_UPSTREAM_VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
+_DRIVER_VERSION_IN_PACKAGE_VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 
 def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
@@ -75,26 +75,26 @@ def _is_listed(name: str, action: str) -> bool:
 
 
 @lru_cache(maxsize=4)
-def versioned_names(branch: int) -> tuple[str, ...]:
+def driver_versioned_packages(branch: int) -> tuple[str, ...]:
     """Names of packages that come at the driver's own version, in order. Source: pinned_names.csv."""
     return tuple(sorted({row["name"].format(branch=branch) for row in tables.rows("pinned_names.csv")}))
 
 
 def upstream(version: str) -> str:
     """The driver's own version (``580.95.05``) in a package's; empty when the package has versions of its own."""
-    match = _UPSTREAM_VERSION.match(version)
+    match = _DRIVER_VERSION_IN_PACKAGE_VERSION.match(version)
     return match[1] if match else ""
 
 
 def version_locked_packages(
-    packages: Mapping[PackageId, PackageState], branch: int, exempt: frozenset[str] = STANDALONE_TOOLS
+    packages: Mapping[PackageId, PackageState], branch: int, exempt: frozenset[str] = STANDALONE_TOOL_PACKAGES
 ) -> Mapping[PackageId, str]:
     """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
 
     Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
     without which nothing runs on a GPU. Those named ``exempt`` may have any version.
     """
-    names = {*versioned_names(branch)} - exempt
+    names = {*driver_versioned_packages(branch)} - exempt
     return {
         package: version
         for package, state in sorted(packages.items())

@@ -51,7 +51,10 @@ def releases() -> tuple[CudaRelease, ...]:
     rows = tables.rows("cuda_releases.csv")
     return tuple(
         CudaRelease(
-            parts(row["cuda"]), row["driver"], int(row["min_branch"]), _CAPABILITY_BY_ARCHITECTURE[row["oldest"]]
+            parse_version(row["cuda"]),
+            row["driver"],
+            int(row["min_branch"]),
+            _CAPABILITY_BY_ARCHITECTURE[row["oldest"]],
         )
         for row in rows
     )
@@ -68,7 +71,7 @@ _CAPABILITY_BY_ARCHITECTURE: Mapping[str, Version] = {
 
 
 # The release whose compiler first targets GPUs from a compute capability on. Source: CUDA release notes.
-_FIRST_RELEASE_BY_CAPABILITY: Mapping[Version, Version] = {
+_FIRST_CUDA_BY_CAPABILITY: Mapping[Version, Version] = {
     (7, 0): (9, 0),
     (7, 5): (10, 0),
     (8, 0): (11, 0),
@@ -81,7 +84,7 @@ _FIRST_RELEASE_BY_CAPABILITY: Mapping[Version, Version] = {
 }
 
 
-def parts(version: str) -> Version:
+def parse_version(version: str) -> Version:
     """A version's numbers (``550.54.14``, ``12.4``)."""
     # As it stands in a log: Python reads no number of thousands of digits.
     return tuple(int(part[:18]) for part in version.split("."))
@@ -92,9 +95,9 @@ def find(version: Version) -> CudaRelease | None:
     return next((release for release in releases() if release.version == version[:2]), None)
 
 
-def newest_supported_by(driver: str) -> Version | None:
+def newest_supported_by_driver(driver: str) -> Version | None:
     """The newest CUDA that a driver supports; None where it is older than the table."""
-    known = [release.version for release in releases() if parts(release.driver) <= parts(driver)]
+    known = [release.version for release in releases() if parse_version(release.driver) <= parse_version(driver)]
     return known[-1] if known else None
 
 
@@ -118,8 +121,8 @@ def newest_for_capability(capability: Version) -> Version | None:
 
 def first_for_capability(capability: Version) -> Version:
     """Return the oldest CUDA whose compiler targets this compute capability, as far as it is known."""
-    reached = [one for one in _FIRST_RELEASE_BY_CAPABILITY if one <= capability]
-    return _FIRST_RELEASE_BY_CAPABILITY[max(reached)] if reached else ()
+    reached = [one for one in _FIRST_CUDA_BY_CAPABILITY if one <= capability]
+    return _FIRST_CUDA_BY_CAPABILITY[max(reached)] if reached else ()
 
 
 def toolkit_packages(version: Version, components: Sequence[str]) -> tuple[str, ...]:

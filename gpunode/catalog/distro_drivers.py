@@ -64,13 +64,13 @@ def choose_from_distro(models: Sequence[GpuModel], request: Driver, distro: Dist
         return Refusal(f"no driver of {_short_distro_name(distro)}'s own is known", why, _NVIDIA_HINT)
     if isinstance(limit, Refusal):
         return limit
-    wanted = [one for one in here if _branch_satisfies(one.branch, request.version)]
+    wanted = [driver for driver in here if _branch_satisfies(driver.branch, request.version)]
     if not wanted:
-        listed = " and ".join(str(one.branch) for one in here)
+        listed = " and ".join(str(driver.branch) for driver in here)
         why = f"its own archive has branch {listed}"
         return Refusal(f"{_short_distro_name(distro)} has no driver {request.version} of its own", why, _NVIDIA_HINT)
-    found = [_try_distro_driver(models, request, one, distro) for one in wanted]
-    return next((one for one in found if isinstance(one, Choice)), found[0])
+    choices = [_try_distro_driver(models, request, driver, distro) for driver in wanted]
+    return next((choice for choice in choices if isinstance(choice, Choice)), choices[0])
 
 
 def _short_distro_name(distro: Distro) -> str:
@@ -84,19 +84,19 @@ def _branch_satisfies(branch: int, version: str) -> bool:
 
 
 def _try_distro_driver(
-    models: Sequence[GpuModel], request: Driver, own: DistroDriver, distro: Distro
+    models: Sequence[GpuModel], request: Driver, driver: DistroDriver, distro: Distro
 ) -> Choice | Refusal:
-    version = request.version if request.version[0].isdigit() else str(own.branch)
-    because = f"{own.branch} is in {_short_distro_name(distro)}'s own archive"
+    version = request.version if request.version[0].isdigit() else str(driver.branch)
+    because = f"{driver.branch} is in {_short_distro_name(distro)}'s own archive"
     asked = replace(request, version=version)
-    found = choose(models, asked, because)
-    if isinstance(found, Choice) and found.flavour not in own.flavours and request.kernel_module_type == "auto":
-        found = choose(models, replace(asked, kernel_module_type=next(iter(own.flavours))), because)
-    if isinstance(found, Refusal):
-        return replace(found, hint=_NVIDIA_HINT)
-    if found.flavour not in own.flavours:
-        why = f"branch {own.branch} of its own archive has the {' and '.join(sorted(own.flavours))} modules only"
+    choice = choose(models, asked, because)
+    if isinstance(choice, Choice) and choice.flavour not in driver.flavours and request.kernel_module_type == "auto":
+        choice = choose(models, replace(asked, kernel_module_type=next(iter(driver.flavours))), because)
+    if isinstance(choice, Refusal):
+        return replace(choice, hint=_NVIDIA_HINT)
+    if choice.flavour not in driver.flavours:
+        why = f"branch {driver.branch} of its own archive has the {' and '.join(sorted(driver.flavours))} modules only"
         return Refusal(
-            f"{_short_distro_name(distro)} has no {found.flavour} kernel modules of its own", why, _NVIDIA_HINT
+            f"{_short_distro_name(distro)} has no {choice.flavour} kernel modules of its own", why, _NVIDIA_HINT
         )
-    return found
+    return choice

@@ -45,7 +45,7 @@ class Choice:
     def suffixed_names(self) -> bool:
         """True if Ubuntu's package names carry the branch."""
         branch = branches.find(self.branch)
-        return branch is not None and branch.suffixed_names
+        return branch is not None and branch.has_suffixed_packages
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _BranchPick:
 
     branch: Branch
     exact: str
-    because: str
+    reason: str
 
 
 def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Choice | Refusal:
@@ -74,11 +74,11 @@ def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Ch
     pick = _find_common_branch_obstacle(gpus) or _pick_branch(gpus, request)
     if isinstance(pick, Refusal):
         return pick
-    pick = replace(pick, because=because or pick.because)
+    pick = replace(pick, reason=because or pick.reason)
     flavour = _refuse_unusable_gpus(gpus, pick) or _choose_flavour(gpus, pick.branch, request)
     if isinstance(flavour, Refusal):
         return flavour
-    reason = f"{_join_gpu_labels(gpus)}: {pick.because}; {_module_reason(gpus, pick.branch, flavour)}"
+    reason = f"{_join_gpu_labels(gpus)}: {pick.reason}; {_explain_module_flavour(gpus, pick.branch, flavour)}"
     return Choice(pick.branch.number, pick.exact, flavour, reason, tuple(_warnings(gpus, pick.branch)), request.source)
 
 
@@ -125,7 +125,7 @@ def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Ref
 
 def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
     """Return the newest maintained LTS branch that drives all GPUs with the wanted modules; else the newest one."""
-    known = branches.maintained_lts()
+    known = branches.maintained_lts_branches()
     picks = [_BranchPick(branch, "", f"{branch.number} is the newest LTS branch") for branch in known]
     usable = [
         pick
@@ -136,7 +136,7 @@ def _pick_lts(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick:
     if not usable or usable[0] == picks[0]:
         return picks[0]
     whom = "it" if len(gpus) == 1 else "all of them"
-    return replace(usable[0], because=f"{usable[0].branch.number} is the newest LTS branch that supports {whom}")
+    return replace(usable[0], reason=f"{usable[0].branch.number} is the newest LTS branch that supports {whom}")
 
 
 _BRANCH_KIND_WORDS: Mapping[BranchKind, str] = {
@@ -156,7 +156,7 @@ def _pick_best_branch(gpus: Sequence[GpuModel]) -> _BranchPick:
         branch = _find_branch(last.last_branch)
         return _BranchPick(branch, "", f"{branch.number} is the last branch that supports {whom}")
     if first.first_branch > wanted.number:
-        able = [b for b in branches.all_branches() if b.number >= first.first_branch and b.active]
+        able = [b for b in branches.all_branches() if b.number >= first.first_branch and b.is_maintained]
         # A new-feature branch is maintained for months only, so it comes last.
         branch = min(able, key=lambda b: (b.kind == "new-feature", b.number))
         whom = "it" if len(gpus) == 1 else first.label
@@ -187,10 +187,10 @@ def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Refusa
     number, hint = pick.branch.number, "use `--driver auto`, which picks a branch that drives every GPU of this host"
     for gpu in gpus:
         if gpu.last_branch is not None and gpu.last_branch < number:
-            why = f"{pick.because}; {gpu.last_branch} is the last branch that supports this GPU"
+            why = f"{pick.reason}; {gpu.last_branch} is the last branch that supports this GPU"
             return Refusal(f"branch {number} does not drive {gpu.label}", why, hint)
         if gpu.first_branch > number:
-            why = f"{pick.because}; {gpu.first_branch} is the first branch known to support this GPU"
+            why = f"{pick.reason}; {gpu.first_branch} is the first branch known to support this GPU"
             return Refusal(f"branch {number} does not drive {gpu.label}", why, hint)
     return None
 
@@ -221,7 +221,7 @@ def _default_flavour(gpus: Sequence[GpuModel], branch: Branch) -> ModuleFlavour:
     return "open" if needed or branch.number >= _OPEN_BY_DEFAULT_FROM else "proprietary"
 
 
-def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlavour) -> str:
+def _explain_module_flavour(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlavour) -> str:
     if flavour == "proprietary":
         closed = [gpu for gpu in gpus if not gpu.takes_open_modules]
         if closed:
@@ -231,8 +231,8 @@ def _module_reason(gpus: Sequence[GpuModel], branch: Branch, flavour: ModuleFlav
     needed = [gpu for gpu in gpus if gpu.needs_open_modules]
     if needed:
         return f"open modules, the only ones for {_join_gpu_labels(needed) if len(needed) < len(gpus) else 'it'}"
-    if branch.number >= branches.OPEN_ONLY_FROM:
-        return f"open modules, the only ones from {branches.OPEN_ONLY_FROM} on"
+    if branch.number >= branches.FIRST_OPEN_ONLY_BRANCH:
+        return f"open modules, the only ones from {branches.FIRST_OPEN_ONLY_BRANCH} on"
     return f"open modules, NVIDIA's default from {_OPEN_BY_DEFAULT_FROM} on"
 
 
@@ -241,20 +241,20 @@ _AS_REQUESTED = "proprietary modules, as requested"
 
 def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:
     """Return what the user should know before agreeing."""
-    found = [
+    warnings = [
         f"{gpu.label} is not on any of NVIDIA's lists known to gpunode: branch {branch.number} is a guess from its "
         "PCI id"
         for gpu in gpus
         if not gpu.listed
     ]
-    if not branch.active:
+    if not branch.is_maintained:
         since = f" (since {branch.eol})" if branch.eol else ""
-        found.append(f"branch {branch.number} no longer gets fixes from NVIDIA{since}")
+        warnings.append(f"branch {branch.number} no longer gets fixes from NVIDIA{since}")
     elif not branch.newest_seen:
-        found.append(f"branch {branch.number} is newer than what gpunode knows")
+        warnings.append(f"branch {branch.number} is newer than what gpunode knows")
     elif branch.kind == "new-feature":
-        found.append(f"{branch.number} is a new-feature branch: NVIDIA maintains it for months, not years")
-    return found
+        warnings.append(f"{branch.number} is a new-feature branch: NVIDIA maintains it for months, not years")
+    return warnings
 
 
 def _first_dropped_gpu(gpus: Sequence[GpuModel]) -> GpuModel | None:

@@ -27,7 +27,7 @@ UNSUPPORTED_NOTE: Final = (
 # The module through which the fabric manager reaches switches behind a ConnectX bridge.
 BRIDGE_MODULE: Final = "ib_umad"
 # NVIDIA dropped the branch from these names at 580, on all distributions.
-_FIRST_BRANCH_WITHOUT_SUFFIX: Final = 580
+_FIRST_BRANCH_WITHOUT_PACKAGE_SUFFIX: Final = 580
 _VERSION_LOCKED: Final[dict[FabricKind, tuple[str, ...]]] = {
     "nvswitch": ("nvidia-fabricmanager", "libnvidia-nscq"),
     "nvlink5": ("nvidia-fabricmanager", "libnvsdm"),
@@ -47,12 +47,12 @@ class FabricPackages:
     """The packages of a fabric.
 
     Attributes:
-        locked: those that work at the driver's exact version alone.
-        free: those with versions of their own.
+        version_locked: those that work at the driver's exact version alone.
+        unlocked: those with versions of their own.
     """
 
-    locked: tuple[str, ...]
-    free: tuple[str, ...]
+    version_locked: tuple[str, ...]
+    unlocked: tuple[str, ...]
 
 
 def find_packages(kind: FabricKind, branch: int, architecture: str, source: DriverSource = "nvidia") -> FabricPackages:
@@ -60,7 +60,7 @@ def find_packages(kind: FabricKind, branch: int, architecture: str, source: Driv
 
     Ubuntu's own archive goes on with the branch in their names (nvidia-fabricmanager-615, packages.ubuntu.com).
     """
-    suffix = "" if branch >= _FIRST_BRANCH_WITHOUT_SUFFIX and source == "nvidia" else f"-{branch}"
+    suffix = "" if branch >= _FIRST_BRANCH_WITHOUT_PACKAGE_SUFFIX and source == "nvidia" else f"-{branch}"
     locked = (
         f"{name}{suffix}"
         for name in _VERSION_LOCKED[kind]

@@ -77,11 +77,11 @@ def _find_branches(model: GpuModel) -> Iterator[Branch]:
 
 def _find_newest_cuda(model: GpuModel, choice: Choice | Refusal) -> tuple[cuda.Version | None, str]:
     """Return the newest CUDA for the GPU, and what rules out a newer one."""
-    capability = cuda.parts(model.compute_capability) if model.compute_capability else ()
+    capability = cuda.parse_version(model.compute_capability) if model.compute_capability else ()
     if isinstance(choice, Refusal) or not capability:
         return None, ""
     branch = branches.find(choice.branch)
-    of_driver = cuda.newest_supported_by(branch.newest_seen) if branch and branch.newest_seen else None
+    of_driver = cuda.newest_supported_by_driver(branch.newest_seen) if branch and branch.newest_seen else None
     of_compiler = cuda.newest_for_capability(capability)
     if of_driver is None or of_compiler is None:
         return None, ""

@@ -20,9 +20,9 @@ class GpuDirectFeature:
 
     Attributes:
         asked: the line of the recipe that asks for it.
-        kernel: the oldest kernel.
-        open_modules: whether it needs the driver's open kernel modules, which exist for Turing and later GPUs.
-        ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED.
+        oldest_kernel: the oldest kernel.
+        needs_open_modules: whether it needs the driver's open kernel modules, which exist for Turing and later GPUs.
+        needs_ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED.
         packages: what apt installs; DKMS builds the module from the installed driver's source.
         module: what must be loaded.
         unit: the service that makes the module's device node.
@@ -33,9 +33,9 @@ class GpuDirectFeature:
     name: str
     asked: str
     instead: str
-    kernel: tuple[int, int] = (0, 0)
-    open_modules: bool = False
-    ofed: bool = False
+    oldest_kernel: tuple[int, int] = (0, 0)
+    needs_open_modules: bool = False
+    needs_ofed: bool = False
     packages: tuple[str, ...] = ()
     module: str = ""
     unit: str = ""
@@ -47,8 +47,8 @@ DMA_BUF_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by DMA-BUF",
     asked='gpudirect.rdma = "dma-buf"',
     instead='set gpudirect.rdma = "peermem", which needs MLNX_OFED or DOCA-OFED, or leave it out',
-    kernel=(5, 12),
-    open_modules=True,
+    oldest_kernel=(5, 12),
+    needs_open_modules=True,
 )
 # The module comes with every driver since 470, and registers with functions that only these RDMA stacks have:
 # https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem".
@@ -56,7 +56,7 @@ PEERMEM_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by nvidia-peermem",
     asked='gpudirect.rdma = "peermem"',
     instead='set gpudirect.rdma = "dma-buf", which needs no RDMA stack of its own',
-    ofed=True,
+    needs_ofed=True,
     module="nvidia_peermem",
 )
 # nvidia-fs 2.17.5 and later use the open modules alone (its ChangeLog). The CUDA repositories have the package.
@@ -64,7 +64,7 @@ GDS_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect Storage",
     asked="gpudirect.gds = true",
     instead="leave out gpudirect.gds: cuFile then works in its compatible mode, through the host's memory",
-    open_modules=True,
+    needs_open_modules=True,
     packages=("nvidia-fs-dkms",),
     module="nvidia_fs",
     source="it is in NVIDIA's CUDA repository; let the recipe install the driver from there, or add that repository",

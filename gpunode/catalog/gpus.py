@@ -97,7 +97,7 @@ class GpuModel:
         return self.takes_open_modules and self.open_modules == "required"
 
 
-def lookup(device_id: str) -> GpuModel:
+def find_model(device_id: str) -> GpuModel:
     """The GPU with this PCI device id; one that no list has is judged by the range its id is in.
 
     Raises:
@@ -135,11 +135,11 @@ def find_by_label(label: str) -> GpuModel | None:
 
 @cache
 def _rows_by_label() -> Mapping[str, Mapping[str, str]]:
-    found: dict[str, Mapping[str, str]] = {}
+    rows_by_label: dict[str, Mapping[str, str]] = {}
     for row in tables.rows("gpus.csv"):
         plain = re.sub(r"[^A-Za-z0-9_. -]", "", row["name"].removeprefix("NVIDIA "))
-        found.setdefault("-".join(plain.split()).lower(), row)
-    return found
+        rows_by_label.setdefault("-".join(plain.split()).lower(), row)
+    return rows_by_label
 
 
 def model_of_chip(chip: str, name: str) -> GpuModel | None:
@@ -188,10 +188,10 @@ _VGPU_PROFILE_SUFFIX = re.compile(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
 
 def is_vgpu_profile(name: str) -> bool:
     """Return whether a GPU of this name is a share of one, as nvidia-smi names it in a guest (``GRID T4-8Q``)."""
-    found = _VGPU_PROFILE_SUFFIX.search(name, name.rfind("-")) if "-" in name else None
-    if found is None or found.end() != len(name):
+    match = _VGPU_PROFILE_SUFFIX.search(name, name.rfind("-")) if "-" in name else None
+    if match is None or match.end() != len(name):
         return False
-    return bool(found["letter"]) or any(row["profile"] == name for row in tables.rows("vgpu_guests.csv"))
+    return bool(match["letter"]) or any(row["profile"] == name for row in tables.rows("vgpu_guests.csv"))
 
 
 def _parse_device_id(device_id: str) -> int:

@@ -13,7 +13,7 @@ _MAX_LINES_READ = 40
 _MAX_BYTES_READ = 8192
 # Comments of TOML, apt, shell, INI, C and XML; the quote is for JSON, which has none and gets a key instead.
 _COMMENT_LINE_START = re.compile(r"\s*(#|;|//|/?\*|<!--|\")")
-_GPUNODE_MARK = "written by gpunode"
+_GPUNODE_FILE_MARK = "written by gpunode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,19 @@ class Manager:
     Attributes:
         name: empty where the file names none: a program may make it, or people may ask each other to leave it alone.
         line: where it says so, from 1.
-        words: the line itself.
+        quoted_line: the line itself.
     """
 
     name: str
     line: int
-    words: str
+    quoted_line: str
 
 
-def manager_of(content: bytes) -> Manager | None:
+def find_declared_manager(content: bytes) -> Manager | None:
     """Return the tool that claims the file in a comment at the top of ``content``; None if none does."""
     lines = content[:_MAX_BYTES_READ].decode("utf-8", "replace").split("\n")[:_MAX_LINES_READ]
     comments = [(number, line.lower()) for number, line in enumerate(lines, 1) if _COMMENT_LINE_START.match(line)]
-    if any(_GPUNODE_MARK in line for _, line in comments):
+    if any(_GPUNODE_FILE_MARK in line for _, line in comments):
         return None
     for name, words in _manager_patterns():
         for number, line in comments:

@@ -65,10 +65,10 @@ def layout_of(profile: str) -> str:
     return f"all-{profile.replace('+', '.')}"
 
 
-def profile_of(layout: str) -> str:
+def profile_of_layout(layout: str) -> str:
     """The profile of a layout that has one alone (``all-1g.10gb``); empty for all others."""
-    found = _SINGLE_PROFILE_LAYOUT.fullmatch(layout)
-    return f"{found[1]}{f'+{found[2]}' if found[2] else found[3] or ''}" if found else ""
+    match = _SINGLE_PROFILE_LAYOUT.fullmatch(layout)
+    return f"{match[1]}{f'+{match[2]}' if match[2] else match[3] or ''}" if match else ""
 
 
 def compute_slices(profile: str) -> int:
@@ -76,35 +76,35 @@ def compute_slices(profile: str) -> int:
     return int(profile.partition("g.")[0])
 
 
-def place_instances(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[str, int, int], ...] | None:
-    """Place the ``wanted`` instances, counts by profile: return profile, first memory slice and number of slices.
+def place_instances(device_id: str, counts: Mapping[str, int]) -> tuple[tuple[str, int, int], ...] | None:
+    """Place the ``counts`` instances, counts by profile: return profile, first memory slice and number of slices.
 
     The largest first, each as far left as the others allow; None where they do not fit, by number or by place.
 
     Args:
         device_id: PCI device id; the GPU knows each profile.
-        wanted: how many of each profile.
+        counts: how many of each profile.
     """
     most = max_instances_by_profile(device_id)
-    if any(count > most[profile] for profile, count in wanted.items()):
+    if any(count > most[profile] for profile, count in counts.items()):
         return None
-    if sum("+me" in profile for profile, count in wanted.items() for _ in range(count)) > 1:
+    if sum("+me" in profile for profile, count in counts.items() for _ in range(count)) > 1:
         return None
-    flat = [profile for profile, count in wanted.items() for _ in range(count)]
+    flat = [profile for profile, count in counts.items() for _ in range(count)]
     flat.sort(key=lambda profile: (-_placements(device_id, profile)[1], -compute_slices(profile), profile))
-    found = _fit_instances(device_id, flat, 0)
-    return None if found is None else tuple(sorted(found, key=lambda one: one[1]))
+    placements = _fit_instances(device_id, flat, 0)
+    return None if placements is None else tuple(sorted(placements, key=lambda one: one[1]))
 
 
-def _fit_instances(device_id: str, wanted: Sequence[str], taken: int) -> list[tuple[str, int, int]] | None:
-    """``wanted``, in this order, beside what is ``taken``, a bit for each memory slice."""
-    if not wanted:
+def _fit_instances(device_id: str, profiles: Sequence[str], taken: int) -> list[tuple[str, int, int]] | None:
+    """``profiles``, in this order, beside what is ``taken``, a bit for each memory slice."""
+    if not profiles:
         return []
-    starts, size = _placements(device_id, wanted[0])
+    starts, size = _placements(device_id, profiles[0])
     for start in starts:
         mask = ((1 << size) - 1) << start
-        if not taken & mask and (rest := _fit_instances(device_id, wanted[1:], taken | mask)) is not None:
-            return [(wanted[0], start, size), *rest]
+        if not taken & mask and (rest := _fit_instances(device_id, profiles[1:], taken | mask)) is not None:
+            return [(profiles[0], start, size), *rest]
     return None
 
 
@@ -140,5 +140,5 @@ def instances_in_layout(device_id: str, layout: str) -> Mapping[str, int] | None
         return MappingProxyType({})
     if layout == ALL_BALANCED_LAYOUT:
         return balanced_layout(device_id)
-    profile = profile_of(layout)
+    profile = profile_of_layout(layout)
     return {profile: max_instances_by_profile(device_id)[profile]} if profile else None

@@ -21,9 +21,9 @@ from gpunode.errors import Refused
 _MAX_KEY_FILE_BYTES = 1 << 20
 _PUBLIC_KEY, _SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE, _PADDING = 6, 14, 2, 12, 13, 17, 21
 _MARKER_TAG = 10
-_SECRET_KEY_TAGS = frozenset({5, 7})
-_KEY_PART_TAGS = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
-_IGNORED_TAGS = frozenset({_MARKER_TAG, _PADDING})
+_SECRET_KEY_PACKET_TAGS = frozenset({5, 7})
+_KEY_COMPONENT_PACKET_TAGS = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
+_IGNORED_PACKET_TAGS = frozenset({_MARKER_TAG, _PADDING})
 # Of the subpackets of a signature, those that name its maker.
 _ISSUER, _ISSUER_FINGERPRINT = 16, 33
 
@@ -34,10 +34,10 @@ _ARMOR_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
 class _Packet(NamedTuple):
     tag: int
     body: bytes
-    whole: bytes
+    bytes_with_header: bytes
 
 
-def fingerprints(data: bytes) -> tuple[str, ...]:
+def list_key_fingerprints(data: bytes) -> tuple[str, ...]:
     """The fingerprints of the primary keys in a key file, in upper-case hex, in the file's order; subkeys are no keys.
 
     Args:
@@ -48,21 +48,21 @@ def fingerprints(data: bytes) -> tuple[str, ...]:
     """
     if len(data) > _MAX_KEY_FILE_BYTES:
         raise ValueError(f"the key file has {len(data)} bytes; no repository's key has more than {_MAX_KEY_FILE_BYTES}")
-    found: list[str] = []
-    for packet in _packets(dearmor(data) if _is_armored(data) else data):
+    key_fingerprints: list[str] = []
+    for packet in _parse_packets(dearmor(data) if _is_armored(data) else data):
         if packet.tag == _PUBLIC_KEY:
-            found.append(_fingerprint(packet.body))
-        elif packet.tag in _SECRET_KEY_TAGS:
+            key_fingerprints.append(_fingerprint(packet.body))
+        elif packet.tag in _SECRET_KEY_PACKET_TAGS:
             raise ValueError("the file holds a secret key")
-        elif packet.tag not in _KEY_PART_TAGS | _IGNORED_TAGS:
+        elif packet.tag not in _KEY_COMPONENT_PACKET_TAGS | _IGNORED_PACKET_TAGS:
             raise ValueError(
                 f"the file holds an OpenPGP packet of type {packet.tag}, which does not belong in a public key"
             )
-        elif packet.tag in _KEY_PART_TAGS and not found:
+        elif packet.tag in _KEY_COMPONENT_PACKET_TAGS and not key_fingerprints:
             raise ValueError("the file does not begin with a public key")
-    if not found:
+    if not key_fingerprints:
         raise ValueError("the file holds no public key")
-    return tuple(found)
+    return tuple(key_fingerprints)
 
 
 def strip_foreign_packets(data: bytes) -> bytes:
@@ -72,25 +72,25 @@ def strip_foreign_packets(data: bytes) -> bytes:
     stay; pictures, other people's signatures and what nobody signed go. Whether a signature is good is for gpgv or sqv.
 
     Raises:
-        ValueError: as ``fingerprints``.
+        ValueError: as ``list_key_fingerprints``.
     """
-    fingerprints(data)
+    list_key_fingerprints(data)
     kept: list[bytes] = []
     primary = ""
     held: bytes | None = b""  # what the next signature must vouch for; None for what goes, and its signatures with it
-    for packet in _packets(dearmor(data) if _is_armored(data) else data):
+    for packet in _parse_packets(dearmor(data) if _is_armored(data) else data):
         if packet.tag == _PUBLIC_KEY:
             primary, held = _fingerprint(packet.body), b""
-            kept.append(packet.whole)
+            kept.append(packet.bytes_with_header)
         elif (
             packet.tag == _SIGNATURE
             and held is not None
             and _signature_issuers(packet.body) & _fingerprint_and_key_id(primary)
         ):
-            kept += [held, packet.whole]
+            kept += [held, packet.bytes_with_header]
             held = b""
         elif packet.tag in {_USER_ID, _SUBKEY}:
-            held = packet.whole
+            held = packet.bytes_with_header
         elif packet.tag == _USER_ATTRIBUTE:
             held = None
     return b"".join(kept)
@@ -108,18 +108,18 @@ def _signature_issuers(body: bytes) -> frozenset[str]:
     if body[:1] not in {b"\x04", b"\x06"}:
         return frozenset()
     size = 2 if body[0] == 4 else 4
-    found: set[str] = set()
+    issuers: set[str] = set()
     position = 4
     for _area in ("hashed", "unhashed"):
         start = position + size
         position = start + int.from_bytes(body[position:start], "big")
-        for kind, value in _subpackets(body[start:position]):
+        for kind, value in _parse_subpackets(body[start:position]):
             if kind in {_ISSUER, _ISSUER_FINGERPRINT}:
-                found.add((value if kind == _ISSUER else value[1:]).hex().upper())
-    return frozenset(found)
+                issuers.add((value if kind == _ISSUER else value[1:]).hex().upper())
+    return frozenset(issuers)
 
 
-def _subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:
+def _parse_subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:
     """Type and value of each subpacket; what is cut short ends them (RFC 9580 §5.2.3.7)."""
     position = 0
     while position < len(area):
@@ -206,7 +206,7 @@ def _crc24(data: bytes) -> int:
     return crc
 
 
-def _packets(data: bytes) -> Iterator[_Packet]:
+def _parse_packets(data: bytes) -> Iterator[_Packet]:
     """The packets of ``data``, which they fill to the last byte."""
     position = 0
     while position < len(data):
@@ -261,10 +261,10 @@ def _fingerprint(body: bytes) -> str:
     raise ValueError(f"a key of version {version} is not supported; 4 and 6 are")
 
 
-def checked_keyring(data: bytes, key: SigningKey) -> bytes:
+def verify_keyring(data: bytes, key: SigningKey) -> bytes:
     """The key file as it is kept in a ``.gpg``: binary; it holds the wanted keys and nothing else."""
     try:
-        found = fingerprints(data)
+        present_fingerprints = list_key_fingerprints(data)
     except ValueError as error:
         raise Refused(
             f"{key.url} is not an OpenPGP key",
@@ -272,10 +272,10 @@ def checked_keyring(data: bytes, key: SigningKey) -> bytes:
             hint="a proxy or a captive portal may answer instead; look at it with:\n  "
             + shlex.join(("curl", "-fsSL", key.url)),
         ) from error
-    if frozenset(found) != key.fingerprints:
+    if frozenset(present_fingerprints) != key.fingerprints:
         raise Refused(
             f"{key.url} is not the expected key",
-            why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
+            why=f"found:  {' '.join(present_fingerprints) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
             "nothing was trusted",
             hint="a newer gpunode may pin a new key of NVIDIA's; until then, or for a mirror with its own key, name "
             "every key of the file in the recipe ([repositories] cuda_key_fingerprint or toolkit_key_fingerprint).\n"

@@ -39,24 +39,24 @@ def release(distro: Distro) -> Release | None:
 @cache
 def _release(distribution: str, version: str) -> Release | None:
     key = (distribution, version)
-    found = next((row for row in tables.rows(_TABLE_FILE) if (row["distribution"], row["version"]) == key), None)
-    if found is None:
+    row = next((row for row in tables.rows(_TABLE_FILE) if (row["distribution"], row["version"]) == key), None)
+    if row is None:
         return None
-    if base := found["derivative_of"]:
+    if base := row["derivative_of"]:
         return _release(*base.split())
     return Release(
         distribution=distribution,
         version=version,
-        repository=found["repository"],
-        ended={int(branch): name for branch, _, name in (part.partition(":") for part in found["ended"].split())},
-        has_apt_key=found["apt_key"] == "yes",
+        repository=row["repository"],
+        ended={int(branch): name for branch, _, name in (part.partition(":") for part in row["ended"].split())},
+        has_apt_key=row["apt_key"] == "yes",
     )
 
 
 def supported_versions() -> Mapping[str, tuple[str, ...]]:
     """The versions for which NVIDIA has a repository, by distribution; derivatives are left out."""
-    found: dict[str, tuple[str, ...]] = {}
+    versions: dict[str, tuple[str, ...]] = {}
     for row in tables.rows(_TABLE_FILE):
         if row["repository"]:
-            found[row["distribution"]] = (*found.get(row["distribution"], ()), row["version"])
-    return found
+            versions[row["distribution"]] = (*versions.get(row["distribution"], ()), row["version"])
+    return versions

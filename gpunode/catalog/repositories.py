@@ -37,8 +37,9 @@ class Repository:
         list_file: gpunode's own, where nobody else has listed the repository.
         keyring: where the key is kept.
         key: of the primary keys that may sign it, all of which the key file holds.
-        alias: in what way an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``,
-            is another one of this repository, after "names it"; empty where it is none.
+        describe_alias: in what way an address without its scheme, such as
+            ``nvidia.github.io/nvidia-docker/debian10/amd64``, is another one of this repository, after "names it";
+            empty where it is none.
         architecture: of the node, in Debian's words.
     """
 
@@ -46,7 +47,7 @@ class Repository:
     list_file: str
     keyring: str
     key: SigningKey
-    alias: Callable[[str], str]
+    describe_alias: Callable[[str], str]
     architecture: str
 
 
@@ -71,7 +72,7 @@ def cuda_repository(
         list_file=f"/etc/apt/sources.list.d/cuda-{folder}-{arch}.list",
         keyring=CUDA_KEYRING,
         key=SigningKey(url + (key_file or row["key_file"]), frozenset((fingerprints or row["fingerprint"]).split())),
-        alias=partial(describe_other_cuda_folder, url),
+        describe_alias=partial(describe_other_cuda_folder, url),
         architecture=dpkg_arch,
     )
 
@@ -102,7 +103,7 @@ def toolkit_repository(
         list_file="/etc/apt/sources.list.d/nvidia-container-toolkit.list",
         keyring=TOOLKIT_KEYRING,
         key=SigningKey(f"{root}/{key_file or 'gpgkey'}", keys),
-        alias=describe_former_address,
+        describe_alias=describe_former_address,
         architecture=architecture,
     )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpunode.facts.model import Facts
 
 # NVIDIA releases a new branch about every three months.
-_MAX_AGE_DAYS: Final = 90
+_MAX_TABLE_AGE_DAYS: Final = 90
 _DRIVER_DECIDING_TABLES: Final = ("branches.csv", "gpus.csv", "releases.csv", "cuda_repositories.csv")
 
 
@@ -34,7 +34,7 @@ def _table_without_comments(name: str) -> str:
     return text
 
 
-def collected_on(name: str) -> date:
+def read_collection_date(name: str) -> date:
     """Return the date on which the rows of the table ``name`` were collected, as its comments say."""
     # No regular expression: each plan would compile it.
     return date.fromisoformat(_read_table_file(name).partition("Collected ")[2].split(None, 1)[0].rstrip("."))
@@ -46,9 +46,9 @@ def note_old_tables(facts: Facts) -> tuple[str, ...]:
 
     if not isinstance(facts.observed_on, Known):
         return ()
-    collected = min(map(collected_on, _DRIVER_DECIDING_TABLES))
+    collected = min(map(read_collection_date, _DRIVER_DECIDING_TABLES))
     days = (facts.observed_on.value - collected).days
-    if days <= _MAX_AGE_DAYS:
+    if days <= _MAX_TABLE_AGE_DAYS:
         return ()
     note = (
         f"gpunode's tables of driver branches and GPUs are from {collected}, and this node's date is "

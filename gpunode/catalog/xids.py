@@ -55,10 +55,10 @@ class Xid:
     def advice(self) -> str:
         """Return what NVIDIA's catalog says to do, in words; empty where it says nothing, or to ignore it."""
         steps = (word for word in (self.action, self.follow_up) if word and word != "ignore")
-        return ", then ".join(dict.fromkeys(_ACTION_WORDS.get(word, word.replace("-", " ")) for word in steps))
+        return ", then ".join(dict.fromkeys(_TEXT_BY_ACTION.get(word, word.replace("-", " ")) for word in steps))
 
 
-_ACTION_WORDS: Final = {
+_TEXT_BY_ACTION: Final = {
     "restart-app": "restart the program",
     "restart-vm": "restart the virtual machine",
     "restart-bm": "power the node off and on",
@@ -103,7 +103,7 @@ def lookup(code: int) -> Xid | None:
     return _xid_from_row(row) if row else None
 
 
-def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None:
+def decode_nvlink5_fault(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None:
     """Return the worst meaning of an NVLink 5 error's status bits; None if the catalog has none.
 
     Args:
@@ -118,8 +118,8 @@ def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None
         if fault.xid == code and unit.upper() in fault.units and _matches_layout(layouts, intrinfo)
     ]
     exact = [fault for fault in of_unit if fault.status == status]
-    found = exact or [fault for fault in of_unit if fault.status & status]
-    return max(found, key=lambda fault: _SEVERITIES_ASCENDING.index(fault.severity), default=None)
+    faults = exact or [fault for fault in of_unit if fault.status & status]
+    return max(faults, key=lambda fault: _SEVERITIES_ASCENDING.index(fault.severity), default=None)
 
 
 def _matches_layout(layouts: tuple[str, str], intrinfo: int) -> bool:

@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 from gpunode.change.base import (
     CONFFILES_STEP_ID,
-    CONFIG_STAGE,
     FILE_STEP_IDS,
     GPU_SERVICES,
     OBSOLETE_STEP_ID,
     OVERWRITTEN_STEP_ID,
+    RUNTIME_CONFIG_STAGE,
     SET_ASIDE_STEP_ID,
     Action,
     BaseChange,
@@ -47,11 +47,11 @@ from gpunode.change.packages import KnownAfter, PackageChange, PackageState
 
 __all__ = [
     "CONFFILES_STEP_ID",
-    "CONFIG_STAGE",
     "FILE_STEP_IDS",
     "GPU_SERVICES",
     "OBSOLETE_STEP_ID",
     "OVERWRITTEN_STEP_ID",
+    "RUNTIME_CONFIG_STAGE",
     "SET_ASIDE_STEP_ID",
     "Action",
     "BaseChange",

@@ -41,7 +41,7 @@ Action: TypeAlias = Literal[
 ]  # fmt: skip
 
 # The stage whose files are a node's configuration, which a plain rollback restores.
-CONFIG_STAGE = "runtime"
+RUNTIME_CONFIG_STAGE = "runtime"
 # The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
 # those are deleted that only an undone version shipped; and files of no package are backed up that a package may
 # overwrite, or that go with it since it ships a configuration file of that name.
@@ -105,9 +105,9 @@ class BaseChange(ABC):
     kind_name: ClassVar[str]
     rank: ClassVar[int]
     # Whether a plain rollback takes it back where its stage is that of the configuration.
-    is_configuration: ClassVar[bool] = False
+    is_undone_by_plain_rollback: ClassVar[bool] = False
     # Whether the record that it failed says that the node is as it was.
-    is_unchanged_on_failure: ClassVar[bool] = False
+    leaves_node_unchanged_on_failure: ClassVar[bool] = False
     # The positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
     _undo_ranks: ClassVar[tuple[int, int]] = (2, 4)
     triggers: frozenset[Trigger]
@@ -152,7 +152,7 @@ class BaseChange(ABC):
         return True
 
     @property
-    def is_reread(self) -> bool:
+    def only_triggers_reread(self) -> bool:
         """True if the state stays, and only its reader has to read it again."""
         return False
 
@@ -164,25 +164,25 @@ class BaseChange(ABC):
     @property
     def is_undoable(self) -> bool:
         """True unless an undo leaves it: a module, a file that is only read again, a unit that stops for others."""
-        return not (self.is_reread or self.is_temporary_stop)
+        return not (self.only_triggers_reread or self.is_temporary_stop)
 
     @property
-    def outlasts_stage(self) -> bool:
+    def may_recur_in_stage(self) -> bool:
         """True if a new plan of the stage may contain it again: making it once does not complete it."""
         return False
 
     @property
-    def is_there_before(self) -> bool:
+    def exists_before(self) -> bool:
         """True unless it makes its subject."""
         return True
 
     @property
-    def is_there_after(self) -> bool:
+    def exists_after(self) -> bool:
         """True unless it takes its subject away."""
         return True
 
     @property
-    def running_unit(self) -> str:
+    def unit_running_after(self) -> str:
         """The unit that runs afterwards; empty for a change of anything else."""
         return ""
 
@@ -191,7 +191,7 @@ class BaseChange(ABC):
         return False
 
     @property
-    def known_after(self) -> str:
+    def final_state_known_when(self) -> str:
         """When the state afterwards will be known; empty where it is known now."""
         return ""
 
@@ -201,7 +201,7 @@ class BaseChange(ABC):
         return ""
 
     @property
-    def outcome(self) -> str:
+    def outcome_text(self) -> str:
         """The deed for the log: the participle, with the versions of a package."""
         return self.participle
 
@@ -236,7 +236,7 @@ class BaseChange(ABC):
         """Return the position in an undo of a setup, or with ``is_redo`` in an undo of an undo."""
         return self._undo_ranks[is_redo]
 
-    def withdraws_support(self, stage: str, step: str) -> bool:
+    def removes_what_packages_need(self, stage: str, step: str) -> bool:
         """Return whether it takes away what packages that stay may need: a file outside the configuration, a unit."""
         return False
 
@@ -245,7 +245,7 @@ class BaseChange(ABC):
         return self
 
     @classmethod
-    def among(cls, changes: Iterable[object]) -> tuple[Self, ...]:
+    def of_kind(cls, changes: Iterable[object]) -> tuple[Self, ...]:
         """Return those of ``changes`` that are of this kind."""
         return tuple(change for change in changes if isinstance(change, cls))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeAlias
 
-from gpunode.change.base import CONFIG_STAGE, FILE_STEP_IDS, SET_ASIDE_STEP_ID, Action, BaseChange, Trigger
+from gpunode.change.base import FILE_STEP_IDS, RUNTIME_CONFIG_STAGE, SET_ASIDE_STEP_ID, Action, BaseChange, Trigger
 
 
 def digest(content: bytes) -> str:
@@ -100,7 +100,7 @@ class FileChange(BaseChange):
 
     kind_name: ClassVar[str] = "file"
     rank: ClassVar[int] = 0
-    is_configuration: ClassVar[bool] = True
+    is_undone_by_plain_rollback: ClassVar[bool] = True
 
     path: str
     before: FileState | None
@@ -122,23 +122,23 @@ class FileChange(BaseChange):
         return not isinstance(self.after, Deferred | SigningKey)
 
     @property
-    def is_reread(self) -> bool:
+    def only_triggers_reread(self) -> bool:
         return self.before == self.after
 
     @property
-    def outlasts_stage(self) -> bool:
-        return self.is_reread or isinstance(self.after, Deferred)
+    def may_recur_in_stage(self) -> bool:
+        return self.only_triggers_reread or isinstance(self.after, Deferred)
 
     @property
-    def is_there_before(self) -> bool:
+    def exists_before(self) -> bool:
         return self.before is not None
 
     @property
-    def is_there_after(self) -> bool:
+    def exists_after(self) -> bool:
         return self.after is not None
 
     @property
-    def known_after(self) -> str:
+    def final_state_known_when(self) -> str:
         return self.after.known_after if isinstance(self.after, Deferred | SigningKey) else ""
 
     @property
@@ -162,8 +162,8 @@ class FileChange(BaseChange):
 
     @property
     def states(self) -> tuple[str, str]:
-        before, after = (f"sha256:{digest(one.content)}" if isinstance(one, FileState) else ""
-                         for one in (self.before, self.after))  # fmt: skip
+        before, after = (f"sha256:{digest(file_state.content)}" if isinstance(file_state, FileState) else ""
+                         for file_state in (self.before, self.after))  # fmt: skip
         return before, after
 
     @property
@@ -172,13 +172,13 @@ class FileChange(BaseChange):
 
     def with_contents(self, load: Callable[[str], bytes | None]) -> FileChange | None:
         """Return it with the bytes of its states, each of which has a digest; None where ``load`` has none for one."""
-        found = {name: content for name in self.contents if (content := load(name.decode())) is not None}
-        if not found.keys() >= {*self.contents}:
+        contents = {name: content for name in self.contents if (content := load(name.decode())) is not None}
+        if not contents.keys() >= {*self.contents}:
             return None
         before, after = self.before, self.after
         if isinstance(after, FileState):
-            after = replace(after, content=found[after.content])
-        return replace(self, before=before and replace(before, content=found[before.content]), after=after)
+            after = replace(after, content=contents[after.content])
+        return replace(self, before=before and replace(before, content=contents[before.content]), after=after)
 
     @property
     def record(self) -> dict[str, object]:
@@ -195,10 +195,16 @@ class FileChange(BaseChange):
             return 3 if is_redo else 4
         if step == SET_ASIDE_STEP_ID:
             return 1  # before packages change once more, which may put another one there
-        return {"sources": 0, CONFIG_STAGE: 5}.get(stage, 1) if is_redo else 1 if stage == CONFIG_STAGE else 4
+        return (
+            {"sources": 0, RUNTIME_CONFIG_STAGE: 5}.get(stage, 1)
+            if is_redo
+            else 1
+            if stage == RUNTIME_CONFIG_STAGE
+            else 4
+        )
 
-    def withdraws_support(self, stage: str, step: str) -> bool:
-        return self.after is None and stage != CONFIG_STAGE and step not in {*FILE_STEP_IDS, SET_ASIDE_STEP_ID}
+    def removes_what_packages_need(self, stage: str, step: str) -> bool:
+        return self.after is None and stage != RUNTIME_CONFIG_STAGE and step not in {*FILE_STEP_IDS, SET_ASIDE_STEP_ID}
 
     def restrict_writes_to_root(self) -> FileChange:
         return replace(self, after=restrict_writes_to_root(self.after)) if isinstance(self.after, FileState) else self
@@ -215,7 +221,7 @@ class FileChange(BaseChange):
             if modes := tuple(_diff_ownership(self.before, after)):
                 yield from (f"--- {self.path}", f"+++ {self.path}", *modes)
             return
-        old, new = _text_lines(self.before), _text_lines(after)
+        old, new = _lines_if_text(self.before), _lines_if_text(after)
         if old is None or new is None:
             did = "is removed" if after is None else "is created" if self.before is None else "differs"
             yield f"binary file {self.path} {did}"
@@ -235,7 +241,7 @@ def _describe_state(state: FileState | UnknownContent | None) -> str:
     return state.what if state else "nothing"
 
 
-def _text_lines(state: FileState | None) -> list[str] | None:
+def _lines_if_text(state: FileState | None) -> list[str] | None:
     """Return the file's lines, carriage returns and all; None if it is not text."""
     if state is None:
         return []

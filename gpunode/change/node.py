@@ -55,7 +55,7 @@ class ServiceChange(BaseChange):
         return Trigger("start", self.unit) in self.triggers
 
     @property
-    def running_unit(self) -> str:
+    def unit_running_after(self) -> str:
         return self.unit if self.after.active else ""
 
     @property
@@ -79,7 +79,7 @@ class ServiceChange(BaseChange):
     def record(self) -> dict[str, object]:
         return {"before": asdict(self.before), "after": asdict(self.after)}
 
-    def withdraws_support(self, stage: str, step: str) -> bool:
+    def removes_what_packages_need(self, stage: str, step: str) -> bool:
         return not (self.after.active and self.after.enabled)
 
     def inverse(self) -> ServiceChange:
@@ -223,17 +223,17 @@ class MigLayout:
     @property
     def record(self) -> dict[str, object]:
         """The layout in JSON's types."""
-        return {"enabled": self.enabled, "instances": [{**asdict(one), "compute": list(one.compute)}
-                                                       for one in self.instances]}  # fmt: skip
+        return {"enabled": self.enabled, "instances": [{**asdict(instance), "compute": list(instance.compute)}
+                                                       for instance in self.instances]}  # fmt: skip
 
     def is_part_of(self, other: MigLayout) -> bool:
         """Return whether each instance is one of ``other``'s, with no more compute instances than there."""
-        others = {(one.profile, one.start): one for one in other.instances}
-        pairs = [(one, others.get((one.profile, one.start))) for one in self.instances]
+        others = {(instance.profile, instance.start): instance for instance in other.instances}
+        pairs = [(instance, others.get((instance.profile, instance.start))) for instance in self.instances]
         return all(it and one.size == it.size and one.compute == it.compute[: len(one.compute)] for one, it in pairs)
 
     def __str__(self) -> str:
-        counts = Counter(one.profile for one in self.instances)
+        counts = Counter(instance.profile for instance in self.instances)
         parts = ", ".join(f"{count} × {profile}" for profile, count in counts.items())
         return parts or ("MIG on, no instances" if self.enabled else "MIG off")
 
@@ -244,7 +244,7 @@ class MigChange(BaseChange):
 
     kind_name: ClassVar[str] = "mig"
     rank: ClassVar[int] = 4
-    is_configuration: ClassVar[bool] = True
+    is_undone_by_plain_rollback: ClassVar[bool] = True
 
     gpu: str
     before: MigLayout

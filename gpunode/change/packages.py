@@ -47,7 +47,7 @@ class PackageChange(BaseChange):
     kind_name: ClassVar[str] = "package"
     rank: ClassVar[int] = 1
     _undo_ranks: ClassVar[tuple[int, int]] = (3, 2)
-    is_unchanged_on_failure: ClassVar[bool] = True
+    leaves_node_unchanged_on_failure: ClassVar[bool] = True
 
     id: PackageId
     before: PackageState | None
@@ -63,15 +63,15 @@ class PackageChange(BaseChange):
         return not isinstance(self.after, KnownAfter)
 
     @property
-    def is_there_before(self) -> bool:
+    def exists_before(self) -> bool:
         return self.before is not None and not self.before.config_files_only
 
     @property
-    def is_there_after(self) -> bool:
+    def exists_after(self) -> bool:
         return self.after is not None and not (self.known_final_state and self.known_final_state.config_files_only)
 
     @property
-    def known_after(self) -> str:
+    def final_state_known_when(self) -> str:
         return "" if self.is_final_state_known else "the package index is read"
 
     @property
@@ -79,7 +79,7 @@ class PackageChange(BaseChange):
         return self.known_final_state.origin if self.known_final_state else ""
 
     @property
-    def outcome(self) -> str:
+    def outcome_text(self) -> str:
         before, after = self.states
         return f"{before} → {after}" if before and after else f"{after or before} {self.participle}"
 
@@ -99,13 +99,13 @@ class PackageChange(BaseChange):
     @property
     def removes_or_replaces(self) -> bool:
         """True if the installed version goes: the package is removed, or gets another one."""
-        return self.is_there_before and not self.is_mark
+        return self.exists_before and not self.is_mark
 
     @property
     def action(self) -> Action:
         if self.after is None:
             return "purge"
-        if not self.is_there_before:
+        if not self.exists_before:
             return "install"
         return "mark" if self.is_mark else "upgrade"
 

@@ -46,7 +46,7 @@ def driver_choices() -> list[str]:
         "production",
         "lts",
         "none",
-        *(str(branch.number) for branch in branches.all_branches() if branch.active),
+        *(str(branch.number) for branch in branches.all_branches() if branch.is_maintained),
     ]
 
 
@@ -648,11 +648,11 @@ def recipe_from_node(
     recipes.write_recipe_from_node(node, output, output_options(json))
 
 
-def app_for(arguments: Sequence[str]) -> typer.Typer:
+def choose_app(arguments: Sequence[str]) -> typer.Typer:
     """Return the program with only the named command, since typer takes 1 ms for each; whole if none is named."""
     named = arguments[0] if arguments else ""
     commands = [one for one in app.registered_commands if named in {one.name, getattr(one.callback, "__name__", "")}]
-    groups = [one for one in app.registered_groups if one.name == named]
+    groups = [registered_group for registered_group in app.registered_groups if registered_group.name == named]
     if not commands and not groups:
         return app
     one = copy.copy(app)

@@ -31,13 +31,13 @@ _COMMAND_GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
 def run_cli(arguments: list[str]) -> int:
     """Run the command that ``arguments`` name, and return its exit code."""
     _open_standard_streams()
-    from gpunode.cli.app import app_for
+    from gpunode.cli.app import choose_app
 
     if "_GPUNODE_COMPLETE" in os.environ:  # set by the files in gpunode/completions
         from typer._completion_classes import completion_init
 
         completion_init()
-    command = typer.main.get_command(app_for(arguments))
+    command = typer.main.get_command(choose_app(arguments))
     try:
         command.main(args=arguments, prog_name="gpunode", standalone_mode=False)
     except CommandExit as answer:
@@ -83,7 +83,7 @@ def _report_help_write_error(arguments: list[str], error: OSError) -> int:
 
 def _report_error(arguments: list[str], error: GpunodeError) -> int:
     """Print the error, if anything still reads, and return its exit code."""
-    error.quote(arguments)
+    error.add_quoted_words(arguments)
     with suppress(UsageError, BrokenPipeError):
         _print_error(arguments, error)
     return error.exit_code

@@ -14,7 +14,7 @@ from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.secrets import redact_text as redacted
-from gpunode.wording import count
+from gpunode.wording import count_noun
 
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Capture, ContentKind, Evidence
@@ -60,16 +60,16 @@ def find_missing_probes(evidence: Evidence) -> dict[str, str]:
     }
 
 
-def _missing_reason(seen: Capture, *, is_denied: bool) -> str:
-    if seen.outcome == "timeout":
+def _missing_reason(capture: Capture, *, is_denied: bool) -> str:
+    if capture.outcome == "timeout":
         return "timed out"
-    if is_denied or seen.outcome == "denied":
+    if is_denied or capture.outcome == "denied":
         return "permission denied"
-    messages = [one.strip() for one in (*seen.error.splitlines(), *seen.text.splitlines()[:1]) if one.strip()]
-    return redacted(messages[0]) if messages else f"exit status {seen.exit_status}"
+    messages = [one.strip() for one in (*capture.error.splitlines(), *capture.text.splitlines()[:1]) if one.strip()]
+    return redacted(messages[0]) if messages else f"exit status {capture.exit_status}"
 
 
-_CONTENT_DESCRIPTIONS: Mapping[ContentKind, str] = {
+_DESCRIPTION_BY_CONTENT_KIND: Mapping[ContentKind, str] = {
     "table": "system tables (/proc, /sys, package database, lspci): as they are",
     "config": "configuration files: known settings; every other value is masked",
     "log": "logs, command lines and answers of tools: secrets are masked",
@@ -81,7 +81,7 @@ def capture_preview_lines(
 ) -> Iterator[Line]:
     """Yield the contents of a capture by group, with the number of masked items."""
     yield line(span(f"{file} will contain", "bold"))
-    for holds, about in _CONTENT_DESCRIPTIONS.items():
+    for holds, about in _DESCRIPTION_BY_CONTENT_KIND.items():
         number, changed = contents.get(holds, (0, 0))
         masked = f" (in {changed} of them)" if changed else ""
         yield line(f"  {number:>4}  {about}{masked}", hang=8)
@@ -93,7 +93,7 @@ def capture_preview_lines(
 
 def capture_result_lines(file: str, number: int, size: int, missing: Mapping[str, str]) -> Iterator[Line]:
     """Yield the capture's file and size, and the unreadable probes by reason."""
-    yield line(STATE_MARK["done"], f"{file}: {count(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
+    yield line(STATE_MARK["done"], f"{file}: {count_noun(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
     for why in dict.fromkeys(missing.values()):
         yield note_line(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
     if "permission denied" in missing.values():

@@ -38,7 +38,7 @@ from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.model import OwnPod, RenderedCluster
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.kubernetes.render import render_cluster
-from gpunode.wording import count
+from gpunode.wording import count_noun
 from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
@@ -76,7 +76,7 @@ class ClusterRef:
     def connect(self) -> Cluster:
         """Return the cluster, through a usable kubectl."""
         cluster = Cluster(self.context, self.kubeconfig)
-        cluster.check()
+        cluster.refuse_unusable()
         return cluster
 
     def adapt_hint(self, hint: str) -> str:
@@ -152,7 +152,7 @@ def _show_plan(
     )
     found = replace(found, items=items)
     other = _last_cluster_if_other(found.identity)
-    screen.put_after_progress(*plan_lines(found, rendered, other, verbose=output.verbose))
+    screen.print_after_progress(*plan_lines(found, rendered, other, verbose=output.verbose))
     return found, rendered.own_pods
 
 
@@ -259,7 +259,7 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
 
 def _apply_removal(
     verb: Verb,
-    found: ClusterPlan,
+    plan: ClusterPlan,
     cluster: Cluster,
     target: ClusterRef,
     output: OutputOptions,
@@ -269,17 +269,17 @@ def _apply_removal(
 ) -> None:
     screen = output.open_screen()
     with screen:
-        screen.put_after_progress(*plan_lines(found, RenderedCluster(), "", verbose=output.verbose))
-        if not found.changes:
-            output.emit(_cluster_envelope(verb, found))
+        screen.print_after_progress(*plan_lines(plan, RenderedCluster(), "", verbose=output.verbose))
+        if not plan.changes:
+            output.emit(_cluster_envelope(verb, plan))
             return
         with _begin_changes(verb, screen, target, output, yes=yes, undoes=undoes) as (begin, stop):
             run = cluster_apply.apply_removal(
-                found, cluster, begin, on_event=screen.show_event, check_interrupt=stop.raise_if_received
+                plan, cluster, begin, on_event=screen.show_event, check_interrupt=stop.raise_if_received
             )
-        kept = [one for one in found.items if one.note]
+        kept = [item for item in plan.items if item.note]
         screen.put(*cluster_result_lines(verb, run_label(run, verb), screen.argv, kept))
-    output.emit(_cluster_envelope(verb, found, changed=True, run=run))
+    output.emit(_cluster_envelope(verb, plan, changed=True, run=run))
 
 
 def _cluster_of_run(argv: Sequence[str]) -> ClusterRef:
@@ -349,26 +349,26 @@ def _cluster_envelope(
 ) -> Envelope:
     rows = [
         {
-            "kind": one.kind,
-            "namespace": one.namespace,
-            "name": one.name,
-            "state": one.state,
-            "purpose": one.why,
-            "note": one.note,
-            "diff": one.diff,
+            "kind": item.kind,
+            "namespace": item.namespace,
+            "name": item.name,
+            "state": item.state,
+            "purpose": item.why,
+            "note": item.note,
+            "diff": item.diff,
         }
-        for one in plan.items
+        for item in plan.items
     ]
     return Envelope(
         command,
         status=ChangesPending.status if exit_code else "ok",
         exit_code=exit_code,
         changed=changed,
-        changes=[one.change for one in plan.changes if one.change],
+        changes=[change.change for change in plan.changes if change.change],
         result={
             "cluster": plan.identity,
             "objects": rows,
-            "skipped": plan.skipped,
+            "skipped": plan.skipped_nodes,
             "notes": plan.notes,
             "run": run,
             "example_pods": own_pods,
@@ -381,8 +381,8 @@ _MAX_DIFF_LINES: Final = 12
 _CONCEPTS_HINT: Final = (
     "docs/explanation/from-pod-to-gpu.md in gpunode's sources explains device plugin, runtime and RuntimeClass"
 )
-_DIFF_STYLES: Final[Mapping[str, Style]] = {"+": "add", "-": "remove"}
-_STATE_SIGNS: Final[Mapping[PlanItemState, tuple[str, Style]]] = {
+_STYLE_BY_DIFF_SIGN: Final[Mapping[str, Style]] = {"+": "add", "-": "remove"}
+_SIGN_BY_PLAN_STATE: Final[Mapping[PlanItemState, tuple[str, Style]]] = {
     "create": ("+", "add"),
     "edit": ("~", "warn"),
     "delete": ("-", "remove"),
@@ -403,9 +403,9 @@ def plan_lines(plan: ClusterPlan, rendered: RenderedCluster, other_cluster: str,
         yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
     yield BLANK_LINE
     yield from _item_lines(plan, verbose=verbose)
-    yield from (warning_line(f"skipped: {text}") for text in plan.skipped)
+    yield from (warning_line(f"skipped: {text}") for text in plan.skipped_nodes)
     yield from map(warning_line, (*plan.notes, *rendered.notes))
-    if plan.skipped or plan.notes or rendered.notes:
+    if plan.skipped_nodes or plan.notes or rendered.notes:
         yield BLANK_LINE
     yield _summary_line(plan)
 
@@ -417,7 +417,7 @@ def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequenc
         following = cluster_verify_command(argv)
     else:
         yield line(STATE_MARK["done"], span(f"done (run {run})"), hang=2)
-        yield from (warning_line(f"{one.title} {one.note}") for one in kept)
+        yield from (warning_line(f"{item.title} {item.note}") for item in kept)
         following = command("gpunode", "rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
 
@@ -438,14 +438,14 @@ def cluster_lines(identity: ClusterIdentity, other_cluster: str) -> Iterator[Lin
 
 def _item_lines(plan: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     for item in plan.items:
-        sign, style = _STATE_SIGNS[item.state]
+        sign, style = _SIGN_BY_PLAN_STATE[item.state]
         about = item.note or ("as it should be" if item.state == "unchanged" else item.why)
         yield line(span(f"  {sign} ", style), span(item.title), span(f"  {about}", "dim"), hang=6)
         diff = item.diff
         if not verbose and len(diff) > _MAX_DIFF_LINES:
-            diff = (*diff[:_MAX_DIFF_LINES], f"… {count(len(diff) - _MAX_DIFF_LINES, 'line')} more: -v shows them")
+            diff = (*diff[:_MAX_DIFF_LINES], f"… {count_noun(len(diff) - _MAX_DIFF_LINES, 'line')} more: -v shows them")
         for text in diff:
-            yield line(span(f"      {text}", _DIFF_STYLES.get(text[:1], "dim")), hang=8)
+            yield line(span(f"      {text}", _STYLE_BY_DIFF_SIGN.get(text[:1], "dim")), hang=8)
     yield BLANK_LINE
 
 

@@ -10,16 +10,16 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span
 from gpunode.errors import ChangesPending, Undetermined, UsageError
-from gpunode.wording import count, join_names
+from gpunode.wording import count_noun, join_names
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.comparison import Comparison, Difference, Side, Uncompared
     from gpunode.diagnoses.model import Diagnosis
-    from gpunode.diagnoses.traits import Reason, Weight
+    from gpunode.diagnoses.traits import Reason, TraitWeight
     from gpunode.facts.evidence import Evidence
 
 
-_MARK_BY_WEIGHT: dict[Weight, tuple[str, Style]] = {
+_MARK_BY_WEIGHT: dict[TraitWeight, tuple[str, Style]] = {
     "likely": ("●", "bad"),
     "possible": ("○", "warn"),
     "background": ("·", "dim"),
@@ -31,7 +31,7 @@ _MAX_NAMES_SHOWN = 3
 
 def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: str, *, verbose: bool) -> Iterator[Line]:
     """Yield the differences, the likeliest explanation first; those that explain nothing with ``verbose``."""
-    shown = [one for one in found.differences if verbose or one.weight != "background"]
+    shown = [difference for difference in found.differences if verbose or difference.weight != "background"]
     if shown:
         yield line(span(good, "remove"), span(" → ", "dim"), span(bad, "add"))
         yield BLANK_LINE
@@ -53,11 +53,11 @@ def _uncompared_lines(
     for one in not_compared:
         groups.setdefault((one.side, one.reason), []).append(_describe_uncompared(one, verbose=verbose))
     for (side, reason), what in groups.items():
-        text = f"not compared, missing from {names[side]} ({_UNCOMPARED_REASON_WORDS[reason]}): {join_names(what)}"
+        text = f"not compared, missing from {names[side]} ({_UNCOMPARED_REASON_TEXTS[reason]}): {join_names(what)}"
         yield line(span(text, "dim"), hang=2)
 
 
-_UNCOMPARED_REASON_WORDS: dict[Reason, str] = {
+_UNCOMPARED_REASON_TEXTS: dict[Reason, str] = {
     "not-collected": "not queried",
     "denied": "permission denied",
     "failed": "the query failed",
@@ -65,13 +65,13 @@ _UNCOMPARED_REASON_WORDS: dict[Reason, str] = {
 }
 
 
-def _describe_uncompared(one: Uncompared, *, verbose: bool) -> str:
-    if not one.names:
-        return one.title
-    names = [name.removeprefix(f"{one.title}: ") for name in one.names]
+def _describe_uncompared(uncompared: Uncompared, *, verbose: bool) -> str:
+    if not uncompared.names:
+        return uncompared.title
+    names = [name.removeprefix(f"{uncompared.title}: ") for name in uncompared.names]
     most = len(names) if verbose else _MAX_NAMES_SHOWN
     more = [f"{len(names) - most} more"] if len(names) > most else []
-    return f"{one.title} ({', '.join((*names[:most], *more))})"
+    return f"{uncompared.title} ({', '.join((*names[:most], *more))})"
 
 
 def _difference_lines(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
@@ -80,10 +80,10 @@ def _difference_lines(group: Sequence[Difference], *, verbose: bool) -> Iterator
     mark, style = _MARK_BY_WEIGHT[first.weight]
     yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
     rows = group if verbose else group[:_MAX_DIFFERENCES_SHOWN]
-    for one in rows:
-        name = one.name.removeprefix(f"{one.title}: ")
-        yield line("    ", span(name), "  ", span(_shorten(one.good), "remove"), span(" → ", "dim"),
-                   span(_shorten(one.bad), "add"), hang=6)  # fmt: skip
+    for row in rows:
+        name = row.name.removeprefix(f"{row.title}: ")
+        yield line("    ", span(name), "  ", span(_shorten(row.good), "remove"), span(" → ", "dim"),
+                   span(_shorten(row.bad), "add"), hang=6)  # fmt: skip
     if (more := len(group) - len(rows)) > 0:
         yield line(span(f"    and {more} more; -v shows them", "dim"))
 
@@ -94,18 +94,18 @@ def _shorten(value: str | None) -> str:
     return value if len(value) <= _MAX_VALUE_LENGTH else f"{value[:_MAX_VALUE_LENGTH]}…"
 
 
-def _verdict_line(found: Comparison, *, hidden: int) -> Line:
-    likely = sum(one.weight == "likely" for one in found.differences)
+def _verdict_line(comparison: Comparison, *, hidden: int) -> Line:
+    likely = sum(difference.weight == "likely" for difference in comparison.differences)
     more = f"; {hidden} others that explain little: -v shows them" if hidden else ""
     more = "; 1 other difference that explains little: -v shows it" if hidden == 1 else more
-    if not found.has_explanation and not found.is_conclusive:
-        missing = join_names(found.missing)
+    if not comparison.has_explanation and not comparison.is_conclusive:
+        missing = join_names(comparison.missing)
         text = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
         return line(text, hang=2)
-    if not found.has_explanation:
+    if not comparison.has_explanation:
         return line(f"no difference explains a fault{more}", hang=2)
-    possible = sum(one.weight == "possible" for one in found.differences)
-    return line(f"{count(likely, 'likely explanation')}, {possible} possible{more}", hang=2)
+    possible = sum(difference.weight == "possible" for difference in comparison.differences)
+    return line(f"{count_noun(likely, 'likely explanation')}, {possible} possible{more}", hang=2)
 
 
 def compare(good: str, bad: str | None, options: OutputOptions) -> None:
@@ -120,21 +120,21 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
     # What was captured lost its secrets; what was not would differ by them.
     healthy, sick = (take_snapshot(_read_redacted_evidence(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
-    found = comparison.compare(healthy, sick, diagnosis)
+    compared = comparison.compare(healthy, sick, diagnosis)
     screen = options.open_report_screen()
-    screen.put(*comparison_lines(found, diagnosis, good, bad or "this machine", verbose=options.verbose))
+    screen.put(*comparison_lines(compared, diagnosis, good, bad or "this machine", verbose=options.verbose))
     screen.show_bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
-    if found.has_explanation:
+    if compared.has_explanation:
         status, exit_code = "different", ChangesPending.exit_code
-    elif found.is_conclusive:
+    elif compared.is_conclusive:
         status, exit_code = "ok", 0
     else:  # too little was compared to tell
         status, exit_code = Undetermined.status, Undetermined.exit_code
     result = {
-        "differences": found.differences,
-        "not_compared": found.not_compared,
-        "missing": found.missing,
+        "differences": compared.differences,
+        "not_compared": compared.not_compared,
+        "missing": compared.missing,
         "causes": causes,
     }
     options.emit(Envelope("compare", status=status, exit_code=exit_code, result=result), changed_nothing=True)

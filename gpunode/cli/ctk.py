@@ -44,7 +44,7 @@ DropInOption = Annotated[
     text_option("--drop-in-config", "FILE", "write to this drop-in; an empty value edits the configuration itself"),
 ]
 ModeOption = Annotated[str, text_option("--mode", "MODE", "auto, in-place (the configuration itself) or drop-in")]
-SourceOption = Annotated[
+ConfigSourceOption = Annotated[
     str, text_option("--config-source", "SOURCE", "where to copy options from: file, or the runtime's own command")
 ]
 ExecutableOption = Annotated[
@@ -88,7 +88,7 @@ def configure(
     default: SetAsDefaultOption = False,
     cdi: CdiOption = False,
     enable_cri: CriOption = False,
-    source: SourceOption = "file",
+    source: ConfigSourceOption = "file",
     executable: ExecutableOption = "",
     config_mode: Annotated[str, text_option("--config-mode", "MODE", "config-file; OCI hooks are not supported")] = "",
     hook_file: Annotated[str, typer.Option("--oci-hook-path", hidden=True)] = "",
@@ -156,7 +156,7 @@ def check(
     default: SetAsDefaultOption = False,
     cdi: CdiOption = False,
     enable_cri: CriOption = False,
-    source: SourceOption = "file",
+    source: ConfigSourceOption = "file",
     executable: ExecutableOption = "",
     root: RootOption = "/",
     json: JsonOption = False,

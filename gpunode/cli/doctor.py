@@ -33,8 +33,8 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.errors import Refused, UsageError
-from gpunode.page.words import DISRUPTION_TEXTS, STATE_MARKS, when_suffix
-from gpunode.wording import count, join_names
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, when_suffix
+from gpunode.wording import count_noun, join_names
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
@@ -123,7 +123,7 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
         if prometheus:
             _write_textfile(prometheus, examined, monotonic() - started)
         if is_read_here and not options.json:
-            screen.put_result(*diagnosis_lines(examined, verbose=options.verbose, page=html))
+            screen.print_result(*diagnosis_lines(examined, verbose=options.verbose, page=html))
         kept = screen.show_bugs(examined.diagnosis.bugs)
     options.emit(_diagnosis_envelope(examined, html, kept), changed_nothing=True)
 
@@ -241,7 +241,7 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
         "doctor",
         status,
         exit_code,
-        findings=[_finding_row(one) for one in examined.diagnosis.findings],
+        findings=[_finding_row(finding) for finding in examined.diagnosis.findings],
         unknown=[
             {"question": one.question, "commands": one.look_at, "citations": _citation_rows(one.citations)}
             for one in examined.diagnosis.open_questions
@@ -250,8 +250,8 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
         result={
             "stack": examined.stack,
             "next": examined.diagnosis.next_step,
-            "unexplained": [_suspect_row(one) for one in examined.diagnosis.unexplained],
-            "suspects": [_suspect_row(one) for one in examined.diagnosis.suspects],
+            "unexplained": [_suspect_row(suspect) for suspect in examined.diagnosis.unexplained],
+            "suspects": [_suspect_row(suspect) for suspect in examined.diagnosis.suspects],
             "shared_steps": examined.diagnosis.shared_steps,
             "driver_works": examined.driver_works,
             "denied": examined.denied,
@@ -285,19 +285,19 @@ def _citation_rows(citations: Sequence[Citation]) -> list[dict[str, object]]:
     return [{"source": one.source, "line": one.line, "line_number": one.line_number} for one in citations]
 
 
-_WORD: Final = re.compile(r"[\w.:/+-]*\w")
+_ERROR_TEXT_WORD: Final = re.compile(r"[\w.:/+-]*\w")
 # What names a fault or a GPU in any message.
 _ERROR_WORD: Final = re.compile(
     r"\bS?Xid\b|\b[0-9a-f]{2}:[0-9a-f]{2}\b|\berror|\bfail|\bfatal|\bmismatch|\bdenied", re.IGNORECASE
 )
-_MIN_WORD_LENGTH: Final = 3
+_MIN_SEARCH_WORD_LENGTH: Final = 3
 _ELLIPSIS: Final = "…"
 
 
 def relevant_words(*texts: str) -> frozenset[str]:
     """Return the words of ``texts`` that mark the relevant part of a line."""
-    found = (match[0].lower() for text in texts for match in _WORD.finditer(text))
-    return frozenset(word for word in found if len(word) >= _MIN_WORD_LENGTH or word.isdecimal())
+    found = (match[0].lower() for text in texts for match in _ERROR_TEXT_WORD.finditer(text))
+    return frozenset(word for word in found if len(word) >= _MIN_SEARCH_WORD_LENGTH or word.isdecimal())
 
 
 def shorten_around(line: str, words: frozenset[str], room: int) -> str:
@@ -308,17 +308,17 @@ def shorten_around(line: str, words: frozenset[str], room: int) -> str:
     plain = " ".join(line.split())
     if cell_width(plain) <= room:
         return plain
-    found = (match.start() for match in _WORD.finditer(plain) if match[0].lower() in words)
+    starts = (match.start() for match in _ERROR_TEXT_WORD.finditer(plain) if match[0].lower() in words)
     first = min((match.start() for match in (_ERROR_WORD.search(plain),) if match), default=len(plain))
-    first = min((*found, first))
+    first = min((*starts, first))
     # A quarter of the room before the first such word; at the end of the line, all that fits.
     start = plain.rfind(" ", 0, max(0, min(first - room // 4, len(plain) - room))) + 1
     before = f"{_ELLIPSIS} " if start else ""
-    shown = _fit_text(plain[start:], room - cell_width(before))
+    shown = _truncate_text(plain[start:], room - cell_width(before))
     return before + shown
 
 
-def _fit_text(text: str, room: int) -> str:
+def _truncate_text(text: str, room: int) -> str:
     """Return ``text``, or as many letters as fit before an ellipsis."""
     if cell_width(text) <= room:
         return text
@@ -329,8 +329,8 @@ def _fit_text(text: str, room: int) -> str:
 
 
 _MAX_CITATIONS_SHOWN = 5
-_MAX_CONSEQUENCES = 4
-_MAX_DENIED_SHOWN = 4
+_MAX_CONSEQUENCES_SHOWN = 4
+_MAX_DENIED_SOURCES_SHOWN = 4
 _MAX_RELATED_CAUSES_SHOWN = 8
 # Of a log's line without end, what is shown: by itself, and with -v.
 _MAX_QUOTE_LENGTH = 400
@@ -398,7 +398,7 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
     yield from _stack_lines(examined.stack)
     if examined.denied:
         yield BLANK_LINE
-        shown = span(join_names(examined.denied, 0 if verbose else _MAX_DENIED_SHOWN), "dim")
+        shown = span(join_names(examined.denied, 0 if verbose else _MAX_DENIED_SOURCES_SHOWN), "dim")
         sudo = span("sudo", "command")
         yield line(span("! ", "warn"), "not visible without root: ", shown, "; ", sudo, " shows it", hang=2)
     if not diagnosis.is_healthy:
@@ -450,7 +450,7 @@ def _root_cause_lines(
     if finding.look_at:
         yield _heading_line("to be sure, look at")
         yield from indent_lines(map(_command_line, finding.look_at), 4)
-    yield from _remedy_lines(finding.remedy, DISRUPTION_TEXTS[finding.disruption])
+    yield from _remedy_lines(finding.remedy, TEXT_BY_DISRUPTION[finding.disruption])
 
 
 def _heading_line(text: str) -> Line:
@@ -475,14 +475,14 @@ def _citation_lines(
         quote = shorten_around(text, words, _MAX_VERBOSE_QUOTE_LENGTH if display.verbose else _MAX_QUOTE_LENGTH)
         yield line(span(before, "dim"), quote, hang=len(before))
     if more := len(citations) - len(shown):
-        yield line(" " * indent, span(f"and {count(more, 'line')} more (-v)", "dim"), hang=indent)
+        yield line(" " * indent, span(f"and {count_noun(more, 'line')} more (-v)", "dim"), hang=indent)
 
 
 def _consequence_lines(findings: Sequence[Finding], display: _DisplayOptions) -> Iterator[Line]:
     if not findings:
         return
     yield _heading_line("consequences")
-    shown = findings if display.verbose else findings[:_MAX_CONSEQUENCES]
+    shown = findings if display.verbose else findings[:_MAX_CONSEQUENCES_SHOWN]
     for finding in shown:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
         if display.verbose:
@@ -522,8 +522,8 @@ def _suspect_lines(diagnosis: Diagnosis, display: _DisplayOptions) -> Iterator[L
     yield from _citation_lines(tuple(lines), frozenset(), display, indent=2)
     for number, suspect in enumerate(suspects, 1):
         yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
-        told = suspect.look_at or filter(None, [suspect.next_step.command])
-        yield from indent_lines(map(_command_line, told), 5)
+        commands = suspect.look_at or filter(None, [suspect.next_step.command])
+        yield from indent_lines(map(_command_line, commands), 5)
     if diagnosis.shared_steps:
         yield from _remedy_lines(diagnosis.shared_steps, "the first steps are likely these, whichever it is")
     if not diagnosis.roots and diagnosis.next_step is not None:
@@ -540,9 +540,9 @@ def _unexplained_lines(suspects: Sequence[Suspect], display: _DisplayOptions) ->
 
 def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
     """Yield the layers, the highest first, and the unseen ones in one line."""
-    seen = [layer for layer in reversed(layers) if layer.state != "unknown"]
-    width = max((len(layer.title) for layer in layers if seen), default=len(STATE_MARKS["unknown"][1]))
-    for layer in seen:
+    examined_layers = [layer for layer in reversed(layers) if layer.state != "unknown"]
+    width = max((len(layer.title) for layer in layers if examined_layers), default=len(STATE_MARKS["unknown"][1]))
+    for layer in examined_layers:
         mark, word = STATE_MARKS[layer.state]
         style = _LAYER_STATE_STYLES[layer.state]
         is_faulty = bool(word and layer.findings)
@@ -564,15 +564,15 @@ def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
 def _summary_lines(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     root = roots[0]
     _, style = _SEVERITY_MARKS[root.severity]
-    others = len([one for one in roots if one.severity != "info"]) - 1
-    more = f"; {count(others, 'other fault')} found" if others else ""
+    others = len([root for root in roots if root.severity != "info"]) - 1
+    more = f"; {count_noun(others, 'other fault')} found" if others else ""
     is_sure = "is" if root.confidence == "certain" else "is likely"
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
     yield line(span(f"{root.cause} {verb}", style), more, hang=2)
     yield _next_line(root.next_step)
     yield line("more:  ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
     if root.ruled_out and not verbose:
-        yield line("       ", span("-v", "command"), f" shows how {count(len(root.ruled_out), 'other cause')} "
+        yield line("       ", span("-v", "command"), f" shows how {count_noun(len(root.ruled_out), 'other cause')} "
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
 
 
@@ -599,7 +599,7 @@ def cause_explanation_lines(
         yield BLANK_LINE
         yield from wrap_line(line(*mark_commands(paragraph)), min(width or _MAX_TEXT_WIDTH, _MAX_TEXT_WIDTH))
     yield BLANK_LINE
-    yield from _remedy_lines(remedy, DISRUPTION_TEXTS[rule.disruption])
+    yield from _remedy_lines(remedy, TEXT_BY_DISRUPTION[rule.disruption])
     for heading, causes in (("possible causes", explained_by), ("consequences", sorted(rule.explains))):
         if causes:
             yield _heading_line(heading)

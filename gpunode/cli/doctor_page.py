@@ -63,7 +63,7 @@ def write_page(file: str, text: str) -> None:
     if file == STANDARD_OUTPUT_ARGUMENT:
         from gpunode.cli.screen.printer import standard_output
 
-        standard_output().raw(text)
+        standard_output().print_raw(text)
         return
     try:
         output.write_output(Path(file), text.encode("utf-8", "replace"), _file_mode(file))

@@ -56,7 +56,7 @@ class Envelope:
             "exit_code": self.exit_code,
             "changed": self.changed,
             "changes": [_change_row(change, self.steps.get(change)) for change in self.changes],
-            "diff": [_ansible_diff(change) for change in FileChange.among(self.changes)],
+            "diff": [_ansible_diff(change) for change in FileChange.of_kind(self.changes)],
             "notes": list(self.notes),
             "findings": list(self.findings),
             "unknown": list(self.unknown),
@@ -117,15 +117,15 @@ def _change_row(change: Change, step: str | None) -> dict[str, object]:
         "subject": change.subject,
         "step": step,
     }
-    for package in PackageChange.among([change]):
+    for package in PackageChange.of_kind([change]):
         before, after = package.before, package.after
         row["before"] = before.version if before else None
         if reason := explain_purge(package):
             row["reason"] = reason
         # Only a prefix of the version may be known; an unknown one is null, never empty.
         row["after"] = (after.prefix if isinstance(after, KnownAfter) else after.version) or None if after else None
-    if change.known_after:
-        row["known_after"] = change.known_after
+    if change.final_state_known_when:
+        row["known_after"] = change.final_state_known_when
     return row
 
 

@@ -15,8 +15,8 @@ from gpunode.command import gpunode
 from gpunode.diagnoses import rules_by_cause
 from gpunode.errors import UsageError
 from gpunode.page.words import (
-    CONDITIONS,
-    DISRUPTION_TEXTS,
+    NODE_CONDITIONS,
+    TEXT_BY_DISRUPTION,
     collapse_ranges,
     condition_of,
     count,
@@ -27,12 +27,12 @@ from gpunode.page.words import (
 from gpunode.wording import join_names
 
 if TYPE_CHECKING:
-    from gpunode.page.words import Condition
+    from gpunode.page.words import NodeCondition
     from gpunode.recipe import Recipe
     from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, OutlierGroup, SkippedNodes
 
 
-def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
+def diagnose_fleet(names: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
     """Diagnose all reports, each by itself, against others of its model, and against a recipe if one is named."""
     from gpunode.cli import doctor_page
     from gpunode.cli.doctor import may_be_report
@@ -40,37 +40,37 @@ def diagnose_fleet(named: Sequence[str], output: OutputOptions, html: str, recip
     from gpunode.host import reports
     from gpunode.workflow.fleet import fleet_rows, summarize_fleet, with_outliers
 
-    if alone := [name for name in named if name == "-" or (name in rules_by_cause() and not may_be_report(name))]:
+    if alone := [name for name in names if name == "-" or (name in rules_by_cause() and not may_be_report(name))]:
         raise UsageError(
             f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
             hint=str(gpunode("doctor", alone[0])),
         )  # fmt: skip
-    recipe = _load_fleet_recipe(recipe_name, lock, named)
+    recipe = _load_fleet_recipe(recipe_name, lock, names)
     if html:
         doctor_page.refuse_unwritable_page_file(html, output)
-    found = reports.find_fleet_reports(named)
+    fleet_reports = reports.find_fleet_reports(names)
     with output.open_report_screen() as screen:
         census, answers = Census(), []
-        for row in fleet_rows(found, census, recipe):
+        for row in fleet_rows(fleet_reports, census, recipe):
             answers.append(row)
             if output.verbose:
-                screen.put(fleet_row_line(row, [one.name for one in found]))
+                screen.put(fleet_row_line(row, [report.name for report in fleet_reports]))
             else:
-                screen.show_progress(f"diagnosing: {len(answers)} of {len(found)} reports")
+                screen.show_progress(f"diagnosing: {len(answers)} of {len(fleet_reports)} reports")
         summary = summarize_fleet(with_outliers(answers, census.group_by_model()))
         if html:
             from gpunode.page.fleet import fleet_page
             from gpunode.page.markup import PageOrigin
 
-            source = Path(named[0]).name if len(named) == 1 else f"{len(named)} names"
+            source = Path(names[0]).name if len(names) == 1 else f"{len(names)} names"
             about = PageOrigin("", f"reports in {source}", doctor_page.current_time(), __version__)
             doctor_page.write_page(html, fleet_page(summary, about, _reference_label(recipe)))
         if html != doctor_page.STANDARD_OUTPUT_ARGUMENT:
-            screen.put_result(*fleet_lines(summary, verbose=output.verbose, page=html))
+            screen.print_result(*fleet_lines(summary, verbose=output.verbose, page=html))
     output.emit(_fleet_envelope(summary, html, recipe), changed_nothing=True)
 
 
-def _load_fleet_recipe(name: str, lock: str, named: Sequence[str]) -> Recipe | None:
+def _load_fleet_recipe(name: str, lock: str, names: Sequence[str]) -> Recipe | None:
     """Return the named recipe with its lock, or the recipe that the lock names; None without both.
 
     Raises:
@@ -87,7 +87,7 @@ def _load_fleet_recipe(name: str, lock: str, named: Sequence[str]) -> Recipe | N
         raise UsageError(
             f"{lock} was written with the recipe {recipe_name!r}, which does not come with gpunode",
             why="a lock file does not say where its recipe is",
-            hint=f"name the file: {gpunode('doctor', *named, '--recipe', f'{recipe_name}.toml', '--lock', lock)}",
+            hint=f"name the file: {gpunode('doctor', *names, '--recipe', f'{recipe_name}.toml', '--lock', lock)}",
         )
     return RecipeOptions(recipe_name, lock=lock).load()
 
@@ -118,7 +118,7 @@ def _fleet_envelope(summary: FleetSummary, page: str, recipe: Recipe | None) -> 
 
 
 _MAX_NAME_WIDTH = 48
-_MARK_BY_CONDITION: Final[dict[Condition, tuple[str, Style]]] = {
+_MARK_BY_CONDITION: Final[dict[NodeCondition, tuple[str, Style]]] = {
     "healthy": ("✓", "good"),
     "broken": ("✗", "bad"),
     "at risk": ("!", "warn"),
@@ -159,20 +159,20 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
     if verbose:
         yield BLANK_LINE
     counts = Counter(map(condition_of, seen.rows))
-    parts = [f"{group_digits(counts[one])} {one}" for one in CONDITIONS if counts[one]]
+    parts = [f"{group_digits(counts[one])} {one}" for one in NODE_CONDITIONS if counts[one]]
     yield line(span(f"{count(len(seen.rows), 'node')}: ", "bold"), ", ".join(parts))
     kinds = (
-        *(_cause_lines(one) for one in seen.causes),
-        *(_outlier_lines(one) for one in seen.differences),
-        *(_skipped_lines("undetermined", one) for one in seen.unknown),
-        *(_skipped_lines("unread", one) for one in seen.unreadable),
+        *(_cause_lines(cause) for cause in seen.causes),
+        *(_outlier_lines(difference) for difference in seen.differences),
+        *(_skipped_lines("undetermined", skipped) for skipped in seen.unknown),
+        *(_skipped_lines("unread", skipped) for skipped in seen.unreadable),
     )
     yield from _counted_group_lines(kinds, verbose=verbose)
     if seen.drift or seen.not_compared:
         yield BLANK_LINE
         yield line(span("drifted from the recipe", "bold"))
         drift = [_report_group_lines(each.reports, f"{each.drift.title}: {each.drift.reason}") for each in seen.drift]
-        left = [_skipped_lines("not compared with the recipe", each) for each in seen.not_compared]
+        left = [_skipped_lines("not compared with the recipe", skipped) for skipped in seen.not_compared]
         yield from _counted_group_lines((*drift, *left), verbose=verbose, blank=False)
     if seen.causes:
         first = next(row for row in seen.rows if row.report in seen.causes[0].reports)
@@ -185,28 +185,28 @@ def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") ->
 _CountedLines = tuple[int, tuple[Line, ...]]
 
 
-def _report_group_lines(reports: Sequence[str], what: str, *more: str, style: Style = "bold") -> _CountedLines:
+def _report_group_lines(reports: Sequence[str], heading: str, *more: str, style: Style = "bold") -> _CountedLines:
     where = join_names(tuple(collapse_ranges(map(node_name, reports))), _MAX_NAMES_SHOWN)
-    head = line(span(what, style), "".join(f": {one}" for one in more), "  ", span(where, "dim"))
+    head = line(span(heading, style), "".join(f": {one}" for one in more), "  ", span(where, "dim"))
     return len(reports), (head,)
 
 
-def _cause_lines(one: CauseTally) -> _CountedLines:
-    number, lines = _report_group_lines(one.reports, one.cause, one.title)
-    what = span(one.command, "command") if one.command else span(one.advice)
-    words = f" ({DISRUPTION_TEXTS[one.disruption]})" if one.disruption != "none" else ""
+def _cause_lines(tally: CauseTally) -> _CountedLines:
+    number, lines = _report_group_lines(tally.reports, tally.cause, tally.title)
+    what = span(tally.command, "command") if tally.command else span(tally.advice)
+    words = f" ({TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
     return number, (*lines, line("next: ", what, span(words, "dim")))
 
 
-def _outlier_lines(one: OutlierGroup) -> _CountedLines:
-    more = f", and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
+def _outlier_lines(group: OutlierGroup) -> _CountedLines:
+    more = f", and {count(group.other_differences, 'other difference')}" if group.other_differences else ""
     return _report_group_lines(
-        one.reports, "differs from its group", describe_outlier(one.difference) + more, style="warn"
+        group.reports, "differs from its group", describe_outlier(group.difference) + more, style="warn"
     )
 
 
-def _skipped_lines(what: str, one: SkippedNodes) -> _CountedLines:
-    return _report_group_lines(one.reports, what, one.why or "nothing shows that the driver works", style="warn")
+def _skipped_lines(heading: str, one: SkippedNodes) -> _CountedLines:
+    return _report_group_lines(one.reports, heading, one.why or "nothing shows that the driver works", style="warn")
 
 
 def _counted_group_lines(groups: Iterable[_CountedLines], *, verbose: bool, blank: bool = True) -> Iterator[Line]:

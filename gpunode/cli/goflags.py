@@ -46,9 +46,9 @@ def ctk_output_options(ctx: Any) -> OutputOptions:
 
 
 def _translate_declared_options(params: Iterable[Any], words: Sequence[str]) -> list[str]:
-    options = [one for one in params if getattr(one, "param_type_name", "") == "option"]
-    flags = {name: one.opts[0] for one in options if one.is_flag for name in one.opts}
-    return translate_go_flags(words, flags, {name for one in options if not one.is_flag for name in one.opts})
+    options = [param for param in params if getattr(param, "param_type_name", "") == "option"]
+    flags = {name: option.opts[0] for option in options if option.is_flag for name in option.opts}
+    return translate_go_flags(words, flags, {name for option in options if not option.is_flag for name in option.opts})
 
 
 def translate_group_options(params: Iterable[object], words: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.gpu_support import GpuSupport, describe_support
-from gpunode.catalog.gpus import LIST_GPUS, GpuModel, find_all_by_name, lookup, non_gpu_kind_and_name, search_models
+from gpunode.catalog.gpus import LIST_GPUS, GpuModel, find_all_by_name, find_model, non_gpu_kind_and_name, search_models
 from gpunode.catalog.tables import rows
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
@@ -23,7 +23,7 @@ from gpunode.steps.gpus import NVIDIA_VENDOR_ID, find_own_gpus
 from gpunode.wording import join_names, join_with_and
 
 # More than these would be a list to scroll through, and the words that gave them fit too much.
-_MOST_MATCHES = 8
+_MAX_MATCHES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class GpuReport:
     addresses: tuple[str, ...] = ()
 
 
-def gpus(output: OutputOptions, node: str, named: str) -> None:
-    """Show the GPUs of a node, or those that ``named`` lists by PCI id or by name."""
-    if named:
-        reports, unknown = _group_models((model, "") for model in _parse_models(named)), []
+def gpus(output: OutputOptions, node: str, names: str) -> None:
+    """Show the GPUs of a node, or those that ``names`` lists by PCI id or by name."""
+    if names:
+        reports, unknown = _group_models((model, "") for model in _parse_models(names)), []
     else:
         facts = view_node(node, "/", "").facts
         reports, unknown = _report_node(facts), list_unknown_facts(facts)
@@ -55,13 +55,13 @@ def _report_node(facts: Facts) -> tuple[GpuReport, ...]:
             why="none of its PCI devices is of vendor 10de with class 0300 or 0302",
             hint=f"ask about a GPU that is not here by its id or its name:\n{gpunode('gpus', '--gpu', 'Tesla T4')}",
         )
-    return _group_models((lookup(device.device), device.address) for device in devices)
+    return _group_models((find_model(device.device), device.address) for device in devices)
 
 
-def _group_models(found: Iterable[tuple[GpuModel, str]]) -> tuple[GpuReport, ...]:
-    """Return a report for all models that differ in nothing but name and id; ``found`` has a model and an address."""
+def _group_models(models: Iterable[tuple[GpuModel, str]]) -> tuple[GpuReport, ...]:
+    """Return a report for all models that differ in nothing but name and id; ``models`` has a model and an address."""
     groups: dict[GpuModel, list[tuple[GpuModel, str]]] = {}
-    for model, address in found:
+    for model, address in models:
         # What is assumed of a GPU that no list has depends on its id.
         key = replace(model, device_id="", name="") if model.listed else model
         groups.setdefault(key, []).append((model, address))
@@ -76,13 +76,13 @@ def _group_models(found: Iterable[tuple[GpuModel, str]]) -> tuple[GpuReport, ...
     )
 
 
-def _parse_models(named: str) -> Iterator[GpuModel]:
-    """Yield the models that ``named`` lists, separated by commas: PCI ids (``10de:1b80``) or names.
+def _parse_models(names: str) -> Iterator[GpuModel]:
+    """Yield the models that ``names`` lists, separated by commas: PCI ids (``10de:1b80``) or names.
 
     Raises:
         UsageError: if one is no NVIDIA GPU, is known by no such name, or names too many.
     """
-    for part in filter(None, map(str.strip, named.split(","))):
+    for part in filter(None, map(str.strip, names.split(","))):
         match = PCI_ID.fullmatch(part)
         if match is None:
             yield from _find_by_name(part)
@@ -95,31 +95,31 @@ def _parse_models(named: str) -> Iterator[GpuModel]:
                 hint=f"this lists the GPUs alone:\n{LIST_GPUS}",
             )
         else:
-            yield lookup(match[2].lower())
+            yield find_model(match[2].lower())
 
 
 def _find_by_name(name: str) -> tuple[GpuModel, ...]:
-    found = search_models(name)
-    names = list(dict.fromkeys(model.name for model in found))
+    models = search_models(name)
+    names = list(dict.fromkeys(model.name for model in models))
     exact = tuple(find_all_by_name(name))
-    if exact and len(names) > _MOST_MATCHES:
+    if exact and len(names) > _MAX_MATCHES_SHOWN:
         return exact
-    if not found:
+    if not models:
         every = {row["name"].removeprefix("NVIDIA ").lower(): row["name"] for row in rows("gpus.csv")}
-        near = [every[one] for one in get_close_matches(name.lower(), every, n=3)]
+        near = [every[close_match] for close_match in get_close_matches(name.lower(), every, n=3)]
         raise UsageError(
             f"--gpu {name}: no GPU of that name is known",
             why=f"similar: {', '.join(near)}" if near else "",
             hint=f"name it as nvidia-smi does, or by its PCI id, as this lists it:\n{LIST_GPUS}",
         )
-    if len(names) > _MOST_MATCHES:
-        listed = ", ".join(names[:_MOST_MATCHES])
+    if len(names) > _MAX_MATCHES_SHOWN:
+        listed = ", ".join(names[:_MAX_MATCHES_SHOWN])
         raise UsageError(
             f"--gpu {name}: {len(names)} GPUs have such a name",
             why=f"{listed}, …",
             hint=f"name one of them whole:\n{gpunode('gpus', '--gpu', names[0])}",
         )
-    return found
+    return models
 
 
 def _report_row(report: GpuReport) -> Mapping[str, object]:
@@ -138,7 +138,7 @@ def _report_row(report: GpuReport) -> Mapping[str, object]:
         else None,
         "refusal": None if isinstance(choice, Choice) else {"what": choice.what, "why": choice.why},
         "branches": [
-            {"number": one.number, "kind": one.kind, "maintained": one.active, "end_of_life": one.eol or None}
+            {"number": one.number, "kind": one.kind, "maintained": one.is_maintained, "end_of_life": one.eol or None}
             for one in support.branches
         ],
         "kernel_module_types": support.flavours,
@@ -199,8 +199,8 @@ def _support_lines(support: GpuSupport) -> Iterator[Line]:
 
 def _branch_lines(support: GpuSupport) -> Iterator[Line]:
     """Yield the maintained branches with their ends, then the newest of those that ended."""
-    maintained = [branch for branch in support.branches if branch.active]
-    ended = [branch for branch in support.branches if not branch.active]
+    maintained = [branch for branch in support.branches if branch.is_maintained]
+    ended = [branch for branch in support.branches if not branch.is_maintained]
     for branch in maintained:
         end = f", until {branch.eol}" if branch.eol else ""
         yield line(f"{branch.number}  {_BRANCH_KIND_WORDS[branch.kind]}{end}")

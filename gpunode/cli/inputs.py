@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from gpunode.workflow.recovery import Backlog
 
 PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
-_BARE_METAL_RECIPE = "bare-metal"
+_BARE_METAL_RECIPE_NAME = "bare-metal"
 # Each runtime has a recipe of its name.
 _DEFAULT_RECIPE_BY_RUNTIME = {
     **{name: name for name in get_args(RuntimeName)},
-    "none": _BARE_METAL_RECIPE,
-    "": _BARE_METAL_RECIPE,
+    "none": _BARE_METAL_RECIPE_NAME,
+    "": _BARE_METAL_RECIPE_NAME,
 }
 
 
@@ -75,7 +75,7 @@ class RecipeOptions:
                 hint="upgrade one node without --lock, then renew the lock there:\n"
                 f"{gpunode('plan', *self.words, '--upgrade', '--lock', self.lock)}",
             )
-        base = load_recipe(self.recipe or _DEFAULT_RECIPE_BY_RUNTIME.get(self.runtime, _BARE_METAL_RECIPE))
+        base = load_recipe(self.recipe or _DEFAULT_RECIPE_BY_RUNTIME.get(self.runtime, _BARE_METAL_RECIPE_NAME))
         recipe = replace(base, upgrade=self.upgrade, remove_runfile_driver=self.remove_runfile_driver)
         if self.runtime:
             name = _parse_option("--runtime", "runtime", "name", self.runtime).runtime.name
@@ -100,9 +100,9 @@ def explain_default_recipe(recipe_options: RecipeOptions) -> str:
     """Return a sentence that names the default recipe; empty if a recipe or a runtime was given."""
     if recipe_options.recipe or recipe_options.runtime:
         return ""
-    description = builtin.read_recipe(_BARE_METAL_RECIPE).description
+    description = builtin.read_recipe(_BARE_METAL_RECIPE_NAME).description
     listed = gpunode("recipe", "list")
-    return f"no recipe was named, so this is {_BARE_METAL_RECIPE} ({description}); `{listed}` shows the others"
+    return f"no recipe was named, so this is {_BARE_METAL_RECIPE_NAME} ({description}); `{listed}` shows the others"
 
 
 def load_recipe(name_or_path: str) -> Recipe:
@@ -111,14 +111,14 @@ def load_recipe(name_or_path: str) -> Recipe:
     Raises:
         RecipeError, UsageError: if it is invalid.
     """
-    found = builtin.read_recipe(name_or_path)
-    if not found.skip:
-        return found
+    recipe = builtin.read_recipe(name_or_path)
+    if not recipe.skip:
+        return recipe
     from gpunode.steps.detect import DETECT_STEP
     from gpunode.steps.table import STEPS
 
     ids = tuple(step.id for step in STEPS if step.id != DETECT_STEP.id)
-    if wrong := [step for step in found.skip if step not in ids]:
+    if wrong := [step for step in recipe.skip if step not in ids]:
         what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}: no such step, or one that cannot be skipped"
         raise RecipeError(
             what,
@@ -127,7 +127,7 @@ def load_recipe(name_or_path: str) -> Recipe:
             key="skip",
             allowed=ids,
         )
-    return found
+    return recipe
 
 
 def _parse_option(option: str, section: str, key: str, value: str) -> Recipe:
@@ -166,7 +166,7 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
     """
     from gpunode.steps.gpus import CLASS_CODE_BY_DEVICE_KIND, UNKNOWN_CLASS_CODE, find_own_gpus
 
-    found: list[PciDevice] = []
+    devices: list[PciDevice] = []
     for index, part in enumerate(filter(None, text.split(","))):
         match = PCI_ID.fullmatch(part.strip())
         if match is None or match[1].lower() != "10de":
@@ -177,14 +177,14 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         device = match[2].lower()
         other = non_gpu_kind_and_name(device)
         class_code = CLASS_CODE_BY_DEVICE_KIND.get(other[0], UNKNOWN_CLASS_CODE) if other else "0302"
-        found.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
-    if found and not find_own_gpus(tuple(found)):
+        devices.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
+    if devices and not find_own_gpus(tuple(devices)):
         raise UsageError(
             f"--gpu {text} names no GPU",
-            why="; ".join(f"10de:{one.device} is the {one.name}" for one in found),
+            why="; ".join(f"10de:{device.device} is the {device.name}" for device in devices),
             hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS}",
         )
-    return tuple(found)
+    return tuple(devices)
 
 
 def parse_setup_gpus(text: str, *, image: bool) -> tuple[PciDevice, ...]:
@@ -221,8 +221,8 @@ def view_node(node: str, root: str, gpu_ids: str, recipe: Recipe | None = None) 
     from gpunode.workflow.converge import collect_evidence
 
     host = LocalHost(validate_root(root))
-    evidence = collect_evidence(host, recipe, image=is_image(root))
-    facts = derive(evidence, image=is_image(root), distribution=host.read_live_distribution())
+    evidence = collect_evidence(host, recipe, image=is_image_root(root))
+    facts = derive(evidence, image=is_image_root(root), distribution=host.read_live_distribution())
     return NodeView(host, _override_gpus(facts, gpu_ids), evidence)
 
 
@@ -250,7 +250,7 @@ def _override_gpus(facts: Facts, gpu_ids: str) -> Facts:
     return replace(facts, devices=Known(gpus, GPU_OPTION)) if gpus else facts
 
 
-def is_image(root: str) -> bool:
+def is_image_root(root: str) -> bool:
     """Return whether ``root`` is a mounted image and not the running system."""
     return _resolve_root(root) != Path("/")
 
@@ -272,7 +272,7 @@ def validate_root(root: str) -> str:
     Raises:
         UsageError: if it contains no system.
     """
-    if is_image(root) and not Path(root, "etc").is_dir():
+    if is_image_root(root) and not Path(root, "etc").is_dir():
         raise UsageError(
             f"--root {root} contains no system",
             why="it has no etc folder",
@@ -307,7 +307,7 @@ def create_announcer(root: str) -> Announce:
         if fields := message_fields(entries, entry):
             connect().send(fields)
 
-    return (lambda *_: None) if is_image(root) else report
+    return (lambda *_: None) if is_image_root(root) else report
 
 
 def open_cluster_journal() -> Store:
@@ -328,8 +328,8 @@ def list_unknown_facts(facts: Facts, backlog: Backlog | None = None) -> list[dic
     single = [(name, fact) for name, fact in rows if isinstance(fact, Unknown)]
     keyed = [(path, fact) for path, fact in {**facts.files, **facts.units}.items() if isinstance(fact, Unknown)]
     unread = Unknown(backlog.unread_reason, "journal") if backlog and backlog.unread_reason else None
-    found = (*single, *keyed, *([("pending_triggers", unread)] if unread else []))
-    return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in found]
+    unknown_facts = (*single, *keyed, *([("pending_triggers", unread)] if unread else []))
+    return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in unknown_facts]
 
 
 def load_backlog(node: str, root: str, facts: Facts) -> Backlog:

@@ -17,11 +17,11 @@ from gpunode.cli.screen.text import BLANK_LINE, Line, Span, line, span, warning_
 from gpunode.command import command
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
-from gpunode.host.capture import CAPTURE_INDEX
+from gpunode.host.capture import CAPTURE_INDEX_NAME
 from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_leave_objects
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, OwnPod, RenderedCluster
 from gpunode.kubernetes.own_pod import format_own_pod
-from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, render_cluster
+from gpunode.kubernetes.render import GITOPS_FORMS, RENDER_FORMS, render_cluster
 from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 
 _CAPTURE_SUFFIXES: Final = (".tar.gz", ".tgz", ".json")
@@ -31,25 +31,25 @@ def render_recipe(
     name_or_path: str, captures: Sequence[str], output_folder: str, output_format: str, output: OutputOptions
 ) -> None:
     """Render the recipe for the nodes."""
-    if output_format not in FORMS:
-        raise unknown_value_error("--format", output_format, FORMS)
+    if output_format not in RENDER_FORMS:
+        raise unknown_value_error("--format", output_format, RENDER_FORMS)
     recipe = load_recipe(name_or_path)
     found = render_cluster(recipe, list(load_cluster_nodes(captures)), output_format)
-    made = make_files(found, output_format)
-    written = _write_folder(Path(output_folder), made) if output_folder else RenderOutcome()
+    files = make_files(found, output_format)
+    written = _write_folder(Path(output_folder), files) if output_folder else RenderOutcome()
     if not output.json and not output_folder:
-        own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *format_own_pod(one).splitlines())]
+        own = [text for pod in found.own_pods for text in (f"Your pod {pod.why}:", *format_own_pod(pod).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
-        for_kubectl = (path for path in made if path.endswith(".yaml") and path != KIND_CONFIG_FILE_NAME)
-        yaml = (f"# file: {path}\n{made[path]}" for path in for_kubectl)
-        standard_output().raw(notes + "---\n".join(yaml))
+        for_kubectl = (path for path in files if path.endswith(".yaml") and path != KIND_CONFIG_FILE_NAME)
+        yaml = (f"# file: {path}\n{files[path]}" for path in for_kubectl)
+        standard_output().print_raw(notes + "---\n".join(yaml))
     elif output_folder:
         output.open_report_screen().put(
             *rendered_lines(found, output_folder, written.removed, is_for_git=output_format in GITOPS_FORMS)
         )
     result = {
         "format": output_format,
-        "files": made,
+        "files": files,
         "output": output_folder,
         "removed": written.removed,
         "notes": found.notes,
@@ -87,20 +87,22 @@ def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
 def _list_captures(place: str) -> Iterator[str]:
     """Yield ``place`` if it is a capture, else the captures in that folder."""
     folder = Path(place)
-    if not folder.is_dir() or (folder / CAPTURE_INDEX).exists():
+    if not folder.is_dir() or (folder / CAPTURE_INDEX_NAME).exists():
         yield place
         return
-    found = sorted(
-        str(one) for one in folder.iterdir() if one.name.endswith(_CAPTURE_SUFFIXES) or (one / CAPTURE_INDEX).exists()
+    captures = sorted(
+        str(path)
+        for path in folder.iterdir()
+        if path.name.endswith(_CAPTURE_SUFFIXES) or (path / CAPTURE_INDEX_NAME).exists()
     )
-    if not found:
+    if not captures:
         raise UsageError(
             f"--node {place}: there is no capture in this folder",
             why=f"a capture is a file that ends in {', '.join(_CAPTURE_SUFFIXES)}, or a folder that holds "
-            f"{CAPTURE_INDEX}",
+            f"{CAPTURE_INDEX_NAME}",
             hint="name a capture that `sudo gpunode capture node.tar.gz` made on a GPU node",
         )
-    yield from found
+    yield from captures
 
 
 def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutcome:
@@ -113,7 +115,7 @@ def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutc
     try:
         with output_files.open_output_folder(folder) as tree:
             _refuse_foreign_files(tree, folder, rendered_files)
-            inside = ((inner, tree.names(inner)) for inner in ("", *OUTPUT_FOLDERS) if tree.is_enterable(inner))
+            inside = ((inner, tree.list_names(inner)) for inner in ("", *OUTPUT_FOLDERS) if tree.is_enterable(inner))
             paths = (f"{inner}/{name}" if inner else name for inner, names in inside for name in names)
             contents = ((path, tree.read(path)) for path in paths)
             present = {

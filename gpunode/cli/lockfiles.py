@@ -17,7 +17,7 @@ from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
 from gpunode.lockfile import VersionDifference, parse, render, version_differences
 from gpunode.recipe import MAX_RECIPE_BYTES, VersionLock
-from gpunode.wording import count
+from gpunode.wording import count_noun
 
 
 def read_lock(file: str, recipe_words: Sequence[str] = ()) -> VersionLock:
@@ -26,18 +26,18 @@ def read_lock(file: str, recipe_words: Sequence[str] = ()) -> VersionLock:
     Raises:
         UsageError: if the file is missing or unreadable; LockFileError: if it is not a lock file.
     """
-    found = files.read_file(str(Path(file).absolute()), MAX_RECIPE_BYTES + 1)
-    if found.outcome != "ok":
-        what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
+    capture = files.read_file(str(Path(file).absolute()), MAX_RECIPE_BYTES + 1)
+    if capture.outcome != "ok":
+        what = "there is no lock file" if capture.outcome == "absent" else "cannot read the lock file"
         raise UsageError(
             f"{what} {file}",
-            why=found.error,
+            why=capture.error,
             hint=f"on a node that is set up, this writes it:\n{gpunode('plan', *recipe_words, '--lock', file)}",
         )
     try:
-        return parse(found.data.decode(), file)
+        return parse(capture.data.decode(), file)
     except UnicodeDecodeError as error:
-        line = found.data.count(b"\n", 0, error.start) + 1
+        line = capture.data.count(b"\n", 0, error.start) + 1
         raise LockFileError(f"not text in UTF-8: {error.reason}", file=file, line=line) from error
 
 
@@ -58,13 +58,13 @@ def read_previous_lock(file: str) -> VersionLock | None:
     return None
 
 
-def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[VersionDifference, ...]:
+def write_lock(lock: VersionLock, previous: VersionLock | None) -> tuple[VersionDifference, ...]:
     """Write ``lock`` to its file if it differs, and return the differences.
 
     Raises:
         UsageError: if it cannot be written; the old file then stays.
     """
-    if former == lock:
+    if previous == lock:
         return ()
     path = str(Path(lock.file).absolute())
     try:
@@ -74,7 +74,7 @@ def write_lock(lock: VersionLock, former: VersionLock | None) -> tuple[VersionDi
     except GpunodeError as error:
         hint = "name a file that you may write"
         raise UsageError(f"the lock file {lock.file} cannot be written", why=error.why, hint=hint) from error
-    return version_differences(former, lock)
+    return version_differences(previous, lock)
 
 
 def refuse_partial_lock(only: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ def lock_lines(
     if renewed and not changed:
         yield line(STATE_MARK["nothing"], f"{lock.file} holds these versions already", hang=2)
         return
-    size = count(len(lock.packages), "package")
+    size = count_noun(len(lock.packages), "package")
     where = f"{lock.distribution} {lock.release}, {lock.architecture}"
     yield line(STATE_MARK["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2)
     for one in changed if renewed else ():

@@ -27,12 +27,12 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
     """Show the recorded runs, or the complete record of one."""
     from gpunode.cli.screen.plans import note_line
 
-    found = _load_runs(run, root)
-    logins = _login_names({one.begin.loginuid for one in found})
+    runs = _load_runs(run, root)
+    logins = _login_names({run.begin.loginuid for run in runs})
     screen = output.open_screen()
-    screen.put(*(run_lines(found[0], logins) if run else run_table_lines(found, root=root_option(screen.argv))))
+    screen.put(*(run_lines(runs[0], logins) if run else run_table_lines(runs, root=root_option(screen.argv))))
     notes: tuple[str, ...] = ()
-    if not found:
+    if not runs:
         from gpunode.cli.undo import explain_lost_record
         from gpunode.host.local import LocalHost
 
@@ -40,9 +40,9 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
         notes = explain_lost_record(LocalHost(place), Store(place))
         screen.put(*map(note_line, notes))
     if run:
-        result = {"schema": LOG_SCHEMA_VERSION, "run": full_run_record(found[0], logins)}
+        result = {"schema": LOG_SCHEMA_VERSION, "run": full_run_record(runs[0], logins)}
     else:
-        result = {"schema": LOG_SCHEMA_VERSION, "runs": [summarize_run(one, logins) for one in found]}
+        result = {"schema": LOG_SCHEMA_VERSION, "runs": [summarize_run(run, logins) for run in runs]}
     output.emit(Envelope("log", notes=notes, result=result))
 
 
@@ -122,7 +122,7 @@ def undo_record(run: RunRecord, rollback: str) -> JsonRow:
     return {
         **_basic_record(run),
         "subjects": list(changed_subjects(run)),
-        "configuration": sorted(run.configuration),
+        "configuration": sorted(run.configuration_subjects),
         "other_subjects": sorted(run.other_subjects),
         "fully_undone": run.is_fully_undone,
         "rollback": rollback,
@@ -138,13 +138,13 @@ def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> JsonRow:
         "changes": [_change_row(record) for record in run.change_records],
         "triggers": [
             {
-                "kind": one.trigger.kind,
-                "target": one.trigger.target,
-                "required_by": [seq for _, seq in one.required_by],
-                "completed_at": format_utc(one.settled.at) if one.settled else None,
-                "note": one.settled.note if one.settled else "",
+                "kind": trigger_record.trigger.kind,
+                "target": trigger_record.trigger.target,
+                "required_by": [seq for _, seq in trigger_record.required_by],
+                "completed_at": format_utc(trigger_record.completion.at) if trigger_record.completion else None,
+                "note": trigger_record.completion.note if trigger_record.completion else "",
             }
-            for one in run.trigger_records
+            for trigger_record in run.trigger_records
         ],
     }
 
@@ -171,10 +171,10 @@ def _change_row(record: ChangeRecord) -> JsonRow:
     }
 
 
-_TABLE_HEAD = ("run", "when", "who", "what", "result")
+_LOG_TABLE_COLUMNS = ("run", "when", "who", "what", "result")
 _MARK_BY_OUTCOME = {"done": "done", "failed": "failed", "unknown": "waits"}
 _LABEL_WIDTH = 9
-_MAX_SUBJECTS = 6
+_MAX_SUBJECTS_SHOWN = 6
 
 
 def run_table_lines(
@@ -195,15 +195,15 @@ def run_table_lines(
         yield line(span("no run of gpunode is recorded on this node", "dim"))
         return
     rows = [_run_row(run, zone) for run in runs]
-    widths = [max(map(cell_width, column)) for column in zip(_TABLE_HEAD, *rows, strict=True)]
+    widths = [max(map(cell_width, column)) for column in zip(_LOG_TABLE_COLUMNS, *rows, strict=True)]
     indent = widths[0] + 4
-    yield line(Span("  "), span(_join_columns(_TABLE_HEAD, widths), "dim"), hang=indent)
+    yield line(Span("  "), span(_join_columns(_LOG_TABLE_COLUMNS, widths), "dim"), hang=indent)
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=indent)
         changed = changed_subjects(run)
-        reread = [one for one in run.subjects if one not in changed]
-        read_again = f"; had {join_names(reread, _MAX_SUBJECTS)} read again" if reread else ""
-        did = f"changed {join_names(changed, _MAX_SUBJECTS) or 'nothing'}{read_again}"
+        reread = [subject for subject in run.subjects if subject not in changed]
+        read_again = f"; had {join_names(reread, _MAX_SUBJECTS_SHOWN)} read again" if reread else ""
+        did = f"changed {join_names(changed, _MAX_SUBJECTS_SHOWN) or 'nothing'}{read_again}"
         yield line(" " * indent, span(did, "dim"), hang=indent)
         if preview := (previews or {}).get(run.run):
             yield line(" " * indent, preview, hang=indent)
@@ -214,7 +214,7 @@ def run_table_lines(
 
 def changed_subjects(run: RunRecord) -> tuple[str, ...]:
     """Return what the run changed, in order; a file that it only had read again was not changed."""
-    return tuple(dict.fromkeys(one.change.subject for one in run.change_records if not one.change.is_reread))
+    return tuple(dict.fromkeys(one.change.subject for one in run.change_records if not one.change.only_triggers_reread))
 
 
 def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:
@@ -329,14 +329,14 @@ def _change_lines(records: Sequence[ChangeRecord]) -> Iterator[Line]:
 
 
 def _change_text(record: ChangeRecord) -> str:
-    words = record.intent.change.outcome
+    words = record.intent.change.outcome_text
     if record.outcome == "failed":
         return f"{words}: failed, {record.error}"
     return words if record.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
 def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
-    trigger, settled = str(required.trigger), required.settled
+    trigger, settled = str(required.trigger), required.completion
     numbers = join_names((str(seq) for _, seq in required.required_by), 4)
     # The whole index is read on demand, when a transaction needs it; no change requires that.
     alone = "  for the packages" if required.trigger == Trigger("index-refresh") else "  of an earlier run"

@@ -82,7 +82,7 @@ NpdStatus: TypeAlias = int
 NPD_OK: Final = 0
 NPD_NON_OK: Final = 1
 NPD_UNKNOWN: Final = 2
-MAX_MESSAGE_LENGTH: Final = 80
+MAX_NPD_MESSAGE_LENGTH: Final = 80
 
 
 def run_npd_plugin(*, alone: bool) -> None:
@@ -112,7 +112,7 @@ def report_npd_status(examine: Callable[[], Examination]) -> None:
         status, message = NPD_UNKNOWN, f"not examined: a bug in gpunode: {type(error).__name__}"
     from gpunode.cli.screen.printer import standard_output
 
-    standard_output().raw(f"{ascii_line(message)}\n")
+    standard_output().print_raw(f"{ascii_line(message)}\n")
     if status:
         raise CommandExit(status)
 
@@ -120,7 +120,7 @@ def report_npd_status(examine: Callable[[], Examination]) -> None:
 def npd_status_and_message(examined: Examination) -> tuple[NpdStatus, str]:
     """Return the status and the message, the same for the same state, so that the condition follows it alone."""
     diagnosis = examined.diagnosis
-    faults = [one for one in diagnosis.roots if one.severity == "error"]
+    faults = [root for root in diagnosis.roots if root.severity == "error"]
     if faults:
         others = len(faults) - 1 + len(diagnosis.unexplained)
         more = f" (and {others} more)" if others else ""
@@ -128,7 +128,7 @@ def npd_status_and_message(examined: Examination) -> tuple[NpdStatus, str]:
     if examined.verdict == "unknown":
         open_questions = diagnosis.open_questions
         return NPD_UNKNOWN, f"undetermined: {open_questions[0].question}" if open_questions else "undetermined"
-    warned = [one for one in diagnosis.roots if one.severity == "warning"]
+    warned = [root for root in diagnosis.roots if root.severity == "warning"]
     return NPD_OK, f"the GPUs work; at risk: {warned[0].cause}" if warned else "the driver works, no fault found"
 
 
@@ -136,4 +136,4 @@ def ascii_line(message: str) -> str:
     """Return ``message`` as one line of ASCII within the length limit."""
     plain = " ".join(message.encode("ascii", "replace").decode().split())
     shown = "".join(char if char.isprintable() else "?" for char in plain)
-    return shown if len(shown) <= MAX_MESSAGE_LENGTH else f"{shown[: MAX_MESSAGE_LENGTH - 3]}..."
+    return shown if len(shown) <= MAX_NPD_MESSAGE_LENGTH else f"{shown[: MAX_NPD_MESSAGE_LENGTH - 3]}..."

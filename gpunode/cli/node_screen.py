@@ -72,9 +72,9 @@ class Screen(ReportScreen):
             case Triggering(triggers=triggers):
                 self._show_running(trigger_title(triggers))
             case _:
-                self._show_done(event)
+                self._show_finished_event(event)
 
-    def _show_done(self, event: Event) -> None:
+    def _show_finished_event(self, event: Event) -> None:
         match event:
             case Applied():
                 self._live.end()
@@ -163,7 +163,7 @@ class Screen(ReportScreen):
 
     def show_result(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
         """Print the result; a needed reboot is part of it, any other failure an error."""
-        self.put_result(*lines)
+        self.print_result(*lines)
         if failure and not self._silent and not isinstance(failure, RebootRequired):
             standard_error().put(error_lines(failure))
 

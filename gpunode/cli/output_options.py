@@ -38,10 +38,10 @@ class ReportScreen:
                 self.put(BLANK_LINE)
         self._live.close()
 
-    def raw(self, text: str) -> None:
+    def print_raw(self, text: str) -> None:
         """Print ``text`` byte for byte."""
         if not self._silent:
-            self._printer.raw(text)
+            self._printer.print_raw(text)
 
     def put(self, *lines: Line) -> None:
         """Print ``lines``."""
@@ -49,7 +49,7 @@ class ReportScreen:
             self._has_output = True
             self._printer.put(lines)
 
-    def put_after_progress(self, *lines: Line) -> None:
+    def print_after_progress(self, *lines: Line) -> None:
         """Print ``lines`` after ending the progress line."""
         self._end_progress_line()
         self.put(*lines)
@@ -62,7 +62,7 @@ class ReportScreen:
         if not self._silent and self._printer.is_terminal:
             self._live.begin(title)
 
-    def put_result(self, *lines: Line) -> None:
+    def print_result(self, *lines: Line) -> None:
         """Print ``lines`` in place of the progress line."""
         self._live.close()
         self.put(*lines)

@@ -18,21 +18,21 @@ from gpunode.redaction.secrets import redact_text as redact
 
 def list_recipes(output: OutputOptions) -> None:
     """List the shipped recipes."""
-    found = {name: builtin.read_recipe(name).description for name in builtin.shipped_recipe_names()}
-    width = max(map(len, found), default=0)
-    rows = ((span(pad_right(name, width), "bold"), f"  {description}") for name, description in found.items())
+    descriptions = {name: builtin.read_recipe(name).description for name in builtin.shipped_recipe_names()}
+    width = max(map(len, descriptions), default=0)
+    rows = ((span(pad_right(name, width), "bold"), f"  {description}") for name, description in descriptions.items())
     lines = (line(*row, hang=width + 2) for row in rows)
     output.open_screen().put(*lines, next_command_line("gpunode plan RECIPE"))
-    output.emit(Envelope("recipe list", result={"recipes": found}))
+    output.emit(Envelope("recipe list", result={"recipes": descriptions}))
 
 
 def show_recipe(name: str, output: OutputOptions) -> None:
     """Print a recipe, and the same with all defaults filled in."""
     whole, text, screen = builtin.read_recipe(name), builtin.load_recipe_text(name), output.open_screen()
     # What a file from elsewhere holds must not steer the terminal.
-    screen.raw("".join(f"{escape_controls(redact(row))}\n" for row in text.splitlines()))
+    screen.print_raw("".join(f"{escape_controls(redact(row))}\n" for row in text.splitlines()))
     screen.put(BLANK_LINE, line(span(f"# {name} with everything that it extends and all defaults:", "dim")))
-    screen.raw(redact(render(whole, defaults=True)))
+    screen.print_raw(redact(render(whole, defaults=True)))
     output.emit(Envelope("recipe show", result={"text": text, "recipe": whole}))
 
 
@@ -41,19 +41,19 @@ def check_recipe(file: str, output: OutputOptions) -> None:
     from gpunode.steps.daemons import refuse_mps_with_others
     from gpunode.steps.mig import wanted_layout
 
-    found = load_recipe(file)
+    recipe = load_recipe(file)
     try:
-        if found.kubernetes and found.kubernetes.stack != "none":
+        if recipe.kubernetes and recipe.kubernetes.stack != "none":
             from gpunode.kubernetes.render import refuse_bad_tables
 
-            refuse_bad_tables(found)
-        wanted_layout(found, ())
+            refuse_bad_tables(recipe)
+        wanted_layout(recipe, ())
     except Refused as error:
         raise Refused(f"{file}: {error.what}", why=error.why, hint=error.hint) from error
-    if refused := refuse_mps_with_others(found):
+    if refused := refuse_mps_with_others(recipe):
         raise Refused(f"{file}: {refused.what}", why=refused.why, hint=refused.hint)
-    output.open_screen().put(*_valid_recipe_lines(f"{file}: recipe {found.name} is valid", file))
-    output.emit(Envelope("recipe check", result={"recipe": found}))
+    output.open_screen().put(*_valid_recipe_lines(f"{file}: recipe {recipe.name} is valid", file))
+    output.emit(Envelope("recipe check", result={"recipe": recipe}))
 
 
 def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
@@ -66,7 +66,7 @@ def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
         _write_new_file(Path(file), text)
         output.open_screen().put(*_valid_recipe_lines(f"{file} written: the recipe of this node as it is now", file))
     else:
-        output.open_screen().raw(text)
+        output.open_screen().print_raw(text)
     output.emit(Envelope("recipe from-node", result={"text": text, "file": file}))
 
 

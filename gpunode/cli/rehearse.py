@@ -78,7 +78,7 @@ def rehearsal_lines(recipe: Recipe, done: Rehearsal, node: str, screen: Screen) 
         yield BLANK_LINE
         yield line(span("rollback", "bold"), span(f"  of run {done.rollback.plan.undone_run}", "dim"))
         yield from indent_lines(_restore_lines(done.restored), 2)
-        yield from (trigger_line(one, rehearsed=True) for one in done.rollback.trigger_results)
+        yield from (trigger_line(trigger_result, rehearsed=True) for trigger_result in done.rollback.trigger_results)
     yield BLANK_LINE
     ends = f" ends: this machine was not touched and no driver was loaded; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)

@@ -87,16 +87,16 @@ def load_request(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
     from gpunode import lockfile
 
     begin = next(entry for entry in store.entries(run) if isinstance(entry, Begin))
-    content, _, kept = store.request(run).decode("utf-8", "replace").partition(_PROXIES_HEADER)
+    content, _, kept = store.read_request(run).decode("utf-8", "replace").partition(_PROXIES_HEADER)
     checksum, _, proxies = kept.partition("\n")
     _refuse_changed_content(run, "recipe", content, begin.recipe_sha256)
     if kept:
         _refuse_changed_content(run, "environment", proxies, checksum)
-    text, lock, packages = content.partition(lockfile.HEADER)
-    found = replace(parse(text, f"the recipe of run {run}", builtin.load_recipe_text), name=begin.recipe)
+    text, lock, packages = content.partition(lockfile.LOCK_FILE_HEADER)
+    recipe = replace(parse(text, f"the recipe of run {run}", builtin.load_recipe_text), name=begin.recipe)
     if lock:
-        found = replace(found, lock=lockfile.parse(lock + packages, f"the lock of run {run}"))
-    return found, read_toml(proxies, f"the environment of run {run}")
+        recipe = replace(recipe, lock=lockfile.parse(lock + packages, f"the lock of run {run}"))
+    return recipe, read_toml(proxies, f"the environment of run {run}")
 
 
 def _refuse_changed_content(run: str, what: str, content: str, sha256: str) -> None:

@@ -28,7 +28,7 @@ from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
-from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, find_runtime
 from gpunode.runtimes.model import INSTALLED_TOOLKIT_PROGRAM, TOOLKIT_PROGRAM_NAME, EditMode
 from gpunode.steps.runtime import refuse_missing_default_program
 from gpunode.wording import join_with_and
@@ -92,7 +92,7 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
         UsageError: if a value is not allowed, or two options contradict each other.
     """
     _refuse_unknown("--runtime", options.runtime, [row.id for row in RUNTIMES])
-    row = runtime(options.runtime)
+    row = find_runtime(options.runtime)
     if not options.name:
         raise UsageError(
             "--nvidia-runtime-name is empty",
@@ -119,7 +119,7 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
         handler=options.name,
         binary=options.path,
         default=options.default,
-        cdi=options.cdi and row.cdi == "switch",
+        enable_cdi=options.cdi and row.cdi_support == "switch",
         mode=mode,
         config=resolve_file_option("--config", options.config, root),
         drop_in=drop_in,
@@ -168,11 +168,11 @@ def _option_notes(options: RuntimeOptions, row: Runtime) -> Iterator[str]:
         yield "--drop-in-config is empty, so the configuration itself is edited, whatever --mode says"
     if options.config_mode not in _FILE_CONFIG_MODES:
         yield f"--config-mode={options.config_mode} is unknown and ignored; {options.runtime} is configured by its file"
-    if options.cdi and row.cdi != "switch":
+    if options.cdi and row.cdi_support != "switch":
         yield f"--cdi.enabled is ignored: {options.runtime} already has CDI enabled"
     if options.enable_cri and not row.has_cri_plugin:
         yield f"--enable-cri is ignored: {options.runtime} has no CRI plugin"
-    if row.cdi == "only" and (options.default or options.mode != "auto" or options.name != "nvidia"):
+    if row.cdi_support == "only" and (options.default or options.mode != "auto" or options.name != "nvidia"):
         yield f"{row.id} uses GPUs as CDI devices, so options about a runtime are ignored"
     if options.executable and (options.runtime not in _DUMP_COMMANDS or options.source == "file"):
         yield f"--executable-path={options.executable} is ignored: no command is asked for the configuration"
@@ -240,7 +240,7 @@ def _config_reader_name(plan: CtkPlan) -> str:
 
 
 def edit_result_lines(
-    verb: CtkVerb, plan: CtkPlan, done: EditResult, argv: Sequence[str], next_step: str, *, is_unread: bool = False
+    verb: CtkVerb, plan: CtkPlan, result: EditResult, argv: Sequence[str], next_step: str, *, is_unread: bool = False
 ) -> Iterator[Line]:
     """Yield the result: files written, the command that reloads the daemon (``next_step``), and how to undo it.
 
@@ -253,14 +253,14 @@ def edit_result_lines(
         else _describe_outcome(verb, plan)
     )
     yield line(STATE_MARK["waits" if plan.missing_program else "done"], outcome, hang=2)
-    if down := downtime_text(done.trigger_results):
+    if down := downtime_text(result.trigger_results):
         yield labelled_line("took", down)
     if next_step:
         yield labelled_line("next", next_step)
-        if plan.planned.disrupts:
-            yield labelled_line("", f"it stops all {plan.planned.disrupts}, since live-restore is off")
+        if plan.planned.stopped_workloads:
+            yield labelled_line("", f"it stops all {plan.planned.stopped_workloads}, since live-restore is off")
     if any(not change.is_generated for change in plan.changed_files):
-        yield labelled_line("undo", rollback_command(argv, done.run))
+        yield labelled_line("undo", rollback_command(argv, result.run))
 
 
 def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
@@ -295,7 +295,7 @@ def verdict_lines(
     plan: CtkPlan, verdict: ConfigStatus, argv: Sequence[str], next_step: str, *, verbose: bool
 ) -> Iterator[Line]:
     """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not."""
-    if verdict.pending:
+    if verdict.is_reload_pending:
         yield from edit_plan_lines("configure", plan, verbose=verbose)
         yield next_command_line(configure_command(plan, argv))
         return
@@ -376,7 +376,7 @@ def _plan_configure(host: LocalHost, request: RuntimeRequest, footprint: Footpri
         return edits.plan_cdi_specification(host, request.row, request.notes, image=host.root != "/")
     target = edits.find_target(host, request.row, request.desired, request.dumps, image=host.root != "/")
     target = replace(target, notes=(*request.notes, *target.notes))
-    return edits.plan_configuring(host, target, footprint.files, host.root)
+    return edits.plan_configure_edit(host, target, footprint.files, host.root)
 
 
 def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permissions: EditPermissions) -> None:
@@ -386,7 +386,7 @@ def unconfigure(options: RuntimeOptions, output: OutputOptions, root: str, permi
 
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
         target = edits.find_target(host, request.row, request.desired, image=place != "/")
-        return edits.plan_unconfiguring(host, target, footprint.files)
+        return edits.plan_unconfigure_edit(host, target, footprint.files)
 
     run_edit("ctk runtime unconfigure", "unconfigure", planning, output, place, permissions)
 
@@ -435,8 +435,8 @@ def _apply_edit(
     next_step = "" if is_read else local_reload_command(host, plan, failed=ctk.daemon_has_failed(plan))
     shown, unread = "" if failure else next_step, failure is not None
     node.screen.show_result(edit_result_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
-    made = RunRecord(node.store.read_with_contents(done.run)).changes("done")
-    answer = _edit_envelope(command, plan, changes=made).with_failure(failure)
+    changes = RunRecord(node.store.read_with_contents(done.run)).changes("done")
+    answer = _edit_envelope(command, plan, changes=changes).with_failure(failure)
     result = {
         **answer.result,
         "run": done.run,
@@ -460,7 +460,7 @@ def _not_restarted_failure(host: LocalHost, plan: CtkPlan) -> VerifyFailed | Non
     verdict = ctk.compare_with_plan(plan.with_changes(()), host.read_effective_config, is_live=True)
     # For the others a tool prints the files, not the configuration that the daemon has loaded.
     row = CONTAINER_RUNTIMES.get(plan.target_name)
-    if row is not None and row.source == "docker info" and not verdict.difference:
+    if row is not None and row.live_config_source == "docker info" and not verdict.difference:
         return None
     next_step = local_reload_command(host, plan, failed=False)
     return VerifyFailed(
@@ -489,7 +489,7 @@ def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: O
     if note and verb == "unconfigure":
         plan = plan.with_notes(note)
     if not output.json:
-        standard_output().raw(b"\n".join(edits.preview_contents(plan)).decode("utf-8", "surrogateescape"))
+        standard_output().print_raw(b"\n".join(edits.preview_contents(plan)).decode("utf-8", "surrogateescape"))
         if not output.quiet:
             standard_error().put(edit_plan_lines(verb, plan, verbose=output.verbose))
     answer = _edit_envelope(command, plan, plan.files)
@@ -537,8 +537,8 @@ def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) 
 
 def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Envelope:
     failure: GpunodeError | None = None
-    has_daemon = bool(runtime(plan.target_name).unit)
-    if verdict.pending:
+    has_daemon = bool(find_runtime(plan.target_name).unit)
+    if verdict.is_reload_pending:
         again = str(configure_command(plan, sys.argv[1:]))
         failure = ChangesPending(f"{plan.target_name} is not configured as requested", hint=again)
     elif plan.missing_program:

@@ -39,7 +39,7 @@ class Session:
 
     Attributes:
         signals: keeps a signal until the change in progress is complete.
-        is_idle: whether package managers were waited for.
+        waited_for_package_managers: whether package managers were waited for.
     """
 
     host: LocalHost
@@ -47,7 +47,7 @@ class Session:
     screen: Screen
     signals: SignalGuard
     log: CommandLog
-    is_idle: bool = True
+    waited_for_package_managers: bool = True
 
     def notify(self, text: str) -> None:
         """Show ``text`` as a notice, unless it is empty."""
@@ -56,11 +56,11 @@ class Session:
 
     def clean_up_after_interruption(self) -> RunRecord | None:
         """Delete the temporary files of the newest run if it was interrupted, and return that run."""
-        interrupted = self.store.interrupted_run()
+        interrupted = self.store.find_interrupted_run()
         if interrupted is not None:
             self.store.remove_temporary_files()
             self.host.remove_temporary_files(possible_temporary_files(interrupted))
-        record_change_outcomes(self.store, self.host, is_idle=self.is_idle)
+        record_change_outcomes(self.store, self.host, is_idle=self.waited_for_package_managers)
         return interrupted
 
 
@@ -95,7 +95,7 @@ def exclusive_session(
     host = LocalHost(
         root, stop.interruptible(screen.update_progress), log, lock_timeout_s=lock_timeout_s, consent=consent
     )
-    node = Session(host, store, screen, stop, log, is_idle=wait_for_others)
+    node = Session(host, store, screen, stop, log, waited_for_package_managers=wait_for_others)
     with screen, ExitStack() as stack:
         if risk := explain_program_risk():
             node.notify(f"{risk}, so that user can change what root runs here; `sudo make install` makes a safe copy")

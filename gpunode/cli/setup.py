@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
-from gpunode.change import CONFIG_STAGE, CommandChange, Trigger
+from gpunode.change import RUNTIME_CONFIG_STAGE, CommandChange, Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
     explain_default_recipe,
-    is_image,
+    is_image_root,
     list_unknown_facts,
     parse_setup_gpus,
     require_root,
@@ -47,7 +47,7 @@ from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_neve
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import WAIT_ERRORS, Blocked, reboot_suffices
-from gpunode.wording import count
+from gpunode.wording import count_noun
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult
@@ -103,7 +103,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
     started = time.monotonic()
     validate_steps(flags.only)
     require_root("setup", instead="gpunode plan shows what it would do, without root")
-    place, image = validate_root(flags.root), is_image(flags.root)
+    place, image = validate_root(flags.root), is_image_root(flags.root)
     recipe = load_request_and_set_proxies(Store(place), flags.resume) if flags.resume else recipe_options.load()
     named = parse_setup_gpus(",".join(flags.gpu), image=image)
     with exclusive_session("setup", output, place, flags.lock_timeout, yes=flags.yes) as node:
@@ -169,15 +169,15 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
 
 
 def _verify_setup(
-    recipe: Recipe, done: SetupResult, node: Session, flags: SetupFlags, *, is_checked: bool
+    recipe: Recipe, result: SetupResult, node: Session, flags: SetupFlags, *, is_checked: bool
 ) -> VerifyReport:
     """Return the report of verify; after a run without changes the preview serves as its plan."""
     if not is_checked:
-        return VerifyReport((), notes=state_notes(recipe, done.facts, flags.only))
-    plans = None if done.changed else done.preview
+        return VerifyReport((), notes=state_notes(recipe, result.facts, flags.only))
+    plans = None if result.changed else result.preview
     again = setup_command([] if flags.resume else node.screen.argv)
     reads = node.host.read_effective_config
-    return verify(recipe, done.facts, node.host, reads, planned=plans, only=flags.only, setup_command=again)
+    return verify(recipe, result.facts, node.host, reads, planned=plans, only=flags.only, setup_command=again)
 
 
 def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
@@ -215,26 +215,26 @@ def blocked_setup_error(waits: Sequence[Blocked], *, has_changed: bool = False, 
     return WAIT_ERRORS[first](what, why="\n".join(wait.reason for wait in waits), hint=hint)
 
 
-def _setup_envelope(recipe: Recipe, done: SetupResult, report: VerifyReport, notes: Sequence[str]) -> Envelope:
+def _setup_envelope(recipe: Recipe, result: SetupResult, report: VerifyReport, notes: Sequence[str]) -> Envelope:
     return Envelope(
         "setup",
-        changed=done.changed,
-        changes=[change for stage in done.applied for change in stage.ordered_changes],
-        steps=step_ids_by_change(done.applied),
+        changed=result.changed,
+        changes=[change for stage in result.applied for change in stage.ordered_changes],
+        steps=step_ids_by_change(result.applied),
         notes=notes,
-        unknown=list_unknown_facts(done.facts),
+        unknown=list_unknown_facts(result.facts),
         result={
             "recipe": recipe.name,
-            "run": done.run,
-            "seconds": round(done.seconds, 3),
-            "triggers": done.trigger_results,
+            "run": result.run,
+            "seconds": round(result.seconds, 3),
+            "triggers": result.trigger_results,
             "checks": report.checks,
             "gpus": report.gpus,
         },
     )
 
 
-def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> Line:
+def converged_line(recipe: Recipe, result: SetupResult, report: VerifyReport) -> Line:
     """Return the line of a setup with nothing to do."""
     parts = [inventory_text(report.inventory)] if report.inventory else []
     passed = {check.id for check in report.checks if check.status == "passed"}
@@ -242,23 +242,23 @@ def converged_line(recipe: Recipe, done: SetupResult, report: VerifyReport) -> L
         parts.append(f"containers of {recipe.runtime.name} see the GPUs")
     elif "runtime" in passed:
         parts.append(f"{recipe.runtime.name} has the runtime nvidia")
-    seen = f"; {', '.join(parts)}" if parts else ""
-    found = matches_recipe_text(recipe, selected_step_ids(recipe, done.preview), _node_or_image(done))
+    details = f"; {', '.join(parts)}" if parts else ""
+    verdict_text = matches_recipe_text(recipe, selected_step_ids(recipe, result.preview), _node_or_image(result))
     return line(
         STATE_MARK["nothing"],
-        f"nothing to do: {found}{seen}",
-        span(f" ({format_seconds(done.seconds)})", "dim"),
+        f"nothing to do: {verdict_text}{details}",
+        span(f" ({format_seconds(result.seconds)})", "dim"),
         hang=2,
     )
 
 
-def _node_or_image(done: SetupResult) -> str:
-    return "the image" if done.facts.is_image else "this node"
+def _node_or_image(result: SetupResult) -> str:
+    return "the image" if result.facts.is_image else "this node"
 
 
 def setup_lines(
     recipe: Recipe,
-    done: SetupResult,
+    result: SetupResult,
     report: VerifyReport,
     failure: GpunodeError | None,
     log: str,
@@ -269,11 +269,11 @@ def setup_lines(
 
     ``notes``: those on the node's state that the preview did not show.
     """
-    if not done.changed and failure is None:
+    if not result.changed and failure is None:
         yield from state_note_lines(notes)
-        yield converged_line(recipe, done, report)
+        yield converged_line(recipe, result, report)
         return
-    if report.checks and (done.changed or report.failed):
+    if report.checks and (result.changed or report.failed):
         yield BLANK_LINE
         yield line(span("checks", "bold"))
         yield from indent_lines(check_lines(report.checks), 2)
@@ -282,19 +282,19 @@ def setup_lines(
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     elif failure is None:
-        scope = selected_step_ids(recipe, done.preview)
+        scope = selected_step_ids(recipe, result.preview)
         works_too = report.checks and not scope
-        good = matches_recipe_text(recipe, scope, "this node works and" if works_too else _node_or_image(done))
+        good = matches_recipe_text(recipe, scope, "this node works and" if works_too else _node_or_image(result))
         yield verdict_line(report, good)
-    if done.changed:
-        yield from _closing_lines(recipe, done, failure, log, argv)
+    if result.changed:
+        yield from _closing_lines(recipe, result, failure, log, argv)
 
 
 def _closing_lines(
-    recipe: Recipe, done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]
+    recipe: Recipe, result: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]
 ) -> Iterator[Line]:
-    down = downtime_text(done.trigger_results)
-    yield labelled_line("took", format_seconds(done.seconds) + (f"; {down}" if down else ""))
+    down = downtime_text(result.trigger_results)
+    yield labelled_line("took", format_seconds(result.seconds) + (f"; {down}" if down else ""))
     yield labelled_line("log", log)
     if failure is None and root_option(argv):
         yield labelled_line("next", "boot the image on its machine, then run gpunode verify there")
@@ -302,24 +302,24 @@ def _closing_lines(
         yield labelled_line("next", verify_command(argv))
         if recipe.kubernetes and recipe.kubernetes.stack != "none":
             yield labelled_line("then", cluster_apply_command(argv))
-    if (undo := _undo_command(done, argv)) is not None:
+    if (undo := _undo_command(result, argv)) is not None:
         yield labelled_line("undo", undo)
 
 
-def _undo_command(done: SetupResult, argv: Sequence[str]) -> Command | None:
+def _undo_command(result: SetupResult, argv: Sequence[str]) -> Command | None:
     """Return what takes the run back; None where nothing of it can be, as of a module that was loaded.
 
     A rollback without ``--packages`` restores the configuration alone, and refuses a run that changed none.
     """
-    made = ((stage.stage, change) for stage in done.applied for change in stage.ordered_changes)
+    made_changes = ((stage.stage, change) for stage in result.applied for change in stage.ordered_changes)
     is_configuration = [
-        stage == CONFIG_STAGE and change.is_configuration
-        for stage, change in made
+        stage == RUNTIME_CONFIG_STAGE and change.is_undone_by_plain_rollback
+        for stage, change in made_changes
         if change.inverse() is not None and change.is_undoable
     ]
     if not is_configuration:
         return None
-    return rollback_command(argv, done.run, *([] if any(is_configuration) else ["--packages"]))
+    return rollback_command(argv, result.run, *([] if any(is_configuration) else ["--packages"]))
 
 
 def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
@@ -327,7 +327,9 @@ def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
     if not packages:
         yield line(STATE_MARK["done"], "nothing to download: the packages are installed as they should be", hang=2)
         return
-    yield line(STATE_MARK["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
+    yield line(
+        STATE_MARK["done"], f"{count_noun(len(packages), 'package')} downloaded; nothing else was changed", hang=2
+    )
     yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
 
 
@@ -338,7 +340,7 @@ def _refuse_options_with_download(options: SetupFlags) -> None:
         UsageError: if one was given.
     """
     for option, given, why in (
-        ("--root", is_image(options.root), "packages are downloaded for a running system, not for an image"),
+        ("--root", is_image_root(options.root), "packages are downloaded for a running system, not for an image"),
         ("--gpu", options.gpu, "--gpu is for an image, and packages are downloaded for a running system"),
         ("--reboot", options.reboot, "a download needs no reboot"),
         ("--resume", options.resume, "--resume continues a setup"),
@@ -359,6 +361,6 @@ def download(recipe_options: RecipeOptions, output: OutputOptions, options: Setu
         node.host.run_triggers((Trigger("index-refresh"),))
         changes = packages_to_download(recipe, survey(node.host, recipe=recipe), node.host, options.only)
         node.host.packages.download(changes)
-        packages = [str(change.id) for change in changes if change.is_there_after]
+        packages = [str(change.id) for change in changes if change.exists_after]
         node.screen.show_result(downloaded_lines(packages))
     output.emit(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

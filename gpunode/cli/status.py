@@ -90,18 +90,18 @@ def _gpu_details(gpu: Gpu) -> Iterator[Span]:
         yield span(f"  {gpu.uuid}", "dim")
 
 
-def _driver_lines(found: NodeStatus) -> Iterator[Line]:
+def _driver_lines(node_status: NodeStatus) -> Iterator[Line]:
     from gpunode.facts.nvml import NvmlInventory
 
-    installed = f"{found.driver} installed" if found.driver else "no driver package"
-    loaded = f"{found.loaded_driver} loaded" if found.loaded_driver else "none loaded"
-    mixed = found.driver and found.loaded_driver and found.driver != found.loaded_driver
-    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not found.loaded_driver else ""))
+    installed = f"{node_status.driver} installed" if node_status.driver else "no driver package"
+    loaded = f"{node_status.loaded_driver} loaded" if node_status.loaded_driver else "none loaded"
+    mixed = node_status.driver and node_status.loaded_driver and node_status.driver != node_status.loaded_driver
+    yield line(span(installed), DOT, span(loaded, "warn" if mixed or not node_status.loaded_driver else ""))
     if mixed:
-        yield line(STATE_MARK["waits"], f"a reboot loads {found.driver}", hang=2)
-    if isinstance(found.nvml, NvmlInventory) or found.driver:
-        yield from nvml_lines(found.nvml)
-    elif found.loaded_driver:  # as after a removal
+        yield line(STATE_MARK["waits"], f"a reboot loads {node_status.driver}", hang=2)
+    if isinstance(node_status.nvml, NvmlInventory) or node_status.driver:
+        yield from nvml_lines(node_status.nvml)
+    elif node_status.loaded_driver:  # as after a removal
         yield line(STATE_MARK["waits"], "no driver is installed: the next boot takes this module away", hang=2)
 
 
@@ -119,34 +119,34 @@ def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:
         yield line("  next: ", *mark_commands(answer.remedy), hang=8)
 
 
-def _kernel_lines(found: NodeStatus) -> Iterator[Line]:
-    if found.kernels is None:
+def _kernel_lines(node_status: NodeStatus) -> Iterator[Line]:
+    if node_status.kernels is None:
         yield line(span("not readable", "dim"))
         return
-    for kernel in found.kernels.wanted:
-        is_next = kernel in found.kernels.installed[-1:]
-        roles = [*(["runs"] if kernel == found.kernels.running else []), *(["boots next"] if is_next else [])]
+    for kernel in node_status.kernels.wanted:
+        is_next = kernel in node_status.kernels.installed[-1:]
+        roles = [*(["runs"] if kernel == node_status.kernels.running else []), *(["boots next"] if is_next else [])]
         text = f"{kernel} {' and '.join(roles)}"
-        if kernel in found.kernels_without_module:
+        if kernel in node_status.kernels_without_module:
             harm = "the next boot would have no driver" if is_next else "the driver cannot be loaded"
             yield line(STATE_MARK["waits"], span(f"{text}, without a driver module: {harm}", "warn"), hang=2)
         else:
-            yield line(text, span("; the driver's module is built for it" if found.driver else "", "dim"), hang=2)
+            yield line(text, span("; the driver's module is built for it" if node_status.driver else "", "dim"), hang=2)
 
 
-def _secure_boot_line(found: SecureBootStatus) -> Line:
-    if not found.on:
+def _secure_boot_line(secure_boot: SecureBootStatus) -> Line:
+    if not secure_boot.on:
         return line(span("Secure Boot is off", "dim"))
-    if not found.state:
+    if not secure_boot.state:
         return line("Secure Boot is on")
     state = {
         "missing": "no whole key for the modules that DKMS builds",
         "enrolled": "the firmware has the key",
         "queued": "the next boot asks at the console to enrol the key",
         "not enrolled": "the firmware does not have the key",
-    }[found.state]
-    style: Style = "warn" if found.state in {"queued", "not enrolled"} else ""
-    return line("Secure Boot is on", DOT, span(f"{state} ({found.certificate})", style), hang=2)
+    }[secure_boot.state]
+    style: Style = "warn" if secure_boot.state in {"queued", "not enrolled"} else ""
+    return line("Secure Boot is on", DOT, span(f"{state} ({secure_boot.certificate})", style), hang=2)
 
 
 def _cuda_lines(found: CudaStatus) -> Iterator[Line]:

@@ -68,7 +68,7 @@ def write_default_config(options: ToolkitConfigOptions, output: OutputOptions) -
     """Print or write the configuration of a new installation."""
     place = validate_root(options.root)
     target = resolve_file_option("--output", options.output, place)
-    plan_edit = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.CONFIG)  # noqa: E731
+    plan_edit = lambda host: edits.plan_new_toolkit_config(host, target or toolkit.TOOLKIT_CONFIG)  # noqa: E731
     _write_or_print("ctk config default", plan_edit, place, target, options, output)
 
 
@@ -78,7 +78,7 @@ def default_config_path(environment: Mapping[str, str], *, image: bool) -> str:
     Source: nvidia-container-toolkit@v1.20.0, api/config/v1/config.go.
     """
     if image:
-        return toolkit.CONFIG
+        return toolkit.TOOLKIT_CONFIG
     above = environment.get("XDG_CONFIG_HOME") or "/etc"
     return environment.get("NVIDIA_CTK_CONFIG_FILE_PATH") or str(Path(above, _CONFIG_SUBPATH))
 
@@ -98,5 +98,5 @@ def _write_or_print(
     (content,) = preview_contents(plan_edit(LocalHost(root)))
     text = content.decode()
     if not output.json:
-        standard_output().raw(text)
+        standard_output().print_raw(text)
     output.emit(Envelope(command, result={"text": text}))

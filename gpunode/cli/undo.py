@@ -23,7 +23,7 @@ from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.packages import system
 from gpunode.steps.packages import find_packages_leaving_first
-from gpunode.wording import count, join_names
+from gpunode.wording import count_noun, join_names
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import describe_interrupted_run, find_lost_record
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
@@ -99,7 +99,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
 
 def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) -> UndoPlan | NothingToUndo:
     store, with_packages = node.store, permissions.with_packages
-    facts = _survey(node) if with_packages else None
+    facts = _survey_node(node) if with_packages else None
     plan = plan_rollback(
         store,
         node.host,
@@ -118,7 +118,7 @@ def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) 
     return replace(explain_undone(store, run, why, with_packages=with_packages), notes=plan.remarks)
 
 
-def _survey(node: Session) -> Facts:
+def _survey_node(node: Session) -> Facts:
     return survey(node.host, image=node.host.root != "/")
 
 
@@ -139,7 +139,7 @@ def remove(output: OutputOptions, root: str, permissions: UndoPermissions) -> No
     def choose_all(node: Session) -> UndoPlanner:
         force, allow_disruption = permissions.force, permissions.allow_disruption
         return lambda: plan_removal(
-            node.store, node.host, _survey(node), force=force, allow_disruption=allow_disruption
+            node.store, node.host, _survey_node(node), force=force, allow_disruption=allow_disruption
         )
 
     _run_undo("remove", choose_all, output, place, permissions)
@@ -169,9 +169,9 @@ def _run_undo(
             return
         left = Remainder()
         if verb == "remove" and not plan.steps:
-            left = find_remainder(node.store, node.host, _survey(node), plan)
+            left = find_remainder(node.store, node.host, _survey_node(node), plan)
             plan = replace(plan, kept=left.kept)
-        node.screen.put(*undo_plan_lines(plan, verbose=output.verbose, is_lost=left.lost is not None))
+        node.screen.put(*undo_plan_lines(plan, verbose=output.verbose, is_lost=left.lost_record is not None))
         if not plan.steps and not plan.pending_triggers:
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
@@ -191,7 +191,7 @@ def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envel
         done = apply_rollback(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     left = Remainder(done.plan.kept)
     if plan.verb == "remove":
-        left = find_remainder(node.store, node.host, _survey(node), done.plan)
+        left = find_remainder(node.store, node.host, _survey_node(node), done.plan)
     done = replace(done, plan=replace(done.plan, kept=left.kept))
     failure = left.failure or undo_failure(done.plan)
     node.screen.show_result(rollback_lines(done, failure, node.screen.argv), failure)
@@ -222,7 +222,7 @@ def _plan_after_repair(
     Returns:
         The plan, and whether something was finished.
     """
-    if (work := find_package_repair(_survey(node))) is None:
+    if (work := find_package_repair(_survey_node(node))) is None:
         return make_plan(), False
     if plan := _plan_without_repair(verb, make_plan, node):
         return plan, False
@@ -244,7 +244,7 @@ def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> Un
 
     What gpunode did not leave unfinished is somebody else's to finish, where the plan changes no package.
     """
-    facts = _survey(node)
+    facts = _survey_node(node)
     broken, may_be_ours = find_broken_packages(node.store, node.host)
     if may_be_ours and not facts.unconfigured:
         return None
@@ -264,7 +264,7 @@ def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> Un
         return None
     note = (
         f"half-installed or not configured: {', '.join(sorted(broken))}; no run of gpunode left that, and this {verb} "
-        f"does not need it: `sudo {system(facts).finish}` finishes it"
+        f"does not need it: `sudo {system(facts).finish_command}` finishes it"
     )
     return replace(plan, notes=(*plan.notes, note))
 
@@ -296,21 +296,21 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
         yield note_line(f"not undone: {join_names(plan.not_undone, _MAX_NAMES_SHOWN)}; --packages undoes that, too")
 
 
-def already_undone_lines(found: NothingToUndo) -> Iterator[Line]:
+def already_undone_lines(nothing: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     from gpunode.cli.log import changed_subjects
 
-    run = found.run
-    state = f"is already undone: {found.why}" if changed_subjects(run) else "has nothing to undo"
+    run = nothing.run
+    state = f"is already undone: {nothing.why}" if changed_subjects(run) else "has nothing to undo"
     yield line(STATE_MARK["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
-    yield from (note_line(text) for text in found.notes)
-    if found.newest_not_undone is None:
+    yield from (note_line(text) for text in nothing.notes)
+    if nothing.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
-    older = found.newest_not_undone
+    older = nothing.newest_not_undone
     yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
-    if found.command:
-        yield next_command_line(found.command)
+    if nothing.command:
+        yield next_command_line(nothing.command)
 
 
 def describe_run(run: RunRecord) -> str:
@@ -324,9 +324,9 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     if done.plan.with_packages:
         restored = sum(change.after is not None for change in done.plan.packages)
         gone = len(done.plan.packages) - restored
-        parts = [count(len(done.plan.files), "file")] if done.plan.files else []
-        parts += [f"{count(restored, 'package')} as before"] if restored else []
-        parts += [f"{count(gone, 'package')} purged"] if gone else []
+        parts = [count_noun(len(done.plan.files), "file")] if done.plan.files else []
+        parts += [f"{count_noun(restored, 'package')} as before"] if restored else []
+        parts += [f"{count_noun(gone, 'package')} purged"] if gone else []
         what = f": {', '.join(parts)}" if parts else ""
         former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
         but = ", but for what follows" if done.plan.kept else ""
@@ -354,16 +354,16 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
-    found = [run for run in store.find_runs() if not file or file in changed_subjects(run)]
-    notes = () if found or file else explain_lost_record(host, store)
-    previews = {run.run: preview_rollback(store, host, run) for run in found}
+    runs = [run for run in store.find_runs() if not file or file in changed_subjects(run)]
+    notes = () if runs or file else explain_lost_record(host, store)
+    previews = {run.run: preview_rollback(store, host, run) for run in runs}
     screen = output.open_screen()
-    if file and not found:
+    if file and not runs:
         screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
     else:
-        screen.put(*run_table_lines(found, previews=previews, root=root_option(screen.argv)))
+        screen.put(*run_table_lines(runs, previews=previews, root=root_option(screen.argv)))
     screen.put(*map(note_line, notes))
-    rows = [undo_record(run, previews[run.run]) for run in found]
+    rows = [undo_record(run, previews[run.run]) for run in runs]
     output.emit(Envelope("rollback", notes=notes, result={"runs": rows}))
 
 

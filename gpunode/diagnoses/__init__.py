@@ -10,7 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from gpunode.diagnoses import prose, remedy_fitting, special_systems, suspects, xids
 from gpunode.diagnoses.commands import Command, Shell, command
-from gpunode.diagnoses.evaluation import evaluate_rule, explain_ruled_out, is_examined
+from gpunode.diagnoses.evaluation import evaluate_rule, explain_ruled_out, is_examined_by_gpunode
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -65,26 +65,26 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
     snapshot = recovery.drop_resolved_faults(snapshot)
     bugs: list[str] | None = [] if guarded else None
     findings = _evaluate_rules(snapshot, bugs)
-    before = snapshot.with_history
-    is_well = driver.works(snapshot) and not snapshot.view(driver.error_rows)
+    before = snapshot.including_earlier_boots
+    is_well = driver.works(snapshot) and not snapshot.view(driver.smi_error_rows)
     if before is not None and not is_well and not any(_is_certain_error(finding) for finding in findings):
         findings = (*findings, *_findings_of_earlier_boots(findings, _evaluate_rules(before, bugs), snapshot))
     findings = _rank_all(findings)
     ranked = _rank_suspects(findings, snapshot, report_words)
     alone = suspects.probability_alone(ranked, rules_by_cause())
-    if alone >= suspects.MIN_STAND_ALONE_PROBABILITY and not findings and not is_examined(snapshot):
+    if alone >= suspects.MIN_STAND_ALONE_PROBABILITY and not findings and not is_examined_by_gpunode(snapshot):
         first, ranked = ranked[0].suspect, ranked[1:]
         findings = _rank_all((*findings, _suspect_finding(first, snapshot, bugs)))
     against = explain_ruled_out(rules_by_cause(), snapshot, findings)
     findings = tuple(
-        replace(one, ruled_out=against.get(one.cause, ()), look_at=_unanswered_commands(one, snapshot))
-        for one in findings
+        replace(finding, ruled_out=against.get(finding.cause, ()), look_at=_unanswered_commands(finding, snapshot))
+        for finding in findings
     )
     return Diagnosis(
         findings,
         _list_open_questions(snapshot, bugs),
         tuple(bugs or ()),
-        tuple(_fit_suspect(one.suspect, snapshot) for one in ranked[: suspects.MAX_SUSPECTS]),
+        tuple(_fit_suspect(suspect.suspect, snapshot) for suspect in ranked[: suspects.MAX_SUSPECTS]),
         _find_unexplained_failures(findings, snapshot),
         () if findings else _find_shared_steps(ranked, snapshot, bugs),
     )
@@ -104,7 +104,7 @@ def _can_ignore_symptoms(snapshot: Snapshot) -> bool:
 
     A symptom next to a working driver is an old log line, and a machine without a GPU lacks a driver anyway.
     """
-    return is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
+    return is_examined_by_gpunode(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
 
 
 def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
@@ -131,10 +131,10 @@ def _fit_suspect(suspect: Suspect, snapshot: Snapshot) -> Suspect:
 
 def _find_unexplained_failures(findings: tuple[Finding, ...], snapshot: Snapshot) -> tuple[Suspect, ...]:
     """Return the failures beside a fault that it does not explain."""
-    if all(one.severity == "info" for one in findings) or _can_ignore_symptoms(snapshot):
+    if all(finding.severity == "info" for finding in findings) or _can_ignore_symptoms(snapshot):
         return ()
     found = suspects.find_unexplained_failures(rules_by_cause(), snapshot, findings)
-    return tuple(_fit_suspect(one, snapshot) for one in found)
+    return tuple(_fit_suspect(suspect, snapshot) for suspect in found)
 
 
 def _find_shared_steps(ranked: tuple[RankedSuspect, ...], snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Fix, ...]:
@@ -182,7 +182,7 @@ def _find_proofs(rule: Rule, snapshot: Snapshot, bugs: _Tracebacks) -> list[Proo
     return _run_guarded(
         rule,
         bugs,
-        lambda: [remedy_fitting.mark_recovered(rule, one, snapshot) for one in evaluate_rule(rule, snapshot)],
+        lambda: [remedy_fitting.mark_recovered(rule, proof, snapshot) for proof in evaluate_rule(rule, snapshot)],
         [],
     )
 
@@ -246,7 +246,7 @@ def _fit_remedy_and_disruption(
 def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
     """Merge all proofs of a rule into one finding: one fault on several GPUs is one finding."""
     # A GPU that got over it is none of those on which something is to be done.
-    proofs = [one for one in proofs if (one.severity or rule.severity) != "info"] or proofs
+    proofs = [proof for proof in proofs if (proof.severity or rule.severity) != "info"] or proofs
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     gravest = max(proofs, key=lambda proof: DISRUPTIONS.index(proof.disruption or rule.disruption))
     gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
@@ -275,7 +275,7 @@ def _fault_onsets(proofs: Iterable[Proof], snapshot: Snapshot) -> Iterator[Fault
     """Yield the onset of each proof on the clock of the cited line."""
     for proof in proofs:
         if proof.at is not None:
-            lines = (kernel.find_message(snapshot, one) for one in proof.citations)
+            lines = (kernel.find_message(snapshot, citation) for citation in proof.citations)
             clock = next((line.clock for line in lines if line and line.at == proof.at), "")
             yield FaultOnset(proof.gpu, proof.at, clock)
 
@@ -299,6 +299,6 @@ def _list_open_questions(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[OpenQue
     )
     report = Shell("gpunode capture FILE")
     return (
-        *(OpenQuestion(f"{one}; please report it", (report,)) for one in questions),
+        *(OpenQuestion(f"{question}; please report it", (report,)) for question in questions),
         *xids.find_uncovered_xids(snapshot),
     )

@@ -17,7 +17,15 @@ from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, is_release_name, join_commands, surround_word
 from gpunode.diagnoses.commands import kernel_release_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import can_set_up, change_driver, install, manual_step, reboot, run_step, setup_step
+from gpunode.diagnoses.remedies import (
+    can_run_setup,
+    change_driver,
+    install,
+    manual_step,
+    reboot_node,
+    run_step,
+    setup_step,
+)
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, find_first, lines_with
 from gpunode.diagnoses.views import driver, modules, packages, system
@@ -39,7 +47,7 @@ _BUILD_LOG_KINDS: Final = frozenset(
 )
 _KINDS_WITH_BUILD_LOGS_ONLY: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
 # What a log says that is about the building of a kernel module at all.
-_BUILD_WORDS: Final = Pattern(
+_MODULE_BUILD_WORDS: Final = Pattern(
     r"(?i)dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
     r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]|version check failed"
     r"|development tool|Failed CC version check"
@@ -63,7 +71,7 @@ _DRIVER_VERSION: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<vers
 
 def build_logs(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
     """Return the logs of builds that still matter."""
-    return tuple(item for item in snapshot.items if _is_build_log(item) and not _is_outdated(snapshot, item))
+    return tuple(item for item in snapshot.items if _is_build_log(item) and not _is_log_outdated(snapshot, item))
 
 
 def build_target_kernel(snapshot: Snapshot) -> str:
@@ -110,7 +118,7 @@ def _is_build_log(item: EvidenceItem) -> bool:
     if item.kind == "make-log":
         header = _MAKE_LOG_HEADER.search(item.text[:2000])
         return header is None or header["module"].startswith("nvidia")
-    if item.kind not in _KINDS_WITH_BUILD_LOGS_ONLY and find_first(item, _BUILD_WORDS) is None:
+    if item.kind not in _KINDS_WITH_BUILD_LOGS_ONLY and find_first(item, _MODULE_BUILD_WORDS) is None:
         return False
     # DKMS names no module where headers are missing or its tree is damaged.
     return (
@@ -120,7 +128,7 @@ def _is_build_log(item: EvidenceItem) -> bool:
     )
 
 
-def _is_outdated(snapshot: Snapshot, item: EvidenceItem) -> bool:
+def _is_log_outdated(snapshot: Snapshot, item: EvidenceItem) -> bool:
     """Return whether the log is outdated: its kernel is gone, or the driver works on it."""
     running, wanted = snapshot.view(system.running_kernel), target_kernel_of_log(item)
     kernels = snapshot.facts.kernels
@@ -148,7 +156,7 @@ _COMPILER_ERROR_WORD: Final = (
     r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 )
 
-_NO_HEADERS: Final = unless(
+_KERNEL_HEADERS_MISSING: Final = unless(
     build_log_line(
         r"[Kk]ernel headers (?:for (?:kernel )?\S+ )?(?:cannot be|(?:are|is|were|was) not) (?:found|installed)"
         r"|Missing \S+ kernel headers|(?:build|autoinstall) for [^\n]{0,60} was skipped since"
@@ -195,21 +203,21 @@ _KERNEL_API_MISMATCH: Final = build_log_line(
     r"|kernel you are installing for is a (?:PREEMPT_RT|Xen|Dom0)"
     r"|error: .{0,200}(?:too (?:many|few) arguments to function|implicit declaration of|has no member named)"
 )
-_NON_API_BUILD_FAILURES: Final = (_NO_HEADERS, _DKMS_TREE_BROKEN, _NO_SPACE, _NO_TOOL, _COMPILER_MISMATCH)
+_NON_API_BUILD_FAILURES: Final = (_KERNEL_HEADERS_MISSING, _DKMS_TREE_BROKEN, _NO_SPACE, _NO_TOOL, _COMPILER_MISMATCH)
 _ANY_BUILD_FAILURE: Final = any_of(*_NON_API_BUILD_FAILURES, _KERNEL_API_MISMATCH)
 
 
 def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of missing headers of the running kernel, whose module is not built."""
     running, builds = snapshot.view(system.running_kernel), snapshot.view(modules.driver_dkms_rows)
-    is_source = builds or packages.matching_packages(snapshot, *_SOURCE_PACKAGES)
+    is_source = builds or packages.matching_packages(snapshot, *_DRIVER_SOURCE_PACKAGES)
     is_due = running and is_source and modules.is_built_for(snapshot, running) is False
     if is_due and has_headers(snapshot, running) is False:
         yield cite_fact("/lib/modules/*/build", f"no headers of {running}", snapshot.facts.headers.probe)
         yield from (row.citation for row in builds)
 
 
-_SOURCE_PACKAGES: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
+_DRIVER_SOURCE_PACKAGES: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
 _SOURCE_LINK: Final = Pattern(
     r"(?m)^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)"
 )
@@ -231,12 +239,12 @@ def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _DKMS_SOURCE_MISSING: Final = custom_sign(_missing_sources)
-_NOT_BUILT: Final = predicate(
+_NOT_BUILT_FOR_RUNNING_KERNEL: Final = predicate(
     lambda snapshot: not modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "no module was built"
 )
 
 
-_HEADERS_PATH: Final = Pattern(
+_KERNEL_HEADERS_PATH: Final = Pattern(
     r"/lib/modules/(?P<kernel>[^/\s]+)/build/?$|/usr/src/(?:linux-headers-|kernels/)(?P<tree>[^/\s]+)/?$"
 )
 
@@ -247,7 +255,7 @@ def has_headers(snapshot: Snapshot, kernel: str) -> bool | None:
     if isinstance(known, Known):
         return kernel in known.value
     for item in snapshot.items_of("listing", "file", "which"):
-        match = _HEADERS_PATH.search(item.subject)
+        match = _KERNEL_HEADERS_PATH.search(item.subject)
         if match and (match["kernel"] or match["tree"]) in {kernel, "$(uname -r)"}:
             if item.outcome == "absent" or "broken symbolic link" in item.text:
                 return False
@@ -265,7 +273,7 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     manager = snapshot.view(system.package_manager)
     if manager == "apt":
         family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
-        return (str(family.headers(kernel)) if is_release_name(kernel) else of_kernel("", "linux-headers-"),)
+        return (str(family.headers_package(kernel)) if is_release_name(kernel) else of_kernel("", "linux-headers-"),)
     if manager == "dnf":
         release, _, variant = kernel.partition("+")
         stem = "-".join(filter(None, ("kernel-uek" if "uek" in kernel else "kernel", variant, "devel")))
@@ -300,11 +308,11 @@ def rebuild_commands(snapshot: Snapshot) -> Iterator[Command]:
         yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
         return
     for verb in ("build", "install"):
-        yield command("sudo", "dkms", verb, "--force", _FIRST_DKMS_MODULE, "-k", of_kernel(kernel))
+        yield command("sudo", "dkms", verb, "--force", _FIRST_DKMS_MODULE_NAME, "-k", of_kernel(kernel))
 
 
 # "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version; nvidia-fs is no driver.
-_FIRST_DKMS_MODULE: Final = Shell(
+_FIRST_DKMS_MODULE_NAME: Final = Shell(
     "\"$(dkms status | sed -nE 's;^(nvidia(-current|-open|-srv)*)[/, ]+([^,: ]+).*;\\1/\\3;p' | head -n 1)\""
 )
 
@@ -324,13 +332,13 @@ def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
         yield install(
             snapshot, f"the archive no longer has the headers of {kernel}: install its newest kernel with them", *names
         )
-        yield reboot("reboot into the new kernel")
+        yield reboot_node("reboot into the new kernel")
         return
     yield install(
         snapshot, f"install the headers of {kernel or 'the running kernel'}", *headers_packages(snapshot, kernel)
     )
     yield build_module(snapshot, kernel)
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         text = "install headers together with later kernels: gpunode finds the right meta package"
         yield setup_step(snapshot, "install", text, "headers", when="no meta package for headers is installed yet")
     text, when = "upgrade the kernel together with its headers, then reboot", "the archive no longer has those headers"
@@ -338,15 +346,15 @@ def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 # The kernel names it in /proc/version.
-_KERNELS_GCC: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)")
+_KERNEL_GCC_NAME: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)")
 
 
 def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build_target_kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
-        yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
+        yield install(snapshot, "install the compiler that the kernel was built with", _KERNEL_GCC_NAME)
         yield build_module(
-            snapshot, kernel, ("env", surround_word("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1")
+            snapshot, kernel, ("env", surround_word("CC=/usr/bin/", _KERNEL_GCC_NAME), "IGNORE_CC_MISMATCH=1")
         )
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
@@ -357,7 +365,7 @@ def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 # All that a build needs.
-_TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
+_TOOLCHAIN_PACKAGES: Final[dict[PackageManager, tuple[str, ...]]] = {
     "apt": ("build-essential", "libelf-dev"),
     "dnf": ("gcc", "gcc-c++", "make", "elfutils-libelf-devel"),
     "zypper": ("gcc", "gcc-c++", "make", "libelf-devel"),
@@ -366,17 +374,17 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
 
 
 def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
-    yield install(snapshot, "install the build tools", *_TOOLCHAIN[snapshot.view(system.package_manager)])
+    yield install(snapshot, "install the build tools", *_TOOLCHAIN_PACKAGES[snapshot.view(system.package_manager)])
     yield build_module(snapshot, build_target_kernel(snapshot))
 
 
-def _change_driver(snapshot: Snapshot) -> Iterable[Fix]:
+def _change_to_buildable_driver(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build_target_kernel(snapshot) or "this kernel"
     text = f"install a release of the driver that supports {kernel} and still drives this GPU"
     yield from change_driver(snapshot, text, installed_version=built_driver_version(snapshot))
-    others = sorted({one.kernel for one in snapshot.view(modules.modules_on_disk)} - {kernel})
+    others = sorted({module.kernel for module in snapshot.view(modules.modules_on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
-    yield reboot(f"{which}, until there is one", when="there is no such release")
+    yield reboot_node(f"{which}, until there is one", when="there is no such release")
 
 
 _DKMS_LEFTOVER: Final = Pattern(
@@ -387,13 +395,13 @@ _DKMS_LEFTOVER: Final = Pattern(
 
 def _clean_dkms_tree(snapshot: Snapshot) -> Iterable[Fix]:
     cited = (*snapshot.view(_DKMS_TREE_BROKEN), *snapshot.view(_DKMS_SOURCE_MISSING))
-    around = (f"{one.text}\n{snapshot.text_of(one)}" for one in cited)
-    found = next(filter(None, map(_DKMS_LEFTOVER.search, around)), None)
-    if found:
-        place = f"/var/lib/dkms/{found['module']}/{found['version']}"
+    around = (f"{line.text}\n{snapshot.text_of(line)}" for line in cited)
+    match = next(filter(None, map(_DKMS_LEFTOVER.search, around)), None)
+    if match:
+        place = f"/var/lib/dkms/{match['module']}/{match['version']}"
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
-        text = f"remove the rest of {found['module']} {found['version']} from DKMS's tree, if its source is gone"
+        text = f"remove the rest of {match['module']} {match['version']} from DKMS's tree, if its source is gone"
         yield run_step("remove", text, join_commands(sound, Shell("||"), command("sudo", "rm", "-r", place)))
     else:
         find = Shell("find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
@@ -422,7 +430,7 @@ _INSTALL_HEADERS_COMMAND: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
 )
 _HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
-_SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
+_BUILD_FAILURE_SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 
 _rule = partial(
     Rule,
@@ -430,7 +438,7 @@ _rule = partial(
     shows_in="driver",
     explains=consequences.NOT_BUILT,
     latent=symptoms.DRIVER_WORKS,
-    symptoms=_SYMPTOMS,
+    symptoms=_BUILD_FAILURE_SYMPTOMS,
 )
 
 RULES: Final = (
@@ -438,7 +446,7 @@ RULES: Final = (
         cause="kernel-headers-missing",
         shows_in="kernel",
         share=4,
-        decisive=any_of(_NO_HEADERS, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
+        decisive=any_of(_KERNEL_HEADERS_MISSING, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
         summary="the kernel headers are not installed, so the module was not built for it",
         context=unless(
             any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
@@ -449,7 +457,7 @@ RULES: Final = (
     _rule(
         cause="dkms-build-compiler-mismatch",
         share=2,
-        decisive=unless(_COMPILER_MISMATCH, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
+        decisive=unless(_COMPILER_MISMATCH, _KERNEL_HEADERS_MISSING, _NO_SPACE, _NO_TOOL),
         typical=unless(
             build_log_line(r"compiler differs from the one used to build the kernel"),
             *_NON_API_BUILD_FAILURES[:-1],
@@ -466,12 +474,12 @@ RULES: Final = (
         summary="the driver's source does not fit the kernel, so no module was built",
         context=build_log_line(r"[Bb]ad (?:return|exit) status"),
         look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
-        remedy=_change_driver,
+        remedy=_change_to_buildable_driver,
     ),
     _rule(
         cause="dkms-build-toolchain-missing",
         share=1,
-        decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
+        decisive=unless(_NO_TOOL, _KERNEL_HEADERS_MISSING, _NO_SPACE),
         summary="a build tool is not installed, so the module could not be built",
         look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_install_tools,
@@ -479,7 +487,7 @@ RULES: Final = (
     _rule(
         cause="dkms-tree-corrupt",
         decisive=_DKMS_TREE_BROKEN,
-        typical=unless(all_of(_DKMS_SOURCE_MISSING, _NOT_BUILT), symptoms.MODULE_LOADED),
+        typical=unless(all_of(_DKMS_SOURCE_MISSING, _NOT_BUILT_FOR_RUNNING_KERNEL), symptoms.MODULE_LOADED),
         context=command_run(r"/var/lib/dkms\b"),
         summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
         look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),

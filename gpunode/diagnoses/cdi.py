@@ -10,7 +10,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, command, is_path_below
 from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import always, manual_step, run_step, upgrade
+from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, run_step, upgrade_packages
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -28,7 +28,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
 
-_DRIVER_BROKEN: Final = predicate(driver.is_broken, "the driver itself does not work")
+_NODE_DRIVER_BROKEN: Final = predicate(driver.is_broken, "the driver itself does not work")
 # Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
 _UNRESOLVED_CDI_DEVICES: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
 _UNRESOLVED_DEVICE: Final = message_line(
@@ -50,7 +50,7 @@ _MOUNT_SOURCE_MISSING: Final = message_line(
     r" [`'\"\\]*/(?!dev/nvidia)[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
-_CDI_WORDS: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
+_CDI_MENTION: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
 _VERSIONED_LIBRARY: Final = Pattern(rf"(?m)nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)")
 
 
@@ -62,7 +62,7 @@ def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], 
         for item in snapshot.items_of("listing")
         for match in find_all(item, _VERSIONED_LIBRARY)
     )
-    return (*((one.version, one.citation) for one in seen if one), *libraries)
+    return (*((version.version, version.citation) for version in seen if version), *libraries)
 
 
 def _specifications_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
@@ -71,9 +71,9 @@ def _specifications_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
     versions = {version for version, _ in now}
     if len(versions) != 1:
         return
-    specs = [one for one in snapshot.view(cdi.cdi_specifications) if one.drivers]
-    is_newer = any(versions & one.drivers for one in specs if one.folder == CDI_FOLDERS[1])
-    old = [one.citation for one in reversed(specs) if not (is_newer or versions & one.drivers)]
+    specs = [specification for specification in snapshot.view(cdi.cdi_specifications) if specification.drivers]
+    is_newer = any(versions & spec.drivers for spec in specs if spec.folder == CDI_FOLDERS[1])
+    old = [spec.citation for spec in reversed(specs) if not (is_newer or versions & spec.drivers)]
     gone = (
         (one, match) for one in snapshot.view(_MOUNT_SOURCE_MISSING) if (match := _VERSIONED_LIBRARY.search(one.line))
     )
@@ -85,7 +85,7 @@ _SPECIFICATION_OF_OTHER_DRIVER: Final = custom_sign(_specifications_of_other_dri
 _SPECIFICATION_NAMES_DRIVER: Final = custom_sign(
     lambda node: (one.citation for one in node.view(cdi.cdi_specifications) if one.drivers)
 )
-_GENERATE: Final = always(
+_GENERATE_SPECIFICATION: Final = make_fixed_remedy(
     run_step(
         "rebuild",
         "write the specification for the current driver",
@@ -109,8 +109,8 @@ _GENERATE: Final = always(
 def _specifications_not_searched(snapshot: Snapshot) -> Iterator[Citation]:
     folders, place = cdi.search_folders(snapshot)
     specs = snapshot.view(cdi.cdi_specifications)
-    if specs and not any(one.folder in folders for one in specs):
-        yield from (*(one.citation for one in specs), *((place,) if place else ()))
+    if specs and not any(spec.folder in folders for spec in specs):
+        yield from (*(spec.citation for spec in specs), *((place,) if place else ()))
 
 
 # From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
@@ -156,7 +156,7 @@ def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
 # A specification that the engine cannot read. nvidia-ctk writes CDI 0.7 from 1.19.1 on (its release notes), and docker
 # reads that from 27 on (moby PR 47706).
 
-_UNREADABLE: Final = message_line(
+_SPECIFICATION_UNREADABLE: Final = message_line(
     r"(?i)(?:\bCDI\b|/cdi/)[^\n]{0,400}?(?:unknown field \\?\"|(?:invalid|unknown|unsupported) (?:CDI )?"
     r"(?:spec )?version)|(?:failed to (?:parse|unmarshal|load) CDI Spec|cdi: invalid spec|invalid CDI Spec)"
     r"(?![^\n]*(?:no such file|permission denied))"
@@ -171,7 +171,7 @@ _CDI_UNSUPPORTED: Final = any_of(
 def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
     """Yield a podman without support for CDI 0.7, or for CDI at all."""
     found = cdi.podman_version(snapshot)
-    if found and not (podman.supports_spec(found[0], "0.7.0") if with_cdi else found[0] >= podman.MIN_VERSION):
+    if found and not (podman.supports_spec(found[0], "0.7.0") if with_cdi else found[0] >= podman.MIN_PODMAN_VERSION):
         yield found[1]
 
 
@@ -184,7 +184,7 @@ _SPECIFICATION_MAY_BE_CDI_0_7: Final = any_of(
         lambda node: (one.citation for one in node.view(toolkit.toolkit_versions) if one.numbers >= (1, 19, 1))
     ),
 )
-_OLD_DOCKER: Final = predicate(
+_DOCKER_BEFORE_CDI_0_7: Final = predicate(
     lambda node: () < runtimes.docker_version(node) < (27,), "docker reads CDI 0.7 from version 27 on"
 )
 _PODMAN_WITHOUT_CDI: Final = custom_sign(lambda snapshot: _old_podman(snapshot, with_cdi=False))
@@ -203,7 +203,7 @@ _SPECIFICATION_NOT_FOUND_BY_ENGINE: Final = any_of(
 
 def _write_older_specification(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_PODMAN_WITHOUT_CDI) or snapshot.view(_PODMAN_TAKES_CDI_NAME_AS_PATH):
-        yield upgrade(snapshot, "upgrade podman to 4.1 or later", "podman")
+        yield upgrade_packages(snapshot, "upgrade podman to 4.1 or later", "podman")
         return
     yield run_step(
         "configure",
@@ -244,29 +244,29 @@ RULES: Final = (
             ),
         ),
         symptoms=(symptoms.CDI_UNRESOLVED,),
-        against=(_DRIVER_BROKEN,),
+        against=(_NODE_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("nvidia-ctk cdi list"), Shell("ls /etc/cdi /var/run/cdi")),
         share=2,
         summary="no CDI specification on this node offers the device",
-        remedy=_GENERATE,
+        remedy=_GENERATE_SPECIFICATION,
     ),
     _rule(
         cause="cdi-spec-stale",
         decisive=any_of(_SPECIFICATION_OF_OTHER_DRIVER, all_of(_MOUNT_SOURCE_MISSING, _SPECIFICATION_NAMES_DRIVER)),
         typical=all_of(
-            _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_WORDS), any_line(_CDI_WORDS))
+            _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_MENTION), any_line(_CDI_MENTION))
         ),
         symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _SPECIFICATION_OF_OTHER_DRIVER),
         context=_SPECIFICATION_NAMES_DRIVER,
-        against=(_DRIVER_BROKEN,),
+        against=(_NODE_DRIVER_BROKEN,),
         look_at=(
             Shell("grep -h -m3 hostPath /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
             Shell("cat /proc/driver/nvidia/version"),
         ),
         share=1,
         summary="the CDI specification does not match the node's driver or GPUs",
-        remedy=_GENERATE,
+        remedy=_GENERATE_SPECIFICATION,
         explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
     ),
     _rule(
@@ -274,7 +274,7 @@ RULES: Final = (
         decisive=all_of(_SPECIFICATION_NOT_SEARCHED, _UNRESOLVED_DEVICE),
         typical=any_of(_SPECIFICATION_NOT_SEARCHED, unless(_SPECIFICATION_NOT_FOUND_BY_ENGINE, _SPEC_TOO_NEW)),
         symptoms=(symptoms.CDI_UNRESOLVED,),
-        against=(_DRIVER_BROKEN,),
+        against=(_NODE_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("nvidia-ctk cdi list"), Shell("docker info | grep -A3 CDI")),
         share=1,
@@ -285,16 +285,16 @@ RULES: Final = (
     _rule(
         cause="cdi-spec-version-unsupported",
         decisive=any_of(
-            _UNREADABLE,
-            all_of(_SPECIFICATION_IS_CDI_0_7, any_of(_PODMAN_WITHOUT_CDI_0_7, _OLD_DOCKER)),
+            _SPECIFICATION_UNREADABLE,
+            all_of(_SPECIFICATION_IS_CDI_0_7, any_of(_PODMAN_WITHOUT_CDI_0_7, _DOCKER_BEFORE_CDI_0_7)),
             all_of(_PODMAN_WITHOUT_CDI, any_of(_CDI_UNSUPPORTED, _UNRESOLVED_DEVICE)),
         ),
         typical=any_of(
             _SPEC_TOO_NEW, _CDI_UNSUPPORTED, all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version"))
         ),
         context=any_of(_PODMAN_WITHOUT_CDI, _SPECIFICATION_MAY_BE_CDI_0_7),
-        symptoms=(symptoms.CDI_UNRESOLVED, _CDI_UNSUPPORTED, _UNREADABLE),
-        against=(_DRIVER_BROKEN,),
+        symptoms=(symptoms.CDI_UNRESOLVED, _CDI_UNSUPPORTED, _SPECIFICATION_UNREADABLE),
+        against=(_NODE_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),
         summary="the CDI specification uses a newer CDI version than the engine knows",
@@ -308,7 +308,7 @@ RULES: Final = (
         symptoms=(symptoms.CDI_UNRESOLVED,),
         look_at=(Shell("ls /var/run/cdi"),),
         summary="a pod requests a device of the class that only operators use, and no specification offers it",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "rebuild",
                 "write the specification of that class, then restart the pod",
@@ -332,7 +332,7 @@ RULES: Final = (
         look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
         summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
         typical=_CDI_DISABLED,
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "configure",
                 "enable docker's CDI support",

@@ -17,14 +17,14 @@ from gpunode.facts.patterns import Pattern
 # To apt a name with + or - behind it is an order to install or remove, so none but g++ and its like ends in one.
 _PACKAGE_NAME: Final = Pattern(r"[A-Za-z0-9](?:[A-Za-z0-9.+_-]{0,126}[A-Za-z0-9.])?|[a-z]{1,4}\+\+")
 _UNIT_NAME: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
-_RELEASE_NAME: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
+_KERNEL_RELEASE_NAME: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
 _NODE_GROUP_OR_MODULE_NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _GPU_ID: Final = Pattern(
     r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|\d{1,3}|(?:GPU|MIG)-[0-9A-Fa-f-]{36}"
 )
 _MAX_PATH_LENGTH: Final = 255
 
-RUNNING_KERNEL: Final = Shell("$(uname -r)")
+RUNNING_KERNEL_SUBSTITUTION: Final = Shell("$(uname -r)")
 
 
 class GpuCommand(Command):
@@ -56,7 +56,7 @@ def is_unit_name(name: str) -> bool:
 
 def is_release_name(name: str) -> bool:
     """Return whether ``name`` is a version or a kernel release (``6.8.0-51-generic``)."""
-    return _RELEASE_NAME.fullmatch(name) is not None
+    return _KERNEL_RELEASE_NAME.fullmatch(name) is not None
 
 
 def is_plain_name(name: str) -> bool:
@@ -140,4 +140,4 @@ def surround_word(before: str, word: str, after: str = "") -> str:
 
 def kernel_release_word(release: str, before: str = "", after: str = "") -> str:
     """Return a word with the kernel release, or with the running kernel if it is unknown."""
-    return surround_word(before, release if is_release_name(release) else RUNNING_KERNEL, after)
+    return surround_word(before, release if is_release_name(release) else RUNNING_KERNEL_SUBSTITUTION, after)

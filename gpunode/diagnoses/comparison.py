@@ -10,14 +10,14 @@ from typing import Final, Literal, TypeAlias, TypeVar, cast, get_args
 from gpunode.diagnoses.model import Diagnosis, Finding
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.stack import LayerState
-from gpunode.diagnoses.traits import GPU_COUNT_TRAIT_NAME, TRAITS, Reason, Trait, TraitSource, Weight, gpu_slots
+from gpunode.diagnoses.traits import GPU_COUNT_TRAIT_NAME, TRAITS, Reason, Trait, TraitSource, TraitWeight, gpu_slots
 from gpunode.diagnoses.views import pci
 
 # Traits behind most faults. Two nodes that show less than half of them cannot be called equal.
-_CORE_TRAITS: Final = ("devices", "driver", "kernel", "modules", "packages")
-_WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "possible", "background")
+_CORE_TRAIT_KINDS: Final = ("devices", "driver", "kernel", "modules", "packages")
+_WEIGHTS_DESCENDING: Final[tuple[TraitWeight, ...]] = ("likely", "possible", "background")
 # Distance of a trait to the root cause: 0 cited by it, 1 in the trait's own layer, 2 in a related one, 3 elsewhere.
-_UNRELATED_DISTANCE: Final = 3
+_UNRELATED_LAYER_DISTANCE: Final = 3
 
 Side: TypeAlias = Literal["good", "bad"]
 
@@ -39,7 +39,7 @@ class Difference:
     name: str
     good: str | None
     bad: str | None
-    weight: Weight
+    weight: TraitWeight
     why: str
     near_root_cause: bool = False
 
@@ -75,31 +75,31 @@ class Comparison:
     @property
     def has_explanation(self) -> bool:
         """True if any difference can explain a fault."""
-        return any(one.weight != "background" for one in self.differences)
+        return any(difference.weight != "background" for difference in self.differences)
 
     @property
     def is_conclusive(self) -> bool:
         """True if enough was compared for equality to mean something."""
-        return len(self.missing) * 2 < len(_CORE_TRAITS)
+        return len(self.missing) * 2 < len(_CORE_TRAIT_KINDS)
 
 
 def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
     """Return how ``bad``, which has ``diagnosis``, differs from ``good``."""
     roots = [finding for finding in diagnosis.roots if finding.severity != "info"]
-    found: list[tuple[tuple[object, ...], Difference]] = []
+    ranked: list[tuple[tuple[object, ...], Difference]] = []
     not_compared: list[Uncompared] = []
     missing: list[str] = []
     for trait in TRAITS:
         pairs = [pair for part in trait.parts for pair in _pair_values(part, good, bad)]
         distance = _distance_to_root(trait, roots, bad)
-        rows = [(one.name, one.good, one.bad) for one in pairs if not one.missing and one.good != one.bad]
+        rows = [(pair.name, pair.good, pair.bad) for pair in pairs if not pair.missing and pair.good != pair.bad]
         rows += _slots_missing_gpu(good, bad) if trait.id == "devices" else ()
-        found += (_rank_difference(trait, distance, *row) for row in rows)
+        ranked += (_rank_difference(trait, distance, *row) for row in rows)
         not_compared += _list_uncompared(trait, pairs)
-        if trait.id in _CORE_TRAITS and all(pair.missing for pair in pairs):
+        if trait.id in _CORE_TRAIT_KINDS and all(pair.missing for pair in pairs):
             missing.append(trait.title)
     return Comparison(
-        tuple(one for _, one in sorted(found, key=lambda each: each[0])), tuple(not_compared), tuple(missing)
+        tuple(one for _, one in sorted(ranked, key=lambda each: each[0])), tuple(not_compared), tuple(missing)
     )
 
 
@@ -107,10 +107,10 @@ def _rank_difference(
     trait: Trait, distance: int, name: str, good: str | None, bad: str | None
 ) -> tuple[tuple[object, ...], Difference]:
     weight = trait.weigh(name, f"{good}\n{bad}")
-    near_root_cause = weight != "background" and distance < _UNRELATED_DISTANCE
+    near_root_cause = weight != "background" and distance < _UNRELATED_LAYER_DISTANCE
     # Which GPUs there are is what anybody wants to know first.
     is_count = trait.id == "devices" or name == GPU_COUNT_TRAIT_NAME
-    rank = _WEIGHTS.index(weight), not is_count, distance, TRAITS.index(trait), name
+    rank = _WEIGHTS_DESCENDING.index(weight), not is_count, distance, TRAITS.index(trait), name
     return rank, Difference(trait.id, trait.title, name, good, bad, weight, trait.why, near_root_cause)
 
 
@@ -123,11 +123,11 @@ def _slots_missing_gpu(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str
 
 
 def _distance_to_root(trait: Trait, roots: list[Finding], bad: Snapshot) -> int:
-    keys = {citation.key for one in roots for citation in one.citations}
+    keys = {citation.key for root in roots for citation in root.citations}
     if any(part.reads_from(item) for item in bad.items if item.key in keys for part in trait.parts):
         return 0
-    layers = {one.stack_layer for one in roots}
-    return 1 if trait.layers[0] in layers else _UNRELATED_DISTANCE if layers.isdisjoint(trait.layers) else 2
+    layers = {root.stack_layer for root in roots}
+    return 1 if trait.layers[0] in layers else _UNRELATED_LAYER_DISTANCE if layers.isdisjoint(trait.layers) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class _ValuePair:
     good: str | None
     bad: str | None
     missing: tuple[Side, Reason] | None
-    is_whole: bool
+    is_complete: bool
 
 
 def _pair_values(part: TraitSource, good: Snapshot, bad: Snapshot) -> Iterator[_ValuePair]:
@@ -162,7 +162,7 @@ def _list_uncompared(trait: Trait, pairs: list[_ValuePair]) -> Iterator[Uncompar
         if pair.missing and trait.weigh(pair.name, f"{pair.good}\n{pair.bad}") != "background":
             hidden.setdefault(pair.missing, []).append(pair.name)
     for (side, reason), names in hidden.items():
-        is_whole = all(pair.is_whole for pair in pairs)
+        is_whole = all(pair.is_complete for pair in pairs)
         yield Uncompared(trait.id, trait.title, side, reason, () if is_whole else tuple(names))
 
 
@@ -207,7 +207,7 @@ class NodeProfile:
 
 
 # Traits and names of each version; the first that the node shows counts.
-_AXIS_TRAITS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
+_TRAITS_BY_AXIS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
     "VBIOS": (("firmware", "VBIOS of the GPUs"),),
     "BIOS": (("firmware", "BIOS version"),),
     "distribution": (("system", "distribution"),),
@@ -222,11 +222,11 @@ def profile_node(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> NodeProf
     """Return the profile of the node that ``snapshot`` shows."""
     seen = [(trait, *row) for trait in TRAITS for row in trait.values(snapshot)]
     values = {(trait.id, name): value for trait, name, value in seen}
-    kinds = {one.model.name if one.model else one.name for one in snapshot.view(pci.pci_gpus)}
+    kinds = {pci_gpu.model.name if pci_gpu.model else pci_gpu.name for pci_gpu in snapshot.view(pci.pci_gpus)}
     model = NodeModel(" ".join(filter(None, (values.get(place) for place in _MACHINE_TRAITS))), tuple(sorted(kinds)))
     state = {layer.id: layer.summary for layer in layers}
     versions = {
-        axis: next((values[one] for one in places if one in values), "") for axis, places in _AXIS_TRAITS.items()
+        axis: next((values[one] for one in places if one in values), "") for axis, places in _TRAITS_BY_AXIS.items()
     }
     versions |= {"machine": model.machine, "GPUs": state["pci"], "runtime": state["runtime"]}
     if state["driver"] == "not loaded":
@@ -273,7 +273,7 @@ class Census:
 
     def add(self, node: str, profile: NodeProfile) -> None:
         """Add the profile of ``node``, whose name is unique."""
-        features = frozenset(self._intern(one) for one in profile.features)
+        features = frozenset(self._intern(feature) for feature in profile.features)
         self._nodes[node] = profile.model, self._intern(features)
 
     def _intern(self, value: _T) -> _T:
@@ -284,8 +284,8 @@ class Census:
         by_model: dict[NodeModel, list[str]] = defaultdict(list)
         for node, (model, _) in self._nodes.items():
             by_model[model].append(node)
-        for model in [one for one in by_model if not one.gpus and one.machine]:
-            like = [one for one in by_model if one.machine == model.machine and one.gpus]
+        for model in [node_model for node_model in by_model if not node_model.gpus and node_model.machine]:
+            like = [node_model for node_model in by_model if node_model.machine == model.machine and node_model.gpus]
             if like:
                 by_model[max(like, key=lambda one: len(by_model[one]))] += by_model.pop(model)
         ordered = sorted(by_model.items(), key=lambda row: (-len(row[1]), row[0].title))

@@ -12,9 +12,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.consequences import NO_CLUSTER_GPU, NO_RUNTIME
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
-from gpunode.diagnoses.remedies import always, can_set_up, manual_step, restart, run_step
+from gpunode.diagnoses.remedies import can_run_setup, make_fixed_remedy, manual_step, restart_unit, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -32,7 +32,7 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import documents
 
-_NODE_EXAMINED: Final = predicate(is_examined, "gpunode examined the node itself")
+_EXAMINED_BY_GPUNODE: Final = predicate(is_examined_by_gpunode, "gpunode examined the node itself")
 _CONTAINERD_OF_RANCHER: Final = custom_sign(
     lambda snapshot: (
         runtimes.product_lines(snapshot) if runtimes.containerd_product(snapshot) in {"k3s", "rke2"} else ()
@@ -53,7 +53,7 @@ _DOCKER_SEEN: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: 
 _KUBERNETES_SEEN: Final = any_of(
     any_line(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b"), command_run(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b")
 )
-_OTHER_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
+_OTHER_KUBELET_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 
 
 def _uses_plain_containerd(snapshot: Snapshot) -> bool:
@@ -67,12 +67,12 @@ def _uses_plain_containerd(snapshot: Snapshot) -> bool:
 
 
 _KUBELET_USES_CONTAINERD: Final = unless(
-    predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME
+    predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_KUBELET_RUNTIME
 )
 
 # The file itself: what containerd says of it, and a whole one that is no TOML.
 
-_CONFIG_REJECTED: Final = message_line(
+_CONFIG_REJECTED_BY_CONTAINERD: Final = message_line(
     r"containerd[^\n]{0,200}(?:failed to (?:load|parse|unmarshal) TOML|toml: "
     r"|drop-in config version \d+ higher than root)"
     r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
@@ -84,7 +84,7 @@ _PASTED_EXCERPT: Final = Pattern(r"(?m)^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$
 def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the line at which a file of containerd's, shown as a whole, is no TOML."""
     for item in snapshot.files("*containerd/*.toml"):
-        is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.only or item.source.is_part)
+        is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.pattern or item.source.is_part)
         if is_whole and not _PASTED_EXCERPT.search(item.text):
             # In a paste without names other output may follow the file.
             text = item.text if item.subject in item.written else item.text.lstrip().partition("\n\n")[0]
@@ -96,7 +96,7 @@ def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _TOML_ERROR_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
-_CONFIG_INVALID: Final = any_of(_CONFIG_REJECTED, custom_sign(_invalid_toml_lines))
+_CONTAINERD_CONFIG_INVALID: Final = any_of(_CONFIG_REJECTED_BY_CONTAINERD, custom_sign(_invalid_toml_lines))
 _CONTAINERD_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
 _RUNTIME_TYPE_MISSING: Final = message_line(r"container\.Runtime\.Name must be set")
 
@@ -113,7 +113,7 @@ _NVIDIA_DEFAULT_REJECTED: Final = message_line(
 )
 
 
-def _kubelet_without_gpu_access(snapshot: Snapshot) -> Iterator[Citation]:
+def _kubelet_runtime_without_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield evidence of a kubelet with working driver and toolkit but no GPU access for pods."""
     is_live = isinstance(snapshot.facts.kubelet, Known) and bool(snapshot.view(_KUBELET_USES_CONTAINERD))
     if is_live and driver.works(snapshot) and not snapshot.view(cdi.cdi_specifications):
@@ -132,15 +132,15 @@ _ANY_HANDLER: Final = r"runtimes\.[\"']?[\w-]+|\"runtimes\"\s*:\s*\{"
 _NVIDIA_HANDLER: Final = (
     r"runtimes\.[\"']?nvidia|\"nvidia[\w-]*\"\s*:\s*\{[\s\n]*\"(?:options|runtime)|\"runtimes\": *\[[^\]]*\"nvidia"
 )
-_HANDLERS_SHOWN: Final = _config_sign(_ANY_HANDLER)
-_NVIDIA_CONFIGURED: Final = _config_sign(_NVIDIA_HANDLER)
+_ANY_HANDLER_IN_CONFIG: Final = _config_sign(_ANY_HANDLER)
+_NVIDIA_HANDLER_IN_CONFIG: Final = _config_sign(_NVIDIA_HANDLER)
 _NVIDIA_IN_LIVE_CONFIG: Final = message_line(_NVIDIA_HANDLER, "containerd-config")
 _COMPLETE_CONFIG_SHOWN: Final = custom_sign(runtimes.complete_containerd_config)
 # A default runtime of NVIDIA's that nothing describes.
 _NVIDIA_IS_DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
-_NVIDIA_DEFAULT_UNDEFINED: Final = unless(all_of(_NVIDIA_IS_DEFAULT, _COMPLETE_CONFIG_SHOWN), _NVIDIA_CONFIGURED)
+_NVIDIA_DEFAULT_UNDEFINED: Final = unless(all_of(_NVIDIA_IS_DEFAULT, _COMPLETE_CONFIG_SHOWN), _NVIDIA_HANDLER_IN_CONFIG)
 _NVIDIA_NOT_CONFIGURED: Final = any_of(
-    unless(_COMPLETE_CONFIG_SHOWN, _NVIDIA_CONFIGURED),
+    unless(_COMPLETE_CONFIG_SHOWN, _NVIDIA_HANDLER_IN_CONFIG),
     command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
 )
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
@@ -160,8 +160,8 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
         yield _REGISTER_RUNTIME_FOR_CRIO
     elif product in {"k3s", "rke2"}:
         yield restart_rancher(product, "which finds nvidia-container-runtime at its start and registers it itself")
-    elif snapshot.view(_NVIDIA_CONFIGURED):
-        yield restart("containerd.service")
+    elif snapshot.view(_NVIDIA_HANDLER_IN_CONFIG):
+        yield restart_unit("containerd.service")
     else:
         text = "register NVIDIA's runtime, and restart containerd to read it"
         yield run_step("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"))
@@ -196,7 +196,7 @@ _SYSTEMD_CGROUP_OPTION: Final = (
 _NVIDIA_USES_SYSTEMD_CGROUP: Final = _config_sign(rf"{_SYSTEMD_CGROUP_OPTION}true")
 _NVIDIA_USES_CGROUPFS: Final = any_of(
     _config_sign(rf"{_SYSTEMD_CGROUP_OPTION}false"),
-    unless(all_of(_NVIDIA_CONFIGURED, _COMPLETE_CONFIG_SHOWN), _NVIDIA_USES_SYSTEMD_CGROUP),
+    unless(all_of(_NVIDIA_HANDLER_IN_CONFIG, _COMPLETE_CONFIG_SHOWN), _NVIDIA_USES_SYSTEMD_CGROUP),
 )
 _KUBELET_USES_SYSTEMD_CGROUP: Final = _kubelet_cgroup_driver("systemd")
 _KUBELET_USES_CGROUPFS: Final = _kubelet_cgroup_driver("cgroupfs")
@@ -207,21 +207,21 @@ _CGROUP_DRIVERS_DIFFER: Final = any_of(
 _DOCKER_CGROUP_DRIVER_DIFFERS: Final = message_line(
     r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver"
 )
-_PODS_CRASH_LOOP: Final = message_line(
+_PODS_IN_CRASH_LOOP: Final = message_line(
     r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container"
 )
-_SYSTEM_PODS_CRASH_LOOP: Final = message_line(
+_SYSTEM_PODS_IN_CRASH_LOOP: Final = message_line(
     r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff"
 )
 # Either half of it, beside pods of the system's own that come and go.
 _ONE_CGROUP_DRIVER_SEEN: Final = any_of(
     unless(_NVIDIA_USES_CGROUPFS, _KUBELET_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS),
-    unless(any_of(_KUBELET_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS), _HANDLERS_SHOWN, _NODE_EXAMINED),
+    unless(any_of(_KUBELET_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS), _ANY_HANDLER_IN_CONFIG, _EXAMINED_BY_GPUNODE),
 )
 
 
 def _fix_cgroup_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if can_set_up(snapshot) and not snapshot.view(any_of(_KUBELET_USES_CGROUPFS, _DOCKER_CGROUP_DRIVER_DIFFERS)):
+    if can_run_setup(snapshot) and not snapshot.view(any_of(_KUBELET_USES_CGROUPFS, _DOCKER_CGROUP_DRIVER_DIFFERS)):
         text = "set the runtimes to the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
         yield run_step("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
     else:
@@ -244,7 +244,7 @@ _GENERATED_CONFIG_EDITED: Final = any_of(
     any_line(rf"\b(?:vim?|nano|emacs|sed[ \t]+-i[^\n]{{0,200}}|tee(?:[ \t]+-a)?)[ \t]+{_RANCHER_CONFIG}"),
     any_line(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia"),
     # The operator's toolkit is told so in its environment, in the operator's values or on helm's command line.
-    unless(any_line(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_RANCHER_CONFIG}"), _NVIDIA_CONFIGURED),
+    unless(any_line(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_RANCHER_CONFIG}"), _NVIDIA_HANDLER_IN_CONFIG),
 )
 
 
@@ -272,7 +272,7 @@ def _unread_drop_in_lines(snapshot: Snapshot) -> Iterator[Citation]:
     return (found for item in items if item.outcome == "ok" for found in lines_with(item, _NVIDIA_DROP_IN_LINE))
 
 
-_UNREAD_DROP_IN: Final = any_of(
+_CRIO_DROP_IN_UNREAD: Final = any_of(
     custom_sign(_unread_drop_in_lines),
     message_line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{UNREAD_FOLDER}/|^{UNREAD_FOLDER}/[\w-]*nvidia\S*$"),
 )
@@ -314,13 +314,13 @@ _SYSTEMD_RELOADED: Final = any_of(
     command_run(r"daemon-reload"),
 )
 # The device is known and may not be opened: the list of cgroup v1 without read and write.
-_DEVICE_CGROUP_CLOSED: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
-_CGROUPS_OF_SYSTEMD: Final = message_line(
+_NVIDIA_DEVICES_NOT_ALLOWED: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
+_SYSTEMD_CGROUP_DRIVER_USED: Final = message_line(
     r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
 )
 
 
-_RESTART_LOST_CONTAINERS: Final = always(
+_RESTART_LOST_CONTAINERS: Final = make_fixed_remedy(
     manual_step("restart", "restart the containers that lost their GPU; they get it back when they start"),
     run_step(
         "configure",
@@ -387,11 +387,11 @@ RULES: Final = (
         ),
         typical=unless(_CRI_UNIMPLEMENTED, _NVIDIA_DEFAULT_REJECTED),
         symptoms=(_CRI_UNIMPLEMENTED,),
-        against=(unless(_OTHER_RUNTIME, _CRI_UNIMPLEMENTED),),
+        against=(unless(_OTHER_KUBELET_RUNTIME, _CRI_UNIMPLEMENTED),),
         may_be_normal=True,
         look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
         summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "configure",
                 "remove the CRI plugin from disabled_plugins, register NVIDIA's runtime, and restart containerd",
@@ -403,18 +403,18 @@ RULES: Final = (
     _config_rule(
         cause="containerd-config-invalid",
         disruption="restart-service",
-        decisive=_CONFIG_REJECTED,
-        typical=unless(_CONFIG_INVALID, _CONTAINERD_ACTIVE),
+        decisive=_CONFIG_REJECTED_BY_CONTAINERD,
+        typical=unless(_CONTAINERD_CONFIG_INVALID, _CONTAINERD_ACTIVE),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
         summary="containerd cannot read its configuration, and does not start with it",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step("inspect", "let containerd say what is wrong", Shell("sudo containerd config dump")),
             manual_step(
                 "configure",
                 "correct the line, or give the drop-in the version of the file that imports it; for NVIDIA's "
                 "drop-in let gpunode write it anew",
             ),
-            restart("containerd.service"),
+            restart_unit("containerd.service"),
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
     ),
@@ -425,7 +425,7 @@ RULES: Final = (
         symptoms=(_RUNTIME_TYPE_MISSING, symptoms.CONTAINER_FAILED),
         look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
         summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "configure",
                 "write the whole entry, and restart containerd to read it",
@@ -441,7 +441,7 @@ RULES: Final = (
         decisive=message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]"),
         look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
         summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step(
                 "configure",
                 "let the toolkit read the file instead of containerd's defaults: the operator's value toolkit.env "
@@ -450,7 +450,7 @@ RULES: Final = (
             manual_step(
                 "configure", 'and set bin_dir = "/home/kubernetes/bin" in the file again, or make the node anew'
             ),
-            restart("containerd.service"),
+            restart_unit("containerd.service"),
         ),
         explains=NO_RUNTIME,
     ),
@@ -465,8 +465,8 @@ RULES: Final = (
         typical=any_of(
             unless(_NVIDIA_RUNTIME_UNKNOWN, _NVIDIA_IN_LIVE_CONFIG, _CONTAINERD_OF_RANCHER),
             _NO_HANDLER,
-            all_of(_PLUGIN_WITHOUT_NVML, unless(_HANDLERS_SHOWN, _NVIDIA_CONFIGURED)),
-            custom_sign(_kubelet_without_gpu_access),
+            all_of(_PLUGIN_WITHOUT_NVML, unless(_ANY_HANDLER_IN_CONFIG, _NVIDIA_HANDLER_IN_CONFIG)),
+            custom_sign(_kubelet_runtime_without_gpus),
         ),
         symptoms=(symptoms.RUNTIME_UNKNOWN, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NVIDIA_DEFAULT_REJECTED),
         context=_NVIDIA_NOT_CONFIGURED,
@@ -484,8 +484,8 @@ RULES: Final = (
             message_line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
             _CGROUP_DRIVERS_DIFFER,
         ),
-        typical=all_of(_ONE_CGROUP_DRIVER_SEEN, _SYSTEM_PODS_CRASH_LOOP),
-        symptoms=(symptoms.CONTAINER_FAILED, _PODS_CRASH_LOOP, _DOCKER_CGROUP_DRIVER_DIFFERS),
+        typical=all_of(_ONE_CGROUP_DRIVER_SEEN, _SYSTEM_PODS_IN_CRASH_LOOP),
+        symptoms=(symptoms.CONTAINER_FAILED, _PODS_IN_CRASH_LOOP, _DOCKER_CGROUP_DRIVER_DIFFERS),
         context=_ONE_CGROUP_DRIVER_SEEN,
         look_at=(
             Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
@@ -511,12 +511,12 @@ RULES: Final = (
     _rule(
         cause="crio-dropin-dead",
         disruption="restart-service",
-        decisive=unless(_UNREAD_DROP_IN, _CRIO_CONFIGURED),
+        decisive=unless(_CRIO_DROP_IN_UNREAD, _CRIO_CONFIGURED),
         typical=all_of(_NO_HANDLER, _TOOLKIT_USES_UNREAD_FOLDER),
         symptoms=(symptoms.RUNTIME_UNKNOWN, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
         look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
         summary=f"the runtime nvidia is registered in {UNREAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
-        remedy=always(
+        remedy=make_fixed_remedy(
             _REGISTER_RUNTIME_FOR_CRIO,
             run_step(
                 "remove",
@@ -532,20 +532,20 @@ RULES: Final = (
         disruption="restart-container",
         decisive=all_of(
             _CONTAINER_LOST_GPU,
-            any_of(_SYSTEMD_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD),
+            any_of(_SYSTEMD_RELOADED, _NVIDIA_DEVICES_NOT_ALLOWED, _SYSTEMD_CGROUP_DRIVER_USED),
             symptoms.DRIVER_WORKS,
         ),
         typical=any_of(
             unless(_CONTAINER_LOST_GPU, message_line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
-            _DEVICE_CGROUP_CLOSED,
+            _NVIDIA_DEVICES_NOT_ALLOWED,
             all_of(
                 message_line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, command_run(r"/dev/char|journalctl")
             ),
-            all_of(_CGROUPS_OF_SYSTEMD, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
+            all_of(_SYSTEMD_CGROUP_DRIVER_USED, symptoms.DRIVER_WORKS, command_run(r"grep\b.*\bcgroup")),
         ),
-        symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
-        context=any_of(_SYSTEMD_RELOADED, _DEVICE_CGROUP_CLOSED, _CGROUPS_OF_SYSTEMD),
-        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.VERSION_MISMATCH),
+        symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_FINDS_NO_DEVICE),
+        context=any_of(_SYSTEMD_RELOADED, _NVIDIA_DEVICES_NOT_ALLOWED, _SYSTEMD_CGROUP_DRIVER_USED),
+        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
         share=4,
         summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
@@ -555,14 +555,14 @@ RULES: Final = (
     _rule(
         cause="dev-char-symlinks-missing",
         decisive=_DEV_CHAR_LINKS_NOT_CREATED,
-        symptoms=(_DEV_CHAR_LINKS_NOT_CREATED, symptoms.OPERATOR_WAITS),
+        symptoms=(_DEV_CHAR_LINKS_NOT_CREATED, symptoms.OPERATOR_PODS_NOT_READY),
         against=(symptoms.NO_DRIVER,),
         look_at=(
             Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
             Shell("ls -l /dev/char | grep nvidia"),
         ),
         summary="the links in /dev/char that systemd needs are missing and cannot be created",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step("load", "load the driver, so that its device numbers are known", Shell("sudo modprobe nvidia")),
             run_step(
                 "configure",
@@ -587,7 +587,7 @@ RULES: Final = (
         context=_SELINUX_ENFORCING,
         look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
         summary="SELinux is enforcing, and denies the container the GPU's device nodes",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "configure", "allow containers to use devices", Shell("sudo setsebool -P container_use_devices on")
             ),

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import consequences, remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_matching_files, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import always, drain, reboot, restart, run_step
+from gpunode.diagnoses.remedies import drain_node, make_fixed_remedy, reboot_node, restart_unit, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, lines_with
 from gpunode.diagnoses.views import boards, driver, modules, pci, system
@@ -78,13 +78,13 @@ _MODULE_LOAD_MESSAGE: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
 
 def _module_loaded_after_persistenced(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the line of the module's load after the daemon's failure in the same log."""
-    numbers = {one.key: one.line_number for one in snapshot.view(_PERSISTENCED_FAILED) if one.line_number}
+    numbers = {line.key: line.line_number for line in snapshot.view(_PERSISTENCED_FAILED) if line.line_number}
     logs = (item for item in snapshot.items_of("unit-log", "journal", "kernel-log", "text") if item.key in numbers)
     return (
-        one
+        line
         for item in logs
-        for one in lines_with(item, _MODULE_LOAD_MESSAGE)
-        if (one.line_number or 0) > (numbers[one.key] or 0)
+        for line in lines_with(item, _MODULE_LOAD_MESSAGE)
+        if (line.line_number or 0) > (numbers[line.key] or 0)
     )
 
 
@@ -109,7 +109,7 @@ def _delay_persistenced_start(_: Snapshot) -> Iterable[Fix]:
         ),
         Shell("sudo systemctl daemon-reload"),
     )
-    yield restart(_PERSISTENCED_UNIT)
+    yield restart_unit(_PERSISTENCED_UNIT)
 
 
 # nvidia_uvm, which CUDA needs and nvidia-smi does not.
@@ -131,7 +131,7 @@ _UVM_COMMAND_RUN: Final = command_run(r"nvidia[-_]uvm")
 _UVM_LOADED: Final = predicate(
     lambda snapshot: modules.is_module_loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded"
 )
-_NO_UVM_FILE: Final = custom_sign(_missing_uvm_file)
+_UVM_DEVICE_FILE_MISSING: Final = custom_sign(_missing_uvm_file)
 _NO_UVM: Final = custom_sign(_module_table_without_uvm)
 _UVM_LOAD_FAILED: Final = message_line(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
@@ -140,8 +140,8 @@ _UVM_LOAD_FAILED: Final = message_line(
     r"|(?:find module by name=|insert |[Mm]odule )['‘\"]?nvidia[\w-]*[-_]uvm['’\"]?"
     r"(?:: (?!Operation|Key|Required)| not found|$)"
 )
-_CUDA_FAILS: Final = any_of(
-    symptoms.CUDA_UNKNOWN, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_UNAVAILABLE
+_CUDA_STARTUP_FAILS: Final = any_of(
+    symptoms.CUDA_UNKNOWN, symptoms.CUDA_FINDS_NO_DEVICE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_UNAVAILABLE
 )
 _CUDA_UNKNOWN_ERROR: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|(?:CUDA|cuda|cuInit)[^\n]{0,80}unknown(?: error|$)"
@@ -149,12 +149,12 @@ _CUDA_UNKNOWN_ERROR: Final = message_line(
     r"|cudaGetDeviceCount returned 30\b|UNKNOWN_ERROR\(99",
     on_host=True,
 )
-_SUSPENDED: Final = message_line(
+_SUSPENDED_OR_RESUMED: Final = message_line(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
     r"|Entering sleep state|System returned from sleep"
     r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
 )
-_LOAD_UVM: Final = always(
+_LOAD_UVM: Final = make_fixed_remedy(
     run_step(
         "load",
         "load nvidia_uvm and create its device files",
@@ -167,8 +167,8 @@ _LOAD_UVM: Final = always(
 )
 _PRESERVE_VIDEO_MEMORY_COMMAND: Final = "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | sudo tee"
 _RELOAD_UVM_COMMANDS: Final = Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm")
-_RELOAD_UVM: Final = always(
-    drain("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them"),
+_RELOAD_UVM: Final = make_fixed_remedy(
+    drain_node("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them"),
     run_step("load", "reload nvidia_uvm", *_RELOAD_UVM_COMMANDS),
     run_step(
         "configure",
@@ -177,7 +177,7 @@ _RELOAD_UVM: Final = always(
         Shell("sudo systemctl enable nvidia-suspend.service nvidia-resume.service nvidia-hibernate.service"),
         when="the machine will be suspended again",
     ),
-    reboot("reboot", when="nvidia_uvm cannot be unloaded"),
+    reboot_node("reboot", when="nvidia_uvm cannot be unloaded"),
 )
 
 # The permissions of the device files.
@@ -225,7 +225,7 @@ def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
     yield run_step("configure", text, edit_matching_files("DeviceFileMode=", octal, "/etc/modprobe.d"))
     now = Shell("sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
     yield run_step("configure", "correct the present files", now)
-    yield reboot(when="the module must read its options again")
+    yield reboot_node(when="the module must read its options again")
 
 
 # cuInit on a node where everything else works.
@@ -235,14 +235,14 @@ _CUDA_ERROR_3: Final = message_line(
     r"|driver library init failure: 3|cudaErrorInitializationError|CUDA driver initialization failed"
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
 )
-_CUDA_NOT_READY_OR_ERROR_3: Final = any_of(symptoms.CUDA_NOT_READY, _CUDA_ERROR_3)
+_CUDA_NOT_READY_OR_ERROR_3: Final = any_of(symptoms.CUDA_SYSTEM_NOT_READY, _CUDA_ERROR_3)
 
 
 _NVSWITCH_SEEN: Final = any_of(
-    custom_sign(lambda snapshot: (one.citation for one in snapshot.view(pci.nvswitches))),
+    custom_sign(lambda snapshot: (nvswitch.citation for nvswitch in snapshot.view(pci.nvswitches))),
     any_line(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
 )
-_CONFIDENTIAL_COMPUTING: Final = any_line(
+_CONFIDENTIAL_COMPUTING_ON: Final = any_line(
     r"(?i)conf-compute|Confidential Comput|CC status: ON|cc_mode=on|SEV-SNP|TDX guest"
 )
 
@@ -257,7 +257,7 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 # HAMi's library stands between the program and CUDA, and answers in CUDA's place.
-_HAMI_REFUSED: Final = message_line(r"\[HAMI-core ERROR")
+_HAMI_ERROR: Final = message_line(r"\[HAMI-core ERROR")
 
 _rule = partial(Rule, layer="driver")
 
@@ -270,11 +270,11 @@ RULES: Final = (
             unless(_DEVICE_FILES_NOT_FOUND, symptoms.MODULE_LOADED, _DEVICE_NODES_PRESENT),
             all_of(unless(_DEVICE_FILES_NOT_FOUND, _PERSISTENCED_FAILED), symptoms.MODULE_LOADED),
         ),
-        symptoms=(_DEVICE_FILES_NOT_FOUND, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
+        symptoms=(_DEVICE_FILES_NOT_FOUND, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_FINDS_NO_DEVICE),
         against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _DRIVER_FROM_PLATFORM, _MODULE_LOADED_LATE, _NO_GPU),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
         summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "load",
                 "load the module and create its device files",
@@ -286,7 +286,7 @@ RULES: Final = (
                 "if there are still none, read the reason",
                 Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40"),
             ),
-            restart(_PERSISTENCED_UNIT, when="nvidia-persistenced is installed"),
+            restart_unit(_PERSISTENCED_UNIT, when="nvidia-persistenced is installed"),
         ),
         explains=consequences.NO_NVML,
     ),
@@ -307,10 +307,10 @@ RULES: Final = (
     _rule(
         cause="nvidia-uvm-not-loaded",
         share=1.3,
-        decisive=any_of(_NO_UVM_FILE, _UVM_LOAD_FAILED, all_of(_NO_UVM, _CUDA_FAILS)),
+        decisive=any_of(_UVM_DEVICE_FILE_MISSING, _UVM_LOAD_FAILED, all_of(_NO_UVM, _CUDA_STARTUP_FAILS)),
         symptoms=(
             symptoms.CUDA_UNKNOWN,
-            symptoms.CUDA_NO_DEVICE,
+            symptoms.CUDA_FINDS_NO_DEVICE,
             symptoms.CUDA_UNAVAILABLE,
             symptoms.CUDA_NOT_INITIALISED,
         ),
@@ -325,17 +325,17 @@ RULES: Final = (
         cause="nvidia-uvm-wedged",
         disruption="restart-container",
         share=0.8,
-        decisive=all_of(any_of(_CUDA_UNKNOWN_ERROR, symptoms.CUDA_UNKNOWN), _SUSPENDED, _UVM_LOADED),
+        decisive=all_of(any_of(_CUDA_UNKNOWN_ERROR, symptoms.CUDA_UNKNOWN), _SUSPENDED_OR_RESUMED, _UVM_LOADED),
         typical=any_of(
             unless(
                 _CUDA_UNKNOWN_ERROR,
-                *(symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW, _HAMI_REFUSED),
+                *(symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW, _HAMI_ERROR),
             ),
-            all_of(_SUSPENDED, _UVM_LOADED, _UVM_COMMAND_RUN),
+            all_of(_SUSPENDED_OR_RESUMED, _UVM_LOADED, _UVM_COMMAND_RUN),
         ),
         symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-        context=any_of(_SUSPENDED, _UVM_COMMAND_RUN),
-        against=(_NO_UVM_FILE, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _DRIVER_FROM_PLATFORM),
+        context=any_of(_SUSPENDED_OR_RESUMED, _UVM_COMMAND_RUN),
+        against=(_UVM_DEVICE_FILE_MISSING, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _DRIVER_FROM_PLATFORM),
         look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
         summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
         remedy=_RELOAD_UVM,
@@ -348,7 +348,12 @@ RULES: Final = (
             all_of(_NVML_NOT_PERMITTED, _USER_OUTSIDE_GROUP),
             unless(_RESTRICTED_DEVICE_FILES, symptoms.DRIVER_WORKS),
         ),
-        symptoms=(symptoms.ACCESS_DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
+        symptoms=(
+            symptoms.ACCESS_DENIED,
+            symptoms.CUDA_FINDS_NO_DEVICE,
+            symptoms.CUDA_UNAVAILABLE,
+            symptoms.NVML_UNKNOWN,
+        ),
         against=(_SELINUX_DENIAL, unless(_USER_IN_GROUP, _DEVICE_FILE_MODE_INVALID, _USER_OUTSIDE_GROUP)),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
         summary="the user and group that run the program may not open the device files",
@@ -370,9 +375,9 @@ RULES: Final = (
             _CUDA_ERROR_3,
             command_run(r"uvm_disable_hmm=1|\bnokaslr\b"),
         ),
-        symptoms=(symptoms.CUDA_NOT_READY, _CUDA_ERROR_3, symptoms.CUDA_UNAVAILABLE),
+        symptoms=(symptoms.CUDA_SYSTEM_NOT_READY, _CUDA_ERROR_3, symptoms.CUDA_UNAVAILABLE),
         context=_UVM_COMMAND_RUN,
-        against=(_NVSWITCH_SEEN, _CONFIDENTIAL_COMPUTING, _NOT_LOADED, _NO_UVM_FILE),
+        against=(_NVSWITCH_SEEN, _CONFIDENTIAL_COMPUTING_ON, _NOT_LOADED, _UVM_DEVICE_FILE_MISSING),
         look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
         summary=(
             "cuInit fails on a node whose GPUs need no fabric manager: heterogeneous memory management of "

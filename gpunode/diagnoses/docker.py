@@ -9,9 +9,9 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
-from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
+from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, restart_unit, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -29,34 +29,34 @@ from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_FILE_LIST
 from gpunode.runtimes.model import DOCKER_CONFIG
 
-_REGISTER_WITHOUT_RESTART: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
-_REGISTER_AND_RESTART: Final = join_commands(_REGISTER_WITHOUT_RESTART, Shell("--restart"))
-_START: Final = run_step(
+_REGISTER_RUNTIME_COMMAND: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
+_REGISTER_AND_RESTART: Final = join_commands(_REGISTER_RUNTIME_COMMAND, Shell("--restart"))
+_START_DOCKER: Final = run_step(
     "restart",
     "start docker again",
     Shell("sudo systemctl daemon-reload"),
     Shell("sudo systemctl reset-failed docker"),
     Shell("sudo systemctl restart docker"),
 )
-_RESTART: Final = restart("docker.service", "restart docker; its containers stop unless live-restore is on")
+_RESTART_DOCKER: Final = restart_unit("docker.service", "restart docker; its containers stop unless live-restore is on")
 # The file, and what else the daemon is started with.
 
-_CONFIG_REJECTED: Final = message_line(
+_CONFIG_REJECTED_BY_DOCKERD: Final = message_line(
     r"(?i)(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
     r"[^\s:]*daemon\.json:? [^\n]{0,80}?"
     r"(?:invalid character|invalid literal|unexpected end|EOF|cannot unmarshal|any configuration option|invalid UTF-8)"
     r"|unable to load config for runtime docker: (?:invalid character|unexpected end|json)"
 )
-_RUNS: Final = message_line(
+_DOCKER_RUNS: Final = message_line(
     r"^active$|Active: active \(running\)|^ActiveState=active$|^[ \t]*Server Version:|^CONTAINER ID |^GPU \d+: ",
     *("unit-status", "unit-show", "docker-info", "docker-version", "container-run"),
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
-_CONFIG_FAULT: Final = unless(
+_DAEMON_JSON_INVALID: Final = unless(
     custom_sign(lambda node: (place for _, place in runtimes.docker_config_faults(node))),
-    unless(_RUNS, predicate(is_examined, "gpunode examined the node itself")),
+    unless(_DOCKER_RUNS, predicate(is_examined_by_gpunode, "gpunode examined the node itself")),
 )
-_FLAGS_WITH_SETTING: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
+_FLAGS_WITH_DAEMON_JSON_KEY: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
 
 
 def _dockerd_flag(names: str) -> Sign:
@@ -69,12 +69,12 @@ _SET_BY_FLAG_AND_FILE: Final = any_of(
     all_of(_dockerd_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
     *(
         all_of(_dockerd_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:"))
-        for name in _FLAGS_WITH_SETTING
+        for name in _FLAGS_WITH_DAEMON_JSON_KEY
     ),
 )
 
 
-def _summarize_fault(snapshot: Snapshot) -> str:
+def _summarize_config_fault(snapshot: Snapshot) -> str:
     faults = (why for why, _ in runtimes.docker_config_faults(snapshot))
     return f"dockerd cannot read {next(faults, 'its configuration file')}"
 
@@ -84,7 +84,7 @@ def _summarize_fault(snapshot: Snapshot) -> str:
 _NVML_LIBRARY_NOT_FOUND: Final = message_line(
     r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
 )
-_DOCKER_IS_SNAP: Final = unless(
+_DOCKER_FROM_SNAP: Final = unless(
     any_of(
         message_line(
             r"/snap/(?:bin/)?docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W"
@@ -110,27 +110,27 @@ _DOCKER_IS_DESKTOP: Final = unless(
 )
 
 
-_INSTALL_ENGINE: Final = (
+_INSTALL_ENGINE_FIXES: Final = (
     manual_step(
         "install", "install Docker Engine as https://docs.docker.com/engine/install/ says", "none is installed yet"
     ),
     run_step("configure", "register NVIDIA's runtime", _REGISTER_AND_RESTART),
 )
 # Nobody reads on behind a command: what must be done before it is a step of its own.
-_REPLACE_SNAP: Final = (
+_REPLACE_DOCKER_SNAP_FIXES: Final = (
     manual_step(
         "remove", "save the data in the snap's volumes and images (docker volume ls): removing the snap deletes them"
     ),
     run_step("remove", "then remove the snap", Shell("sudo snap remove docker")),
-    *_INSTALL_ENGINE,
+    *_INSTALL_ENGINE_FIXES,
 )
 
 
 def _switch_to_engine(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_DOCKER_IS_SNAP) and not snapshot.view(_DOCKER_IS_DESKTOP):
-        return _REPLACE_SNAP
+    if snapshot.view(_DOCKER_FROM_SNAP) and not snapshot.view(_DOCKER_IS_DESKTOP):
+        return _REPLACE_DOCKER_SNAP_FIXES
     text = "switch to Docker Engine, which runs on this system itself"
-    return run_step("configure", text, Shell("docker context use default")), *_INSTALL_ENGINE
+    return run_step("configure", text, Shell("docker context use default")), *_INSTALL_ENGINE_FIXES
 
 
 # A docker of a user's own.
@@ -155,7 +155,7 @@ _RUNTIME_UNKNOWN: Final = message_line(
 )
 
 
-def _known_only_as_root(snapshot: Snapshot) -> Iterator[Citation]:
+def _runtime_known_only_as_root(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield answers without nvidia where sudo docker knows it: there are two daemons."""
     answers = [item for item in snapshot.items_of("docker-info") if "untimes" in item.text]
     as_root = [item for item in answers if item.written.startswith("sudo ")]
@@ -167,7 +167,7 @@ _REGISTERED_IN_USER_CONFIG: Final = file_line("*/.config/docker/daemon.json", r"
 _TOOLKIT_CGROUPS_ENABLED: Final = message_line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
 
 
-_DISABLE_TOOLKIT_CGROUPS: Final = always(
+_DISABLE_TOOLKIT_CGROUPS: Final = make_fixed_remedy(
     run_step(
         "configure",
         "configure the toolkit not to touch cgroups; this applies to every engine on this machine, so if one runs "
@@ -186,19 +186,19 @@ _DISABLE_TOOLKIT_CGROUPS: Final = always(
 # The right docker, which does not know of the runtime.
 
 _RUNTIMES_LINE: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
-_ANY_RUNTIME_UNKNOWN: Final = any_line(r"(?i)\b(?:unknown|invalid) (?:or invalid )?runtime\b")
-_HAS_NVIDIA_RUNTIME: Final = message_line(rf"{_RUNTIMES_LINE}[^\n]*\bnvidia\b")
-_LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES_LINE}(?![^\n]*\bnvidia\b)"), _HAS_NVIDIA_RUNTIME)
+_SOME_RUNTIME_UNKNOWN: Final = any_line(r"(?i)\b(?:unknown|invalid) (?:or invalid )?runtime\b")
+_DOCKER_INFO_SHOWS_NVIDIA: Final = message_line(rf"{_RUNTIMES_LINE}[^\n]*\bnvidia\b")
+_LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES_LINE}(?![^\n]*\bnvidia\b)"), _DOCKER_INFO_SHOWS_NVIDIA)
 _OTHER_DEFAULT_RUNTIME: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
-_NVIDIA_ENTRY: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
-_REGISTERED_IN_ANY_CONFIG: Final = file_line("*daemon.json", _NVIDIA_ENTRY)
+_NVIDIA_RUNTIME_ENTRY: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
+_REGISTERED_IN_ANY_CONFIG: Final = file_line("*daemon.json", _NVIDIA_RUNTIME_ENTRY)
 _IN_SYSTEM_CONFIG: Final = any_of(
-    file_line("*etc/docker/daemon.json", _NVIDIA_ENTRY), file_line("daemon.json", _NVIDIA_ENTRY)
+    file_line("*etc/docker/daemon.json", _NVIDIA_RUNTIME_ENTRY), file_line("daemon.json", _NVIDIA_RUNTIME_ENTRY)
 )
 _NVIDIA_IS_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
 _NVIDIA_DEFAULT_UNDEFINED: Final = unless(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _dockerd_flag("--add-runtime"))
-_NVIDIA_NOT_IN_CONFIG: Final = unless(file_line("*daemon.json", r"\S"), _REGISTERED_IN_ANY_CONFIG, _CONFIG_FAULT)
-_START_TIME_ASKED: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
+_NVIDIA_NOT_IN_CONFIG: Final = unless(file_line("*daemon.json", r"\S"), _REGISTERED_IN_ANY_CONFIG, _DAEMON_JSON_INVALID)
+_DOCKER_START_TIME_QUERIED: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
 def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
@@ -212,12 +212,12 @@ def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
 def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     unit = snapshot.facts.unit(runtimes.DOCKER_UNIT)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
-        yield run_step("configure", "register NVIDIA's runtime", _REGISTER_WITHOUT_RESTART)
-        yield _START
+        yield run_step("configure", "register NVIDIA's runtime", _REGISTER_RUNTIME_COMMAND)
+        yield _START_DOCKER
     else:
         yield run_step("configure", "register NVIDIA's runtime, and restart docker to read it", _REGISTER_AND_RESTART)
         yield replace(
-            _RESTART, when="gpunode did not restart it because of running containers, and these may be stopped"
+            _RESTART_DOCKER, when="gpunode did not restart it because of running containers, and these may be stopped"
         )
 
 
@@ -227,19 +227,19 @@ RULES: Final = (
     _rule(
         cause="daemon-json-invalid",
         layer="config",
-        decisive=any_of(_CONFIG_FAULT, _CONFIG_REJECTED),
+        decisive=any_of(_DAEMON_JSON_INVALID, _CONFIG_REJECTED_BY_DOCKERD),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
         share=1,
-        summary=_summarize_fault,
-        remedy=always(
+        summary=_summarize_config_fault,
+        remedy=make_fixed_remedy(
             manual_step("configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"),
             run_step(
                 "inspect",
                 "let dockerd check it (docker 23 and later)",
                 command("sudo", "dockerd", "--validate", "--config-file", DOCKER_CONFIG),
             ),
-            _START,
+            _START_DOCKER,
         ),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}),
     ),
@@ -247,37 +247,37 @@ RULES: Final = (
         cause="docker-directive-conflict",
         layer="config",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
-        typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS), unless(_SET_BY_FLAG_AND_FILE, _RUNS)),
+        typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS), unless(_SET_BY_FLAG_AND_FILE, _DOCKER_RUNS)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
-        against=(_CONFIG_FAULT,),
+        against=(_DAEMON_JSON_INVALID,),
         look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
         summary="dockerd does not start: a setting is both in daemon.json and on its command line",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "configure",
                 "remove the flag from dockerd's command line with a drop-in, or remove the setting from daemon.json",
                 Shell("sudo systemctl edit docker.service"),
             ),
-            _START,
+            _START_DOCKER,
         ),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}),
     ),
     _rule(
         cause="docker-from-snap",
-        decisive=unless(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND),
+        decisive=unless(_DOCKER_FROM_SNAP, _NVML_LIBRARY_NOT_FOUND),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
         may_be_normal=True,
         look_at=(Shell("command -v docker"), Shell("snap list docker")),
         summary="docker is a snap, which does not see the toolkit or the settings of this system",
-        remedy=always(*_REPLACE_SNAP),
+        remedy=make_fixed_remedy(*_REPLACE_DOCKER_SNAP_FIXES),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
     _rule(
         cause="docker-from-snap-or-desktop-vm",
         layer="toolkit",
         shows_in="runtime",
-        decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_IS_SNAP, _NVML_LIBRARY_NOT_FOUND)),
+        decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_FROM_SNAP, _NVML_LIBRARY_NOT_FOUND)),
         typical=all_of(_NVML_LIBRARY_NOT_FOUND, symptoms.DRIVER_WORKS),
         symptoms=(
             symptoms.NO_DEVICE_DRIVER,
@@ -288,7 +288,7 @@ RULES: Final = (
         ),
         share=2,
         # NVML was found, and it answered.
-        against=(symptoms.VERSION_MISMATCH,),
+        against=(symptoms.DRIVER_MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
         summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
@@ -300,7 +300,7 @@ RULES: Final = (
         cause="docker-rootless-config",
         decisive=all_of(ROOTLESS, any_of(_DEVICE_CGROUP_DENIED, unless(_RUNTIME_UNKNOWN, _REGISTERED_IN_USER_CONFIG))),
         typical=any_of(
-            custom_sign(_known_only_as_root),
+            custom_sign(_runtime_known_only_as_root),
             unless(_DEVICE_CGROUP_DENIED, message_line(r"(?i)\b(?:lxc|lxd|incus)\b")),
             all_of(ROOTLESS, any_of(_TOOLKIT_CGROUPS_ENABLED, unless(_IN_SYSTEM_CONFIG, _REGISTERED_IN_USER_CONFIG))),
         ),
@@ -318,27 +318,27 @@ RULES: Final = (
             all_of(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _OTHER_DEFAULT_RUNTIME),
         ),
         typical=any_of(
-            unless(all_of(_IN_SYSTEM_CONFIG, _RUNTIME_UNKNOWN), _HAS_NVIDIA_RUNTIME),
+            unless(all_of(_IN_SYSTEM_CONFIG, _RUNTIME_UNKNOWN), _DOCKER_INFO_SHOWS_NVIDIA),
             unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.presence_lines), custom_sign(_started_after_toolkit)),
-            unless(all_of(_START_TIME_ASKED, toolkit.presence_lines), _NVIDIA_NOT_IN_CONFIG, _RUNTIME_UNKNOWN),
+            unless(all_of(_DOCKER_START_TIME_QUERIED, toolkit.presence_lines), _NVIDIA_NOT_IN_CONFIG, _RUNTIME_UNKNOWN),
         ),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
-        context=unless(any_of(_IN_SYSTEM_CONFIG, toolkit.presence_lines), symptoms.ALL_WELL),
+        context=unless(any_of(_IN_SYSTEM_CONFIG, toolkit.presence_lines), symptoms.NOTHING_FAILS),
         against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),),
         look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
         share=4,
         summary="the running docker daemon was started before the toolkit was installed or registered",
-        remedy=always(_RESTART),
+        remedy=make_fixed_remedy(_RESTART_DOCKER),
     ),
     _rule(
         cause="nvidia-runtime-not-registered",
         decisive=any_of(_NVIDIA_DEFAULT_UNDEFINED, all_of(_RUNTIME_UNKNOWN, _NVIDIA_NOT_IN_CONFIG)),
         typical=any_of(
             _RUNTIME_UNKNOWN,
-            all_of(any_of(command_run(r"runtimes?\b"), _ANY_RUNTIME_UNKNOWN), _LACKS_NVIDIA_RUNTIME),
+            all_of(any_of(command_run(r"runtimes?\b"), _SOME_RUNTIME_UNKNOWN), _LACKS_NVIDIA_RUNTIME),
         ),
         symptoms=(symptoms.RUNTIME_UNKNOWN, symptoms.NO_DEVICE_DRIVER),
-        against=(_HAS_NVIDIA_RUNTIME, _IN_SYSTEM_CONFIG, toolkit.absence_lines),
+        against=(_DOCKER_INFO_SHOWS_NVIDIA, _IN_SYSTEM_CONFIG, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
         share=4,
         summary="docker has no runtime called nvidia",

@@ -18,7 +18,7 @@ _MAX_QUOTE_LENGTH: Final = 160
 _GPU_ADDRESS: Final = Pattern(r"(?i)\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\(PCI:(?P<xid>[0-9a-f:.]+)\)")
 
 
-def is_examined(snapshot: Snapshot) -> bool:
+def is_examined_by_gpunode(snapshot: Snapshot) -> bool:
     """Return whether gpunode examined the node itself, rather than a report that its author selected."""
     return isinstance(snapshot.facts.modules, Known) or bool(snapshot.items_of("nvml"))
 
@@ -26,14 +26,14 @@ def is_examined(snapshot: Snapshot) -> bool:
 def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     """Return the proofs by the rule's check, else by its signs."""
     found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
-    found = tuple(one for one in found if not _rests_on_prose(snapshot, one))
+    found = tuple(proof for proof in found if not _rests_on_prose(snapshot, proof))
     return found or _evaluate_signs(rule, snapshot)
 
 
 def _rests_on_prose(snapshot: Snapshot, proof: Proof) -> bool:
     """Return whether all lines that prove it are a person's own sentences."""
-    lines = [one for one in proof.citations if one.line_number is not None]
-    return bool(lines) and all(prose.cites_prose(snapshot, one) for one in lines)
+    lines = [citation for citation in proof.citations if citation.line_number is not None]
+    return bool(lines) and all(prose.cites_prose(snapshot, line) for line in lines)
 
 
 def _evaluate_signs(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:
@@ -41,7 +41,7 @@ def _evaluate_signs(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:
     if not (decisive or typical) or is_ruled_out(rule, snapshot):
         return
     symptoms = prose.without_prose(snapshot, (line for sign in rule.symptoms for line in snapshot.view(sign)))
-    if rule.symptoms and not symptoms and rule.may_be_normal and is_examined(snapshot):
+    if rule.symptoms and not symptoms and rule.may_be_normal and is_examined_by_gpunode(snapshot):
         return
     summary = rule.summary(snapshot) if callable(rule.summary) else rule.summary
     is_sure = bool(decisive) and (bool(symptoms) or not rule.symptoms)
@@ -64,7 +64,7 @@ def is_ruled_out(rule: Rule, snapshot: Snapshot) -> bool:
 
 def _group_by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[str, tuple[Citation, ...]]:
     """Group lines by the GPU that they name; lines that name none join every group."""
-    gpus = {one.address for one in snapshot.view(pci.pci_gpus)}
+    gpus = {pci_gpu.address for pci_gpu in snapshot.view(pci.pci_gpus)}
     lines_by_address: dict[str, list[Citation]] = {}
     for line in lines:
         match = _GPU_ADDRESS.search(line.line)
@@ -75,7 +75,7 @@ def _group_by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[st
 
 
 def _onset_of(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
-    found = (kernel.find_message(snapshot, one) for one in lines)
+    found = (kernel.find_message(snapshot, line) for line in lines)
     times = [message.at for message in found if message and message.at is not None]
     return min(times) if times else None
 
@@ -84,15 +84,15 @@ def explain_ruled_out(
     rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding]
 ) -> Mapping[str, tuple[str, ...]]:
     """Return, by root cause, the likeliest other causes of its symptoms, each with the evidence against it."""
-    found = {one.cause for one in findings}
+    found_causes = {finding.cause for finding in findings}
     others = [
         (rule, line)
         for rule in rules.values()
-        if rule.cause not in found
+        if rule.cause not in found_causes
         for line in islice((line for sign in rule.against for line in snapshot.view(sign)), 1)
     ]
     ruled_out: dict[str, tuple[str, ...]] = {}
-    for root in (one for one in findings if not one.explained_by and one.severity != "info"):
+    for root in (finding for finding in findings if not finding.explained_by and finding.severity != "info"):
         # A symptom of the root that its proof does not cite may be another fault's.
         cited = set(root.citations)
         shared_symptoms = {sign for sign in rules[root.cause].symptoms if not cited.isdisjoint(snapshot.view(sign))}

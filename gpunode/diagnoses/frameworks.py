@@ -8,13 +8,13 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Command, Shell, edit_files, is_path_below
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import (
     align_fabric_manager,
-    always,
+    make_fixed_remedy,
     manual_step,
-    reboot,
+    reboot_node,
     run_step,
     upgrade_driver_for_cuda,
 )
@@ -37,7 +37,7 @@ def _too_new_builds(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
             yield cuda.format_version(version), citation
 
 
-_DRIVER_INSUFFICIENT: Final = message_line(cuda.DRIVER_INSUFFICIENT.pattern)
+_DRIVER_INSUFFICIENT: Final = message_line(cuda.DRIVER_INSUFFICIENT_MESSAGE.pattern)
 _CALL_NEEDS_NEWER_DRIVER: Final = message_line(cuda.CALL_NEEDS_NEWER_DRIVER.pattern)
 _IMAGE_NEEDS_NEWER_DRIVER: Final = message_line(
     r"built for NVIDIA Driver Release [\d.]+ or later, but[\s\n]+version [\d.]+ was detected"
@@ -47,7 +47,7 @@ _DRIVER_TOO_OLD: Final = any_of(
     message_line(_IMAGE_REQUIREMENT.pattern),
     message_line(_DRIVER_BELOW_IMAGE.pattern),
     message_line(cuda.DRIVER_TOO_OLD.pattern),
-    unless(_IMAGE_NEEDS_NEWER_DRIVER, message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)),
+    unless(_IMAGE_NEEDS_NEWER_DRIVER, message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)),
 )
 _CUDA_RUNTIME_SEEN: Final = custom_sign(
     lambda snapshot: (citation for _, citation in snapshot.view(cuda.cuda_runtimes))
@@ -57,13 +57,13 @@ _CUDA_SUPPORTED: Final = predicate(
     "the driver supports all CUDA versions that are named",
 )
 _CUDA_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_new_builds(snapshot)))
-_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
+_DRIVER_AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
 
 
 # Without a driver CUDA says the same.
 _DRIVER_FAILURE_SYMPTOMS: Final = (
-    *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.VERSION_MISMATCH, symptoms.NO_DEVICES),
-    *(symptoms.CUDA_NO_DEVICE, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_GPU, symptoms.IN_CONTAINER),
+    *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.DRIVER_MISMATCH, symptoms.NO_DEVICES),
+    *(symptoms.CUDA_FINDS_NO_DEVICE, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_GPU_ON_BUS, symptoms.IN_CONTAINER),
 )
 
 
@@ -83,7 +83,7 @@ def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield from newer
     if any(fix.commands for fix in newer):
         yield from align_fabric_manager(snapshot)
-        yield reboot()
+        yield reboot_node()
     yield manual_step("application", f"or use an image{_cuda_limit_phrase(snapshot)}")
 
 
@@ -97,8 +97,8 @@ _NO_KERNEL_IMAGE: Final = message_line(
     r"|kernel for this GPU architecture was not (?:built|found)"
 )
 # JAX's, of a build without CUDA, and of one that cannot start it.
-_JAX_FELL_BACK: Final = message_line(r"No GPU/TPU found, falling back to CPU")
-_CPU_ONLY: Final = message_line(
+_JAX_FELL_BACK_TO_CPU: Final = message_line(r"No GPU/TPU found, falling back to CPU")
+_FRAMEWORK_BUILT_FOR_CPU: Final = message_line(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
     r"|\b\d+\.\d+(?:\.\d+)?\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
     r"|was not compiled with CUDA support|compiled without (?:CUDA|GPU) support"
@@ -116,7 +116,7 @@ _ONNX_WITHOUT_CUDA: Final = message_line(
 )
 
 
-_NO_DRIVER: Final = predicate(
+_NODE_DRIVER_MISSING_OR_MISMATCHED: Final = predicate(
     lambda snapshot: any(state in {"no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi_states)),
     "the node has no working driver",
 )
@@ -142,12 +142,12 @@ _SHM_FULL: Final = message_line(
     r"|failed to extend /dev/shm/nccl-|shared memory segment \S*nccl-[^\n]{0,60}No space left"
     r"|shm\.h:\d+ NCCL WARN Call to posix_fallocate failed ?: No space left"
 )
-_SHM_SHORT: Final = message_line(
+_SHM_TOO_SMALL: Final = message_line(
     r"workers are out of shared memory|insufficient shared memory \(shm\)|unable to write to file </torch_"
     r"|DataLoader worker .{0,30}by signal: Bus error"
 )
 _WORKER_LOST: Final = message_line(r"DataLoader worker \(pid\S* [\d, ]+\) (?:exited unexpectedly|is killed by signal)")
-_SHM_DEFAULT: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
+_SHM_OF_DEFAULT_SIZE: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
 
 _STUB_LIBRARY_REPORTED: Final = message_line(
@@ -156,12 +156,12 @@ _STUB_LIBRARY_REPORTED: Final = message_line(
     r"|libnvidia-ml\.so in GDK package is a stub library"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
-_COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_GPU.pattern)
+_COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)
 # What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
 _LIBRARY_MISMATCH: Final = any_of(
     symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
-    symptoms.VERSION_MISMATCH,
-    message_line(rf"{cuda.DRIVER_INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
+    symptoms.DRIVER_MISMATCH,
+    message_line(rf"{cuda.DRIVER_INSUFFICIENT_MESSAGE.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
 )
 _LIBRARY_FILE_VERSION: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA_FILE_VERSION: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
@@ -174,19 +174,23 @@ def _library_places(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.Loade
 
 def _stub_library_places(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield folders and files with stubs that a report shows."""
-    return (one.citation for one in _library_places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
+    return (
+        library_place.citation
+        for library_place in _library_places(snapshot)
+        if library_place.sort == "stub" and not is_examined_by_gpunode(snapshot)
+    )
 
 
 def _resolved_stubs(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one.citation for one in snapshot.view(cuda.loaded_libraries) if one.sort == "stub")
+    return (library.citation for library in snapshot.view(cuda.loaded_libraries) if library.sort == "stub")
 
 
 def _libraries_in_unusual_places(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """Yield the libraries outside the usual places, each with its version, empty where its name has none."""
-    for one in snapshot.view(cuda.loaded_libraries):
-        if one.sort == "other":
-            match = _LIBRARY_FILE_VERSION.search(one.path)
-            yield match["version"] if match else "", one.citation
+    for loaded_library in snapshot.view(cuda.loaded_libraries):
+        if loaded_library.sort == "other":
+            match = _LIBRARY_FILE_VERSION.search(loaded_library.path)
+            yield match["version"] if match else "", loaded_library.citation
 
 
 def _library_copies_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
@@ -202,7 +206,7 @@ def _unversioned_copies(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield compatibility libraries that are loaded or of another driver."""
-    yield from (one.citation for one in _library_places(snapshot) if one.sort == "compat")
+    yield from (library_place.citation for library_place in _library_places(snapshot) if library_place.sort == "compat")
     node = driver.loaded_version(snapshot)
     for item in snapshot.items:
         told = _DRIVER_VERSION.search(item.text) if "/compat" in item.written else None
@@ -222,21 +226,21 @@ _LIBRARY_OF_OTHER_DRIVER: Final = any_of(
         unless(custom_sign(_unversioned_copies), _COMPAT_LIBRARIES_SEEN),
     ),
 )
-_LIBRARY_SHADOWED: Final = any_of(_STUB_LIBRARY_REPORTED, custom_sign(_resolved_stubs), _LIBRARY_OF_OTHER_DRIVER)
+_DRIVER_LIBRARY_SHADOWED: Final = any_of(_STUB_LIBRARY_REPORTED, custom_sign(_resolved_stubs), _LIBRARY_OF_OTHER_DRIVER)
 
 
 def _summarize_shadow(snapshot: Snapshot) -> str:
     path = next(
-        (one.path for one in _library_places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy"
+        (place.path for place in _library_places(snapshot) if place.sort in {"stub", "other"}), "a stub or another copy"
     )
     return f"programs load {path} in place of the driver's own library"
 
 
 def _remove_compat_library(snapshot: Snapshot) -> Iterable[Fix]:
     named = [
-        one
-        for one in snapshot.view(cuda.extra_loader_folders)
-        if one.file and one.sort == "compat" and one.where == "host"
+        loader_folder
+        for loader_folder in snapshot.view(cuda.extra_loader_folders)
+        if loader_folder.file and loader_folder.sort == "compat" and loader_folder.where == "host"
     ]
     if commands := _comment_out_loader_folders(named):
         yield run_step(
@@ -253,11 +257,11 @@ _PLAIN_PATH: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 def _comment_out_loader_folders(folders: Iterable[cuda.LoaderFolder]) -> tuple[Command, ...]:
     """Return the commands that comment out these folders; none if a name is not plain."""
     found: list[Command] = []
-    for one in folders:
-        if not _PLAIN_PATH.fullmatch(one.path) or not is_path_below(one.file, "/etc/ld.so.conf.d"):
+    for folder in folders:
+        if not _PLAIN_PATH.fullmatch(folder.path) or not is_path_below(folder.file, "/etc/ld.so.conf.d"):
             return ()
-        plain = one.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
-        found.extend(edit_files(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
+        plain = folder.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
+        found.extend(edit_files(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", folder.file))
     return tuple(dict.fromkeys(found))
 
 
@@ -265,16 +269,16 @@ def _remove_shadowing_folders(snapshot: Snapshot) -> Iterable[Fix]:
     wrong = [
         one for one in snapshot.view(cuda.extra_loader_folders) if one.where == "host" and _hides_driver(snapshot, one)
     ]
-    conf = [one for one in wrong if one.file]
+    conf = [folder for folder in wrong if folder.file]
     if conf:
-        text = f"remove {', '.join(sorted({one.path for one in conf}))} from /etc/ld.so.conf.d, then run ldconfig"
+        text = f"remove {', '.join(sorted({folder.path for folder in conf}))} from /etc/ld.so.conf.d, then run ldconfig"
         commands = _comment_out_loader_folders(conf)
         yield run_step("configure", text, *((*commands, Shell("sudo ldconfig")) if commands else ()))
-    paths = sorted({one.path for one in wrong if not one.file})
+    paths = sorted({folder.path for folder in wrong if not folder.file})
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
-    places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
+    places = ", ".join(sorted({folder.set_in for folder in wrong if folder.set_in}))
     where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
     yield manual_step("configure", f"remove the folder from LD_LIBRARY_PATH{named}, {where}")
     find = Shell("grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd")
@@ -288,9 +292,9 @@ def _hides_driver(snapshot: Snapshot, folder: cuda.LoaderFolder) -> bool:
 
 
 _COMPAT_LOADED: Final = custom_sign(
-    lambda node: (one.citation for one in node.view(cuda.loaded_libraries) if one.sort == "compat")
+    lambda node: (library.citation for library in node.view(cuda.loaded_libraries) if library.sort == "compat")
 )
-_GEFORCE: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
+_GEFORCE_SEEN: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
 
 _rule = partial(Rule, layer="userspace")
 
@@ -316,7 +320,7 @@ RULES: Final = (
                 *_DRIVER_FAILURE_SYMPTOMS,
             ),
         ),
-        against=(_TWO_VERSIONS,),
+        against=(_DRIVER_AT_TWO_VERSIONS,),
         look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
         summary=_summarize_mismatch,
         remedy=_upgrade_driver,
@@ -338,13 +342,13 @@ RULES: Final = (
         cause="framework-cpu-only",
         shows_in="programs",
         share=1.5,
-        decisive=any_of(_CPU_ONLY, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA),
+        decisive=any_of(_FRAMEWORK_BUILT_FOR_CPU, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA),
         typical=unless(
-            _JAX_FELL_BACK,
-            *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.VERSION_MISMATCH, symptoms.CUDA_UNKNOWN),
+            _JAX_FELL_BACK_TO_CPU,
+            *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.DRIVER_MISMATCH, symptoms.CUDA_UNKNOWN),
         ),
-        symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _CPU_ONLY, _JAX_FELL_BACK),
-        against=(_NO_DRIVER, _NO_KERNEL_IMAGE),
+        symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _FRAMEWORK_BUILT_FOR_CPU, _JAX_FELL_BACK_TO_CPU),
+        against=(_NODE_DRIVER_MISSING_OR_MISMATCHED, _NO_KERNEL_IMAGE),
         summary="the installed build of the framework has no CUDA support and computes on the CPU",
         look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
         remedy=_install_cuda_build,
@@ -353,12 +357,12 @@ RULES: Final = (
         cause="shared-memory-too-small",
         layer="runtime",
         disruption="restart-container",
-        decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
-        typical=_SHM_SHORT,
-        symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL, _WORKER_LOST),
+        decisive=any_of(_SHM_FULL, all_of(_SHM_TOO_SMALL, _SHM_OF_DEFAULT_SIZE)),
+        typical=_SHM_TOO_SMALL,
+        symptoms=(symptoms.NCCL_FAILS, _SHM_TOO_SMALL, _SHM_FULL, _WORKER_LOST),
         summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
         look_at=(Shell("df -h /dev/shm  # in the container"),),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
             manual_step("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
         ),
@@ -368,11 +372,11 @@ RULES: Final = (
         disruption="restart-container",
         share=0.8,
         decisive=all_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, _COMPAT_LIBRARIES_SEEN),
-        typical=any_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, unless(_COMPAT_LOADED, _GEFORCE)),
+        typical=any_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, unless(_COMPAT_LOADED, _GEFORCE_SEEN)),
         may_be_normal=True,
         symptoms=(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
         context=_COMPAT_LIBRARIES_SEEN,
-        against=(_TWO_VERSIONS, symptoms.VERSION_MISMATCH, _COMPAT_UNSUPPORTED, _LIBRARY_SHADOWED),
+        against=(_DRIVER_AT_TWO_VERSIONS, symptoms.DRIVER_MISMATCH, _COMPAT_UNSUPPORTED, _DRIVER_LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
         summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
         remedy=_remove_compat_library,
@@ -381,11 +385,11 @@ RULES: Final = (
         cause="cuda-compat-not-supported-hw",
         disruption="restart-container",
         decisive=_COMPAT_UNSUPPORTED,
-        typical=all_of(_COMPAT_LOADED, _GEFORCE),
+        typical=all_of(_COMPAT_LOADED, _GEFORCE_SEEN),
         may_be_normal=True,
         symptoms=(_COMPAT_UNSUPPORTED, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
         context=_COMPAT_LIBRARIES_SEEN,
-        against=(_TWO_VERSIONS, _LIBRARY_SHADOWED),
+        against=(_DRIVER_AT_TWO_VERSIONS, _DRIVER_LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda"),),
         summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
         remedy=_remove_compat_library,
@@ -394,16 +398,16 @@ RULES: Final = (
         cause="library-path-shadows-libcuda",
         disruption="restart-container",
         share=0.8,
-        decisive=_LIBRARY_SHADOWED,
+        decisive=_DRIVER_LIBRARY_SHADOWED,
         typical=custom_sign(_stub_library_places),
         symptoms=(
             _STUB_LIBRARY_REPORTED,
             symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
-            symptoms.VERSION_MISMATCH,
+            symptoms.DRIVER_MISMATCH,
             symptoms.CUDA_NOT_INITIALISED,
             symptoms.NO_NVML_LIBRARY,
             symptoms.CUDA_UNAVAILABLE,
-            symptoms.CUDA_NO_DEVICE,
+            symptoms.CUDA_FINDS_NO_DEVICE,
         ),
         look_at=(Shell("ldconfig -p | grep libcuda"), Shell("echo $LD_LIBRARY_PATH")),
         summary=_summarize_shadow,

@@ -10,7 +10,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.build import rebuild_commands
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import always, install, manual_step, run_step
+from gpunode.diagnoses.remedies import install, make_fixed_remedy, manual_step, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_of,
@@ -29,7 +29,7 @@ from gpunode.diagnoses.views import modules, system
 _PEERMEM_MODULE_NAME: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
 _PEERMEM_SYMBOL_MISMATCH: Final = message_line(rf"\b{_PEERMEM_MODULE_NAME}: disagrees about version of symbol \w+")
 _PEERMEM_UNKNOWN_SYMBOL: Final = message_line(rf"\b{_PEERMEM_MODULE_NAME}: Unknown symbol \w+")
-_PEERMEM_REFUSED: Final = message_line(
+_PEERMEM_LOAD_REFUSED: Final = message_line(
     rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM_MODULE_NAME}\S*: (?:Invalid|Unknown)"
     rf"|failed to load {_PEERMEM_MODULE_NAME} module"
 )
@@ -55,7 +55,7 @@ _NVIDIA_FS_MISSING: Final = message_line(
     r"nvidia-fs(?:\.ko)? driver (?:is )?not (?:loaded|installed|initialized)|NVFS driver initialization error"
     r"|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)|nvidia_fs version: +\?\?"
 )
-_NVIDIA_FS_REFUSED: Final = message_line(
+_NVIDIA_FS_LOAD_REFUSED: Final = message_line(
     r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)"
     r"|could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia[-_]fs not found"
 )
@@ -67,7 +67,7 @@ _NVIDIA_FS_LOADED: Final = predicate(
 )
 _NVIDIA_FS_PRESENT: Final = any_of(_NVIDIA_FS_LOADED, message_line(r"nvidia_fs version:\s*\d"))
 _NVME_DRIVER_UNREGISTERED: Final = message_line(r"NVMe Driver not registered with nvidia-fs")
-_NVME_UNSUPPORTED: Final = message_line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
+_GDS_NVME_UNSUPPORTED: Final = message_line(r"^ *NVMe\s*:\s*Unsupported", "gpudirect", "text", "application")
 _P2PDMA_SUPPORTED: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "gpudirect", "text", "application")
 
 
@@ -78,7 +78,7 @@ def _missing_nvidia_fs_proc_folder(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 _NVIDIA_FS_UNAVAILABLE: Final = any_of(
-    _NVIDIA_FS_MISSING, _NVIDIA_FS_REFUSED, custom_sign(_missing_nvidia_fs_proc_folder)
+    _NVIDIA_FS_MISSING, _NVIDIA_FS_LOAD_REFUSED, custom_sign(_missing_nvidia_fs_proc_folder)
 )
 
 
@@ -89,25 +89,25 @@ def _install_nvidia_fs(snapshot: Snapshot) -> Iterable[Fix]:
     yield install(snapshot, "install nvidia-fs: DKMS builds it for the running kernel", name)
     at_boot = Shell("echo nvidia_fs | sudo tee /etc/modules-load.d/nvidia-fs.conf")
     yield run_step("load", "load it, now and at boot", Shell("sudo modprobe nvidia_fs"), at_boot)
-    yield _CHECK_SUPPORT
+    yield _CHECK_GDS_SUPPORT
 
 
-_CHECK_SUPPORT: Final = run_step(
+_CHECK_GDS_SUPPORT: Final = run_step(
     "inspect", "check what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p")
 )
-_INSTALL_NVME_STACK: Final = always(
+_INSTALL_NVME_STACK: Final = make_fixed_remedy(
     manual_step("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
     manual_step(
         "install", "or use PCI P2PDMA: kernel 6.2, CUDA 12.8, driver 570 (open), use_pci_p2pdma in cufile.json"
     ),
-    _CHECK_SUPPORT,
+    _CHECK_GDS_SUPPORT,
 )
 
 
 # ---- RDMA
 
 # FastSocket goes over TCP: there is no RDMA to be had.
-_RDMA_OFF: Final = message_line(
+_RDMA_DISABLED_MESSAGE: Final = message_line(
     r"(?<!FastSocket : )GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected"
     r"|GPUDirect RDMA is (?:disabled|not supported)"
 )
@@ -155,7 +155,7 @@ RULES: Final = (
         disruption="restart-container",
         look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
         decisive=any_of(_PEERMEM_SYMBOL_MISMATCH, _PEERMEM_UNKNOWN_SYMBOL),
-        typical=any_of(_PEERMEM_REFUSED, all_of(_PEERMEM_NOT_BUILT, symptoms.MODULE_LOADED)),
+        typical=any_of(_PEERMEM_LOAD_REFUSED, all_of(_PEERMEM_NOT_BUILT, symptoms.MODULE_LOADED)),
         against=(_PEERMEM_SIGNATURE_REJECTED,),
         summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
         remedy=_rebuild_peermem,
@@ -165,9 +165,9 @@ RULES: Final = (
         cause="gpudirect-rdma-disabled",
         severity="warning",
         disruption="restart-container",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+        symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
         look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
-        decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _PEERMEM_NOT_LOADED)),
+        decisive=any_of(unless(_RDMA_DISABLED_MESSAGE, _RDMA_ON), all_of(_RDMA_DISABLED_MESSAGE, _PEERMEM_NOT_LOADED)),
         typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
         summary="the network card cannot access GPU memory, so NCCL copies through host memory",
         remedy=_load_peermem,
@@ -187,13 +187,13 @@ RULES: Final = (
         cause="gds-nvme-unsupported",
         severity="warning",
         disruption="reboot",
-        symptoms=(symptoms.SLOW,),
+        symptoms=(symptoms.GPU_SLOW,),
         look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
         decisive=any_of(
-            _NVME_DRIVER_UNREGISTERED, unless(all_of(_NVME_UNSUPPORTED, _NVIDIA_FS_PRESENT), _P2PDMA_SUPPORTED)
+            _NVME_DRIVER_UNREGISTERED, unless(all_of(_GDS_NVME_UNSUPPORTED, _NVIDIA_FS_PRESENT), _P2PDMA_SUPPORTED)
         ),
         typical=any_of(
-            unless(_NVME_UNSUPPORTED, _P2PDMA_SUPPORTED, _NVIDIA_FS_UNAVAILABLE),
+            unless(_GDS_NVME_UNSUPPORTED, _P2PDMA_SUPPORTED, _NVIDIA_FS_UNAVAILABLE),
             message_line(r"GPUDirect Storage not supported on current file"),
         ),
         summary="GPUDirect Storage does not support the running NVMe driver: it is the kernel's own, without GDS",
@@ -211,7 +211,7 @@ RULES: Final = (
         context=command_run(r"ulimit -l|memlock"),
         look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
         summary="memory cannot be registered with the network card: the limit of locked memory is too low",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
             manual_step(
                 "configure",

@@ -12,11 +12,11 @@ from gpunode.diagnoses.commands import Shell, edit_matching_files
 from gpunode.diagnoses.consequences import GPU_LOST
 from gpunode.diagnoses.model import Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
-    always,
     look_at_hardware,
+    make_fixed_remedy,
     manual_step,
-    power_cycle,
-    reboot,
+    power_cycle_node,
+    reboot_node,
     reset_gpu,
     run_step,
     write_nvidia_report,
@@ -36,16 +36,16 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, pci, virtualization
 from gpunode.diagnoses.views.system import find_distro, package_manager
 
-_RPC_TIMEOUT: Final = kernel_line(
+_GSP_RPC_TIMEOUT: Final = kernel_line(
     r"(?i)Timeout (?:while )?waiting for RPC|Timeout after \d+s of waiting for RPC|rpcRecvPoll\w{0,60} timed? ?out"
     r"|Heartbeat timed out|GSP RPC timeout|Rate limiting GSP RPC error"
 )
-_TASK_EXCEPTION: Final = kernel_line(r"(?i)GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat")
+_GSP_TASK_EXCEPTION: Final = kernel_line(r"(?i)GSP (?:task|kernel) (?:exception|watchdog)|GSP-CrashCat")
 _WPR2_UP: Final = kernel_line(r"(?i)WPR2 (?:is )?already up")
 _GFW_BOOT_FAILED: Final = kernel_line(
     r"(?i)failed to wait for GFW|GFW_?\s?BOOT.{0,30}(?:fail|time|progress)|GFW boot did not"
 )
-_FIRMWARE_NOT_FOUND: Final = (
+_FIRMWARE_NOT_FOUND_TEXT: Final = (
     r"(?i)Direct firmware load for nvidia/\S*gsp\S* failed with error -2"
     r"|firmware: failed to load nvidia/\S*gsp\S* \(-2\)|RmFetchGspRmImages: No firmware image found"
     r"|(?:can(?:no|')t|could not|failed to|unable to) (?:find|load|open|request|fetch) \S{0,60}gsp\w*\.bin"
@@ -77,14 +77,14 @@ def _find_crashes(snapshot: Snapshot) -> Iterator[Proof]:
     return faults.incident_check(120, confidence="likely" if is_cut else "certain")(snapshot)
 
 
-_FIRMWARE: Final = r"/lib/firmware/nvidia\b"
-_FIRMWARE_ABSENT: Final = any_of(kernel_line(_FIRMWARE_NOT_FOUND), message_line(_FIRMWARE_NOT_FOUND, "text"))
+_FIRMWARE_FOLDER_PATTERN: Final = r"/lib/firmware/nvidia\b"
+_FIRMWARE_ABSENT: Final = any_of(kernel_line(_FIRMWARE_NOT_FOUND_TEXT), message_line(_FIRMWARE_NOT_FOUND_TEXT, "text"))
 
 
 def _firmware_version(snapshot: Snapshot) -> str:
     """Return the version of the loaded driver, else of the missing file."""
     loaded = snapshot.view(driver.loaded_version)
-    found = (re.search(rf"nvidia/({driver.VERSION})/", one.line) for one in snapshot.view(_FIRMWARE_ABSENT))
+    found = (re.search(rf"nvidia/({driver.VERSION})/", line.line) for line in snapshot.view(_FIRMWARE_ABSENT))
     return loaded.version if loaded else next((match[1] for match in found if match), "")
 
 
@@ -102,13 +102,13 @@ _GSP_OFF_OPTION: Final = (
     r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b|^[ \t]*EnableGpuFirmware:\s*0\s*$"
 )
 _GSP_DISABLED: Final = any_line(_GSP_OFF_OPTION)
-_OPEN: Final = any_line(r"NVIDIA UNIX Open Kernel Module|license:\s+Dual MIT/GPL|\bnvidia\S{0,30}-open\b")
-_GSP_NEEDED: Final = any_of(_OPEN, predicate(_needs_open_modules, "this GPU needs the open modules"))
+_OPEN_MODULES_SEEN: Final = any_line(r"NVIDIA UNIX Open Kernel Module|license:\s+Dual MIT/GPL|\bnvidia\S{0,30}-open\b")
+_GSP_NEEDED: Final = any_of(_OPEN_MODULES_SEEN, predicate(_needs_open_modules, "this GPU needs the open modules"))
 
 
 def _reset_after_gsp_failure(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
-    yield reboot(when="the reset is refused or hangs")
+    yield reboot_node(when="the reset is refused or hangs")
     yield manual_step("install", "install the newest driver of the branch, or of the previous branch", "it comes back")
     if not snapshot.view(_GSP_NEEDED):
         yield _disable_gsp(snapshot, "it still comes back; only the proprietary modules work without the GSP")
@@ -117,7 +117,7 @@ def _reset_after_gsp_failure(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _disable_gsp(snapshot: Snapshot, when: str) -> Fix:
     write = Shell("echo 'options nvidia NVreg_EnableGpuFirmware=0' | sudo tee /etc/modprobe.d/nvidia-gsp.conf")
-    commands = (write, *remedies.rebuild_initramfs(snapshot).commands, *reboot().commands)
+    commands = (write, *remedies.rebuild_initramfs(snapshot).commands, *reboot_node().commands)
     return run_step("configure", "turn the GSP off, rebuild the initramfs, reboot", *commands, when=when)
 
 
@@ -137,13 +137,13 @@ def _install_firmware(snapshot: Snapshot) -> Iterable[Fix]:
             snapshot, text, installed_version=version, when="no archive has that version any more"
         )
     yield remedies.rebuild_initramfs(snapshot)
-    yield run_step("load", "reload the module", remedies.UNLOAD_MODULES, Shell("sudo modprobe nvidia"))
+    yield run_step("load", "reload the module", remedies.UNLOAD_MODULES_COMMAND, Shell("sudo modprobe nvidia"))
 
 
 def _fix_platform(snapshot: Snapshot) -> Iterable[Fix]:
     yield from look_at_hardware()(snapshot)
     yield manual_step("firmware", "update the machine's firmware, or the hypervisor, and turn Above 4G Decoding on")
-    yield power_cycle()
+    yield power_cycle_node()
     yield manual_step("install", "try the newest driver of another branch", "it persists")
     if not _needs_open_modules(snapshot):
         yield _disable_gsp(snapshot, "the GPU is older than Blackwell, and its modules are the proprietary ones")
@@ -160,7 +160,7 @@ def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
             "install", "switch to the proprietary modules, which honour the option", "the GSP must stay off"
         )
     yield remedies.rebuild_initramfs(snapshot)
-    yield reboot()
+    yield reboot_node()
 
 
 _GPU_UNUSABLE_CONSEQUENCES: Final = GPU_LOST | {
@@ -184,7 +184,7 @@ RULES: Final = (
         ),
         check=faults.incident_check(119),
         against=(_WPR2_UP,),
-        typical=unless(any_of(_RPC_TIMEOUT, _SMI_ANSWERS_SLOWLY), _SERIOUS_FAULT),
+        typical=unless(any_of(_GSP_RPC_TIMEOUT, _SMI_ANSWERS_SLOWLY), _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
         explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
     ),
@@ -194,7 +194,7 @@ RULES: Final = (
         share=0.7,
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
         check=_find_crashes,
-        decisive=unless(_TASK_EXCEPTION, _SERIOUS_FAULT),
+        decisive=unless(_GSP_TASK_EXCEPTION, _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
         explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
     ),
@@ -205,9 +205,9 @@ RULES: Final = (
         decisive=_WPR2_UP,
         context=_GSP_INIT_FAILED,
         summary="The GPU still holds the protected memory of a crashed GSP and cannot start a new one",
-        remedy=always(
-            reboot("reboot the node: the whole GPU must be reset, which reloading the driver does not do"),
-            power_cycle("power the node off and on again", "a reboot does not help"),
+        remedy=make_fixed_remedy(
+            reboot_node("reboot the node: the whole GPU must be reset, which reloading the driver does not do"),
+            power_cycle_node("power the node off and on again", "a reboot does not help"),
             manual_step("hardware", "check riser, slot and power of that GPU", "it happens after every boot"),
             write_nvidia_report(),
         ),
@@ -222,7 +222,7 @@ RULES: Final = (
         context=_GSP_INIT_FAILED,
         summary="The GPU's own firmware does not finish booting, so the driver cannot start the GPU",
         remedy=look_at_hardware(
-            power_cycle(),
+            power_cycle_node(),
             manual_step("hardware", "reseat the GPU and check its power cables", "it persists"),
             manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),
             remedies.replace_gpu(when="the fault follows the GPU to another machine"),
@@ -235,7 +235,7 @@ RULES: Final = (
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("sudo dmesg | grep -iE 'firmware|gsp'"), Shell("ls /lib/firmware/nvidia")),
         decisive=_FIRMWARE_ABSENT,
-        context=any_of(_GSP_INIT_FAILED, command_run(_FIRMWARE)),
+        context=any_of(_GSP_INIT_FAILED, command_run(_FIRMWARE_FOLDER_PATTERN)),
         against=(symptoms.DRIVER_WORKS,),
         summary="The GSP firmware of the driver's exact version is not on disk",
         remedy=_install_firmware,

@@ -13,11 +13,11 @@ from gpunode.diagnoses.consequences import DRIVER_NOT_INITIALIZED, GPU_LOST, UNH
 from gpunode.diagnoses.model import Citation, Confidence, Proof, Rule, Severity
 from gpunode.diagnoses.pci import REGION_WITHOUT_ADDRESS
 from gpunode.diagnoses.remedies import (
-    always,
-    drain,
+    drain_node,
     look_at_hardware,
+    make_fixed_remedy,
     manual_step,
-    power_cycle,
+    power_cycle_node,
     replace_gpu,
     run_step,
     write_nvidia_report,
@@ -34,15 +34,15 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.support import undriven_gpus
+from gpunode.diagnoses.support import gpus_without_driver_support
 from gpunode.diagnoses.views import boards, faults, kernel, pci, smi_query
 from gpunode.facts.patterns import Pattern
 
 
-def _find_missing(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_missing_gpus(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of more GPUs on the bus than nvidia-smi shows."""
     # Whom nouveau or vfio-pci owns, or the driver leaves alone, nvidia-smi cannot show.
-    left = snapshot.view(undriven_gpus)
+    left = snapshot.view(gpus_without_driver_support)
     owned = (gpu for gpu in snapshot.view(pci.pci_gpus) if gpu.driver in {None, "nvidia"} and gpu.address not in left)
     listed = {gpu.address: gpu for gpu in owned} if pci.is_bus_listed(snapshot) and "" not in left else {}
     shown = max(snapshot.view(boards.smi_inventories), key=lambda one: one.count or 0, default=None)
@@ -77,8 +77,8 @@ _CONFIG_SPACE_ALL_ONES: Final = unless(
     ),
     message_line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
 )
-_ASLEEP: Final = message_line(r"(?i)\bD3cold\b|device inaccessible|\bbbswitch\b")
-_REMOVED: Final = kernel_line(
+_GPU_ASLEEP: Final = message_line(r"(?i)\bD3cold\b|device inaccessible|\bbbswitch\b")
+_GPU_DEVICE_REMOVED: Final = kernel_line(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
 # In a guest the hypervisor's settings do the same; a GSP that does not answer takes minutes to.
@@ -93,11 +93,11 @@ def _port_containment_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield containment events of the port above, before the GPU was lost."""
     gone = snapshot.view(faults.first_bus_falls)
     told = (message.citation for message in kernel.matching_messages(snapshot, _PORT_CONTAINMENT_EVENT))
-    return (one for one in told if not faults.is_after_fall(one, gone))
+    return (line for line in told if not faults.is_after_fall(line, gone))
 
 
 _PORT_CONTAINMENT_EVENT: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
-_LINK_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
+_PCIE_LINK_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
@@ -114,10 +114,10 @@ _POWER_CAP_REASON: Final = "SW Power Cap", 0x4
 def _gpus_limited_by(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.SmiGpu, Citation]]:
     """Yield the GPUs whose clocks are limited for this reason, by its name or the mask of all."""
     for gpu in snapshot.view(smi_query.smi_gpus):
-        mask = gpu.find("Clocks Event Reasons", "Active")
+        mask = gpu.find_row("Clocks Event Reasons", "Active")
         if mask and re.fullmatch(r"0x[0-9a-f]{1,16}", mask.value) and int(mask.value, 16) & bit:
             yield gpu, mask.citation
-        elif row := next((row for row in gpu.find_all(reason) if row.value.lower() == "active"), None):
+        elif row := next((row for row in gpu.find_rows(reason) if row.value.lower() == "active"), None):
             yield gpu, row.citation
 
 
@@ -133,10 +133,10 @@ def _find_power_braked_gpus(snapshot: Snapshot) -> Iterator[Proof]:
         yield Proof(summary, (place,), sure, gpu=gpu.name)
 
 
-def _find_heated(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_overheated_gpus(snapshot: Snapshot) -> Iterator[Proof]:
     for reason in (_HW_THERMAL_REASON, _SW_THERMAL_REASON):
         for gpu, place in _gpus_limited_by(snapshot, *reason):
-            heat = (row.citation for row in gpu.find_all("GPU Current Temp"))
+            heat = (row.citation for row in gpu.find_rows("GPU Current Temp"))
             summary = f"{_gpu_name(gpu)} is too hot and lowers its clocks ({reason[0]})"
             yield Proof(summary, (place, *heat), gpu=gpu.name)
 
@@ -147,7 +147,7 @@ def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
         now = gpu.number("GPU Current Temp")
         limits = (gpu.number("GPU Max Operating Temp"), gpu.number("GPU Slowdown Temp"))
         if now is not None and any(now >= limit - 1 for limit in limits if limit):
-            yield from (row.citation for row in gpu.find_all("GPU Current Temp"))
+            yield from (row.citation for row in gpu.find_rows("GPU Current Temp"))
 
 
 _CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP_REASON)))
@@ -165,36 +165,36 @@ def _find_lowered_power_limits(snapshot: Snapshot) -> Iterator[Proof]:
             continue
         summary = f"{_gpu_name(gpu)} is limited to {now:.0f} W, but its default is {usual:.0f} W"
         severity: Severity = "warning" if capped or snapshot.view(_REPORTER_QUERIED_POWER) else "info"
-        lines = (*(row.citation for row in gpu.find_all("Default Power Limit")), *capped)
+        lines = (*(row.citation for row in gpu.find_rows("Default Power Limit")), *capped)
         limit = gpu_command("sudo", "nvidia-smi", *gpu_option(gpu.name), "-pl", f"{usual:.0f}")
-        remedy = (run_step("configure", "restore the default limit", limit), _FIND_LIMIT_SETTER)
+        remedy = (run_step("configure", "restore the default limit", limit), _FIND_POWER_LIMIT_SETTER)
         yield Proof(summary, lines, severity=severity, gpu=gpu.name, remedy=remedy)
 
 
-_FIND_LIMIT_SETTER: Final = run_step(
+_FIND_POWER_LIMIT_SETTER: Final = run_step(
     "inspect",
     "find what sets it at boot; the power policy of the BMC can set it too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
 )
-_power_rule = partial(Rule, layer="power-thermal", severity="warning", symptoms=(symptoms.SLOW,))
+_power_rule = partial(Rule, layer="power-thermal", severity="warning", symptoms=(symptoms.GPU_SLOW,))
 
 RULES: Final = (
     _rule(
         cause="gpu-missing-from-inventory",
         symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("nvidia-smi -L")),
-        check=_find_missing,
+        check=_find_missing_gpus,
         typical=unless(
             all_of(custom_sign(_odd_gpu_counts), _GPUS_ON_BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
         ),
         context=custom_sign(_odd_gpu_counts),
         against=(REGION_WITHOUT_ADDRESS,),  # it is there, and cannot be started
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
             ),
-            drain(),
-            power_cycle(),
+            drain_node(),
+            power_cycle_node(),
             manual_step("hardware", "reseat the GPU, and have it replaced if it stays missing"),
         ),
         explains=UNHEALTHY_IN_CLUSTER,
@@ -209,19 +209,19 @@ RULES: Final = (
             symptoms.CUDA_PROGRAM_FAULT,
             symptoms.NO_DEVICES,
             symptoms.CUDA_UNKNOWN,
-            symptoms.CUDA_NO_DEVICE,
+            symptoms.CUDA_FINDS_NO_DEVICE,
             symptoms.ADAPTER_INIT_FAILED,
         ),
         # What people say of it without a line of the log.
         context=message_line(r"(?i)\b(?:falls?|fell|falling) off (?:of )?the (?:PCIe? )?bus\b"),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
         check=faults.incident_check(79, 167),
-        against=(unless(custom_sign(_port_containment_lines), _LINK_WENT_DOWN),),
-        decisive=unless(any_of(_GPU_LOST_MESSAGE, _REMOVED), _SERIOUS_FAULT),
-        typical=unless(any_of(_CONFIG_SPACE_ALL_ONES, _NO_DEVICE_HANDLE), _ASLEEP, _SERIOUS_FAULT),
-        remedy=always(
-            drain(),
-            power_cycle(),
+        against=(unless(custom_sign(_port_containment_lines), _PCIE_LINK_WENT_DOWN),),
+        decisive=unless(any_of(_GPU_LOST_MESSAGE, _GPU_DEVICE_REMOVED), _SERIOUS_FAULT),
+        typical=unless(any_of(_CONFIG_SPACE_ALL_ONES, _NO_DEVICE_HANDLE), _GPU_ASLEEP, _SERIOUS_FAULT),
+        remedy=make_fixed_remedy(
+            drain_node(),
+            power_cycle_node(),
             manual_step("hardware", "check power supply, power cables and risers; reseat the GPU", "it comes back"),
             write_nvidia_report(),
             replace_gpu(when="it falls off again in another slot or machine"),
@@ -255,12 +255,12 @@ RULES: Final = (
     _power_rule(
         cause="thermal-slowdown",
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
-        check=_find_heated,
+        check=_find_overheated_gpus,
         typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
         may_be_normal=True,
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),
-            drain("move the work away until the GPU is cool again"),
+            drain_node("move the work away until the GPU is cool again"),
             run_step("inspect", "watch temperature and clocks", Shell("nvidia-smi -q -d TEMPERATURE,PERFORMANCE")),
         ),
     ),
@@ -272,7 +272,7 @@ RULES: Final = (
             r"(?i)\bPSU?\d* Status\s+Fail"
             r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)"
         ),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("hardware", "check power supplies and power budget in the BMC, and restore redundancy"),
             manual_step("firmware", "update the BMC's firmware", "the supplies are fine"),
             run_step("inspect", "the brake must be off again", Shell("nvidia-smi -q -d PERFORMANCE | grep -i brake")),
@@ -284,7 +284,7 @@ RULES: Final = (
         shows_in="gpu",
         look_at=(Shell("nvidia-smi -q -d POWER"),),
         check=_find_lowered_power_limits,
-        context=unless(_CAPPED, symptoms.ALL_WELL),
-        remedy=always(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
+        context=unless(_CAPPED, symptoms.NOTHING_FAILS),
+        remedy=make_fixed_remedy(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
     ),
 )

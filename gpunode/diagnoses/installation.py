@@ -9,9 +9,9 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH, MODULE_NOT_ACCEPTED
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import can_set_up, install, run_step
+from gpunode.diagnoses.remedies import can_run_setup, install, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
@@ -21,12 +21,12 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.facts.sources import SourceKind
 
-_NO_LIBRARY: Final = Pattern(
+_DRIVER_LIBRARY_NOT_FOUND: Final = Pattern(
     r"(?i)(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
     r"|couldn.t find libnvidia-ml\.so|could not load NVML library|Could not load dynamic library 'libcuda\.so"
     r"|NVML(?:Error_LibraryNotFound|_ERROR_LIBRARY_NOT_FOUND| Shared Library Not Found)|ERROR_LIBRARY_NOT_FOUND"
 )
-_NO_MODULE: Final = Pattern(
+_DRIVER_MODULE_NOT_FOUND: Final = Pattern(
     r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
 )
 _NODE_SOURCE_KINDS: Final[frozenset[SourceKind]] = frozenset(
@@ -44,7 +44,7 @@ def _missing_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
         citation
         for item in snapshot.items
         if item.where == "host" and item.was_answered and _is_about_node_libraries(item)
-        for citation in lines_with(item, _NO_LIBRARY)
+        for citation in lines_with(item, _DRIVER_LIBRARY_NOT_FOUND)
     )
     return (*states, *said)
 
@@ -56,7 +56,7 @@ def _is_about_node_libraries(item: EvidenceItem) -> bool:
     return item.kind in _NODE_SOURCE_KINDS
 
 
-def _kernel_side_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _kernel_module_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence of the kernel side: loaded, on disk, or packaged."""
     if modules.is_module_loaded(snapshot, "nvidia"):
         return modules.lsmod_line(snapshot, "nvidia")
@@ -70,19 +70,19 @@ def _kernel_side_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _has_libraries(snapshot: Snapshot) -> bool:
     """Return whether the driver's libraries are on the node."""
     return bool(driver.library_versions(snapshot)) or any(
-        one.sort == "driver" for one in snapshot.view(cuda.loaded_libraries)
+        loaded_library.sort == "driver" for loaded_library in snapshot.view(cuda.loaded_libraries)
     )
 
 
-def _lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
+def _package_lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield what was searched without success: the loader's cache, the module, packages."""
     for item in snapshot.items:
         if item.where != "host" or not item.was_answered:
             continue
-        whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
+        whole = not item.source.is_part and (not item.source.pattern or re.search(r"nvidia|cuda", item.source.pattern))
         if item.kind == "ldconfig" and whole and not _DRIVER_LIBRARY_NAME.search(item.text):
             yield cite_fact(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
-        elif item.kind == "modinfo" and _NO_MODULE.search(item.text):
+        elif item.kind == "modinfo" and _DRIVER_MODULE_NOT_FOUND.search(item.text):
             yield cite(item, 1)
         elif item.kind == "packages" and whole and not any(packages.is_driver_row(line) for line in item.lines):
             yield cite_fact(item.written, "no package of a driver is among them", item.key)
@@ -104,14 +104,14 @@ _DRIVER_POD: Final = Pattern(r"(?m)(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\
 def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return at least two places that were searched for a driver without success."""
     tables = {item.key for item in snapshot.items_of("lsmod")}  # what is not loaded may be installed
-    found = tuple(one for one in _lists_without_driver(snapshot) if one.key not in tables)
-    return found if len({one.source for one in found}) > 1 else ()
+    found = tuple(line for line in _package_lists_without_driver(snapshot) if line.key not in tables)
+    return found if len({line.source for line in found}) > 1 else ()
 
 
 def _driver_missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines of at least two programs that miss nvidia-smi or the libraries."""
     found = snapshot.view(_DRIVER_MISSING)
-    return found if len({one.key for one in found}) > 1 else ()
+    return found if len({line.key for line in found}) > 1 else ()
 
 
 _FIRST_EMPTY_METAPACKAGE_BRANCH: Final = 615
@@ -121,12 +121,12 @@ def _empty_metapackages(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield cuda-drivers where it is the only package: from 615 on it brings no driver (cupy's pull 10295)."""
     found = driver.metapackages(snapshot)
     are_empty = all(
-        one.name == "cuda-drivers"
-        and (parse_int(one.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY_METAPACKAGE_BRANCH
-        for one in found
+        package.name == "cuda-drivers"
+        and (parse_int(package.upstream.partition(".")[0]) or 0) >= _FIRST_EMPTY_METAPACKAGE_BRANCH
+        for package in found
     )
-    if are_empty and not (driver.kernel_packages(snapshot) or driver.user_packages(snapshot)):
-        yield from (one.citation for one in found)
+    if are_empty and not (driver.kernel_packages(snapshot) or driver.user_space_packages(snapshot)):
+        yield from (package.citation for package in found)
 
 
 def _has_driver_traces(snapshot: Snapshot) -> bool:
@@ -144,7 +144,7 @@ def _is_passed_through(snapshot: Snapshot) -> bool:
     return bool(owners) and all(owner in {"vfio-pci", "pci-stub", "pciback", "xen-pciback"} for owner in owners)
 
 
-_NO_LIBCUDA: Final = any_of(
+_LIBCUDA_NOT_FOUND: Final = any_of(
     message_line(
         r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found",
         "application", "text", "nvidia-container-cli", "unit-log",
@@ -159,13 +159,13 @@ def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield a list of the driver's libraries on the node that has NVML's, and not CUDA's."""
     for item in snapshot.items_of("nvidia-container-cli", "ldconfig"):
         # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
-        is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined(snapshot))
+        is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined_by_gpunode(snapshot))
         is_whole = is_list and item.where == "host" and item.source.lets_through("libcuda.so.1")
         if is_whole and not item.source.is_part and _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text:
             yield cite_fact(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
 
 
-def _cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
+def _loader_cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the loader's cache without libcuda, whatever else it has."""
     for item in snapshot.items_of("ldconfig"):
         is_whole = item.where == "host" and not item.source.is_part and item.source.lets_through("libcuda.so.1")
@@ -183,14 +183,14 @@ def _packages_of_32_bit_only(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the installed packages of programs and libraries that are there for 32 bits only."""
     for item in snapshot.items_of("packages"):
         rows = find_all(item, _DPKG_PROGRAM_ROW) if item.where == "host" else ()
-        found = [(one["name"], (one["arch"] or one["listed"]) == "i386", one.start()) for one in rows]
+        found = [(row["name"], (row["arch"] or row["listed"]) == "i386", row.start()) for row in rows]
         native = {name for name, is_32_bit, _ in found if not is_32_bit}
         for name, _, start in found:
             if name not in native:
                 yield cite(item, item.line_number_at(start))
 
 
-def _is_engine_elsewhere(snapshot: Snapshot) -> bool:
+def _runs_engine_in_vm(snapshot: Snapshot) -> bool:
     """Return whether the engine runs in a virtual machine or sandbox, with another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
     asked = [item for item in snapshot.items if item.kind in kinds and item.outcome == "ok" and item.text.strip()]
@@ -203,29 +203,29 @@ def _is_engine_elsewhere(snapshot: Snapshot) -> bool:
 _DRIVER_MISSING: Final = any_of(
     custom_sign(_missing_driver_lines), any_line(rf"\bline \d+: nvidia-smi: {COMMAND_NOT_FOUND_WORDS}", on_host=True)
 )
-_DRIVER_NOT_FOUND: Final = custom_sign(_lists_without_driver)
-_KERNEL_SIDE_PRESENT: Final = custom_sign(_kernel_side_lines)
+_DRIVER_NOT_IN_LISTINGS: Final = custom_sign(_package_lists_without_driver)
+_KERNEL_MODULE_PRESENT: Final = custom_sign(_kernel_module_lines)
 _LIBRARIES_PRESENT: Final = predicate(_has_libraries, "the driver's libraries are on the node")
 _SMI_WITHOUT_NVML: Final = message_line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
-_WITHOUT_LIBCUDA: Final = any_of(
+_LIBCUDA_NOT_ON_NODE: Final = any_of(
     message_line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
     custom_sign(_listed_without_libcuda),
-    all_of(_NO_LIBCUDA, custom_sign(_cache_without_libcuda)),
+    all_of(_LIBCUDA_NOT_FOUND, custom_sign(_loader_cache_without_libcuda)),
 )
-_FOR_32_BITS_ONLY: Final = custom_sign(_packages_of_32_bit_only)
-_DRIVER_ELSEWHERE: Final = predicate(
-    lambda snapshot: has_external_driver(snapshot) or _is_engine_elsewhere(snapshot), "the driver is another system's"
+_LIBRARIES_32_BIT_ONLY: Final = custom_sign(_packages_of_32_bit_only)
+_DRIVER_PROVIDED_ELSEWHERE: Final = predicate(
+    lambda snapshot: has_external_driver(snapshot) or _runs_engine_in_vm(snapshot), "the driver is another system's"
 )
 _ALL_GPUS_PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
 # Of a GPU on the bus, which no driver of NVIDIA's has.
 _GPU_WITHOUT_NVIDIA_DRIVER: Final = custom_sign(
-    lambda node: (one.citation for one in node.view(pci.pci_gpus) if not (one.driver or "").startswith("nvidia"))
+    lambda node: (gpu.citation for gpu in node.view(pci.pci_gpus) if not (gpu.driver or "").startswith("nvidia"))
 )
 # The CUDA Toolkit's installer at its end, and a shell that would find nvidia-smi in a package.
 _DRIVER_NOT_INSTALLED_MESSAGE: Final = message_line(
     r"did not install the CUDA Driver\b|Command 'nvidia-smi' not found, but can be installed"
 )
-_NO_GPU: Final = predicate(
+_NO_GPU_ON_LISTED_BUS: Final = predicate(
     lambda snapshot: pci.is_bus_listed(snapshot) and not snapshot.view(pci.pci_gpus), "there is no GPU on the bus"
 )
 
@@ -242,9 +242,9 @@ def _is_driver_removed(snapshot: Snapshot) -> bool:
 def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
     if _is_driver_removed(snapshot):
         return "the driver was removed from this node, and its kernel module stays loaded until the next boot"
-    if snapshot.view(_WITHOUT_LIBCUDA):
+    if snapshot.view(_LIBCUDA_NOT_ON_NODE):
         return "the driver works but its libcuda.so.1 is not installed, so NVML answers but CUDA does not start"
-    if snapshot.view(_FOR_32_BITS_ONLY):
+    if snapshot.view(_LIBRARIES_32_BIT_ONLY):
         return "of the driver's programs and libraries only the packages for 32 bits are installed"
     return "the driver's kernel module is installed, but its libraries and programs are not"
 
@@ -255,10 +255,10 @@ def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 # Ubuntu's packages have the branch in their names; the module on disk tells it.
-_INSTALL_SAME_BRANCH: Final = Shell(
+_INSTALL_LIBRARIES_OF_MODULE_BRANCH: Final = Shell(
     'v=$(modinfo -F version nvidia | cut -d. -f1); sudo apt-get install "nvidia-utils-$v" "libnvidia-compute-$v"'
 )
-_USER_SIDE_PACKAGES: Final = {
+_USER_SPACE_PACKAGES: Final = {
     "dnf": ("nvidia-driver-cuda", "nvidia-driver-cuda-libs"),
     "zypper": ("nvidia-compute-utils-G06",),
     "pacman": ("nvidia-utils",),
@@ -268,7 +268,7 @@ _USER_SIDE_PACKAGES: Final = {
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if _is_driver_removed(snapshot):
         yield remedies.install_driver(snapshot, "install a driver, if this node is to have one")
-        yield remedies.reboot("or reboot the node, and the module is gone, too", "it is to have none")
+        yield remedies.reboot_node("or reboot the node, and the module is gone, too", "it is to have none")
         return
     manager = package_manager(snapshot)
     if virtualization.is_vgpu(snapshot):
@@ -276,19 +276,19 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
         return
     if manager == "apt":
         kernel = (*driver.kernel_packages(snapshot), *driver.headless_packages(snapshot))
-        names = {re.sub(r".*-(\d{3}(?:-server)?)(?:-open)?(?:-.*)?$", r"\1", one.name) for one in kernel}
+        names = {re.sub(r".*-(\d{3}(?:-server)?)(?:-open)?(?:-.*)?$", r"\1", package.name) for package in kernel}
         branch = next((name for name in sorted(names) if name[:3].isdigit()), "")
         text = "install the user-space packages of the same branch"
         if branch:
             yield install(snapshot, text, f"nvidia-utils-{branch}", f"libnvidia-compute-{branch}")
-        elif is_debian_itself(snapshot) or snapshot.view(_FOR_32_BITS_ONLY):
+        elif is_debian_itself(snapshot) or snapshot.view(_LIBRARIES_32_BIT_ONLY):
             yield install(snapshot, text, "nvidia-smi", "libcuda1")
         else:
-            yield run_step("install", text, _INSTALL_SAME_BRANCH)
+            yield run_step("install", text, _INSTALL_LIBRARIES_OF_MODULE_BRANCH)
     else:
-        yield install(snapshot, "install the user-space packages of the same version", *_USER_SIDE_PACKAGES[manager])
+        yield install(snapshot, "install the user-space packages of the same version", *_USER_SPACE_PACKAGES[manager])
     yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         yield remedies.install_driver(snapshot, "or let gpunode complete the driver")
 
 
@@ -302,7 +302,7 @@ def _find_lost_smi(snapshot: Snapshot) -> Iterator[Proof]:
     keys = {one.key for one in lost}
     if driver.SMI_PRESENCE_KEY not in keys or len(keys) == 1:
         return  # it is not there, and who called it did not find it anywhere else
-    owner = next((one.name for one in driver.user_packages(snapshot) if _SMI_PACKAGE.fullmatch(one.name)), "")
+    owner = next((one.name for one in driver.user_space_packages(snapshot) if _SMI_PACKAGE.fullmatch(one.name)), "")
     if lost and owner and driver.is_loaded(snapshot) and _has_libraries(snapshot):
         again = remedies.reinstall(snapshot, "install its package again", owner)
         what = f"nvidia-smi is gone, although the package {owner} is installed"
@@ -322,7 +322,7 @@ RULES: Final = (
             symptoms.NO_DEVICES,
             symptoms.CUDA_UNAVAILABLE,
         ),
-        decisive=all_of(_DRIVER_MISSING, _DRIVER_NOT_FOUND),
+        decisive=all_of(_DRIVER_MISSING, _DRIVER_NOT_IN_LISTINGS),
         typical=any_of(
             custom_sign(_two_failed_searches),
             custom_sign(_driver_missing_by_two_programs),
@@ -334,11 +334,11 @@ RULES: Final = (
             *(
                 symptoms.DRIVER_WORKS,
                 symptoms.IN_CONTAINER,
-                _KERNEL_SIDE_PRESENT,
+                _KERNEL_MODULE_PRESENT,
                 _SMI_WITHOUT_NVML,
-                _DRIVER_ELSEWHERE,
+                _DRIVER_PROVIDED_ELSEWHERE,
                 _ALL_GPUS_PASSED_THROUGH,
-                _NO_GPU,
+                _NO_GPU_ON_LISTED_BUS,
             ),
             predicate(_has_driver_traces, "a driver is installed"),
             predicate(lambda snapshot: snapshot.contains(_DRIVER_POD), "the operator brings the driver"),
@@ -355,12 +355,12 @@ RULES: Final = (
         shows_in="libraries",
         share=0.8,
         decisive=any_of(
-            _WITHOUT_LIBCUDA,
-            unless(all_of(_DRIVER_MISSING, _KERNEL_SIDE_PRESENT), symptoms.DRIVER_WORKS, _LIBRARIES_PRESENT),
+            _LIBCUDA_NOT_ON_NODE,
+            unless(all_of(_DRIVER_MISSING, _KERNEL_MODULE_PRESENT), symptoms.DRIVER_WORKS, _LIBRARIES_PRESENT),
         ),
-        typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _FOR_32_BITS_ONLY),
-        symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _WITHOUT_LIBCUDA),
-        against=(symptoms.IN_CONTAINER, _DRIVER_ELSEWHERE, _ALL_GPUS_PASSED_THROUGH, _NO_GPU),
+        typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _LIBRARIES_32_BIT_ONLY),
+        symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _LIBCUDA_NOT_ON_NODE),
+        against=(symptoms.IN_CONTAINER, _DRIVER_PROVIDED_ELSEWHERE, _ALL_GPUS_PASSED_THROUGH, _NO_GPU_ON_LISTED_BUS),
         summary=_summarize_incomplete_driver,
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
         remedy=_complete_driver,

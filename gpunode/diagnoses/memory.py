@@ -13,12 +13,12 @@ from typing import Any, Final, TypeAlias
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.model import Check, Citation, Proof, Rule, Sign
+from gpunode.diagnoses.model import Citation, Proof, ProofReader, Rule, Sign
 from gpunode.diagnoses.remedies import (
-    always,
-    drain,
+    drain_node,
+    make_fixed_remedy,
     manual_step,
-    reboot,
+    reboot_node,
     replace_gpu,
     reset_gpu,
     run_step,
@@ -34,11 +34,11 @@ _MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161
 # Xids that follow where the memory fails: programs end, and the driver asks for a reset.
 _FOLLOW_UP_XIDS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
 # From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
-_RETIRED_PAGES_LIMIT: Final = 60
+_MAX_RETIRED_PAGES: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
 _MIN_ERRORS_OF_FAILING_MEMORY: Final = 3
 # So many corrected errors since the driver was loaded are no chance hits.
-_MANY_CORRECTED: Final = 5000
+_MANY_CORRECTED_ERRORS: Final = 5000
 _MEMORY_LOCATION: Final = Pattern(r"(?i)physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+")
 _ALREADY_PENDING_WORDS: Final = Pattern(r"(?i)already pending|due to pending")
 _PAGE_RETIREMENT_WORDS: Final = Pattern(r"(?i)\bpage\b|retire|blacklist")
@@ -63,12 +63,12 @@ class _GpuMemory:
     Attributes:
         gpu: address, else UUID or index; empty if unknown.
         xids: its memory errors, in order.
-        answers: nvidia-smi's answers about it.
+        smi_answers: nvidia-smi's answers about it.
     """
 
     gpu: str
     xids: tuple[faults.Fault, ...]
-    answers: tuple[smi_query.SmiGpu, ...]
+    smi_answers: tuple[smi_query.SmiGpu, ...]
 
     def errors_with_codes(self, *codes: int) -> tuple[faults.Fault, ...]:
         """Return the errors of these codes."""
@@ -76,7 +76,7 @@ class _GpuMemory:
 
     def rows(self, *names: str) -> tuple[SmiRow, ...]:
         """Return the rows of that name; without one all."""
-        return tuple(row for one in self.answers for row in (one.find_all(*names) if names else one.rows))
+        return tuple(row for answer in self.smi_answers for row in (answer.find_rows(*names) if names else answer.rows))
 
     def rows_saying_yes(self, *names: str) -> tuple[Citation, ...]:
         """Return the rows of that name whose value says yes."""
@@ -90,8 +90,8 @@ class _GpuMemory:
 def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
     """Return each GPU with evidence about its memory; unnamed answers form their own."""
     incidents, answers = snapshot.view(faults.find_incidents), snapshot.view(smi_query.smi_gpus)
-    ill = {one.gpu for one in incidents if one.root.code not in _MEMORY_XIDS | _FOLLOW_UP_XIDS}
-    gpus = {one.gpu: list[smi_query.SmiGpu]() for one in incidents if one.root.code in _MEMORY_XIDS}
+    ill = {incident.gpu for incident in incidents if incident.root.code not in _MEMORY_XIDS | _FOLLOW_UP_XIDS}
+    gpus = {incident.gpu: list[smi_query.SmiGpu]() for incident in incidents if incident.root.code in _MEMORY_XIDS}
     for answer in answers:
         if answer.name:
             gpus.setdefault(answer.name, []).append(answer)
@@ -100,7 +100,7 @@ def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
         gpus.setdefault(next(iter(gpus), ""), []).extend(unnamed)
         unnamed = []
     known = (_GpuMemory(gpu, _memory_errors(snapshot, gpu), tuple(own)) for gpu, own in gpus.items() if gpu not in ill)
-    return (*known, *(_GpuMemory("", (), (one,)) for one in unnamed))
+    return (*known, *(_GpuMemory("", (), (gpu,)) for gpu in unnamed))
 
 
 def _memory_errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:
@@ -113,13 +113,13 @@ def _has_several_gpus(snapshot: Snapshot) -> bool:
     """Return whether an answer covers several unnamed GPUs, or the node has several."""
     if any(sum(not gpu.name for gpu in answer) > 1 for answer in snapshot.view(smi_query.smi_answers)):
         return True
-    return any((one.count or 0) > 1 for one in snapshot.view(boards.smi_inventories))
+    return any((smi_inventory.count or 0) > 1 for smi_inventory in snapshot.view(boards.smi_inventories))
 
 
 _MemoryCheck: TypeAlias = "Callable[[Snapshot, _GpuMemory], Proof | None]"
 
 
-def _check_each_memory(judge: _MemoryCheck) -> Check:
+def _check_each_memory(judge: _MemoryCheck) -> ProofReader:
     """Return the check that judges the memory of every GPU."""
 
     def check(snapshot: Snapshot) -> Iterator[Proof]:
@@ -129,14 +129,14 @@ def _check_each_memory(judge: _MemoryCheck) -> Check:
     return check
 
 
-def _downgrade_after_reset(check: Check) -> Check:
+def _downgrade_after_reset(check: ProofReader) -> ProofReader:
     """Yield the check of an error that is past once a reset has replaced the bad row."""
 
     def check_until_reset(snapshot: Snapshot) -> Iterator[Proof]:
-        replaced_rows = {one.gpu for one in snapshot.view(_gpu_memories) if _is_repaired_by_reset(one)}
+        replaced_rows = {memory.gpu for memory in snapshot.view(_gpu_memories) if _is_repaired_by_reset(memory)}
         for proof in check(snapshot):
             summary = f"{proof.summary}; the bad row was replaced by a reset since"
-            past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH_ERROR_COUNTS)
+            past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH_ERROR_COUNT_FIXES)
             yield past if proof.gpu in replaced_rows else proof
 
     return check_until_reset
@@ -169,7 +169,7 @@ def _concerns_page(fault: faults.Fault) -> bool:
 def _find_failed_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     rows = memory.rows_saying_yes("Remapping Failure Occurred")
     if not rows and all(
-        _is_due_to_pending_reset(one) or _concerns_page(one) for one in memory.errors_with_codes(64, 157, 161)
+        _is_due_to_pending_reset(code) or _concerns_page(code) for code in memory.errors_with_codes(64, 157, 161)
     ):
         return None
     return _make_proof(memory, "a bad row of memory could not be remapped", *rows)
@@ -184,12 +184,12 @@ def _find_failing_memory(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None
     )
     limits += tuple(fault.citation for fault in memory.errors_with_codes(64) if _concerns_page(fault))
     retired = [row for name in ("Double Bit ECC", "Single Bit ECC") for row in memory.rows("Retired Pages", name)]
-    if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _RETIRED_PAGES_LIMIT:
+    if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _MAX_RETIRED_PAGES:
         limits += tuple(row.citation for row in retired)
     if limits:
         return _make_proof(memory, "its memory has passed NVIDIA's limit for a replacement", *limits)
     # No boot makes memory new.
-    ever = (snapshot.with_history or snapshot) if memory.xids else snapshot
+    ever = (snapshot.including_earlier_boots or snapshot) if memory.xids else snapshot
     errors = tuple(fault for fault in faults.faults_of_gpu(ever, memory.gpu) if fault.code == 48)
     if _count_occurrences(errors) >= _MIN_ERRORS_OF_FAILING_MEMORY:
         lines = tuple(fault.citation for fault in errors[:6])
@@ -227,8 +227,8 @@ def _find_pending_pages(_: Snapshot, memory: _GpuMemory) -> Proof | None:
 
 def _find_pending_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     rows = (*memory.rows_saying_yes("Remapped Rows", "Pending"), *memory.rows_saying_yes("Channel Repair Pending"))
-    marked = [one for one in memory.errors_with_codes(63, 156, 160) if not _concerns_page(one)]
-    marked += [one for one in memory.errors_with_codes(64) if _is_due_to_pending_reset(one)]
+    marked = [with_code for with_code in memory.errors_with_codes(63, 156, 160) if not _concerns_page(with_code)]
+    marked += [with_code for with_code in memory.errors_with_codes(64) if _is_due_to_pending_reset(with_code)]
     if not rows and (
         not marked or memory.rows_saying_no("Remapped Rows", "Pending") or memory.errors_with_codes(95, 140)
     ):
@@ -236,21 +236,21 @@ def _find_pending_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
     return _make_proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
 
 
-def _find_uncontained(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_uncontained_errors(snapshot: Snapshot) -> Iterator[Proof]:
     for incident in faults.incidents_with(snapshot, *_MEMORY_XIDS):
         codes = {fault.code for fault in (incident.root, *incident.later_faults)}
         if 95 in codes and 48 not in codes:
             yield faults.incident_proof(incident)
 
 
-def _find_uncorrectable(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_uncorrectable_errors(snapshot: Snapshot) -> Iterator[Proof]:
     for incident in faults.incidents_with(snapshot, *_MEMORY_XIDS):
         if {48, 171, 172} & {fault.code for fault in (incident.root, *incident.later_faults)}:
             yield faults.incident_proof(incident)
     memories = snapshot.view(_gpu_memories)
     for memory in memories:
         # A count of a GPU without an address may be of the one that an Xid is about.
-        is_of_another = ":" not in memory.gpu and any(one.xids for one in memories)
+        is_of_another = ":" not in memory.gpu and any(memory.xids for memory in memories)
         # From Ampere on it does not tell whether the error was contained; those before count double bits.
         is_old = any("double bit" in " ".join(row.path).lower() for row in memory.rows())
         rows = _uncorrectable_volatile_counts(memory)
@@ -272,7 +272,7 @@ def _high_corrected_counts(snapshot: Snapshot) -> Iterator[Citation]:
     for row in (row for memory in snapshot.view(_gpu_memories) for row in memory.rows()):
         names = " ".join(row.path).lower()
         is_one = "volatile" in names and ("single bit" in names or " correctable" in names)
-        if is_one and re.fullmatch(r"\d{1,18}", row.value) and int(row.value) > _MANY_CORRECTED:
+        if is_one and re.fullmatch(r"\d{1,18}", row.value) and int(row.value) > _MANY_CORRECTED_ERRORS:
             yield row.citation
 
 
@@ -280,46 +280,46 @@ def _uncorrectable_count_sign(memory_kind: str) -> Sign:
     """Return the sign of uncorrectable errors in this kind of memory."""
 
     def lines(snapshot: Snapshot) -> Iterator[Citation]:
-        found = (one for memory in snapshot.view(_gpu_memories) for one in _uncorrectable_volatile_counts(memory))
-        return (one for one in found if memory_kind in one.line)
+        found = (count for memory in snapshot.view(_gpu_memories) for count in _uncorrectable_volatile_counts(memory))
+        return (line for line in found if memory_kind in line.line)
 
     return custom_sign(lines)
 
 
 _UNCORRECTABLE_ERRORS_COUNTED: Final = _uncorrectable_count_sign("")
-_MEMORY_QUERY: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
-_LOOK_AT_COMMANDS: Final = (_MEMORY_QUERY, Shell("sudo dmesg | grep -i xid"))
-_RETURN_GPU: Final = always(
-    drain(),
+_MEMORY_QUERY_COMMAND: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
+_LOOK_AT_COMMANDS: Final = (_MEMORY_QUERY_COMMAND, Shell("sudo dmesg | grep -i xid"))
+_RETURN_GPU_FIXES: Final = make_fixed_remedy(
+    drain_node(),
     write_nvidia_report("the vendor requests it"),
     replace_gpu("have the GPU replaced: this is one of NVIDIA's own conditions for that"),
     reset_gpu("reset it, if it must keep running until then", "there is no other GPU"),
 )
-_FREE_GPU: Final = always(
-    drain("move the work away from this GPU"),
+_FREE_GPU_FIXES: Final = make_fixed_remedy(
+    drain_node("move the work away from this GPU"),
     run_step("inspect", "find what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*")),
     run_step(
         "restart", "stop the persistence daemon, which holds it", Shell("sudo systemctl stop nvidia-persistenced")
     ),
     reset_gpu(),
-    reboot(when="something that cannot be stopped holds it"),
+    reboot_node(when="something that cannot be stopped holds it"),
 )
-_RESET: Final = always(
-    drain(),
+_RESET_GPU_FIXES: Final = make_fixed_remedy(
+    drain_node(),
     reset_gpu(),
-    run_step("inspect", "check that nothing is pending or failed", _MEMORY_QUERY),
+    run_step("inspect", "check that nothing is pending or failed", _MEMORY_QUERY_COMMAND),
     replace_gpu(when="errors come back, or a remapping fails"),
 )
-_WATCH_ERROR_COUNTS: Final = (
-    run_step("inspect", "check how many pages or rows it has cost so far", _MEMORY_QUERY),
+_WATCH_ERROR_COUNT_FIXES: Final = (
+    run_step("inspect", "check how many pages or rows it has cost so far", _MEMORY_QUERY_COMMAND),
     replace_gpu("plan to have the GPU replaced", "the counts grow"),
 )
-_CONSEQUENCES: Final = (
+_MEMORY_FAULT_CONSEQUENCES: Final = (
     UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 )
 # In the order in which what is wrong with one memory explains the rest of it.
-_ERROR_CONSEQUENCES: Final = _CONSEQUENCES | {"xid-92-high-sbe-rate"}
-_PENDING_CONSEQUENCES: Final = _ERROR_CONSEQUENCES | {
+_MEMORY_ERROR_CONSEQUENCES: Final = _MEMORY_FAULT_CONSEQUENCES | {"xid-92-high-sbe-rate"}
+_PENDING_CONSEQUENCES: Final = _MEMORY_ERROR_CONSEQUENCES | {
     *("ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
 }
 _WEAR_CONSEQUENCES: Final = _PENDING_CONSEQUENCES | {"row-remap-pending", "page-retirement-pending-handles-held"}
@@ -331,7 +331,7 @@ RULES: Final = (
         cause="ecc-dbe-uncorrectable",
         disruption="reset-gpu",
         symptoms=_PROGRAM_SYMPTOMS,
-        check=_downgrade_after_reset(_find_uncorrectable),
+        check=_downgrade_after_reset(_find_uncorrectable_errors),
         typical=any_of(
             # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
             message_line(r"(?i)uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr"),
@@ -339,23 +339,23 @@ RULES: Final = (
             message_line(r"(?i)double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU"),
         ),
         share=1.5,
-        remedy=_RESET,
-        explains=_ERROR_CONSEQUENCES,
+        remedy=_RESET_GPU_FIXES,
+        explains=_MEMORY_ERROR_CONSEQUENCES,
     ),
     _rule(
         cause="row-remap-pending",
         disruption="reset-gpu",
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.RESET_REFUSED),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.GPU_RESET_REFUSED),
         check=_check_each_memory(_find_pending_remap),
         share=0.8,
         typical=message_line(r"(?i)memory errors and row remappings"),
-        remedy=always(
-            drain(
+        remedy=make_fixed_remedy(
+            drain_node(
                 "move the work away from this GPU, and stop DCGM, the fabric manager and everything else that holds it"
             ),
             reset_gpu(),
-            reboot(when="the reset is refused"),
-            run_step("inspect", "check that Pending says No", _MEMORY_QUERY),
+            reboot_node(when="the reset is refused"),
+            run_step("inspect", "check that Pending says No", _MEMORY_QUERY_COMMAND),
             replace_gpu(when="Remapping Failure Occurred says Yes"),
         ),
         explains=_PENDING_CONSEQUENCES,
@@ -366,7 +366,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=_check_each_memory(_find_failed_remap),
         typical=message_line(r"(?i)memory errors and row remapping\b|Remapping Failure Occurred\s*: Yes"),
-        remedy=_RETURN_GPU,
+        remedy=_RETURN_GPU_FIXES,
         explains=_WEAR_CONSEQUENCES | {"hbm-failing-rma"},
     ),
     _rule(
@@ -380,19 +380,19 @@ RULES: Final = (
                 r"(?i)\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU"
             ),
         ),
-        remedy=_RETURN_GPU,
+        remedy=_RETURN_GPU_FIXES,
         explains=_WEAR_CONSEQUENCES,
     ),
     _rule(
         cause="page-retirement-pending-handles-held",
         severity="warning",
         disruption="reset-gpu",
-        symptoms=(symptoms.ANY_XID, symptoms.RESET_REFUSED),
-        look_at=(_MEMORY_QUERY, Shell("sudo fuser -v /dev/nvidia*")),
+        symptoms=(symptoms.ANY_XID, symptoms.GPU_RESET_REFUSED),
+        look_at=(_MEMORY_QUERY_COMMAND, Shell("sudo fuser -v /dev/nvidia*")),
         check=_check_each_memory(_find_pending_pages),
         typical=message_line(r"(?i)pending (?:retired page|page retirement)s? (?:has|have|together)"),
         context=command_run(r"(?:lsof|fuser)\b.*/dev/nvidia"),
-        remedy=_FREE_GPU,
+        remedy=_FREE_GPU_FIXES,
         explains=_PENDING_CONSEQUENCES,
     ),
     _rule(
@@ -403,7 +403,7 @@ RULES: Final = (
         typical=custom_sign(_high_corrected_counts),
         may_be_normal=True,
         context=command_run(r"ECC|PAGE_RETIREMENT|ecc_errors"),
-        remedy=always(*_WATCH_ERROR_COUNTS),
+        remedy=make_fixed_remedy(*_WATCH_ERROR_COUNT_FIXES),
         explains=UNHEALTHY_IN_CLUSTER,
     ),
     _rule(
@@ -412,22 +412,22 @@ RULES: Final = (
         symptoms=_PROGRAM_SYMPTOMS,
         context=_uncorrectable_count_sign("DRAM"),
         check=_downgrade_after_reset(faults.incident_check(94)),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("application", "restart the program: others on the GPU were not affected"),
             reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
-            run_step("inspect", "check what is pending", _MEMORY_QUERY),
+            run_step("inspect", "check what is pending", _MEMORY_QUERY_COMMAND),
             replace_gpu(when="it happens again and again on the same GPU"),
         ),
-        explains=_ERROR_CONSEQUENCES,
+        explains=_MEMORY_ERROR_CONSEQUENCES,
     ),
     _rule(
         cause="xid-95-uncontained-ecc",
         disruption="reset-gpu",
         symptoms=(*_PROGRAM_SYMPTOMS, symptoms.CUDA_BUSY),
         context=_uncorrectable_count_sign("SRAM"),
-        check=_downgrade_after_reset(_find_uncontained),
-        remedy=_RESET,
-        explains=_ERROR_CONSEQUENCES | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
+        check=_downgrade_after_reset(_find_uncontained_errors),
+        remedy=_RESET_GPU_FIXES,
+        explains=_MEMORY_ERROR_CONSEQUENCES | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
     ),
     _rule(
         cause="xid-140-unrecovered-ecc",
@@ -435,8 +435,8 @@ RULES: Final = (
         symptoms=_PROGRAM_SYMPTOMS,
         context=_uncorrectable_count_sign("SRAM"),
         check=_downgrade_after_reset(faults.incident_check(140)),
-        remedy=_RESET,
-        explains=_ERROR_CONSEQUENCES,
+        remedy=_RESET_GPU_FIXES,
+        explains=_MEMORY_ERROR_CONSEQUENCES,
     ),
     _rule(
         cause="inforom-corrupted",
@@ -456,9 +456,9 @@ RULES: Final = (
             ),
             all_of(message_line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), command_run(r"\bnvidia-smi\b")),
         ),
-        remedy=always(
+        remedy=make_fixed_remedy(
             reset_gpu("reset the GPU: the driver then repairs what it can"),
-            reboot(when="the reset is refused"),
+            reboot_node(when="the reset is refused"),
             write_nvidia_report("the warning stays"),
             replace_gpu("have the vendor rewrite the InfoROM or replace the GPU", "the warning stays"),
         ),

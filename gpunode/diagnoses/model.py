@@ -119,7 +119,7 @@ class Fix:
 
 
 MAX_NEXT_STEP_LENGTH: Final = 100
-_SEPARATORS: Final = (";", "&&", "||", "\n")
+_COMMAND_SEPARATORS: Final = (";", "&&", "||", "\n")
 # What takes something away or stops work; a likely cause is looked at first.
 _DISRUPTIVE_KINDS: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "drain", "replace", "hardware"})
 
@@ -144,7 +144,7 @@ class NextStep:
 
 def is_single_command(typed: str) -> bool:
     """Return whether ``typed`` is one short command, or one pipe of them."""
-    return 0 < len(typed) <= MAX_NEXT_STEP_LENGTH and not any(one in typed for one in _SEPARATORS)
+    return 0 < len(typed) <= MAX_NEXT_STEP_LENGTH and not any(one in typed for one in _COMMAND_SEPARATORS)
 
 
 def choose_next_step(
@@ -207,13 +207,13 @@ class OpenQuestion:
     citations: tuple[Citation, ...] = ()
 
 
-Check: TypeAlias = "Callable[[Snapshot], Iterable[Proof]]"
+ProofReader: TypeAlias = "Callable[[Snapshot], Iterable[Proof]]"
 Remedy: TypeAlias = "Callable[[Snapshot], Iterable[Fix]]"
 # Returns the lines that speak for or against a cause; see ``signs``.
 Sign: TypeAlias = "Callable[[Snapshot], tuple[Citation, ...]]"
 
 
-def never_seen(_: Snapshot) -> tuple[Citation, ...]:
+def match_nothing(_: Snapshot) -> tuple[Citation, ...]:
     """Return no lines: the sign that no node shows."""
     return ()
 
@@ -251,16 +251,16 @@ class Rule:
     remedy: Remedy
     disruption: Disruption = "none"
     severity: Severity = "error"
-    check: Check | None = None
+    check: ProofReader | None = None
     explains: frozenset[str] = frozenset()
-    decisive: Sign = never_seen
-    typical: Sign = never_seen
+    decisive: Sign = match_nothing
+    typical: Sign = match_nothing
     symptoms: tuple[Sign, ...] = ()
     against: tuple[Sign, ...] = ()
-    context: Sign = never_seen
+    context: Sign = match_nothing
     rivals: frozenset[str] = frozenset()
     may_be_normal: bool = False
-    latent: Sign = never_seen
+    latent: Sign = match_nothing
     look_at: tuple[Command, ...] = ()
     share: float = 0.5
     summary: str | Callable[[Snapshot], str] = ""
@@ -390,7 +390,7 @@ class Diagnosis:
     @property
     def next_step(self) -> NextStep | None:
         """The next step for the first root, else about the suspects; None where neither is known."""
-        faults = [one for one in self.roots if one.severity != "info"]
+        faults = [root for root in self.roots if root.severity != "info"]
         if faults:
             return faults[0].next_step
         if not self.suspects:

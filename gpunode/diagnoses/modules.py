@@ -12,10 +12,10 @@ from gpunode.diagnoses.commands import Command, Shell, command, edit_matching_fi
 from gpunode.diagnoses.commands import kernel_release_word as of_kernel
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
-    can_set_up,
+    can_run_setup,
     install,
     manual_step,
-    reboot,
+    reboot_node,
     rebuild_initramfs,
     rebuild_initramfs_and_reboot,
     remove_kernel_argument,
@@ -53,10 +53,10 @@ def _not_loaded_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 # The machine signed the module itself; then the kernel may refuse it.
-_SIGNED_BY_MACHINE: Final = message_line(
+_MODULE_SIGNED_BY_MACHINE: Final = message_line(
     r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo"
 )
-_NO_OWN_MODULE: Final = predicate(
+_MODULE_NOT_NEEDED: Final = predicate(
     lambda node: system.has_external_driver(node) or pci.has_gpu(node) is False,
     "this machine has no NVIDIA module of its own to load",
 )
@@ -69,7 +69,7 @@ _KERNEL_ARGUMENT_BLACKLIST: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.
 _BLACKLIST_ENTRY: Final = (
     r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$"
 )
-_BLACKLIST: Final = any_of(
+_NVIDIA_BLACKLISTED: Final = any_of(
     # What modprobe makes of "alias nvidia off".
     message_line(r"could not insert 'off'|module by name='off'"),
     file_line("*modprobe.d/*", _BLACKLIST_ENTRY),
@@ -77,7 +77,7 @@ _BLACKLIST: Final = any_of(
     any_line(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b"),
 )
 # cuFile says the like of nvidia-fs.
-_NOT_LOADED: Final = message_line(
+_MODULE_NOT_LOADED: Final = message_line(
     r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
 )
@@ -85,13 +85,13 @@ _NOT_LOADED: Final = message_line(
 
 def _load_module(snapshot: Snapshot) -> Iterable[Fix]:
     load = Shell("sudo modprobe nvidia")
-    if snapshot.view(_BLACKLIST):
+    if snapshot.view(_NVIDIA_BLACKLISTED):
         yield from _unblock_module(snapshot)
         return
     yield run_step("load", "load the module; if that fails, its message names the cause", load)
     said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     yield run_step("inspect", "read the kernel's messages about it", said)
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         text = "let gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
 
@@ -127,7 +127,7 @@ def _modules_of_other_kernels(snapshot: Snapshot) -> tuple[Citation, ...]:
     has_own = any(info.kernel == running for info in infos)
     if has_own or modules.is_built_for(snapshot, running) or not (running or snapshot.view(_NOT_FOUND)):
         return ()
-    others = tuple(one.citation for one in snapshot.view(modules.modules_on_disk) if one.kernel != running)
+    others = tuple(module.citation for module in snapshot.view(modules.modules_on_disk) if module.kernel != running)
     if infos or others:
         return (*(info.citation for info in infos), *others)
     gone = _is_kernel_gone(snapshot, running) and bool(snapshot.view(_NOT_FOUND))
@@ -140,7 +140,7 @@ _ONLY_OTHER_KERNELS: Final = unless(custom_sign(_modules_of_other_kernels), symp
 def _summarize_kernels(snapshot: Snapshot) -> str:
     running = modules.running_or_searched_kernel(snapshot)
     built = {info.kernel for info in snapshot.view(modules.driver_modinfo)}
-    built |= {one.kernel for one in snapshot.view(modules.modules_on_disk)}
+    built |= {module.kernel for module in snapshot.view(modules.modules_on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
     return f"the NVIDIA module was built for {names}, not for the running kernel {running}".rstrip()
 
@@ -155,7 +155,7 @@ def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
         return
     running, newest = known.value.running, known.value.installed[-1]
     is_successor = running != newest and _VERSION_NUMBERS.sub("", running) == _VERSION_NUMBERS.sub("", newest)
-    built = {one.kernel for one in files.value}
+    built = {module_file.kernel for module_file in files.value}
     if is_successor and driver.is_loaded(snapshot) and running in built and newest not in built:
         what = f"the next boot will have no driver: NVIDIA's module is built for {running}, but {newest} is newer"
         lines = (cite_fact(f"/boot/vmlinuz-{newest}", "it is there", known.probe), *snapshot.view(_BUILT))
@@ -164,7 +164,7 @@ def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         text = f"install the headers of {kernel} and build the module for it, before the next boot"
         return setup_step(snapshot, "rebuild", text, "headers", "module-build")
     return build.build_module(snapshot, kernel)
@@ -173,7 +173,7 @@ def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
 def _build_for_running_kernel(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = modules.running_or_searched_kernel(snapshot)
     if _is_kernel_gone(snapshot, kernel):
-        yield reboot("reboot into the installed kernel: the running one was replaced and its modules are gone")
+        yield reboot_node("reboot into the installed kernel: the running one was replaced and its modules are gone")
     elif prebuilt := packages.matching_packages(snapshot, "linux-modules-nvidia-*"):
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
         yield install(snapshot, "install the prebuilt modules for this kernel", of_kernel(kernel, f"{stem}-"))
@@ -219,15 +219,15 @@ _MODULE_INDEX_BROKEN: Final = message_line(
 )
 
 
-def _running_kernel_files(snapshot: Snapshot) -> Iterator[Citation]:
+def _running_kernel_module_files(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the module's files of the running kernel."""
     running = modules.running_or_searched_kernel(snapshot)
-    files = (one for one in snapshot.view(modules.modules_on_disk) if one.place and one.kernel == running)
+    files = (module for module in snapshot.view(modules.modules_on_disk) if module.place and module.kernel == running)
     # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
-    return (one.citation for one in files if not _DEBIAN_MODULE.search(one.citation.text))
+    return (file.citation for file in files if not _DEBIAN_MODULE_PATH.search(file.citation.text))
 
 
-_DEBIAN_MODULE: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
+_DEBIAN_MODULE_PATH: Final = Pattern(r"/nvidia-(?:current|tesla|legacy)[\w-]*\.ko")
 
 
 def _missing_index_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -240,7 +240,7 @@ def _missing_index_lines(snapshot: Snapshot) -> Iterator[Citation]:
             yield from () if wanted.intersection(item.lines) else (cite(item),)
 
 
-_RUNNING_KERNEL_MODULE_FILES: Final = custom_sign(_running_kernel_files)
+_RUNNING_KERNEL_MODULE_FILES: Final = custom_sign(_running_kernel_module_files)
 
 
 def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
@@ -256,10 +256,10 @@ def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
     """Return the files of the main module for one kernel, the running one if that is known, by their folders."""
-    found = snapshot.view(modules.modules_on_disk)
+    on_disk = snapshot.view(modules.modules_on_disk)
     kernels = (modules.running_or_searched_kernel(snapshot),) if modules.running_or_searched_kernel(snapshot) else ()
-    for name in kernels or tuple(dict.fromkeys(one.kernel for one in found)):
-        places = {one.place: one for one in found if one.kernel == name and one.place}
+    for name in kernels or tuple(dict.fromkeys(module.kernel for module in on_disk)):
+        places = {module.place: module for module in on_disk if module.kernel == name and module.place}
         built = (
             row for row in snapshot.view(modules.driver_dkms_rows) if row.kernel == name and row.state == "installed"
         )
@@ -320,11 +320,11 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("inspect", text, join_commands(find, asks, Shell("{} +")))
     yield run_step("rebuild", "rebuild the indexes", command("sudo", "depmod", "-a", release))
     yield rebuild_initramfs(snapshot)
-    yield reboot()
+    yield reboot_node()
 
 
-_LOADED_DIFFERS: Final = custom_sign(_version_difference_lines)
-_IN_INITRAMFS: Final = custom_sign(modules.initramfs_module_lines)
+_LOADED_VERSION_DIFFERS: Final = custom_sign(_version_difference_lines)
+_IN_INITRAMFS: Final = custom_sign(modules.nvidia_in_initramfs_lines)
 # systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
 _INITRAMFS_MAY_BE_STALE: Final = any_of(
     message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),
@@ -341,17 +341,17 @@ RULES: Final = (
         share=4,
         decisive=any_of(
             all_of(custom_sign(_not_loaded_lines), any_of(symptoms.NO_DRIVER, _BUILT, _DRIVER_PACKAGED)),
-            unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
+            unless(_NVIDIA_BLACKLISTED, kernel_line(r"loading NVIDIA UNIX")),
         ),
         typical=unless(
-            any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)),
-            unless(_SIGNED_BY_MACHINE, secureboot.SECURE_BOOT_OFF),
+            any_of(_MODULE_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)),
+            unless(_MODULE_SIGNED_BY_MACHINE, secureboot.SECURE_BOOT_OFF),
         ),
-        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
+        symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _MODULE_NOT_LOADED),
         context=any_of(custom_sign(_not_loaded_lines), _BUILT),
-        against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _NO_OWN_MODULE, secureboot.SIGNATURE_REFUSED),
+        against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _MODULE_NOT_NEEDED, secureboot.SIGNATURE_REFUSED),
         summary=lambda snapshot: (
-            f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_BLACKLIST) else ''}"
+            f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_NVIDIA_BLACKLISTED) else ''}"
         ),
         look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
         remedy=_load_module,
@@ -366,7 +366,7 @@ RULES: Final = (
         typical=any_of(_ONLY_OTHER_KERNELS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
         symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _MODULE_INCOMPATIBLE),
         context=unless(symptoms.KERNEL_UPGRADED, symptoms.DRIVER_WORKS),
-        against=(_NO_OWN_MODULE,),
+        against=(_MODULE_NOT_NEEDED,),
         summary=_summarize_kernels,
         look_at=(Shell("uname -r"), Shell("dkms status")),
         remedy=_build_for_running_kernel,
@@ -391,9 +391,9 @@ RULES: Final = (
         cause="duplicate-module-files",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_SEVERAL_COPIES, any_of(_MODULE_VERSIONS_DIFFER, symptoms.VERSION_MISMATCH)),
+        decisive=all_of(_SEVERAL_COPIES, any_of(_MODULE_VERSIONS_DIFFER, symptoms.DRIVER_MISMATCH)),
         typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),
-        symptoms=(symptoms.VERSION_MISMATCH, symptoms.NO_DRIVER, _MODULE_VERSIONS_DIFFER),
+        symptoms=(symptoms.DRIVER_MISMATCH, symptoms.NO_DRIVER, _MODULE_VERSIONS_DIFFER),
         context=_SEVERAL_COPIES,
         may_be_normal=True,
         summary=_summarize_copies,
@@ -407,9 +407,9 @@ RULES: Final = (
         cause="initramfs-stale-module",
         disruption="reboot",
         typical=any_of(
-            _IN_INITRAMFS, all_of(_INITRAMFS_MAY_BE_STALE, any_of(symptoms.VERSION_MISMATCH, _LOADED_DIFFERS))
+            _IN_INITRAMFS, all_of(_INITRAMFS_MAY_BE_STALE, any_of(symptoms.DRIVER_MISMATCH, _LOADED_VERSION_DIFFERS))
         ),
-        symptoms=(symptoms.VERSION_MISMATCH, _LOADED_DIFFERS),
+        symptoms=(symptoms.DRIVER_MISMATCH, _LOADED_VERSION_DIFFERS),
         may_be_normal=True,
         against=(symptoms.DRIVER_WORKS,),
         summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),

@@ -8,11 +8,11 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import (
-    can_set_up,
-    reboot,
+    can_run_setup,
+    reboot_node,
     rebuild_initramfs,
     rebuild_initramfs_and_reboot,
     run_step,
@@ -38,7 +38,7 @@ _NOUVEAU_AND_NOVA_MODULES: Final = ("nouveau", "nova_core", "nova_drm", "nova")
 _NOUVEAU_MODULE_FILE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
-def _loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
+def _nouveau_loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield their lines in the module table, unless another driver owns the GPUs."""
     if not any(gpu.driver for gpu in snapshot.view(pci.pci_gpus)) and not modules.is_module_loaded(snapshot, "nvidia"):
         for name in _NOUVEAU_AND_NOVA_MODULES:
@@ -49,10 +49,10 @@ def _are_all_gpus_legacy(snapshot: Snapshot) -> bool:
     """Return whether every GPU is too old for each branch that NVIDIA maintains."""
     models = [gpu.model for gpu in snapshot.view(pci.pci_gpus)]
     lasts = [branches.find(model.last_branch) if model and model.last_branch else None for model in models]
-    return bool(models) and all(last is not None and not last.active for last in lasts)
+    return bool(models) and all(last is not None and not last.is_maintained for last in lasts)
 
 
-_NO_MODESET: Final = any_line(r"nouveau\.modeset=0")
+_NOUVEAU_MODESET_OFF: Final = any_line(r"nouveau\.modeset=0")
 _NOUVEAU_BOUND: Final = any_of(
     custom_sign(
         lambda snapshot: (
@@ -68,13 +68,13 @@ _NOUVEAU_BOUND: Final = any_of(
         r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/[0-9a-f]{4}:|^(?:nouveau|nova[_-]drm) dev=[0-9a-f]{4}:",
         on_host=True,
     ),
-    unless(custom_sign(_loaded_lines), _NO_MODESET),
+    unless(custom_sign(_nouveau_loaded_lines), _NOUVEAU_MODESET_OFF),
     unless(
         kernel_line(
             r"nouveau [0-9a-f:.]{7,12}: (?:NVIDIA G\w|\[?drm\]?:? ?(?:VRAM|nouveau)|vgaarb|enabling device|DRM: VRAM)"
             r"|Initialized nouveau \d|nouveaudrmfb|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"
         ),
-        _NO_MODESET, symptoms.MODULE_LOADED,
+        _NOUVEAU_MODESET_OFF, symptoms.MODULE_LOADED,
     ),
 )  # fmt: skip
 _BLACKLIST: Final = any_of(
@@ -88,15 +88,15 @@ _NOVA_BOUND: Final = any_of(
     custom_sign(lambda node: (gpu.citation for gpu in node.view(pci.pci_gpus) if "nova" in (gpu.driver or "").lower())),
     kernel_line(r"is already bound to [Nn]ova|NovaCore [0-9a-f:.]{7,12}: |Initialized nova \d"),
     any_line(r"Kernel driver in use: (?:NovaCore|nova)|drivers/(?:NovaCore|nova)", on_host=True),
-    custom_sign(lambda node: (line for line in _loaded_lines(node) if line.line.startswith("nova"))),
+    custom_sign(lambda node: (line for line in _nouveau_loaded_lines(node) if line.line.startswith("nova"))),
 )
-_LEFT_TO_NOVA: Final = unless(
+_GPU_LEFT_TO_NOVA: Final = unless(
     _NOVA_BOUND, any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b")
 )
 # Where a blacklist may exist that nobody has shown, it may be the initramfs that loads it in spite of that.
-_NOT_BLACKLISTED: Final = unless(
+_NOUVEAU_NOT_BLACKLISTED: Final = unless(
     predicate(
-        lambda node: is_examined(node) or any("modprobe.d" in item.written for item in node.items),
+        lambda node: is_examined_by_gpunode(node) or any("modprobe.d" in item.written for item in node.items),
         "the blacklists of modprobe were looked at",
     ),
     _BLACKLIST,
@@ -107,22 +107,22 @@ _NOUVEAU_IN_INITRAMFS: Final = custom_sign(
     )
 )
 _ALL_GPUS_LEGACY: Final = predicate(_are_all_gpus_legacy, "no maintained NVIDIA driver supports these GPUs")
-_LOOKED_INTO_INITRAMFS: Final = predicate(
+_INITRAMFS_WAS_LISTED: Final = predicate(
     lambda snapshot: any(item.outcome == "ok" for item in modules.running_initramfs_listings(snapshot)),
     "the initramfs was listed",
 )
 # Somebody lists the initramfs to see whether nouveau is in it.
-_INITRAMFS_INSPECTED: Final = all_of(
+_NOUVEAU_LISTED_IN_INITRAMFS: Final = all_of(
     command_run(r"\bls(?:initramfs|initrd)\b"), _NOUVEAU_IN_INITRAMFS, any_of(_NOUVEAU_BOUND, _BLACKLIST)
 )
 
-_HYPERVISOR: Final = predicate(virtualization.is_hypervisor, "the host runs virtual machines")
+_HOST_RUNS_GUESTS: Final = predicate(virtualization.is_hypervisor, "the host runs virtual machines")
 
 _BLACKLIST_FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
 
 def _blacklist_nouveau(snapshot: Snapshot) -> Iterable[Fix]:
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
         lines = r"\n".join(
@@ -134,7 +134,7 @@ def _blacklist_nouveau(snapshot: Snapshot) -> Iterable[Fix]:
             join_commands(command("printf", rf"{lines}\n"), Shell("|"), command("sudo", "tee", _BLACKLIST_FILE)),
         )
         yield rebuild_initramfs(snapshot)
-    yield reboot()
+    yield reboot_node()
 
 
 RULES: Final = (
@@ -142,11 +142,11 @@ RULES: Final = (
         cause="nouveau-bound",
         layer="kernel",
         disruption="reboot",
-        decisive=all_of(_NOUVEAU_BOUND, any_of(_NOT_BLACKLISTED, _LEFT_TO_NOVA)),
+        decisive=all_of(_NOUVEAU_BOUND, any_of(_NOUVEAU_NOT_BLACKLISTED, _GPU_LEFT_TO_NOVA)),
         typical=any_of(
             _NOUVEAU_BOUND,
             # On a host of virtual machines it may as well be vfio-pci.
-            unless(kernel_line(r"probe routine was not called for \d+ device"), _HYPERVISOR),
+            unless(kernel_line(r"probe routine was not called for \d+ device"), _HOST_RUNS_GUESTS),
         ),
         share=2,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
@@ -164,11 +164,11 @@ RULES: Final = (
         layer="kernel",
         disruption="reboot",
         decisive=all_of(_NOUVEAU_BOUND, _BLACKLIST, _NOUVEAU_IN_INITRAMFS),
-        typical=any_of(unless(all_of(_NOUVEAU_BOUND, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _INITRAMFS_INSPECTED),
+        typical=any_of(unless(all_of(_NOUVEAU_BOUND, _BLACKLIST), _INITRAMFS_WAS_LISTED), _NOUVEAU_LISTED_IN_INITRAMFS),
         share=1,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
         context=any_of(_NOUVEAU_IN_INITRAMFS, _BLACKLIST),
-        against=(symptoms.DRIVER_WORKS, _ALL_GPUS_LEGACY, _LEFT_TO_NOVA),
+        against=(symptoms.DRIVER_WORKS, _ALL_GPUS_LEGACY, _GPU_LEFT_TO_NOVA),
         look_at=(
             Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nouveau"),
             Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),

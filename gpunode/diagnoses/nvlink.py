@@ -12,12 +12,12 @@ from gpunode.diagnoses.commands import Shell, join_commands
 from gpunode.diagnoses.consequences import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, Severity, Sign
 from gpunode.diagnoses.remedies import (
-    INSTALL_FABRIC_MANAGER,
-    always,
-    drain,
+    INSTALL_FABRIC_MANAGER_COMMANDS,
+    drain_node,
     install,
+    make_fixed_remedy,
     manual_step,
-    reboot,
+    reboot_node,
     replace_gpu,
     reset_all_gpus,
     run_step,
@@ -47,20 +47,20 @@ _MANAGER_MISSING: Final = _manager_state_sign("missing")
 _MANAGER_MASKED: Final = _manager_state_sign("masked")
 _MANAGER_DOWN: Final = _manager_state_sign("failed", "inactive", "masked")
 _VERSIONS_DIFFER: Final = custom_sign(fabric.version_mismatch)
-_NO_SWITCH_FOUND: Final = message_line(
+_NO_SWITCH_REPORTED: Final = message_line(
     r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch"
 )
-_SWITCHES: Final = custom_sign(fabric.switch_lines)
+_NVSWITCHES_SEEN: Final = custom_sign(fabric.switch_lines)
 _BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.gpu_carriers), "the GPUs are on a baseboard")
 _REGISTERING: Final = custom_sign(fabric.registering_gpus)
-_MANAGER_NEEDED: Final = any_of(_SWITCHES, _REGISTERING, symptoms.CUDA_NOT_READY)
+_MANAGER_NEEDED: Final = any_of(_NVSWITCHES_SEEN, _REGISTERING, symptoms.CUDA_SYSTEM_NOT_READY)
 _MANAGER_NOT_NEEDED: Final = predicate(
     lambda snapshot: snapshot.view(fabric.is_manager_needed) is False,
     "the GPUs of this node are not connected by NVSwitches",
 )
 # On a board of NVLink 5 it says so too, where the subnet manager or the InfiniBand modules are missing.
-_NO_SWITCH_ANYWHERE: Final = unless(_NO_SWITCH_FOUND, _MANAGER_NEEDED, _BASEBOARD)
-_FABRIC_SYMPTOMS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _REGISTERING)
+_NO_SWITCH_NEEDED: Final = unless(_NO_SWITCH_REPORTED, _MANAGER_NEEDED, _BASEBOARD)
+_FABRIC_SYMPTOMS: Final = (symptoms.CUDA_SYSTEM_NOT_READY, symptoms.FABRIC_FAILS, _REGISTERING)
 _START_MANAGER_COMMANDS: Final = (
     Shell("sudo systemctl enable nvidia-fabricmanager"), Shell("sudo systemctl restart nvidia-fabricmanager")
 )  # fmt: skip
@@ -68,7 +68,7 @@ _READ_LOADED_VERSION_COMMAND: Final = Shell("v=$(cat /sys/module/nvidia/version)
 
 
 def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
-    words = INSTALL_FABRIC_MANAGER.get(snapshot.view(system.package_manager))
+    words = INSTALL_FABRIC_MANAGER_COMMANDS.get(snapshot.view(system.package_manager))
     text = "install the fabric manager of exactly the driver's version"
     yield run_step("install", text, *((join_commands(_READ_LOADED_VERSION_COMMAND, words),) if words else ()))
     yield run_step("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
@@ -94,7 +94,7 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
     log = Shell("journalctl -b -u nvidia-fabricmanager --no-pager")
     yield run_step("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
     yield reset_all_gpus("reset the GPUs: not all that waited recover by themselves", "the state stays In Progress")
-    yield reboot(when="a reset is refused")
+    yield reboot_node(when="a reset is refused")
 
 
 # ---- links without a fault message
@@ -110,10 +110,10 @@ def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 _GPUS_ARE_PCIE_CARDS: Final = predicate(
     lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards"
 )
-_SOME_LINKS_UP: Final = predicate(
-    lambda snapshot: any(one.up for one in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up"
+_SOME_NVLINKS_UP: Final = predicate(
+    lambda snapshot: any(gpu_nvlink.up for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up"
 )
-_NO_LINK_UP: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
+_NVLINKS_DOWN: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 # Every monitor has its own words for it.
 _NVLINK_DOWN_MESSAGE: Final = message_line(
     r"(?i)DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
@@ -125,12 +125,12 @@ _NVLINK_MENTIONED: Final = any_of(command_run(r"\bnvlink\b"), _NVLINK_DOWN_MESSA
 
 def _find_gpus_without_links(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs without any link where others have theirs or the board is built for them."""
-    dark = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if not one.up)
-    sure: Confidence = "certain" if snapshot.view(_SOME_LINKS_UP) else "likely"
+    dark = tuple(gpu_nvlink for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks) if not gpu_nvlink.up)
+    sure: Confidence = "certain" if snapshot.view(_SOME_NVLINKS_UP) else "likely"
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
-        for one in dark:
-            summary = f"all NVLinks of {one.gpu} are down, although this node type has them: it is out of the fabric"
-            yield Proof(summary, (one.citation,), sure)
+        for links in dark:
+            summary = f"all NVLinks of {links.gpu} are down, although this node type has them: it is out of the fabric"
+            yield Proof(summary, (links.citation,), sure)
 
 
 # Cards of Ampere; each of their bridges joins four links of both.
@@ -139,8 +139,8 @@ _FOUR_LINK_BRIDGE_MODELS: Final = Pattern(r"(?i)\bRTX A[456][05]00\b|\bRTX 3090\
 
 def _find_gpus_with_missing_links(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
-    alive = tuple(one for one in snapshot.view(fabric.gpu_nvlinks) if one.up)
-    some = tuple(one for one in alive if one.down)
+    alive = tuple(gpu_nvlink for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks) if gpu_nvlink.up)
+    some = tuple(links for links in alive if links.down)
     is_half = any(map(_FOUR_LINK_BRIDGE_MODELS.search, snapshot.view(boards.gpu_model_names))) and any(
         one.up % 4 for one in some
     )
@@ -170,12 +170,12 @@ def _find_nvlink5_errors(snapshot: Snapshot) -> Iterator[Proof]:
         if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
             yield faults.incident_proof(incident)
         elif of_driver == "drain-p2p":
-            first = (STOP_PEER_ACCESS, _CHECK_LINKS)
+            first = (STOP_PEER_ACCESS, _CHECK_NVLINKS)
             yield faults.incident_proof(incident, severity="warning", disruption="restart-container", remedy=first)
         else:
             severity: Severity = "info" if of_driver or of_catalog == {"ignore"} else "warning"
             yield faults.incident_proof(
-                incident, severity=severity, disruption="none", remedy=(_CHECK_LINKS, write_nvidia_report())
+                incident, severity=severity, disruption="none", remedy=(_CHECK_NVLINKS, write_nvidia_report())
             )
 
 
@@ -184,11 +184,11 @@ def _catalog_action(fault: faults.Fault) -> str:
     body = xid.parse_link_error(fault.xid.text) if fault.xid else None
     if body is None or body.fatal:
         return "reset-gpu"
-    known = xids.decode(fault.code, body.unit, *body.words[:2]) if len(body.words) > 1 else None
+    known = xids.decode_nvlink5_fault(fault.code, body.unit, *body.words[:2]) if len(body.words) > 1 else None
     return known.action if known else ""
 
 
-_CHECK_LINKS: Final = run_step(
+_CHECK_NVLINKS: Final = run_step(
     "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
 # Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.
@@ -217,11 +217,11 @@ _NONFATAL_ERROR_FIXES: Final = (
     ),
     reset_all_gpus(_RESET_ALL_TEXT, "it keeps coming back, and no GPU reports an error of its own"),
 )
-_RESET_FABRIC: Final = always(
-    drain("move the work away: every GPU of the fabric is affected"),
+_RESET_FABRIC_FIXES: Final = make_fixed_remedy(
+    drain_node("move the work away: every GPU of the fabric is affected"),
     reset_all_gpus(_RESET_ALL_TEXT),
-    reboot(when="the reset is refused, or GPUs do not register again"),
-    _CHECK_LINKS,
+    reboot_node(when="the reset is refused, or GPUs do not register again"),
+    _CHECK_NVLINKS,
     write_nvidia_report(),
     replace_gpu("reseat the NVLink bridge or module; have the GPU or baseboard replaced", "the same link fails again"),
 )
@@ -255,8 +255,8 @@ RULES: Final = (
         typical=any_of(
             *(_MANAGER_MISSING, command_run(r"\bgrep\b.*\bfabric", empty=True)),
             unless(
-                all_of(symptoms.CUDA_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
-                *(_MANAGER_DOWN, _manager_state_sign("active"), _VERSIONS_DIFFER, _NO_SWITCH_FOUND, _REGISTERING),
+                all_of(symptoms.CUDA_SYSTEM_NOT_READY, any_of(_NVSWITCHES_SEEN, _BASEBOARD)),
+                *(_MANAGER_DOWN, _manager_state_sign("active"), _VERSIONS_DIFFER, _NO_SWITCH_REPORTED, _REGISTERING),
             ),
         ),
         against=(_MANAGER_NOT_NEEDED,),
@@ -272,7 +272,7 @@ RULES: Final = (
         symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
         decisive=unless(
-            all_of(any_of(_manager_state_sign("inactive", "masked"), _NO_SWITCH_FOUND), _MANAGER_NEEDED),
+            all_of(any_of(_manager_state_sign("inactive", "masked"), _NO_SWITCH_REPORTED), _MANAGER_NEEDED),
             _MANAGER_MISSING,
         ),
         typical=unless(
@@ -281,7 +281,7 @@ RULES: Final = (
                 _REGISTERING,
                 message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch"),
             ),
-            *(_MANAGER_MISSING, _manager_state_sign("active"), _NO_SWITCH_ANYWHERE),
+            *(_MANAGER_MISSING, _manager_state_sign("active"), _NO_SWITCH_NEEDED),
         ),
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
@@ -295,11 +295,11 @@ RULES: Final = (
         severity="info",
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=unless(
-            all_of(any_of(_NO_SWITCH_FOUND, _manager_state_sign("failed")), _MANAGER_NOT_NEEDED),
+            all_of(any_of(_NO_SWITCH_REPORTED, _manager_state_sign("failed")), _MANAGER_NOT_NEEDED),
             _REGISTERING,
-            symptoms.CUDA_NOT_READY,
+            symptoms.CUDA_SYSTEM_NOT_READY,
         ),
-        typical=_NO_SWITCH_ANYWHERE,
+        typical=_NO_SWITCH_NEEDED,
         against=(_BASEBOARD,),
         summary=lambda node: (
             "the fabric manager finds no NVSwitch and exits: "
@@ -318,7 +318,7 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -i sxid"),),
         check=_find_switch_errors,
         context=custom_sign(lambda node: (row.citation for _, row in smi_query.find_rows(node, "Fabric", "State"))),
-        remedy=_RESET_FABRIC,
+        remedy=_RESET_FABRIC_FIXES,
         explains=_NVLINK_XID_CAUSES | _INACTIVE_LINK_CAUSES | {"fabric-manager-not-running"},
     ),
     _rule(
@@ -329,7 +329,7 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
         check=faults.incident_check(74),
         typical=unless(_CUDA_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5, symptoms.ANY_XID),
-        remedy=_RESET_FABRIC,
+        remedy=_RESET_FABRIC_FIXES,
         explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
     ),
     _rule(
@@ -340,24 +340,24 @@ RULES: Final = (
         check=_find_nvlink5_errors,
         share=0.6,
         typical=unless(all_of(_CUDA_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5), symptoms.ANY_XID),
-        remedy=_RESET_FABRIC,
+        remedy=_RESET_FABRIC_FIXES,
         explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
     ),
     _rule(
         cause="nvlink-all-links-inactive-gpu",
         disruption="reset-gpu",
-        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
+        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
         check=_find_gpus_without_links,
         typical=unless(custom_sign(_rejected_gpus), _MANAGER_DOWN),
         context=any_of(command_run(r"\bnvlink\b"), _manager_state_sign("active")),
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "inspect", "read the state of the fabric", Shell("nvidia-smi -q | grep -A 12 -w Fabric"), _SHOW_XIDS
             ),
-            drain(),
+            drain_node(),
             reset_all_gpus(_RESET_ALL_TEXT),
-            reboot(when="the links stay down"),
+            reboot_node(when="the links stay down"),
             replace_gpu(when="the links of the same GPU stay down after a power cycle"),
         ),
     ),
@@ -365,12 +365,12 @@ RULES: Final = (
         cause="nvlink-link-inactive",
         severity="warning",
         disruption="reboot",
-        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
+        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
         look_at=(Shell("nvidia-smi nvlink -s"),),
         check=_find_gpus_with_missing_links,
         context=command_run(r"\bnvlink\b|topo -m"),
-        remedy=always(
-            reboot("reboot the node: links are trained again"),
+        remedy=make_fixed_remedy(
+            reboot_node("reboot the node: links are trained again"),
             manual_step("hardware", "reseat the module or the NVLink bridge", "the same links stay down"),
             replace_gpu(when="they stay down after that"),
         ),
@@ -381,14 +381,14 @@ RULES: Final = (
         share=1,
         symptoms=(symptoms.NVLINKS_DOWN,),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
-        decisive=unless(all_of(any_of(_NO_LINK_UP, _NVLINK_DOWN_MESSAGE), _GPUS_ARE_PCIE_CARDS), _SOME_LINKS_UP),
+        decisive=unless(all_of(any_of(_NVLINKS_DOWN, _NVLINK_DOWN_MESSAGE), _GPUS_ARE_PCIE_CARDS), _SOME_NVLINKS_UP),
         typical=unless(
             all_of(_NVLINK_MENTIONED, any_of(_GPUS_ARE_PCIE_CARDS, message_line(r"No NvSwitches found"))),
-            *(_SOME_LINKS_UP, _SWITCHES, _BASEBOARD),
+            *(_SOME_NVLINKS_UP, _NVSWITCHES_SEEN, _BASEBOARD),
         ),
         context=_NVLINK_MENTIONED,
         summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")
         ),
     ),

@@ -10,8 +10,8 @@ from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name
 from gpunode.diagnoses.commands import Shell, command, join_commands, surround_word
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import always, manual_step, run_step
 from gpunode.diagnoses.remedies import install_driver as driver_fix
+from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, modules, packages
@@ -54,20 +54,20 @@ _DRIVER_POD_INIT_FAILING: Final = message_line(
 
 def _host_driver_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence of a host driver: packages, DKMS, its own nvidia-smi."""
-    yield from (one.citation for one in driver.driver_packages(snapshot) if one.is_installed)
+    yield from (package.citation for package in driver.driver_packages(snapshot) if package.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms_rows) if row.module.startswith("nvidia"))
-    yield from (one.citation for one in packages.logged_driver_upgrades(snapshot))
+    yield from (driver_upgrade.citation for driver_upgrade in packages.logged_driver_upgrades(snapshot))
     own = (place for state, place in snapshot.view(driver.smi_states) if state == "works")
     yield from (place for place in own if place.source.startswith(("nvidia-smi", "sudo nvidia-smi")))
 
 
-_HOST_DRIVER: Final = any_of(
+_DRIVER_INSTALLED_ON_HOST: Final = any_of(
     custom_sign(_host_driver_lines),
     message_line(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", "which", "listing"),
 )
 # Somebody looked for the host's driver and found none, or found the tree of a driver pod.
-_DRIVER_OF_POD: Final = any_of(
-    unless(command_run(r"(?:dpkg|rpm|apt|which)\b.*nvidia"), _HOST_DRIVER),
+_DRIVER_FROM_POD: Final = any_of(
+    unless(command_run(r"(?:dpkg|rpm|apt|which)\b.*nvidia"), _DRIVER_INSTALLED_ON_HOST),
     message_line(r"/run/nvidia/driver/\S*(?:nvidia-smi|libnvidia|usr)", "listing"),
 )
 # The programs that use a GPU, as nvidia-smi, fuser and lsof have them; a module of another's that uses NVIDIA's; pods
@@ -87,7 +87,7 @@ _DISABLE_OPERATOR_DRIVER: Final = Shell(
 )
 
 
-_KEEP_HOST_DRIVER: Final = always(
+_KEEP_HOST_DRIVER_FIXES: Final = make_fixed_remedy(
     run_step(
         "configure", "keep the host's driver: configure the operator not to install one", _DISABLE_OPERATOR_DRIVER
     ),
@@ -128,7 +128,7 @@ _REGISTRY_ACCESS_FAILURE: Final = (
     r"unauthori[sz]ed|\b401\b|\b403\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
     r"|toomanyrequests|\b429\b|no space left|deadline exceeded"
 )
-_NO_IMAGE: Final = message_line(
+_DRIVER_IMAGE_NOT_FOUND: Final = message_line(
     rf"^(?![^\n]*(?:{_REGISTRY_ACCESS_FAILURE}))[^\n]*{_DRIVER_IMAGE}(?::[\w.+-]+)?[\"'\\]*[ :]"
     r"[^\n]{0,600}?(?:not found|manifest unknown|does not exist|NotFound|name unknown|no such manifest"
     r"|no match(?:ing manifest)? for)"
@@ -136,7 +136,7 @@ _NO_IMAGE: Final = message_line(
 _IMAGE_PULL_FAILED: Final = message_line(
     r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull"
 )
-_NO_IMAGE_FOR_KERNEL: Final = any_of(
+_NO_DRIVER_IMAGE_FOR_KERNEL: Final = any_of(
     message_line(
         r"Could not resolve Linux kernel version|driver-toolkit.{0,80}(?:not found|no matching|missing)"
         r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
@@ -163,14 +163,14 @@ RULES: Final = (
         cause="gpu-operator-vs-host-driver",
         layer="kubernetes",
         disruption="restart-container",
-        decisive=all_of(_UNLOAD_FAILED, _HOST_DRIVER),
+        decisive=all_of(_UNLOAD_FAILED, _DRIVER_INSTALLED_ON_HOST),
         typical=unless(
-            any_of(all_of(_DRIVER_POD_FAILING, _HOST_DRIVER), _UNLOAD_FAILED, _DRIVER_POD_INIT_FAILING),
-            _NO_IMAGE,
-            _NO_IMAGE_FOR_KERNEL,
-            unless(any_of(_DRIVER_MANAGER_SEEN, _GPU_CLIENTS_SEEN, _DRIVER_OF_POD), _HOST_DRIVER),
+            any_of(all_of(_DRIVER_POD_FAILING, _DRIVER_INSTALLED_ON_HOST), _UNLOAD_FAILED, _DRIVER_POD_INIT_FAILING),
+            _DRIVER_IMAGE_NOT_FOUND,
+            _NO_DRIVER_IMAGE_FOR_KERNEL,
+            unless(any_of(_DRIVER_MANAGER_SEEN, _GPU_CLIENTS_SEEN, _DRIVER_FROM_POD), _DRIVER_INSTALLED_ON_HOST),
         ),
-        symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_WAITS),
+        symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_PODS_NOT_READY),
         context=_DRIVER_POD_FAILING,
         look_at=(
             Shell("nvidia-smi  # on the host"),
@@ -178,26 +178,26 @@ RULES: Final = (
         ),
         share=1.5,
         summary="the node has its own driver, and the operator's driver pod tries to replace it",
-        remedy=_KEEP_HOST_DRIVER,
+        remedy=_KEEP_HOST_DRIVER_FIXES,
         explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
     ),
     Rule(
         cause="gpu-operator-driver-restart-blocked",
         layer="kubernetes",
         disruption="restart-container",
-        decisive=unless(all_of(_UNLOAD_FAILED, _DRIVER_OF_POD), _HOST_DRIVER),
+        decisive=unless(all_of(_UNLOAD_FAILED, _DRIVER_FROM_POD), _DRIVER_INSTALLED_ON_HOST),
         typical=unless(
             any_of(
                 all_of(any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING), any_of(_DRIVER_MANAGER_SEEN, _GPU_CLIENTS_SEEN)),
                 all_of(_DRIVER_MANAGER_SEEN, _GPU_CLIENTS_SEEN),
                 message_line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
             ),
-            _HOST_DRIVER,
+            _DRIVER_INSTALLED_ON_HOST,
         ),
-        symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_WAITS),
+        symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_PODS_NOT_READY),
         context=any_of(
             _DRIVER_MANAGER_SEEN,
-            all_of(_GPU_CLIENTS_SEEN, any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING, symptoms.OPERATOR_WAITS)),
+            all_of(_GPU_CLIENTS_SEEN, any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING, symptoms.OPERATOR_PODS_NOT_READY)),
         ),
         look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
         share=1.5,
@@ -208,14 +208,14 @@ RULES: Final = (
     Rule(
         cause="operator-no-driver-image",
         layer="kubernetes",
-        decisive=_NO_IMAGE,
+        decisive=_DRIVER_IMAGE_NOT_FOUND,
         typical=any_of(
-            _NO_IMAGE_FOR_KERNEL,
+            _NO_DRIVER_IMAGE_FOR_KERNEL,
             unless(
                 all_of(message_line(rf"{_DRIVER_IMAGE}:\w"), _IMAGE_PULL_FAILED), message_line(_REGISTRY_ACCESS_FAILURE)
             ),
         ),
-        symptoms=(_NO_IMAGE, _IMAGE_PULL_FAILED, symptoms.OPERATOR_WAITS),
+        symptoms=(_DRIVER_IMAGE_NOT_FOUND, _IMAGE_PULL_FAILED, symptoms.OPERATOR_PODS_NOT_READY),
         look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
         summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
         remedy=_install_driver_on_host,

@@ -11,9 +11,9 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import DRIVER_LIBRARY_MISMATCH_CAUSES, NO_DRIVER, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
-    can_set_up,
+    can_run_setup,
     manual_step,
-    reboot,
+    reboot_node,
     rebuild_initramfs,
     reinstall,
     run_step,
@@ -30,9 +30,9 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 
-_UNINSTALLER: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
+_RUNFILE_UNINSTALLER_PATH: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
 # Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
-_RUNFILE_MODULE: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
+_RUNFILE_MODULE_PATH: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
 _RUNFILE_VERSION: Final = Pattern(
     rf"(?i)NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
     rf"|(?:installing (?:NVIDIA )?driver version|installer version:|\(version:) (?P<log>{driver.VERSION})"
@@ -50,7 +50,7 @@ def runfile_uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
         cite(item, number)
         for item in found
         for number, line in enumerate(item.lines, 1)
-        if _UNINSTALLER.search(line) and "No such file" not in line and "cannot access" not in line
+        if _RUNFILE_UNINSTALLER_PATH.search(line) and "No such file" not in line and "cannot access" not in line
     )
 
 
@@ -60,7 +60,7 @@ def runfile_version(snapshot: Snapshot) -> SeenVersion | None:
     # Without it, somebody has only copied a module to that place.
     is_whole = not isinstance(uninstaller, Known) or uninstaller.value
     for item in snapshot.items_of("modinfo") if is_whole else ():
-        if _RUNFILE_MODULE.search(item.text) and (disk := driver.on_disk_version(snapshot)):
+        if _RUNFILE_MODULE_PATH.search(item.text) and (disk := driver.on_disk_version(snapshot)):
             return disk
     return next(named_runfile_versions(snapshot, "installer-log", "listing", "text"), None)
 
@@ -119,14 +119,14 @@ def _wait_for_lock(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-_INTERRUPTED_RUN: Final = message_line(
+_DPKG_INTERRUPTED: Final = message_line(
     r"dpkg was interrupted, you must manually run|dpkg --configure -a|unpacked but not yet configured"
     r"|are only half (?:configured|installed)|^[ \t]*[1-9]\d* not fully installed or removed"
 )
 
 
 def _half_done_packages(snapshot: Snapshot) -> list[packages.Package]:
-    return [one for one in snapshot.view(packages.listed_packages).values() if one.is_half_done]
+    return [package for package in snapshot.view(packages.listed_packages).values() if package.is_half_done]
 
 
 def _has_pending_dpkg_updates(snapshot: Snapshot) -> bool:
@@ -134,20 +134,20 @@ def _has_pending_dpkg_updates(snapshot: Snapshot) -> bool:
     return isinstance(stopped, Known) and stopped.value
 
 
-_HALF_INSTALLED: Final = any_of(
+_PACKAGES_HALF_INSTALLED: Final = any_of(
     custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
-    _INTERRUPTED_RUN,
+    _DPKG_INTERRUPTED,
     predicate(_has_pending_dpkg_updates, "/var/lib/dpkg/updates has notes of an interrupted run"),
 )
 
 
 def _summarize_half_done(snapshot: Snapshot) -> str:
     half = _half_done_packages(snapshot)
-    names = ", ".join(sorted(one.name for one in half)[:4])
+    names = ", ".join(sorted(package.name for package in half)[:4])
     return f"dpkg started to install {names} and did not finish" if half else "dpkg left packages half installed"
 
 
-_DKMS_FAILED: Final = any_of(
+_DKMS_BUILD_FAILED: Final = any_of(
     message_line(
         r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"
     ),
@@ -156,14 +156,14 @@ _DKMS_FAILED: Final = any_of(
 
 
 def _finish_packages(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_DKMS_FAILED):
+    if snapshot.view(_DKMS_BUILD_FAILED):
         log = Shell("sudo sh -c 'tail -n 60 /var/lib/dkms/nvidia*/*/build/make.log'")
         yield run_step("inspect", "read why the module did not build; fix that first", log)
     else:
         yield run_step("inspect", "list these packages and what each still needs", Shell("sudo dpkg --audit"))
     finish = (Shell("sudo dpkg --configure -a"), Shell("sudo apt-get -f install"))
     yield run_step("install", "finish the interrupted dpkg run", *finish)
-    if broken := sorted(one.name for one in _half_done_packages(snapshot) if one.is_broken):
+    if broken := sorted(package.name for package in _half_done_packages(snapshot) if package.is_broken):
         yield reinstall(snapshot, "neither of them completes a package that has lost files: reinstall it", *broken)
 
 
@@ -210,16 +210,16 @@ def _held_driver_packages(snapshot: Snapshot) -> dict[str, Citation]:
 def _packages_of_two_packagers(snapshot: Snapshot) -> list[packages.Package]:
     """Return the driver's packages if they are by two packagers, of which one may be NVIDIA."""
     listed = snapshot.view(packages.listed_packages).values()
-    driver_packages = [one for one in listed if one.is_installed and is_driver_package(one.name)]
-    found = [(one, packager) for one in driver_packages if (packager := _packager(one))]
-    return [one for one, _ in found] if len({packager for _, packager in found}) > 1 else []
+    driver_packages = [package for package in listed if package.is_installed and is_driver_package(package.name)]
+    packagers = [(package, packager) for package in driver_packages if (packager := _packager_of_package(package))]
+    return [one for one, _ in packagers] if len({packager for _, packager in packagers}) > 1 else []
 
 
-def _packager(package: packages.Package) -> str:
+def _packager_of_package(package: packages.Package) -> str:
     """Return whose package it is, by its revision or repository; empty if unknown."""
     if _NVIDIA_REVISION.search(package.version) or "cuda" in package.origin:
         return "NVIDIA"
-    if match := _OTHERS_ORIGIN.search(package.origin):
+    if match := _OTHER_PACKAGERS_ORIGIN.search(package.origin):
         return match[0]
     return "other" if _OTHERS_REVISION.search(package.version) else ""
 
@@ -227,17 +227,17 @@ def _packager(package: packages.Package) -> str:
 def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield packages of two packagers, in two versions or from two listed repositories."""
     found = _packages_of_two_packagers(snapshot)
-    is_apart = len({one.upstream for one in found}) > 1 or any(one.origin for one in found)
-    return (one.citation for one in found if is_apart)
+    is_apart = len({package.upstream for package in found}) > 1 or any(package.origin for package in found)
+    return (package.citation for package in found if is_apart)
 
 
 _NVIDIA_REVISION: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
 # The last are negativo17's.
-_OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
+_OTHER_PACKAGERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
 _UNMET_DEPENDENCIES: Final = custom_sign(
     lambda snapshot: (
-        one for one in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVER_WORDS.search(snapshot.text_of(one))
+        line for line in snapshot.matching_lines(_DEPENDENCY_COMPLAINT) if _DRIVER_WORDS.search(snapshot.text_of(line))
     )
 )
 _DRIVER_PACKAGES_HELD: Final = custom_sign(lambda snapshot: _held_driver_packages(snapshot).values())
@@ -249,15 +249,15 @@ _UNFINISHED_PACKAGES: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(packages.listed_packages).values() if one.is_half_done)
 )
 # apt complains of what dpkg left behind, or what stands in the way is there and no repository offers it.
-_OTHER_EXPLANATIONS: Final = (
+_OTHER_DEPENDENCY_EXPLANATIONS: Final = (
     _PACKAGE_FILE_CONFLICT,
     _UNFINISHED_PACKAGES,
-    custom_sign(lambda snapshot: (one.citation for one in snapshot.view(driver.stray_packages))),
+    custom_sign(lambda snapshot: (stray_package.citation for stray_package in snapshot.view(driver.stray_packages))),
 )
 _TWO_ORIGINS: Final = unless(
     all_of(any_of(_DEPENDENCY_ACROSS_SOURCES, _PACKAGES_MIXED), _UNMET_DEPENDENCIES),
     _DRIVER_PACKAGES_HELD,
-    *_OTHER_EXPLANATIONS,
+    *_OTHER_DEPENDENCY_EXPLANATIONS,
 )
 
 
@@ -268,35 +268,35 @@ def _summarize_holds(snapshot: Snapshot) -> str:
 
 
 def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
-    if held := sorted(_held_driver_packages(snapshot)):
-        yield remedies.unhold(snapshot, "release the hold, if the package may change", *held)
+    if held_packages := sorted(_held_driver_packages(snapshot)):
+        yield remedies.unhold_packages(snapshot, "release the hold, if the package may change", *held_packages)
         if snapshot.view(package_manager) == "apt":
             yield run_step(
                 "install", "complete the packages that depend on each other", Shell("sudo apt-get -f install")
             )
-    elif can_set_up(snapshot):
+    elif can_run_setup(snapshot):
         # One transaction: the node has a driver all the time.
         text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
         yield setup_step(snapshot, "remove", text)
         return
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
-        yield remedies.align_versions(snapshot, "remove", text)
+        yield remedies.align_driver_versions(snapshot, "remove", text)
     yield remedies.install_driver(snapshot, "then install the desired branch")
 
 
-def _use_one_origin(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.use_one_archive(snapshot)
+def _use_one_package_origin(snapshot: Snapshot) -> Iterable[Fix]:
+    yield remedies.keep_one_package_archive(snapshot)
     yield remedies.install_driver(snapshot, "install every package of the driver in the same version")
 
 
-_FILE_OWNER: Final = Pattern(
+_CONFLICTING_FILE_OWNER: Final = Pattern(
     r"which is also in package (?P<deb>[\w.+-]+)|conflicts with file from package (?P<rpm>\S+)"
 )
 
 
 def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
-    match = snapshot.match(_FILE_OWNER)
+    match = snapshot.match(_CONFLICTING_FILE_OWNER)
     owner = (match["deb"] or match["rpm"]) if match else ""
     if snapshot.view(package_manager) == "apt":
         force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
@@ -323,7 +323,7 @@ _RUNFILE_TRACE: Final = any_of(
         r"|error processing package nvidia-installer-cleanup|nvidia-installer-cleanup package \S+ script"
     ),
 )
-_LIBRARY_UNOWNED: Final = message_line(
+_DRIVER_LIBRARY_UNOWNED: Final = message_line(
     r"no path found matching pattern /\S*lib(?:nvidia|cuda|GLX_nvidia|EGL_nvidia)"
     r"|file /\S*lib(?:nvidia|cuda)\S* is not owned by any package|No package owns /\S*lib(?:nvidia|cuda)",
     *("package-owner", "package-output", "text"),
@@ -331,11 +331,11 @@ _LIBRARY_UNOWNED: Final = message_line(
 
 
 def _installed_driver_packages(snapshot: Snapshot) -> list[Package]:
-    return [one for one in driver.driver_packages(snapshot) if one.is_installed]
+    return [package for package in driver.driver_packages(snapshot) if package.is_installed]
 
 
-_DRIVER_PACKAGED: Final = custom_sign(
-    lambda snapshot: (one.citation for one in _installed_driver_packages(snapshot)[:3])
+_DRIVER_INSTALLED_FROM_PACKAGES: Final = custom_sign(
+    lambda snapshot: (package.citation for package in _installed_driver_packages(snapshot)[:3])
 )
 
 
@@ -344,22 +344,22 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.install_guest_driver("keep one driver: leave the installer's, or reinstall it completely")
         return
     uninstall = Shell("sudo nvidia-installer --uninstall --silent")
-    if not snapshot.view(any_of(_RUNFILE_TRACE, _LIBRARY_UNOWNED)):
+    if not snapshot.view(any_of(_RUNFILE_TRACE, _DRIVER_LIBRARY_UNOWNED)):
         see = Shell("ls -l /usr/bin/nvidia-installer /var/log/nvidia-installer.log")
         yield run_step("inspect", "see whether the installer was ever run here", see)
     yield run_step("remove", "remove the .run installation with its own uninstaller", uninstall)
     there = _installed_driver_packages(snapshot)
-    seen = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
-    is_theirs = any(one is not None and one.version in {package.upstream for package in there} for one in seen)
+    versions = (driver.loaded_version(snapshot), driver.on_disk_version(snapshot))
+    is_theirs = any(one is not None and one.version in {package.upstream for package in there} for one in versions)
     if there and (is_theirs or driver.kernel_packages(snapshot) or driver.metapackages(snapshot)):
         text = "restore the packages' files that it had replaced"
-        yield remedies.reinstall(snapshot, text, *(one.name for one in there))
+        yield remedies.reinstall(snapshot, text, *(package.name for package in there))
     else:
         # No package that was listed brings a module, and the uninstaller takes its own away.
         yield remedies.install_driver(snapshot, "install the whole driver as packages")
     yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
     yield rebuild_initramfs(snapshot)
-    yield reboot()
+    yield reboot_node()
 
 
 _rule = partial(Rule, layer="package")
@@ -376,8 +376,8 @@ RULES: Final = (
     ),
     _rule(
         cause="dpkg-unconfigured-packages",
-        decisive=_HALF_INSTALLED,
-        symptoms=(symptoms.PACKAGES_BROKEN, _HALF_INSTALLED),
+        decisive=_PACKAGES_HALF_INSTALLED,
+        symptoms=(symptoms.PACKAGES_BROKEN, _PACKAGES_HALF_INSTALLED),
         summary=_summarize_half_done,
         look_at=(Shell("dpkg --audit"),),
         remedy=_finish_packages,
@@ -386,13 +386,13 @@ RULES: Final = (
     _rule(
         cause="held-or-broken-packages",
         share=1.3,
-        decisive=unless(all_of(_DRIVER_PACKAGES_HELD, _UNMET_DEPENDENCIES), *_OTHER_EXPLANATIONS[:2]),
+        decisive=unless(all_of(_DRIVER_PACKAGES_HELD, _UNMET_DEPENDENCIES), *_OTHER_DEPENDENCY_EXPLANATIONS[:2]),
         typical=any_of(
-            unless(_UNMET_DEPENDENCIES, _TWO_ORIGINS, *_OTHER_EXPLANATIONS),
+            unless(_UNMET_DEPENDENCIES, _TWO_ORIGINS, *_OTHER_DEPENDENCY_EXPLANATIONS),
             unless(
                 all_of(command_run(r"showhold|versionlock"), _DRIVER_PACKAGES_HELD),
                 symptoms.DRIVER_WORKS,
-                symptoms.VERSION_MISMATCH,
+                symptoms.DRIVER_MISMATCH,
             ),
         ),
         symptoms=(symptoms.PACKAGES_BROKEN, _UNMET_DEPENDENCIES),
@@ -407,13 +407,13 @@ RULES: Final = (
         cause="mixed-repo-packages",
         share=1.2,
         decisive=any_of(
-            _PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_PACKAGES_MIXED, _UNMET_DEPENDENCIES, symptoms.VERSION_MISMATCH)
+            _PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_PACKAGES_MIXED, _UNMET_DEPENDENCIES, symptoms.DRIVER_MISMATCH)
         ),
-        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.VERSION_MISMATCH, _PACKAGERS_SHARE_FILE),
+        symptoms=(symptoms.PACKAGES_BROKEN, symptoms.DRIVER_MISMATCH, _PACKAGERS_SHARE_FILE),
         latent=unless(symptoms.DRIVER_WORKS, _UNMET_DEPENDENCIES),
         summary="packages of one driver come from two repositories in different versions, and neither set is complete",
         look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
-        remedy=_use_one_origin,
+        remedy=_use_one_package_origin,
         explains=DRIVER_LIBRARY_MISMATCH_CAUSES
         | {"held-or-broken-packages", "dpkg-unconfigured-packages", "package-file-conflict"},
     ),
@@ -430,14 +430,14 @@ RULES: Final = (
         cause="runfile-leftover",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_PACKAGED, _DRIVER_PACKAGE_COMMAND_RUN)),
-        typical=any_of(_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.VERSION_MISMATCH)),
+        decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_INSTALLED_FROM_PACKAGES, _DRIVER_PACKAGE_COMMAND_RUN)),
+        typical=any_of(_DRIVER_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.DRIVER_MISMATCH)),
         symptoms=(
-            symptoms.VERSION_MISMATCH,
+            symptoms.DRIVER_MISMATCH,
             symptoms.NO_DRIVER,
             symptoms.PACKAGES_BROKEN,
             symptoms.BUILD_FAILED,
-            _LIBRARY_UNOWNED,
+            _DRIVER_LIBRARY_UNOWNED,
         ),
         context=_RUNFILE_TRACE,
         against=(symptoms.DRIVER_WORKS,),

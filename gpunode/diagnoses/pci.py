@@ -12,10 +12,10 @@ from gpunode.diagnoses.consequences import GPU_NOT_STARTED, NO_DRIVER, TRANSFERS
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     add_kernel_argument,
-    always,
+    make_fixed_remedy,
     manual_step,
-    power_cycle,
-    reboot,
+    power_cycle_node,
+    reboot_node,
     rebuild_initramfs,
     run_step,
     update_boot_loader,
@@ -38,13 +38,13 @@ from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
-_COMMON_SYMPTOMS: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
-_NO_SUCH_DEVICE: Final = message_line(
+_NO_GPU_SYMPTOMS: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
+_MODPROBE_FOUND_NO_DEVICE: Final = message_line(
     r"could not insert ['‘\"]?nvidia(?:[_-](?:current|\d{3}))?['’\"]?: No such device"
 )
 _NO_GPU_REPORTED: Final = any_of(
     kernel_line(r"(?i)No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found"),
-    _NO_SUCH_DEVICE,
+    _MODPROBE_FOUND_NO_DEVICE,
     message_line(r"(?i)You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found"),
 )
 # Words of the driver about a GPU that it saw, whatever it then did with it.
@@ -60,12 +60,12 @@ def _installed_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.citation for one in (*driver.kernel_packages(snapshot)[:1], *((disk,) if disk else ())))
 
 
-def _smi_complaints(snapshot: Snapshot) -> Iterator[Citation]:
+def _smi_no_device_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the node's own nvidia-smi errors; a pod may see no GPU by design."""
     return (place for state, place in snapshot.view(driver.smi_states) if state in {"no-driver", "no-devices"})
 
 
-_GPU_SEEN: Final = predicate(
+_GPU_ON_BUS: Final = predicate(
     lambda snapshot: bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots)), "a GPU is on the bus"
 )
 _DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
@@ -93,21 +93,21 @@ _PASSTHROUGH_OWNER: Final = Pattern(
     r"(?:vfio-pci|pci-stub)(?=\s|$)"
 )
 _BOUND_DRIVER_QUERY: Final = Pattern(r"(?i)/driver|driverctl|10de")
-_ADDRESS: Final = Pattern(r"(?i)\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b")
+_PCI_ADDRESS: Final = Pattern(r"(?i)\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b")
 
 
 def _passthrough_owner_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield lines of sysfs or driverctl by which a passthrough driver owns a GPU."""
     known = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
     asked_owner = (
-        one
-        for one in snapshot.items_of("listing", "text", "which")
-        if _BOUND_DRIVER_QUERY.search(one.written + one.text)
+        item
+        for item in snapshot.items_of("listing", "text", "which")
+        if _BOUND_DRIVER_QUERY.search(item.written + item.text)
     )
-    for one in (found for item in asked_owner for found in lines_with(item, _PASSTHROUGH_OWNER)):
-        where = {pci.normalize_address(address) for address in _ADDRESS.findall(one.line)}
+    for line in (found for item in asked_owner for found in lines_with(item, _PASSTHROUGH_OWNER)):
+        where = {pci.normalize_address(address) for address in _PCI_ADDRESS.findall(line.line)}
         if not known or not where or where & known:
-            yield one
+            yield line
 
 
 _PASSED_THROUGH: Final = custom_sign(
@@ -124,19 +124,19 @@ _PASSTHROUGH_SUMMARY: Final = "vfio-pci owns a GPU for a virtual machine: this i
 def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield passthrough that is intended: the host has other GPUs, or its guests run."""
     owned = snapshot.view(_PASSTHROUGH_BOUND)
-    told = {pci.normalize_address(one) for line in owned for one in _ADDRESS.findall(line.line)}
+    addresses = {pci.normalize_address(one) for line in owned for one in _PCI_ADDRESS.findall(line.line)}
     of_host = any(
         gpu.driver not in virtualization.PASSTHROUGH_DRIVERS
-        and (gpu.shows_driver or (told and gpu.address not in told))
+        and (gpu.shows_driver or (addresses and gpu.address not in addresses))
         for gpu in snapshot.view(pci.pci_gpus)
     )
     if owned and (driver.works(snapshot) or of_host or virtualization.has_running_guests(snapshot)):
         yield Proof(
-            _PASSTHROUGH_SUMMARY, owned, "likely", severity="info", remedy=(_LEAVE_TO_GUEST,), disruption="none"
+            _PASSTHROUGH_SUMMARY, owned, "likely", severity="info", remedy=(_LEAVE_GPU_TO_GUEST,), disruption="none"
         )
 
 
-_LEAVE_TO_GUEST: Final = manual_step(
+_LEAVE_GPU_TO_GUEST: Final = manual_step(
     "wait", "leave it to its virtual machine, or remove its ids from vfio-pci's and reboot"
 )
 _REMOVE_NVIDIA_VFIO_IDS_EXPRESSION: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
@@ -155,12 +155,12 @@ def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
     yield run_step("rebuild", "regenerate the boot loader's configuration", entries)
     yield rebuild_initramfs(snapshot)
-    yield reboot()
+    yield reboot_node()
 
 
 # ---- awake, or stuck
 
-_STUCK_IN_D3: Final = Pattern(
+_STUCK_IN_D3_MESSAGE: Final = Pattern(
     rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): "
     r"(?:(?:Unable to|can't) change power state from D3(?:cold|hot) to D0|"
     r"not ready \d+ms after [\w ]{1,30}; giving up|Refused to change power state, currently in D3)"
@@ -170,8 +170,8 @@ _STUCK_IN_D3: Final = Pattern(
 def _sleeping_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield messages of a GPU that does not wake up, before it fell off the bus."""
     gone, gpus = snapshot.view(faults.first_bus_falls), snapshot.view(pcie_links.nvidia_slots)
-    for message in kernel.matching_messages(snapshot, _STUCK_IN_D3):
-        if (match := _STUCK_IN_D3.search(message.text)) and not faults.is_after_fall(message.citation, gone):
+    for message in kernel.matching_messages(snapshot, _STUCK_IN_D3_MESSAGE):
+        if (match := _STUCK_IN_D3_MESSAGE.search(message.text)) and not faults.is_after_fall(message.citation, gone):
             is_gpu = pcie_links.pci_slot(pci.normalize_address(match["address"])) in gpus or match["driver"] == "nvidia"
             if is_gpu or (not gpus and match["driver"] == "vfio-pci"):
                 yield message.citation
@@ -181,7 +181,7 @@ _KEEP_AWAKE: Final = Shell(
     'for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done'
 )
 _CONFIG_SPACE_ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
-_IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
+_GPU_IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
 _rule = partial(Rule, layer="pci")
 
 
@@ -225,7 +225,7 @@ def _failed_assignments(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citatio
 
     Expansion ROMs, I/O ports and BARs of virtual functions are left out: nothing needs them.
     """
-    found: dict[tuple[str, str, bool], tuple[str, bool, Citation]] = {}
+    failures: dict[tuple[str, str, bool], tuple[str, bool, Citation]] = {}
     for message in kernel.matching_messages(snapshot, _REGION_ASSIGNMENT_MESSAGE):
         match = _REGION_ASSIGNMENT_MESSAGE.search(message.text)
         resource = (match["before"] or match["behind"] or "") if match else ""
@@ -235,10 +235,10 @@ def _failed_assignments(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citatio
         address = pci.normalize_address(match["address"])
         key = address, match["bar"] or "", "pref" in resource
         if match["verdict"] == "assigned":
-            found.pop(key, None)
+            failures.pop(key, None)
         elif bar < _ROM or bar >= _WINDOWS:
-            found[key] = address, bar >= _WINDOWS, message.citation
-    yield from found.values()
+            failures[key] = address, bar >= _WINDOWS, message.citation
+    yield from failures.values()
 
 
 _ROOT_WINDOW: Final = Pattern(r"root bus resource \[mem 0x[0-9a-f]+-0x(?P<end>[0-9a-f]+)")
@@ -252,16 +252,16 @@ def _has_window_above_4g(snapshot: Snapshot) -> bool | None:
 
 
 _UNPLACED: Final = custom_sign(_unplaced_regions)
-_UNASSIGNED: Final = Pattern(r"\bMemory at <(?:unassigned|ignored)>")
+_UNASSIGNED_REGION_LINE: Final = Pattern(r"\bMemory at <(?:unassigned|ignored)>")
 _NO_REGION_ADDRESS: Final = any_of(
-    _INVALID_REGION_REPORTED, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED))
+    _INVALID_REGION_REPORTED, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED_REGION_LINE))
 )
 REGION_WITHOUT_ADDRESS: Final = any_of(_UNPLACED, _NO_REGION_ADDRESS)
 """A memory region of a GPU that has no address."""
 IS_VIRTUAL_MACHINE: Final = predicate(system.is_guest, "this is a virtual machine")
-_BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
-_WINDOW_ABOVE_4G: Final = predicate(_has_window_above_4g, "the bus has addresses above 4 GiB")
-_NO_WINDOW_ABOVE_4G: Final = predicate(
+_IS_BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
+_HAS_WINDOW_ABOVE_4G: Final = predicate(_has_window_above_4g, "the bus has addresses above 4 GiB")
+_LACKS_WINDOW_ABOVE_4G: Final = predicate(
     lambda snapshot: _has_window_above_4g(snapshot) is False, "the bus has none above 4 GiB"
 )
 _NOT_STARTED_SYMPTOMS: Final = (
@@ -286,20 +286,20 @@ RULES: Final = (
         layer="hardware",
         shows_in="pci",
         disruption="power-cycle",
-        symptoms=(*_COMMON_SYMPTOMS, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
+        symptoms=(*_NO_GPU_SYMPTOMS, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=all_of(
-            symptoms.NO_GPU,
-            any_of(_NO_GPU_REPORTED, custom_sign(_smi_complaints), custom_sign(_installed_driver_lines)),
+            symptoms.NO_GPU_ON_BUS,
+            any_of(_NO_GPU_REPORTED, custom_sign(_smi_no_device_lines), custom_sign(_installed_driver_lines)),
         ),
         typical=_NO_GPU_REPORTED,
-        context=all_of(symptoms.NO_GPU, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
+        context=all_of(symptoms.NO_GPU_ON_BUS, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
         against=(
-            _GPU_SEEN,
+            _GPU_ON_BUS,
             _GPU_REPORTED,
             any_line(r"^(?:nouveau|nova[_-]drm) dev="),
             _DRIVER_FROM_PLATFORM,
-            unless(custom_sign(_passthrough_owner_lines), symptoms.NO_GPU),
+            unless(custom_sign(_passthrough_owner_lines), symptoms.NO_GPU_ON_BUS),
         ),
         may_be_normal=True,
         summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
@@ -309,12 +309,12 @@ RULES: Final = (
     _rule(
         cause="vfio-bound",
         disruption="reboot",
-        symptoms=(*_COMMON_SYMPTOMS, symptoms.NO_MODULE, symptoms.ADAPTER_INIT_FAILED),
+        symptoms=(*_NO_GPU_SYMPTOMS, symptoms.NO_MODULE, symptoms.ADAPTER_INIT_FAILED),
         look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
         check=_find_intended_passthrough,
         decisive=any_of(
-            all_of(_PASSTHROUGH_BOUND, any_of(_NO_SUCH_DEVICE, _BOUND_TO_PASSTHROUGH_DRIVER)),
-            unless(all_of(_PASSTHROUGH_BOUND, custom_sign(_smi_complaints)), _PASSTHROUGH_MAY_BE_INTENDED),
+            all_of(_PASSTHROUGH_BOUND, any_of(_MODPROBE_FOUND_NO_DEVICE, _BOUND_TO_PASSTHROUGH_DRIVER)),
+            unless(all_of(_PASSTHROUGH_BOUND, custom_sign(_smi_no_device_lines)), _PASSTHROUGH_MAY_BE_INTENDED),
         ),
         typical=unless(
             any_of(_PASSTHROUGH_BOUND, _GPU_RESERVED_FOR_VFIO), _PASSTHROUGH_MAY_BE_INTENDED, symptoms.DRIVER_WORKS
@@ -328,13 +328,13 @@ RULES: Final = (
     _rule(
         cause="gpu-stuck-d3cold",
         disruption="power-cycle",
-        symptoms=(*_COMMON_SYMPTOMS, symptoms.INIT_FAILED_22_56, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
+        symptoms=(*_NO_GPU_SYMPTOMS, symptoms.INIT_FAILED_22_56, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
         decisive=custom_sign(_sleeping_gpus),
-        typical=all_of(_CONFIG_SPACE_ALL_ONES, _IN_D3COLD),
+        typical=all_of(_CONFIG_SPACE_ALL_ONES, _GPU_IN_D3COLD),
         summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
-        remedy=always(
-            power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
+        remedy=make_fixed_remedy(
+            power_cycle_node("power the machine off and on again: a reboot often does not reset the slot"),
             run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _KEEP_AWAKE),
             manual_step("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
         ),
@@ -347,13 +347,13 @@ RULES: Final = (
         symptoms=(symptoms.INIT_FAILED_22_56, *_NOT_STARTED_SYMPTOMS),
         look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
         decisive=any_of(
-            all_of(REGION_WITHOUT_ADDRESS, _NO_WINDOW_ABOVE_4G),
-            all_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG), _BARE_METAL),
+            all_of(REGION_WITHOUT_ADDRESS, _LACKS_WINDOW_ABOVE_4G),
+            all_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG), _IS_BARE_METAL),
         ),
         typical=any_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _ABOVE_4G_DISABLED),
         against=(IS_VIRTUAL_MACHINE,),
         summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in the BIOS, and turn CSM off"),
             manual_step("firmware", "update the board's firmware", "the settings are already on"),
         ),
@@ -365,9 +365,9 @@ RULES: Final = (
         symptoms=_NOT_STARTED_SYMPTOMS,
         look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
         # In a virtual machine it is the machine's own settings, and its log looks the same.
-        decisive=all_of(_UNPLACED, _WINDOW_ABOVE_4G, _BARE_METAL),
+        decisive=all_of(_UNPLACED, _HAS_WINDOW_ABOVE_4G, _IS_BARE_METAL),
         typical=any_of(_UNPLACED, all_of(_NO_REGION_ADDRESS, _HOTPLUG)),
-        against=(IS_VIRTUAL_MACHINE, _NO_WINDOW_ABOVE_4G),
+        against=(IS_VIRTUAL_MACHINE, _LACKS_WINDOW_ABOVE_4G),
         summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
         remedy=_reallocate_regions,
         explains=GPU_NOT_STARTED,

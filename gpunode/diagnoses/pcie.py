@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Confidence, Fix, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import add_kernel_argument, has_kernel_argument, look_at_hardware, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, kernel_line, message_line, unless
@@ -21,10 +21,10 @@ from gpunode.facts.patterns import Pattern
 # ---- lanes
 
 
-def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_degraded_links(snapshot: Snapshot) -> Iterator[Proof]:
     seen = snapshot.view(pcie_links.gpu_links)
-    is_odd = "baseboard" in snapshot.view(boards.gpu_carriers) or any(0 < one.width == one.max_width for one in seen)
-    for link in (one for one in seen if one.is_narrow):
+    is_odd = "baseboard" in snapshot.view(boards.gpu_carriers) or any(0 < link.width == link.max_width for link in seen)
+    for link in (link for link in seen if link.is_narrow):
         above = pcie_links.bridges_above(snapshot, link.address) if link.address else ()
         port = snapshot.view(pcie_links.link_table).get(above[-1]) if above else None
         port = port if port and port.max_width else None
@@ -45,18 +45,18 @@ def _find_degraded(snapshot: Snapshot) -> Iterator[Proof]:
         )
 
 
-_BANDWIDTH_LIMITED: Final = kernel_line(
+_LINK_BANDWIDTH_LIMITED: Final = kernel_line(
     r"available PCIe bandwidth, limited by \S+ GT/s PCIe x(\d+) .* PCIe x(?!\1\b)\d+ link"
 )
 _DEVICE_ADDRESS: Final = Pattern(pcie_links.ADDRESS)
 
 
-def _narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
+def _links_narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the lines of the kernel about a GPU whose link got fewer lanes than it can have."""
-    for one in snapshot.view(_BANDWIDTH_LIMITED):
-        match = _DEVICE_ADDRESS.search(one.line)
+    for line in snapshot.view(_LINK_BANDWIDTH_LIMITED):
+        match = _DEVICE_ADDRESS.search(line.line)
         if match and pcie_links.pci_slot(pci.normalize_address(match[0])) in snapshot.view(pcie_links.nvidia_slots):
-            yield one
+            yield line
 
 
 # ---- errors
@@ -77,8 +77,8 @@ _CORRECTED_AER_ERROR: Final = Pattern(
     r"|\[\s*\d{1,2}\]\s*(?:RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
     r"|(?:Adv)?NonFatalErr|Advisory)"
 )
-_REPORTING_DEVICE: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): ")
-_ERROR_ORIGIN: Final = Pattern(rf"received(?: from|:) (?P<address>{pcie_links.ADDRESS})")
+_AER_REPORTING_DEVICE: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{pcie_links.ADDRESS}): ")
+_AER_ERROR_SOURCE: Final = Pattern(rf"received(?: from|:) (?P<address>{pcie_links.ADDRESS})")
 _ERROR_REPORTING_DRIVERS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
 
 
@@ -90,7 +90,7 @@ class _BusError:
     message: kernel.Message
 
 
-def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
+def _reported_bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
     """Return the errors that may concern a GPU, without those of other devices or of a fallen GPU."""
     gone, gpus, ports = (
         snapshot.view(faults.first_bus_falls),
@@ -102,7 +102,7 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
         text = message.text
         if faults.is_after_fall(message.citation, gone):
             continue
-        speaker, origin = _REPORTING_DEVICE.search(text), _ERROR_ORIGIN.search(text)
+        speaker, origin = _AER_REPORTING_DEVICE.search(text), _AER_ERROR_SOURCE.search(text)
         address = pci.normalize_address(speaker["address"]) if speaker else ""
         found.append(
             (
@@ -117,7 +117,7 @@ def _bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
 
 
 def _errors_matching(snapshot: Snapshot, pattern: Pattern) -> tuple[_BusError, ...]:
-    return tuple(one for one in snapshot.view(_bus_errors) if pattern.search(one.message.text))
+    return tuple(error for error in snapshot.view(_reported_bus_errors) if pattern.search(error.message.text))
 
 
 def _uncorrected_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
@@ -138,34 +138,34 @@ _MIN_LINES_OF_LONG_LOG: Final = 400
 
 
 def _find_corrected_error_storm(snapshot: Snapshot) -> Iterator[Proof]:
-    found = _errors_matching(snapshot, _CORRECTED_AER_ERROR)
+    errors = _errors_matching(snapshot, _CORRECTED_AER_ERROR)
     is_long = any(len(item.lines) > _MIN_LINES_OF_LONG_LOG for item in snapshot.items_of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
     often = sum(
-        len(_CORRECTED_AER_ERROR.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found
+        len(_CORRECTED_AER_ERROR.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in errors
     )
     is_often = often >= (
         _MIN_STORM_ERRORS_LONG_LOG if is_long or snapshot.view(faults.first_bus_falls) else _MIN_STORM_ERRORS
     )
     if is_often and not snapshot.view(_uncorrected_errors):
-        is_its_own = any(pcie_links.pci_slot(one.address) in snapshot.view(pcie_links.nvidia_slots) for one in found)
+        is_its_own = any(pcie_links.pci_slot(one.address) in snapshot.view(pcie_links.nvidia_slots) for one in errors)
         summary = "the GPU's PCIe link keeps correcting errors: its signal is bad"
-        yield _make_proof(snapshot, summary, found, confidence="certain" if is_its_own else "likely")
+        yield _make_proof(snapshot, summary, errors, confidence="certain" if is_its_own else "likely")
 
 
-def _find_uncorrected(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_uncorrected_errors(snapshot: Snapshot) -> Iterator[Proof]:
     if found := snapshot.view(_uncorrected_errors):
         what = ", ".join(sorted({bit for one in found for bit in _error_bits(one)})) or "an uncorrected error"
         yield _make_proof(snapshot, f"a transfer on the GPU's PCIe link was lost ({what})", found)
 
 
 def _make_proof(
-    snapshot: Snapshot, summary: str, found: tuple[_BusError, ...], *more: Citation, confidence: Confidence = "certain"
+    snapshot: Snapshot, summary: str, errors: tuple[_BusError, ...], *more: Citation, confidence: Confidence = "certain"
 ) -> Proof:
     """Return the proof, with the GPU if all errors are of one link."""
-    gpus = {pcie_links.gpu_at(snapshot, one.address) for one in found if one.address}
-    at = next((one.message.at for one in found if one.message.at is not None), None)
-    cited = tuple(dict.fromkeys((*(one.message.citation for one in found), *more)))[:12]
+    gpus = {pcie_links.gpu_at(snapshot, one.address) for one in errors if one.address}
+    at = next((one.message.at for one in errors if one.message.at is not None), None)
+    cited = tuple(dict.fromkeys((*(one.message.citation for one in errors), *more)))[:12]
     return Proof(summary, cited, confidence, gpu=gpus.pop() if len(gpus) == 1 else "", at=at)
 
 
@@ -239,7 +239,7 @@ def _gpu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _pasted_iommu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
-    is_chosen = not (snapshot.view(pcie_links.nvidia_slots) or is_examined(snapshot))
+    is_chosen = not (snapshot.view(pcie_links.nvidia_slots) or is_examined_by_gpunode(snapshot))
     return (message.citation for message in kernel.matching_messages(snapshot, _IOMMU_PAGE_FAULT) if is_chosen)
 
 
@@ -267,7 +267,7 @@ def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
 # ---- what both do: peers are slow
 
 # p2pBandwidthLatencyTest: a peer is reached at less than 2 GB/s.
-_PEERS_SLOW: Final = message_line(
+_PEER_BANDWIDTH_LOW: Final = message_line(
     r"P2P=Enabled Bandwidth[^\n]*\n[ \t]*D.D[^\n]*\n(?:[ \t]*\d+ [^\n]*\n){0,15}?[ \t]*\d+ [^\n]*\s[01]\.\d\d\b",
     "application", "text",
 )  # fmt: skip
@@ -276,13 +276,13 @@ RULES: Final = (
     _rule(
         cause="iommu-blocks-p2p",
         disruption="reboot",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_PROGRAM_FAULT),
+        symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
         decisive=custom_sign(_gpu_page_faults),
         typical=unless(
             any_of(
                 custom_sign(_pasted_iommu_page_faults),
-                _PEERS_SLOW,
+                _PEER_BANDWIDTH_LOW,
                 unless(all_of(_IOMMU_TRANSLATES, _PEER_TRANSFER_PROBLEM), custom_sign(faults.serious_fault_lines)),
             ),
             _ACS_REDIRECTS_REQUESTS,
@@ -295,12 +295,12 @@ RULES: Final = (
     _rule(
         cause="acs-blocks-p2p",
         severity="warning",
-        symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+        symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
         look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
-        decisive=all_of(_ACS_REDIRECTS_REQUESTS, any_of(_PEER_TRANSFER_PROBLEM, _PEERS_SLOW)),
+        decisive=all_of(_ACS_REDIRECTS_REQUESTS, any_of(_PEER_TRANSFER_PROBLEM, _PEER_BANDWIDTH_LOW)),
         typical=any_of(
             all_of(_ACS_REDIRECTS_REQUESTS, _ACS_INSPECTED),
-            all_of(_ACS_VALIDATES_SOURCE, any_of(_PEER_TRANSFER_PROBLEM, _PEERS_SLOW, _ACS_INSPECTED)),
+            all_of(_ACS_VALIDATES_SOURCE, any_of(_PEER_TRANSFER_PROBLEM, _PEER_BANDWIDTH_LOW, _ACS_INSPECTED)),
         ),
         context=any_of(_ACS_REDIRECTS_REQUESTS, _PEER_TRANSFER_PROBLEM),
         summary="bridges route requests between GPUs through the root complex (ACS)",
@@ -309,9 +309,9 @@ RULES: Final = (
     _rule(
         cause="pcie-uncorrectable-completion-timeout",
         disruption="power-cycle",
-        symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
+        symptoms=(symptoms.PCIE_BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
-        check=_find_uncorrected,
+        check=_find_uncorrected_errors,
         typical=message_line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
         may_be_normal=True,
         remedy=look_at_hardware(*_RESEAT_GPU_FIXES),
@@ -321,7 +321,7 @@ RULES: Final = (
         cause="pcie-aer-correctable-storm",
         severity="warning",
         disruption="power-cycle",
-        symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
+        symptoms=(symptoms.PCIE_BUS_ERRORS, symptoms.GPU_SLOW),
         look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
         check=_find_corrected_error_storm,
         typical=message_line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
@@ -333,10 +333,10 @@ RULES: Final = (
         cause="pcie-link-degraded",
         severity="warning",
         disruption="power-cycle",
-        symptoms=(symptoms.SLOW, symptoms.BUS_ERRORS),
+        symptoms=(symptoms.GPU_SLOW, symptoms.PCIE_BUS_ERRORS),
         look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
-        check=_find_degraded,
-        typical=custom_sign(_narrow_at_boot),
+        check=_find_degraded_links,
+        typical=custom_sign(_links_narrow_at_boot),
         may_be_normal=True,
         remedy=look_at_hardware(*_RESEAT_GPU_FIXES),
     ),

@@ -17,7 +17,7 @@ from gpunode.diagnoses.cluster import (
 )
 from gpunode.diagnoses.commands import Shell, command, is_unit_name, join_commands
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import always, manual_step, restart, run_step
+from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, restart_unit, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, kubernetes_nodes, runtimes
@@ -30,9 +30,9 @@ _NVML_MISSING: Final = message_line(
     r"|Failed to initialize NVML: could not",
     *("kubernetes-log", "kubernetes-pod"),
 )
-_PLUGIN_WORDS: Final = any_line(r"(?i)device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami")
+_PLUGIN_MENTIONED: Final = any_line(r"(?i)device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami")
 # The first is of version 1.8 to 1.11, before that question.
-_STRATEGY_REJECTED: Final = message_line(
+_PLUGIN_STRATEGY_REJECTED: Final = message_line(
     r"Failed to start nvml with error:\s+could not load NVML"
     r"|Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
@@ -40,9 +40,9 @@ _STRATEGY_REJECTED: Final = message_line(
 _ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
 # Where the plugin of one node registered, that of another may just be on a node without GPUs.
 _PLUGIN_REGISTERED: Final = message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text")
-_STRATEGY_STILL_REJECTED: Final = unless(_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED)
+_STRATEGY_STILL_REJECTED: Final = unless(_PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED)
 _PLUGIN_WITHOUT_NVML: Final = unless(
-    any_of(_NVML_MISSING, _STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_WORDS)),
+    any_of(_NVML_MISSING, _PLUGIN_STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_MENTIONED)),
     *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
 )
 
@@ -57,7 +57,7 @@ def _pods_without_class(snapshot: Snapshot) -> Iterator[Citation]:
         is_whole = not item.source.is_part and re.search(
             r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
         )
-        shows = item.source.lets_through("  runtimeClassName: nvidia") if item.source.only else is_whole
+        shows = item.source.lets_through("  runtimeClassName: nvidia") if item.source.pattern else is_whole
         if shows and item.text.strip() and not re.search(r"runtimeClassName|Runtime Class Name", item.text):
             yield cite(item, 1)
 
@@ -120,13 +120,13 @@ _UNUSUAL_DRIVER_PATHS: Final = (
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
-_DRIVER_ELSEWHERE: Final = any_of(
+_DRIVER_IN_UNUSUAL_PATH: Final = any_of(
     any_line(rf"{_UNUSUAL_DRIVER_PATHS}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"),
     command_run(_UNUSUAL_DRIVER_PATHS),
     _UNUSUAL_DISTRIBUTION,
     _DRIVER_ROOT_SET,
 )
-_LET_PLUGIN_FIND_LIBRARY: Final = always(
+_LET_PLUGIN_FIND_LIBRARY: Final = make_fixed_remedy(
     manual_step(
         "configure",
         "set the driver's root in the device plugin (nvidiaDriverRoot) and in the toolkit (root in its config.toml)",
@@ -144,13 +144,13 @@ _LET_PLUGIN_FIND_LIBRARY: Final = always(
 
 # Health.
 
-_MARKED_UNHEALTHY: Final = message_line(
+_GPU_MARKED_UNHEALTHY: Final = message_line(
     r"(?i)^(?![^\n]*(?:no healthy devices present|cannot allocate))(?=[^\n]*(?:GPU|MIG-|nvidia|[Xx]id|all devices))"
     r"[^\n]*(?:marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
     r"|XidCriticalError)"
 )
 UNHEALTHY: Final = any_of(
-    unless(_MARKED_UNHEALTHY, _ALL_GPUS_OFFERED),
+    unless(_GPU_MARKED_UNHEALTHY, _ALL_GPUS_OFFERED),
     custom_sign(lambda node: (one.citation for _, *both in kubernetes_nodes.unhealthy_resources(node) for one in both)),
 )
 
@@ -179,7 +179,7 @@ _POD_REFUSED: Final = any_of(_NO_HEALTHY_DEVICE_MESSAGE, _FEWER_DEVICES, _POD_RE
 
 
 # That the logs alone remember it, and no pod that is shown was refused.
-_REFUSALS_PAST: Final = unless(
+_PODS_RUN_AGAIN: Final = unless(
     message_line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_KUBERNETES_SOURCE_KINDS),
     message_line(r"AdmissionError|OutOf|Allocate failed", *_KUBERNETES_SOURCE_KINDS),
 )
@@ -211,7 +211,7 @@ _KUBELET_WAS_RESTARTED: Final = any_of(
 
 # A kubelet that admits anew what it had admitted.
 # Init containers that ask for a GPU, too.
-_INIT_CONTAINERS: Final = message_line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
+_POD_HAS_INIT_CONTAINERS: Final = message_line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
 _KUBERNETES_WITH_BUG: Final = message_line(
     r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
 )
@@ -233,8 +233,8 @@ def _unassigned_gpus(snapshot: Snapshot) -> Iterator[Citation]:
             yield from (amount.citation, used.citation) if used is not None and used.value < amount.value else ()
 
 
-_CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
-_KUBELET_UNITS: Final = {
+_KUBELET_CHECKPOINT_FILE: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+_KUBELET_UNIT_BY_PRODUCT: Final = {
     "k3s": "k3s",
     "rke2": "rke2-agent",
     "k0s": "k0sworker",
@@ -248,15 +248,15 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
         unit = kubelet.value.unit.removesuffix(".service")
         return unit if is_unit_name(unit) else "kubelet"
-    return _KUBELET_UNITS.get(snapshot.view(runtimes.containerd_product), "kubelet")
+    return _KUBELET_UNIT_BY_PRODUCT.get(snapshot.view(runtimes.containerd_product), "kubelet")
 
 
 def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
     unit = _kubelet_unit(snapshot)
-    yield restart(unit, "restart the kubelet: it reads again which devices its pods hold")
+    yield restart_unit(unit, "restart the kubelet: it reads again which devices its pods hold")
     yield _DELETE_REFUSED
     stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
-    move = command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak")
+    move = command("sudo", "mv", _KUBELET_CHECKPOINT_FILE, f"{_KUBELET_CHECKPOINT_FILE}.bak")
     yield run_step(
         "remove",
         "move the kubelet's record away while it is stopped; it creates a new one from the running pods",
@@ -273,14 +273,14 @@ RULES: Final = (
         disruption="restart-container",
         typical=any_of(
             unless(
-                all_of(_PLUGIN_WITHOUT_NVML, any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_ELSEWHERE)),
+                all_of(_PLUGIN_WITHOUT_NVML, any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_IN_UNUSUAL_PATH)),
                 all_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS),
             ),
             message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
         ),
         symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-        context=any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_ELSEWHERE),
-        against=(_NO_DRIVER, symptoms.NO_GPU),
+        context=any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_IN_UNUSUAL_PATH),
+        against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
         share=2,
         summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
@@ -301,31 +301,31 @@ RULES: Final = (
                     _PLUGIN_WITHOUT_NVML,
                     any_of(_OTHER_DEFAULT_RUNTIME, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN, _RUNTIME_CONFIGURE_RUN),
                 ),
-                all_of(symptoms.NO_DRIVER_INSIDE, any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS)),
+                all_of(symptoms.DRIVER_MISSING_IN_CONTAINER, any_of(_NVIDIA_HANDLER_SEEN, _NO_RUNTIME_CLASS)),
                 all_of(
                     _NVIDIA_HANDLER_SEEN,
                     any_of(_NO_RUNTIME_CLASS, all_of(_OTHER_DEFAULT_RUNTIME, symptoms.PLUGIN_FAILS)),
                 ),
             ),
             _POD_USES_NVIDIA_RUNTIME,
-            unless(_DRIVER_ELSEWHERE, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN),
+            unless(_DRIVER_IN_UNUSUAL_PATH, _NO_RUNTIME_CLASS, _NVIDIA_HANDLER_SEEN),
         ),
         may_be_normal=True,
         context=unless(
             any_of(_NVIDIA_HANDLER_SEEN, unless(_NO_RUNTIME_CLASS, symptoms.NOT_ENOUGH_GPUS), _RUNTIME_CONFIGURE_RUN),
-            symptoms.ALL_WELL,
+            symptoms.NOTHING_FAILS,
         ),
         symptoms=(
             _PLUGIN_WITHOUT_NVML,
-            symptoms.NO_DRIVER_INSIDE,
+            symptoms.DRIVER_MISSING_IN_CONTAINER,
             symptoms.NO_CAPACITY,
             symptoms.POD_PENDING,
             symptoms.PLUGIN_FAILS,
         ),
         against=(
             _NO_DRIVER,
-            symptoms.NO_GPU,
-            unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.NO_DRIVER_INSIDE),
+            symptoms.NO_GPU_ON_BUS,
+            unless(symptoms.CONTAINER_WORKS, _PLUGIN_WITHOUT_NVML, symptoms.DRIVER_MISSING_IN_CONTAINER),
         ),
         look_at=(
             Shell("kubectl get runtimeclass"),
@@ -355,7 +355,7 @@ RULES: Final = (
             Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
         ),
         summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
-        remedy=always(
+        remedy=make_fixed_remedy(
             show_plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
             run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
             restart_plugin("restart the device plugin: it never removes the mark by itself", "the GPU works"),
@@ -368,11 +368,11 @@ RULES: Final = (
         typical=unless(_NO_HEALTHY_DEVICE_MESSAGE, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _STALE_ALLOCATION),
         symptoms=(symptoms.POD_REFUSED,),
         context=any_of(_NODE_REBOOTED, message_line(r"Registration Request received")),
-        against=(_REFUSALS_PAST, unless(UNHEALTHY, _NODE_REBOOTED)),
+        against=(_PODS_RUN_AGAIN, unless(UNHEALTHY, _NODE_REBOOTED)),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
         share=2,
         summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
-        remedy=always(
+        remedy=make_fixed_remedy(
             _DELETE_REFUSED,
             manual_step("configure", "start the device plugin first: give it the priority class system-node-critical"),
         ),
@@ -383,17 +383,17 @@ RULES: Final = (
         decisive=unless(all_of(_POD_REFUSED, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG), _STALE_ALLOCATION),
         typical=any_of(
             unless(
-                all_of(_POD_REFUSED, any_of(_KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS)),
+                all_of(_POD_REFUSED, any_of(_KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _POD_HAS_INIT_CONTAINERS)),
                 _STALE_ALLOCATION,
             ),
             all_of(_KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG),
         ),
         symptoms=(symptoms.POD_REFUSED,),
-        against=(_REFUSALS_PAST, _NODE_REBOOTED),
+        against=(_PODS_RUN_AGAIN, _NODE_REBOOTED),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
         share=2,
         summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
-        remedy=always(
+        remedy=make_fixed_remedy(
             _DELETE_REFUSED, manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
         ),
     ),
@@ -402,12 +402,12 @@ RULES: Final = (
         disruption="restart-service",
         decisive=all_of(_POD_REFUSED, any_of(_STALE_ALLOCATION, all_of(_FEWER_DEVICES, custom_sign(_unassigned_gpus)))),
         typical=any_of(
-            unless(_FEWER_DEVICES, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _INIT_CONTAINERS),
+            unless(_FEWER_DEVICES, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _POD_HAS_INIT_CONTAINERS),
             all_of(_STALE_ALLOCATION, custom_sign(_unassigned_gpus)),
         ),
         symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
         context=_STALE_ALLOCATION,
-        against=(_REFUSALS_PAST, _NODE_REBOOTED),
+        against=(_PODS_RUN_AGAIN, _NODE_REBOOTED),
         look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
         share=2,
         summary="the kubelet still assigns GPUs to pods that no longer exist",

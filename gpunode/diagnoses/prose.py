@@ -26,7 +26,7 @@ _MACHINE_OUTPUT_START: Final = Pattern(
     r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
     r"|[\w.()/\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
 )
-_FIRST_PERSON: Final = Pattern(
+_FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
     r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
     r"|hope|suspect|assume|wonder)\b)"
@@ -34,11 +34,11 @@ _FIRST_PERSON: Final = Pattern(
     r"|found|think|tried|also|always|only|can|can['’]t|cannot|could|suspect|read|heard)\b)"
     r"|\b(?:[Mm]y|[Oo]ur) [a-z]|\b(?:colleagues?|friends?|forums?|somebody|someone|anybody|anyone|everybody)\b"
 )
-_QUESTION: Final = Pattern(
+_QUESTION_START: Final = Pattern(
     r"^(?:Is|Are|Do|Does|Did|Can|Could|Should|What|Why|How|Has|Have|Was|Were|Will|Would|Any|Where|When|Who|Which|Must"
     r"|May|Might|Shall)\b[^?]*\?"
 )
-_DENIAL: Final = Pattern(
+_DENIAL_WORDS: Final = Pattern(
     r"(?i)\b(?:never|neither|nor|nobody)\b"
     r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
     r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
@@ -47,12 +47,12 @@ _DENIAL: Final = Pattern(
     r"|report|reported|seeing|getting|about|because|the case|due to|caused)\b"
     r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b"
 )
-_SUPPOSITION: Final = Pattern(
+_SUPPOSITION_START: Final = Pattern(
     r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
     r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for)\b"
     r"|\b(?:last (?:week|month|year|time)|yesterday|used to (?:see|get|have)|in the past)\b"
 )
-_REPORTED: Final = Pattern(
+_REPORTED_SPEECH: Final = Pattern(
     r"^(?:The|This|That|A|An|Its?|Another) [\w'’ -]{2,60}\b(?:says?|said|reports?|reported|shows?|showed|tells?|told"
     r"|complains?|complained|claims?|mentions?|states?|stated|prints?|printed|writes|wrote|explains?)\b"
     r"(?: me| us)?(?: that\b| about\b|:| [\"'“„«`])"
@@ -62,7 +62,7 @@ _QUOTING_SENTENCE: Final = Pattern(
 )
 # Sentences that ask, suppose, pass on what others say, or tell of another machine or time.
 _DOUBTFUL: Final = Pattern(
-    rf"(?i){_QUESTION.pattern.replace('^', r'^[^a-z]*(?:or |so |and )?', 1)}|^\s*>"
+    rf"(?i){_QUESTION_START.pattern.replace('^', r'^[^a-z]*(?:or |so |and )?', 1)}|^\s*>"
     r"|^\W*(?:suppose|imagine|before|if(?! (?:I|we|my|our)\b))\b|\b(?:whether|guess|suspect|think|thought|wonder|fear"
     r"|afraid|assume|maybe|perhaps|probably|might|could|in case|colleagues?|friends?|forums?|some(?:body|one)|articles?"
     r"|any(?:body|one)|known issue|according to|documentation|docs|manual|wiki|faq|they|told|used to"
@@ -74,7 +74,7 @@ _SENTENCE_END: Final = Pattern(r"(?<=[.!?;])\s+")
 _CLAUSE_START: Final = Pattern(
     r"(?i)[,;](?! (?:which|that|who)\b)|(?=\b(?:and|but|because|since|while|when|after|although|though)\b)"
 )
-_AUTHOR_PATTERNS: Final = (_FIRST_PERSON, _QUESTION, _DENIAL, _SUPPOSITION, _REPORTED)
+_AUTHOR_PATTERNS: Final = (_FIRST_PERSON_WORDS, _QUESTION_START, _DENIAL_WORDS, _SUPPOSITION_START, _REPORTED_SPEECH)
 # What mail programs and forums put above the words of another.
 _QUOTE_ATTRIBUTION_LINE: Final = Pattern(
     r"(?i)^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"
@@ -86,7 +86,7 @@ _SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
 
 def without_prose(snapshot: Snapshot, citations: Iterable[Citation]) -> tuple[Citation, ...]:
     """Return the citations without those of prose."""
-    return tuple(one for one in citations if not cites_prose(snapshot, one))
+    return tuple(citation for citation in citations if not cites_prose(snapshot, citation))
 
 
 def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
@@ -114,11 +114,11 @@ def tells(line: str, words: Pattern) -> bool:
 
 
 def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
-    found: dict[tuple[str, str], tuple[EvidenceItem, ...]] = {}
+    items: dict[tuple[str, str], tuple[EvidenceItem, ...]] = {}
     for item in snapshot.items:
         place = item.key, item.written
-        found[place] = (*found.get(place, ()), item)
-    return found
+        items[place] = (*items.get(place, ()), item)
+    return items
 
 
 class _ProseLines:
@@ -163,7 +163,7 @@ class _ProseLines:
     @cached_property
     def _quoted_lines(self) -> frozenset[int]:
         """The numbers of the lines that quote somebody who is named above them."""
-        found = set[int]()
+        numbers = set[int]()
         is_named, above = False, ""
         for number, line in enumerate(self._lines, 1):
             if not line.startswith(">"):
@@ -172,8 +172,8 @@ class _ProseLines:
             if not self._lines[number - 2].startswith(">") or number == 1:
                 is_named = _QUOTE_ATTRIBUTION_LINE.match(above) is not None
             if is_named:
-                found.add(number)
-        return frozenset(found)
+                numbers.add(number)
+        return frozenset(numbers)
 
 
 def is_written_by_person(sentence: str) -> bool:

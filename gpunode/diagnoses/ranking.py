@@ -58,7 +58,7 @@ def _sort_findings(findings: tuple[Finding, ...]) -> Iterator[Finding]:
     )
     while remaining:
         equals = [finding for finding in remaining if rank(finding) == rank(remaining[0])]
-        first = next((one for one in equals if not any(_began_before(other, one) for other in equals)), equals[0])
+        first = next((equal for equal in equals if not any(_began_before(other, equal) for other in equals)), equals[0])
         remaining.remove(first)
         yield first
 
@@ -70,17 +70,17 @@ def _began_before(one: Finding, other: Finding) -> bool:
 
 def _seconds_ahead(one: Finding, other: Finding, gpu: str = "") -> list[float]:
     """Return by how many seconds ``one`` began before ``other`` on that GPU, for each common clock."""
-    starts, others = _onset_by_clock(one, gpu), _onset_by_clock(other, gpu)
+    starts, others = _first_onset_by_clock(one, gpu), _first_onset_by_clock(other, gpu)
     return [others[clock] - at for clock, at in starts.items() if clock in others]
 
 
-def _onset_by_clock(finding: Finding, gpu: str) -> dict[str, float]:
+def _first_onset_by_clock(finding: Finding, gpu: str) -> dict[str, float]:
     """Return the earliest onset by clock, on ``gpu`` or on any."""
-    found: dict[str, float] = {}
+    onsets: dict[str, float] = {}
     for event in finding.onsets:
         if event.clock and (not gpu or event.gpu in {"", gpu}):
-            found[event.clock] = min(event.at, found.get(event.clock, event.at))
-    return found
+            onsets[event.clock] = min(event.at, onsets.get(event.clock, event.at))
+    return onsets
 
 
 def _find_root(
@@ -92,7 +92,7 @@ def _find_root(
     of different GPUs, or a fault to a later one.
     """
     if cause not in roots:
-        found = (_find_root(one, explainers, by_cause, roots) or one for one in explainers[cause])
+        found = (_find_root(explainer, explainers, by_cause, roots) or explainer for explainer in explainers[cause])
         roots[cause] = next((root for root in found if _gpus_explained(by_cause[cause], by_cause[root])), "")
     return roots[cause]
 
@@ -102,7 +102,7 @@ def _find_explainers(
 ) -> tuple[str, ...]:
     """Return the causes that explain ``finding``, in order; none unless together they cover all its GPUs."""
     candidates = (one for one in by_cause.values() if finding.cause in explains[one.cause])
-    found = {one.cause: where for one in candidates if (where := _gpus_explained(finding, one))}
+    found = {candidate.cause: where for candidate in candidates if (where := _gpus_explained(finding, candidate))}
     return tuple(found) if frozenset().union(*found.values()) >= _affected_gpus(finding) else ()
 
 

@@ -47,12 +47,12 @@ Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhol
 
 _DRACUT: Final = Shell("sudo dracut --force --regenerate-all")
 _GRUB2_CONFIG_COMMAND: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
-_PACMAN_UPGRADE: Final = Shell("sudo pacman -Syu")
-_ZYPPER_UPDATE: Final = Shell("sudo zypper update")
+_PACMAN_UPGRADE_COMMAND: Final = Shell("sudo pacman -Syu")
+_ZYPPER_UPDATE_COMMAND: Final = Shell("sudo zypper update")
 # Commands by purpose, in the order of the managers; package names follow the first five. pacman holds packages in its
 # own configuration.
 _PACKAGE_MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
-_COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
+_COMMAND_BY_PURPOSE: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
     "install": (
         *(Shell("sudo apt-get install"), Shell("sudo dnf install"), Shell("sudo zypper install")),
         Shell("sudo pacman -S"),
@@ -62,8 +62,8 @@ _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
         Shell("sudo pacman -Rns"),
     ),
     "upgrade": (
-        *(Shell("sudo apt-get install --only-upgrade"), Shell("sudo dnf upgrade"), _ZYPPER_UPDATE),
-        _PACMAN_UPGRADE,
+        *(Shell("sudo apt-get install --only-upgrade"), Shell("sudo dnf upgrade"), _ZYPPER_UPDATE_COMMAND),
+        _PACMAN_UPGRADE_COMMAND,
     ),
     "reinstall": (
         *(Shell("sudo apt-get install --reinstall"), Shell("sudo dnf reinstall"), Shell("sudo zypper install -f")),
@@ -74,8 +74,8 @@ _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
         Shell(""),
     ),
     "one version": (
-        *(Shell("sudo apt-get -f install"), Shell("sudo dnf distro-sync '*nvidia*'"), _ZYPPER_UPDATE),
-        _PACMAN_UPGRADE,
+        *(Shell("sudo apt-get -f install"), Shell("sudo dnf distro-sync '*nvidia*'"), _ZYPPER_UPDATE_COMMAND),
+        _PACMAN_UPGRADE_COMMAND,
     ),
     "initramfs": (Shell("sudo update-initramfs -u -k all"), _DRACUT, _DRACUT, Shell("sudo mkinitcpio -P")),
     "grub": (
@@ -89,10 +89,10 @@ _COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
 
 def _command_for(snapshot: Snapshot, purpose: Purpose) -> Shell:
     """Return the node's command for ``purpose``; empty if its package manager has none."""
-    return _COMMANDS[purpose][_PACKAGE_MANAGERS.index(snapshot.view(package_manager))]
+    return _COMMAND_BY_PURPOSE[purpose][_PACKAGE_MANAGERS.index(snapshot.view(package_manager))]
 
 
-def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
+def make_fixed_remedy(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
     """Return a remedy that is the same on every node."""
     return lambda _: fixes
 
@@ -146,10 +146,10 @@ def uninstall_driver(snapshot: Snapshot, text: str, *names: str, when: str = "")
 
 def removes_packages(fix: Fix) -> bool:
     """Return whether the step removes packages, which stops their services."""
-    return any(one.startswith(f"{remove} ") for remove in _COMMANDS["remove"] for one in fix.commands)
+    return any(one.startswith(f"{remove} ") for remove in _COMMAND_BY_PURPOSE["remove"] for one in fix.commands)
 
 
-def upgrade(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
+def upgrade_packages(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Return the step that upgrades installed packages to the newest version in the repositories."""
     return _package_step(snapshot, "upgrade", "install", text, names, when)
 
@@ -159,12 +159,12 @@ def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
     return _package_step(snapshot, "reinstall", "install", text, names, when)
 
 
-def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
+def unhold_packages(snapshot: Snapshot, text: str, *names: str) -> Fix:
     """Return the step that lets packages be upgraded again."""
     return _package_step(snapshot, "unhold", "configure", text, names, "")
 
 
-def align_versions(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
+def align_driver_versions(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
     """Return the step that brings packages which stayed behind to the version of the others."""
     return Fix(kind, text, (_command_for(snapshot, "one version"),), when)
 
@@ -175,14 +175,14 @@ _ONE_ARCHIVE_ADVICE: Final[Mapping[PackageManager, str]] = {
 }
 
 
-def use_one_archive(snapshot: Snapshot) -> Fix:
+def keep_one_package_archive(snapshot: Snapshot) -> Fix:
     """Return the step that takes all driver packages from one archive."""
     text = "install all of the driver's packages from one archive"
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
     if how := _ONE_ARCHIVE_ADVICE.get(snapshot.view(package_manager)):
         return manual_step("configure", f"{text}, by {how}")
-    return align_versions(snapshot, "install", text)
+    return align_driver_versions(snapshot, "install", text)
 
 
 def has_kernel_argument(snapshot: Snapshot, argument: str) -> bool:
@@ -200,7 +200,7 @@ def add_kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator
         once = f'/^GRUB_CMDLINE_LINUX_DEFAULT=/{{/[" ]{argument}[" ]/!s/"$/ {argument}"/}}'
         commands = (*edit_files(once, "/etc/default/grub"), update_boot_loader(snapshot))
     yield run_step("configure", f"boot with {argument}: {why}", *commands)
-    yield reboot()
+    yield reboot_node()
 
 
 def remove_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[Command, ...]:
@@ -217,7 +217,7 @@ def update_boot_loader(snapshot: Snapshot) -> Command:
     return _command_for(snapshot, "grub")
 
 
-def can_set_up(snapshot: Snapshot) -> bool:
+def can_run_setup(snapshot: Snapshot) -> bool:
     """Return whether gpunode sets up nodes of this release; an unknown one counts if it has apt.
 
     vGPU guests, WSL2 and Jetsons are not: gpunode does not install their drivers.
@@ -229,16 +229,16 @@ def can_set_up(snapshot: Snapshot) -> bool:
         is_older = (match := _KERNEL_MAJOR_MINOR.match(machine)) and (
             int(match["major"]),
             int(match["minor"]),
-        ) < _OLDEST_KERNEL
+        ) < _OLDEST_SUPPORTED_KERNEL
         return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ARM_KERNEL.search(machine)
-    found = distros.family(known)
+    family = distros.family(known)
     is_without_archive = known.id == "debian" and _DEBIAN_ARM_KERNEL.search(machine)
-    return found is not None and not is_without_archive
+    return family is not None and not is_without_archive
 
 
 # Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.
 _KERNEL_MAJOR_MINOR: Final = Pattern(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,9})\.")
-_OLDEST_KERNEL: Final = (5, 15)
+_OLDEST_SUPPORTED_KERNEL: Final = (5, 15)
 _DEBIAN_ARM_KERNEL: Final = Pattern(r"-arm64(?:-16k)?$")
 
 
@@ -252,7 +252,7 @@ def setup_step(
 ) -> Fix:  # fmt: skip
     """Return the step that gpunode does itself, by ``steps`` alone if named; else ``fallback_commands``."""
     is_configured = bool(steps) and _RUNTIME_STEP_IDS.issuperset(steps) and has_external_driver(snapshot)
-    if not can_set_up(snapshot) and not is_configured:
+    if not can_run_setup(snapshot) and not is_configured:
         return Fix(kind, text, fallback_commands, when)
     words = ["--driver", "none"] if is_configured else []
     words += ["--runtime", snapshot.view(container_engine)] if _RUNTIME_STEP_IDS.intersection(steps) else []
@@ -267,12 +267,12 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     The step ``driver`` alone would lack repository, headers and loading.
     """
     models = snapshot.view(gpu_models.known_gpu_models)
-    if can_set_up(snapshot) and not (models and isinstance(choose(models, Driver()), Refusal)):
-        return Fix("install", text, (_SETUP,), when)
+    if can_run_setup(snapshot) and not (models and isinstance(choose(models, Driver()), Refusal)):
+        return Fix("install", text, (_GPUNODE_SETUP_COMMAND,), when)
     return _install_from_packages(snapshot, text, when)
 
 
-_SETUP: Final = Shell("sudo gpunode setup")
+_GPUNODE_SETUP_COMMAND: Final = Shell("sudo gpunode setup")
 _NO_BRANCH_HELPS_TEXT: Final = "none of NVIDIA's maintained branches does that for this node's GPUs"
 
 
@@ -286,25 +286,25 @@ def change_driver(
     an
     older branch, and ``installed_version`` overrides the detected one.
     """
-    if not can_set_up(snapshot):
+    if not can_run_setup(snapshot):
         yield _install_from_packages(snapshot, text, when, oldest_branch=oldest_branch)
         return
     version = installed_version or _find_driver_version(snapshot)
     if not version and not oldest_branch:
-        yield Fix("install", text, (join_commands(_SETUP, Shell("--upgrade")),), when)
-        lasting = [one.number for one in _usable_branches(snapshot) if one.kind != "new-feature"]
-        other = (join_commands(_SETUP, command("--driver", str(max(lasting)))),) if lasting else ()
+        yield Fix("install", text, (join_commands(_GPUNODE_SETUP_COMMAND, Shell("--upgrade")),), when)
+        lasting = [branch.number for branch in _branches_for_node_gpus(snapshot) if branch.kind != "new-feature"]
+        other = (join_commands(_GPUNODE_SETUP_COMMAND, command("--driver", str(max(lasting)))),) if lasting else ()
         again = "that did not help: an upgrade keeps an installed branch that is still maintained"
         yield Fix("install", "or move to the newest branch", other, again)
         return
     wanted = _setup_options(snapshot, version, oldest_branch, other_branch=other_branch, allow_older=allow_older)
-    named = (join_commands(_SETUP, command(*wanted)),) if wanted else ()
+    named = (join_commands(_GPUNODE_SETUP_COMMAND, command(*wanted)),) if wanted else ()
     yield Fix("install", text if wanted else f"{text}; {_NO_BRANCH_HELPS_TEXT}", named, when)
 
 
 def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     """Yield the steps to a driver with a newer CUDA, of another branch if it is unknown which."""
-    release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.IMAGE_NEEDS_NEWER_DRIVER)
+    release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.IMAGE_NEEDS_NEWER_DRIVER_MESSAGE)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = parse_int(asked.partition(".")[0]) or 0
     yield from change_driver(
@@ -320,8 +320,8 @@ def _find_driver_version(snapshot: Snapshot) -> str:
         or snapshot.view(installed.library_version)
     )
     builds = (row.version for row in snapshot.view(modules.driver_dkms_rows))
-    listed = (one.upstream for one in installed.driver_packages(snapshot))
-    return seen.version if seen else next((one for one in (*builds, *listed) if one[:3].isdigit()), "")
+    listed = (package.upstream for package in installed.driver_packages(snapshot))
+    return seen.version if seen else next((build for build in (*builds, *listed) if build[:3].isdigit()), "")
 
 
 def _setup_options(
@@ -332,24 +332,24 @@ def _setup_options(
     here = branches.find(number)
     is_upgraded = (
         here is not None
-        and here.active
+        and here.is_maintained
         and number >= oldest_branch
         and not other_branch
         and version != here.newest_seen
     )
     if is_upgraded:
         return ("--upgrade",)
-    able = [one for one in _usable_branches(snapshot) if one.number >= oldest_branch and one.number != number]
+    able = [one for one in _branches_for_node_gpus(snapshot) if one.number >= oldest_branch and one.number != number]
     # One that is maintained for years before one that ends with the next, a newer one before an older.
     able.sort(key=lambda one: (one.number < number, one.kind == "new-feature", abs(one.number - number)))
-    best = next((one for one in able if allow_older or one.number > number), None)
+    best = next((branch for branch in able if allow_older or branch.number > number), None)
     return ("--driver", str(best.number)) if best else ()
 
 
-def _usable_branches(snapshot: Snapshot) -> list[Branch]:
+def _branches_for_node_gpus(snapshot: Snapshot) -> list[Branch]:
     """Return the maintained branches that drive the GPUs of this node, as far as they are known."""
     models = snapshot.view(gpu_models.gpu_models)
-    active = (one for one in branches.all_branches() if one.active)
+    active = (branch for branch in branches.all_branches() if branch.is_maintained)
     return [one for one in active if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice)]
 
 
@@ -363,7 +363,7 @@ def install_guest_driver(text: str, when: str = "") -> Fix:
 
 
 _READ_VERSION_ON_DISK_COMMAND: Final = Shell("v=$(modinfo -F version nvidia);")
-INSTALL_FABRIC_MANAGER: Final[dict[PackageManager, Command]] = {
+INSTALL_FABRIC_MANAGER_COMMANDS: Final[dict[PackageManager, Command]] = {
     "apt": Shell(
         'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
     ),
@@ -374,7 +374,7 @@ INSTALL_FABRIC_MANAGER: Final[dict[PackageManager, Command]] = {
 
 def align_fabric_manager(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the step that upgrades an installed fabric manager along with the driver."""
-    words = INSTALL_FABRIC_MANAGER.get(snapshot.view(package_manager))
+    words = INSTALL_FABRIC_MANAGER_COMMANDS.get(snapshot.view(package_manager))
     if words and snapshot.view(fabric.is_manager_installed):
         text = "install the fabric manager in the new driver's version: with another version no GPU joins the fabric"
         yield run_step("install", text, join_commands(_READ_VERSION_ON_DISK_COMMAND, words))
@@ -424,7 +424,7 @@ ADD_TOOLKIT_ARCHIVE_COMMANDS: Final = (
 """How a person has apt trust and read the toolkit's archive."""
 
 
-UNLOAD_MODULES: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia")
+UNLOAD_MODULES_COMMAND: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia")
 """The command that takes the driver's modules out of the kernel, those that use others first."""
 
 
@@ -436,32 +436,32 @@ def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of 
 def rebuild_initramfs_and_reboot(snapshot: Snapshot) -> Iterator[Fix]:
     """Yield the whole remedy where only the initramfs is wrong."""
     yield rebuild_initramfs(snapshot)
-    yield reboot()
+    yield reboot_node()
 
 
-def restart(unit: str, text: str = "", when: str = "") -> Fix:
+def restart_unit(unit: str, text: str = "", when: str = "") -> Fix:
     """Return the step that restarts a unit."""
     commands = (command("sudo", "systemctl", "restart", unit),) if is_unit_name(unit) else ()
     return Fix("restart", text or f"restart {unit.removesuffix('.service')}", commands, when)
 
 
-def reboot(text: str = "reboot the node", when: str = "") -> Fix:
+def reboot_node(text: str = "reboot the node", when: str = "") -> Fix:
     """Return the step that reboots the node."""
     return Fix("reboot", text, (Shell("sudo systemctl reboot"),), when)
 
 
-def drain(text: str = "move the work away from this node first: this shows what uses its GPUs") -> Fix:
+def drain_node(text: str = "move the work away from this node first: this shows what uses its GPUs") -> Fix:
     """Return the step that moves the work away; its command shows what is to be moved."""
     return Fix("drain", text, (Shell("sudo fuser -v /dev/nvidia*"),))
 
 
-_RESET_TEXT: Final = (
+_RESET_GPU_TEXT: Final = (
     "move the work away from the GPU, then reset it; if that is refused as in use, turn persistence mode off "
     "(nvidia-smi -pm 0) and reset it again"
 )
 
 
-def reset_gpu(text: str = _RESET_TEXT, when: str = "") -> Fix:
+def reset_gpu(text: str = _RESET_GPU_TEXT, when: str = "") -> Fix:
     """Return the step that resets the faulty GPU only."""
     return Fix("reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={GPU_ADDRESS}"),), when)
 
@@ -478,7 +478,7 @@ _POWER_CYCLE_TEXT: Final = (
 )
 
 
-def power_cycle(text: str = _POWER_CYCLE_TEXT, when: str = "") -> Fix:
+def power_cycle_node(text: str = _POWER_CYCLE_TEXT, when: str = "") -> Fix:
     """Return the manual step that takes the power away."""
     return Fix("reboot", text, when=when)
 
@@ -493,7 +493,7 @@ def write_nvidia_report(when: str = "it comes back") -> Fix:
     return Fix("inspect", "write NVIDIA's report for the support case", (Shell("sudo nvidia-bug-report.sh"),), when)
 
 
-_DRIVER_GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+_DRIVER_GUIDE_URL: Final = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 _BRANCH_BY_GENERATION_TEXT: Final = (
     "with its open kernel modules from Turing on, branch 580 with its proprietary ones for Maxwell, Pascal and Volta, "
     "branch 470 for Kepler"
@@ -505,23 +505,23 @@ _OLDEST_MAINTAINED_BRANCH: Final = 580
 def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
     """Return the step that installs a driver for the GPUs, of ``oldest_branch`` or newer."""
     models = snapshot.view(gpu_models.known_gpu_models)
-    seen = snapshot.view(driver.loaded_version)
-    is_driven_by_open = driver.works(snapshot) and seen is not None and seen.is_open is True
+    version = snapshot.view(driver.loaded_version)
+    is_driven_by_open = driver.works(snapshot) and version is not None and version.is_open is True
     last = min((model.last_branch for model in models if model.last_branch), default=None)
-    found = choose(models, Driver()) if models else None
+    choice = choose(models, Driver()) if models else None
     is_old = (
         last is not None and last < _OLDEST_MAINTAINED_BRANCH and all(model.first_branch <= last for model in models)
     )
     if not models and not is_driven_by_open:
         words = f"first check which GPU this is ({LIST_GPUS}), then {text}: {_BRANCH_BY_GENERATION_TEXT}"
         return Fix("install", words, (), when)
-    if isinstance(found, Refusal) and not is_old:
-        return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)
+    if isinstance(choice, Refusal) and not is_old:
+        return Fix("install", f"{text}: {choice.what}: {choice.why}; {choice.hint}", (), when)
     if last is not None and last < oldest_branch:
         return Fix("install", f"{text}: none of NVIDIA's maintained branches does that for this node's GPUs", (), when)
     modules = f"branch {last}, the last for this GPU, with its proprietary modules" if last else "with its open modules"
     commands = _install_commands(snapshot, last)
-    by_hand = "" if commands else f", from the distribution or by NVIDIA's .run installer ({_DRIVER_GUIDE})"
+    by_hand = "" if commands else f", from the distribution or by NVIDIA's .run installer ({_DRIVER_GUIDE_URL})"
     return Fix("install", f"{text}: {modules}{by_hand}", commands, when)
 
 

@@ -12,12 +12,12 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import GPU_ADDRESS, GpuCommand, Shell, fill_in_gpus
 from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import reboot, removes_packages, run_step
+from gpunode.diagnoses.remedies import reboot_node, removes_packages, run_step
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
-from gpunode.diagnoses.views.recovery import Action, recovered_gpus
+from gpunode.diagnoses.views.recovery import RecoveryAction, recovered_gpus
 
-_ADDRESS_HINT: Final = "the GPU is not known here: replace ADDRESS by its PCI address"
+_REPLACE_ADDRESS_HINT: Final = "the GPU is not known here: replace ADDRESS by its PCI address"
 
 
 def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
@@ -26,9 +26,9 @@ def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
 
 
 def _fit_fix(fix: Fix, gpus: tuple[str, ...]) -> Fix:
-    commands = tuple(dict.fromkeys(one for typed in fix.commands for one in fill_in_gpus(typed, gpus)))
-    if any(isinstance(one, GpuCommand) and GPU_ADDRESS in one for one in commands):
-        return replace(fix, text=f"{fix.text} ({_ADDRESS_HINT})", commands=commands)
+    commands = tuple(dict.fromkeys(in_gpu for typed in fix.commands for in_gpu in fill_in_gpus(typed, gpus)))
+    if any(isinstance(command, GpuCommand) and GPU_ADDRESS in command for command in commands):
+        return replace(fix, text=f"{fix.text} ({_REPLACE_ADDRESS_HINT})", commands=commands)
     return replace(fix, commands=commands)
 
 
@@ -43,12 +43,12 @@ def merge_reboot_fixes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         return findings
     done_by_first = (Fix("reboot", f"nothing more: the restart of the node for {first.cause} fixes this too"),)
     return tuple(
-        replace(one, remedy=done_by_first)
-        if one is not first
-        and "reboot" in (kinds := {fix.kind for fix in one.remedy})
+        replace(finding, remedy=done_by_first)
+        if finding is not first
+        and "reboot" in (kinds := {fix.kind for fix in finding.remedy})
         and kinds <= _FIX_KINDS_DONE_BY_REBOOT
-        else one
-        for one in findings
+        else finding
+        for finding in findings
     )
 
 
@@ -76,7 +76,7 @@ _REBOOT_TEXT: Final = (
 
 
 def apply_driver_recovery(
-    fixes: tuple[Fix, ...], disruption: Disruption, action: Action
+    fixes: tuple[Fix, ...], disruption: Disruption, action: RecoveryAction
 ) -> tuple[tuple[Fix, ...], Disruption]:
     """Return remedy and disruption, raised to a reboot if the driver asks for more than a reset."""
     if action != "reboot" or not any(fix.kind == "reset" for fix in fixes):
@@ -84,7 +84,7 @@ def apply_driver_recovery(
     when = {fix.when for fix in fixes if fix.kind == "reset"} if disruption == "RMA" else {""}
     first = next(number for number, fix in enumerate(fixes) if fix.kind == "reset")
     others = (fix for fix in fixes[first:] if fix.kind != "reset" and "sudo systemctl reboot" not in fix.commands[:1])
-    done = (*fixes[:first], reboot(_REBOOT_TEXT, when.pop()), *others)
+    done = (*fixes[:first], reboot_node(_REBOOT_TEXT, when.pop()), *others)
     return done, max(disruption, "reboot", key=DISRUPTIONS.index)
 
 

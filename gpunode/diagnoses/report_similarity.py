@@ -16,9 +16,9 @@ from typing import Final
 
 from gpunode.facts.patterns import Pattern
 
-_WORD: Final = Pattern(r"[A-Za-z][A-Za-z_+-]{2,30}")
+_REPORT_WORD: Final = Pattern(r"[A-Za-z][A-Za-z_+-]{2,30}")
 # The beginning of a long text characterizes it; a whole journal contains every word.
-_MAX_TEXT_LENGTH: Final = 20_000
+_MAX_COMPARED_LENGTH: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ReportWords:
 
 def extract_words(texts: Iterable[str]) -> frozenset[str]:
     """Return the distinct words of ``texts`` in lower case."""
-    return frozenset(word.lower() for text in texts for word in _WORD.findall(text[:_MAX_TEXT_LENGTH]))
+    return frozenset(word.lower() for text in texts for word in _REPORT_WORD.findall(text[:_MAX_COMPARED_LENGTH]))
 
 
 def parse_report_words(text: str) -> ReportWords:

@@ -12,7 +12,7 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.consequences import NO_TOOLKIT, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import can_set_up, manual_step, run_step, setup_step
+from gpunode.diagnoses.remedies import can_run_setup, manual_step, run_step, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import driver, modules
@@ -22,18 +22,18 @@ from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
 from gpunode.packages.deb import sources as source_lists
 
-Owner: TypeAlias = Literal["cuda", "toolkit", "other"]
+RepositoryOwner: TypeAlias = Literal["cuda", "toolkit", "other"]
 
-_OWNER_URLS: Final[tuple[tuple[Owner, Pattern], ...]] = (
+_URL_PATTERN_BY_OWNER: Final[tuple[tuple[RepositoryOwner, Pattern], ...]] = (
     ("cuda", Pattern(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
     ("toolkit", Pattern(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
     ("cuda", Pattern(r"/compute/cuda/repos/")),  # a mirror keeps the path
 )
 
 
-def owner_of(text: str) -> Owner:
+def repository_owner_of(text: str) -> RepositoryOwner:
     """Return the owner of the repository in ``text``, a URL or a message with one."""
-    return next((owner for owner, pattern in _OWNER_URLS if pattern.search(text)), "other")
+    return next((owner for owner, pattern in _URL_PATTERN_BY_OWNER if pattern.search(text)), "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ _GREPPED_SOURCE_ENTRY: Final = Pattern(
 def source_entries(snapshot: Snapshot) -> tuple[SourceEntry, ...]:
     """Return the entries of APT's source lists, from the files or from what somebody grepped out of them."""
     # What grep -r shows is both its own answer and a part of each file.
-    found: dict[PackageSource, SourceEntry] = {}
-    for one in _find_source_entries(snapshot):
-        found.setdefault(replace(one.source, line=0), one)
-    return tuple(found.values())
+    entries: dict[PackageSource, SourceEntry] = {}
+    for source_entry in _find_source_entries(snapshot):
+        entries.setdefault(replace(source_entry.source, line=0), source_entry)
+    return tuple(entries.values())
 
 
 def _find_source_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
@@ -78,9 +78,9 @@ def _find_source_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
                     yield from _parse_entries(item, match["file"], match["entry"], number)
 
 
-def _entry_line(one: PackageSource) -> str:
-    signed = f"signed-by={one.signed_by} " if one.signed_by else ""
-    return f"deb [{signed.strip()}] {one.uri} {one.suite}" if signed else f"deb {one.uri} {one.suite}"
+def _entry_line(source: PackageSource) -> str:
+    signed = f"signed-by={source.signed_by} " if source.signed_by else ""
+    return f"deb [{signed.strip()}] {source.uri} {source.suite}" if signed else f"deb {source.uri} {source.suite}"
 
 
 def _parse_entries(item: EvidenceItem, path: str, text: str, number: int | None = None) -> Iterator[SourceEntry]:
@@ -88,25 +88,25 @@ def _parse_entries(item: EvidenceItem, path: str, text: str, number: int | None 
         found = source_lists.parse(path, text)
     except ValueError:
         return
-    for one in found:
-        yield SourceEntry(one, cite(item, number or one.line))
+    for source in found:
+        yield SourceEntry(source, cite(item, number or source.line))
 
 
 def conflicting_entries(snapshot: Snapshot) -> tuple[tuple[SourceEntry, ...], ...]:
     """Return entries with one archive and different keys, by archive; apt then reads no list."""
     archives: dict[tuple[str, str], list[SourceEntry]] = {}
-    for one in snapshot.view(source_entries):
-        if one.source.enabled:
-            archives.setdefault((one.source.uri.rstrip("/"), one.source.suite), []).append(one)
-    return tuple(tuple(same) for same in archives.values() if len({one.source.signed_by for one in same}) > 1)
+    for entry in snapshot.view(source_entries):
+        if entry.source.enabled:
+            archives.setdefault((entry.source.uri.rstrip("/"), entry.source.suite), []).append(entry)
+    return tuple(tuple(same) for same in archives.values() if len({entry.source.signed_by for entry in same}) > 1)
 
 
-def entries_without_key(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
+def entries_without_key(snapshot: Snapshot, owner: RepositoryOwner) -> Iterator[Citation]:
     """Yield the enabled entries whose keyring is not there."""
     for entry in snapshot.view(source_entries) if isinstance(snapshot.facts.sources, Known) else ():
         one = entry.source
         keyring = snapshot.facts.file(one.signed_by)
-        is_meant = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
+        is_meant = one.enabled and not one.is_unsigned and repository_owner_of(one.uri) == owner
         if is_meant and isinstance(keyring, Known) and keyring.value is None:
             yield from (cite_fact(one.signed_by, "it is not there", keyring.probe), entry.citation)
 
@@ -117,16 +117,16 @@ _KEY_REFUSED: Final = (
     r"|Public key for \S+ is not installed|are already installed but)"
 )
 # apt names the archive in the line or before it; between them stands no other archive.
-_KEY_REFUSED_LATER_IN_LINE: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_KEY_REFUSED}"
+_KEY_REFUSED_LATER_TEXT: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_KEY_REFUSED}"
 _CUDA_KEY_REFUSED: Final = message_line(
     rf"(?i)(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
-    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_KEY_REFUSED_LATER_IN_LINE}|Public key for (?:cuda|nvidia"
+    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_KEY_REFUSED_LATER_TEXT}|Public key for (?:cuda|nvidia"
     r"|libnv)\S+\.rpm is not installed"
     # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
     rf"|{_KEY_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)"
 )
 _TOOLKIT_KEY_REFUSED: Final = message_line(
-    rf"(?i)(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_KEY_REFUSED_LATER_IN_LINE}"
+    rf"(?i)(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_KEY_REFUSED_LATER_TEXT}"
     rf"|{_KEY_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)"
 )
 # The right key. sqv, which apt asks since Debian 13, takes no binding by SHA-1 from February 2026 on.
@@ -148,23 +148,23 @@ _DRIVER_BUILT_BUT_BROKEN: Final = predicate(
 
 
 _RELEASES_WITH_OLD_KEY: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
-_CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
+_CUDA_REPOSITORY_PATH: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
     manager = snapshot.view(package_manager)
     if manager != "apt":
-        yield run_step("remove", "remove the old key of cudatools", _REMOVE_RETIRED_RPM_KEY)
+        yield run_step("remove", "remove the old key of cudatools", _REMOVE_RETIRED_KEY_COMMAND)
         text = "download the repository's description again; it names the new key"
         yield run_step("configure", text, _REFRESH_COMMAND_BY_IS_ZYPPER[manager == "zypper"])
         return
-    found, known = snapshot.match(_CUDA_DIR), find_distro(snapshot)
+    found, known = snapshot.match(_CUDA_REPOSITORY_PATH), find_distro(snapshot)
     has = release(known) if known else None
     may_have_old = not snapshot.view(_CUDA_KEYRING_MISSING) and (known is None or (has is not None and has.has_apt_key))
     withdrawn = run_step("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
     if may_have_old and found and found["dir"] in _RELEASES_WITH_OLD_KEY:
         yield withdrawn
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up again, with its key checked", "cuda-repository")
     elif found:
         package = "cuda-keyring_1.1-1_all.deb"
@@ -180,7 +180,7 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
 def _use_release_folder(snapshot: Snapshot) -> Iterable[Fix]:
     known = find_distro(snapshot)
     has = release(known) if known else None
-    if has is not None and has.repository and can_set_up(snapshot):
+    if has is not None and has.repository and can_run_setup(snapshot):
         text = f"take the folder of this release, {has.repository}, with its own key"
         yield setup_step(snapshot, "configure", text, "cuda-repository")
     else:
@@ -193,7 +193,7 @@ def _use_release_folder(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("configure", text, when="an image has to use an older release's folder")
 
 
-_REMOVE_RETIRED_RPM_KEY: Final = Shell(
+_REMOVE_RETIRED_KEY_COMMAND: Final = Shell(
     "rpm -qa gpg-pubkey --qf '%{NAME}-%{VERSION}-%{RELEASE} %{SUMMARY}\\n' | awk '/cudatools/ {print $1}' | "
     "xargs -r sudo rpm -e"
 )
@@ -214,7 +214,7 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
         )
         text = "download the repository's description again; it names the key"
         yield run_step("configure", text, fetch, _REFRESH_COMMAND_BY_IS_ZYPPER[manager == "zypper"])
-    elif can_set_up(snapshot):
+    elif can_run_setup(snapshot):
         yield setup_step(
             snapshot, "configure", "set the repository up again, with its key checked", "toolkit-repository"
         )
@@ -224,29 +224,29 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _CONFLICTING_OPTION_MESSAGE: Final = r"Conflicting values set for option (?:Signed-By|Trusted) regarding source"
-_OLD_LIST: Final = message_line(
+_OLD_SOURCE_LIST_SEEN: Final = message_line(
     r"(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|/cuda)\.list$|archive_uri-", "listing", "text"
 )
-_NEW_LIST: Final = message_line(
+_NEW_SOURCE_LIST_SEEN: Final = message_line(
     r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text"
 )
 _CONFLICTING_ENTRIES: Final = custom_sign(
-    lambda snapshot: (one.citation for same in snapshot.view(conflicting_entries) for one in same)
+    lambda snapshot: (entry.citation for same in snapshot.view(conflicting_entries) for entry in same)
 )
-_CONFLICT_URL: Final = Pattern(rf"{_CONFLICTING_OPTION_MESSAGE} (?P<url>\S+)")
+_CONFLICTING_ENTRY_URL: Final = Pattern(rf"{_CONFLICTING_OPTION_MESSAGE} (?P<url>\S+)")
 
 
 def _duplicate_archive(snapshot: Snapshot) -> str:
     """Return the archive that two entries name, one of NVIDIA before others; empty if unknown."""
-    lines = (_CONFLICT_URL.search(one.line) for one in snapshot.matching_lines(_CONFLICT_URL))
-    urls = [match["url"] for match in (*lines, snapshot.match(_CONFLICT_URL)) if match]
+    lines = (_CONFLICTING_ENTRY_URL.search(line.line) for line in snapshot.matching_lines(_CONFLICTING_ENTRY_URL))
+    urls = [match["url"] for match in (*lines, snapshot.match(_CONFLICTING_ENTRY_URL)) if match]
     urls += [same[0].source.uri for same in snapshot.view(conflicting_entries)]
-    return next((url for url in urls if owner_of(url) != "other"), urls[0] if urls else "")
+    return next((url for url in urls if repository_owner_of(url) != "other"), urls[0] if urls else "")
 
 
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     url = _duplicate_archive(snapshot)
-    owner, match = owner_of(url), _ARCHIVE_ADDRESS.match(url)
+    owner, match = repository_owner_of(url), _ARCHIVE_ADDRESS.match(url)
     archive = match["archive"] if match else ""
     plain = archive.replace(".", r"\.")
     comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
@@ -256,22 +256,22 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         edits = (edit for file in files for edit in edit_files(comment if file.endswith(".list") else paragraph, file))
         yield run_step("remove", "remove the duplicate entry", *edits)
     elif owner == "other" or not archive:
-        find = command("grep", "-rF", "--", archive or "Signed-By", *_LISTS)
+        find = command("grep", "-rF", "--", archive or "Signed-By", *_APT_SOURCE_PATHS)
         yield run_step("inspect", "find the entries that name it", find)
         yield manual_step("remove", "remove all of its entries but one")
     else:
         keep = {"toolkit": r"/nvidia-container-toolkit\.list$", "cuda": r"/cuda-[a-z]+[0-9]+-[a-z0-9_]+\.list$"}[owner]
-        find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
+        find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_APT_SOURCE_PATHS)
         edit = join_commands(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
         others = join_commands(find, Shell("|"), command("grep", "-vE", keep), edit)
         yield run_step("remove", "comment out the other entries that name it", others)
-    if owner != "other" and can_set_up(snapshot):
+    if owner != "other" and can_run_setup(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry", f"{owner}-repository")
     else:
         yield run_step("inspect", "check that apt reads its lists again", Shell("sudo apt-get update"))
 
 
-_LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
+_APT_SOURCE_PATHS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
 # Host and first folders: what follows is written in several ways in lists.
 _ARCHIVE_ADDRESS: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
 _CURRENT_LIST_FILE: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
@@ -330,7 +330,7 @@ RULES: Final = (
         cause="apt-signed-by-conflict",
         share=1.5,
         decisive=any_of(message_line(_CONFLICTING_OPTION_MESSAGE), _CONFLICTING_ENTRIES),
-        typical=all_of(_OLD_LIST, _NEW_LIST),
+        typical=all_of(_OLD_SOURCE_LIST_SEEN, _NEW_SOURCE_LIST_SEEN),
         symptoms=(symptoms.REPOSITORY_REFUSED, _CONFLICTING_ENTRIES),
         summary=lambda node: f"two source entries name {_duplicate_archive(node) or 'an archive'} with different keys",
         look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),

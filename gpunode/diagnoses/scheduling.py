@@ -10,42 +10,42 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import kubectl_node_name, restart_plugin, show_plugin_logs
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import always, manual_step, run_step
+from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import in_container, kubernetes_nodes
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 
-_GPUS_OFFERED: Final = custom_sign(
+_NODE_OFFERS_GPUS: Final = custom_sign(
     lambda node: (
-        one.citation for each in node.view(kubernetes_nodes.kube_nodes) for one in each.available.values() if one.value
+        one.citation for node in node.view(kubernetes_nodes.kube_nodes) for one in node.available.values() if one.value
     )
 )
-_NO_CAPACITY: Final = custom_sign(
-    lambda node: (each.citation for each in node.view(kubernetes_nodes.kube_nodes) if each.has_no_gpu)
+_NODE_WITHOUT_GPU_CAPACITY: Final = custom_sign(
+    lambda node: (node.citation for node in node.view(kubernetes_nodes.kube_nodes) if node.has_no_gpu)
 )
 
 # Taints. Those of a node's state, and of the control plane, keep all pods away.
 
-_GPU_WORDS: Final = r"(?:nvidia|gpu|accelerat|cuda)"
+_GPU_WORD: Final = r"(?:nvidia|gpu|accelerat|cuda)"
 _TAINT_NOT_TOLERATED: Final = message_line(
     r"(?:untolerated taints?(?:\(s\))?:? ?|had taints? )\{(?!\s*(?:node(?:-role|\.cloudprovider)?\.kubernetes\.io/"
     r"|node\.c(?:ilium\.io|luster\.x-k8s)|CriticalAddonsOnly|ToBeDeletedBy|DeletionCandidate|karpenter\.sh/))"
     r"|did not tolerate (?:taint )?[\w./-]+|had untolerated taints?\b(?!(?:\(s\))?:? ?\{)"
 )
 _GPU_TAINT: Final = any_of(
-    message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPU_WORDS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
-         rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPU_WORDS}"
+    message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPU_WORD}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
+         rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPU_WORD}"
          # As a list in YAML or JSON; a toleration has an operator, too.
-         rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPU_WORDS}[\w./-]*\W+value\b",
+         rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPU_WORD}[\w./-]*\W+value\b",
          "kubernetes-node"),
-    message_line(rf"(?i)\btaints?\b.*{_GPU_WORDS}.*:No(?:Schedule|Execute)\b")
+    message_line(rf"(?i)\btaints?\b.*{_GPU_WORD}.*:No(?:Schedule|Execute)\b")
 )  # fmt: skip
 _TOLERATES_GPU_TAINT: Final = message_line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?[\s\n]+key: nvidia"
 )
 # Who shows a toleration of one value has nodes with a taint, perhaps of another.
-_TOLERATES_ONE_VALUE: Final = message_line(
+_TOLERATES_ONE_TAINT_VALUE: Final = message_line(
     r"nvidia\.com/gpu=[\w.-]+:No(?:Schedule|Execute)|nvidia\.com/gpu[\s\n]+operator: \"?Equal\"?[\s\n]+value:",
     *("kubernetes", "kubernetes-pod", "text"),
 )
@@ -54,7 +54,7 @@ _TOLERATES_ONE_VALUE: Final = message_line(
 # Allocation.
 
 
-def _full_nodes(snapshot: Snapshot) -> Iterator[Citation]:
+def _nodes_with_all_gpus_used(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield nodes whose healthy GPUs are all assigned."""
     for node in snapshot.view(kubernetes_nodes.kube_nodes):
         for name, offered in node.available.items():
@@ -66,10 +66,10 @@ def _full_nodes(snapshot: Snapshot) -> Iterator[Citation]:
 def _used_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield assigned GPUs of nodes whose capacity is unknown."""
     for node in snapshot.view(kubernetes_nodes.kube_nodes):
-        yield from (one.citation for one in node.allocated.values() if one.value and not node.available)
+        yield from (amount.citation for amount in node.allocated.values() if amount.value and not node.available)
 
 
-def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
+def _free_gpus_for_pod(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("application", "no action needed: another pod gets a GPU when one of these ends")
     yield run_step(
         "inspect", "list the pods that hold one", command("kubectl", "describe", "node", kubectl_node_name(snapshot))
@@ -93,12 +93,12 @@ _LABELLED_FOR_PLUGIN: Final = message_line(
 )
 _NODE_LABELS_SHOWN: Final = message_line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
 _NO_GPU_LABEL: Final = unless(_NODE_LABELS_SHOWN, any_line(r"nvidia\.com/|accelerator"))
-_LABELLED_WITHOUT_GPU: Final = unless(all_of(_GPU_LABELS_SEEN, _NO_CAPACITY), _GPUS_OFFERED)
+_LABELLED_WITHOUT_GPU: Final = unless(all_of(_GPU_LABELS_SEEN, _NODE_WITHOUT_GPU_CAPACITY), _NODE_OFFERS_GPUS)
 _PLUGIN_UNREGISTERED: Final = message_line(
     r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed"
 )
-_GPU_DAEMON_SETS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
-_IDLE_DAEMON_SET: Final = message_line(rf"{_GPU_DAEMON_SETS}\s+0\s+0\s+0\s+0\s+\d"
+_GPU_DAEMON_SET_ROW: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
+_IDLE_DAEMON_SET: Final = message_line(rf"{_GPU_DAEMON_SET_ROW}\s+0\s+0\s+0\s+0\s+\d"
                                                 r"|^[ \t]*Desired Number of Nodes Scheduled: 0"
                     r"|desiredNumberScheduled\W+0\b")  # fmt: skip
 _OPERATOR_FINDS_NO_GPU_NODE: Final = message_line(
@@ -130,12 +130,12 @@ _NO_GPU_INSIDE_CLUSTER: Final = any_of(
     message_line(
         r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
     ),
-    *(symptoms.NO_DRIVER_INSIDE, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
-    *(symptoms.RUNTIME_UNKNOWN, _NO_CAPACITY),
+    *(symptoms.DRIVER_MISSING_IN_CONTAINER, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
+    *(symptoms.RUNTIME_UNKNOWN, _NODE_WITHOUT_GPU_CAPACITY),
 )
 
 
-_PASS_GPUS_INTO_CLUSTER: Final = always(
+_PASS_GPUS_INTO_CLUSTER: Final = make_fixed_remedy(
     manual_step(
         "configure",
         ("save the cluster's data: to pass GPUs in, the cluster is recreated, and everything in it is deleted"),
@@ -162,7 +162,7 @@ _NVIDIA_RESOURCE: Final = r"(?:nvidia\.com/[\w.-]+)"
 # Kubernetes' validation names the field, and the value after it.
 _REQUEST_NOT_INTEGER: Final = message_line(rf"{_NVIDIA_RESOURCE}\]?: Invalid value: [^\n]{{1,80}}: must be an integer")
 _REQUEST_DIFFERS_FROM_LIMIT: Final = message_line(rf"must be equal to {_NVIDIA_RESOURCE} limit")
-_GPU_LIMIT_MISSING: Final = message_line(
+_GPU_LIMIT_REQUIRED_MESSAGE: Final = message_line(
     rf"{_NVIDIA_RESOURCE}\]?: Required value: Limit must be set for non overcommitable resources"
     rf"|limits\[?[^\n]{{0,40}}{_NVIDIA_RESOURCE}\]?: Required value"
 )
@@ -174,18 +174,18 @@ _VIDEO_LIBRARY_MISSING: Final = unless(
     ),
     message_line(r"Cannot load libcuda\.so|libcuda\.so[.\d]*: cannot open"),
 )
-_NO_NVCC: Final = unless(
+_NVCC_NOT_FOUND: Final = unless(
     message_line(
         rf"\bnvcc[’'\"]?[:：]? {{0,2}}(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvcc$"
         r"|Command ['‘]nvcc['’] not found"
         r"|[Nn]o such file or directory: [^\n]{0,80}/nvcc\b|nvcc was not found|Could not find nvcc\b"
         r"|The 'nvcc' command was not found"
     ),
-    symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.VERSION_MISMATCH,
+    symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.DRIVER_MISMATCH,
     symptoms.NO_DEVICES,
 )  # fmt: skip
 # A demand near 2^64 is none: HAMi-core's counter has gone below zero (Project-HAMi/HAMi issue 1181).
-_HAMI_LIMIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d{1,18} / \d+")
+_HAMI_MEMORY_LIMIT_HIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d{1,18} / \d+")
 
 _rule = partial(Rule, layer="kubernetes")
 
@@ -193,28 +193,28 @@ RULES: Final = (
     _rule(
         cause="gpus-all-allocated",
         severity="info",
-        decisive=custom_sign(_full_nodes),
+        decisive=custom_sign(_nodes_with_all_gpus_used),
         typical=custom_sign(_used_gpus),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
         look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
         share=4,
         summary="every GPU that the node offers is assigned to a pod",
-        remedy=_make_room,
+        remedy=_free_gpus_for_pod,
     ),
     _rule(
         cause="pod-missing-gpu-toleration",
-        decisive=message_line(rf"(?i)(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPU_WORDS}"),
+        decisive=message_line(rf"(?i)(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPU_WORD}"),
         typical=any_of(
             _TAINT_NOT_TOLERATED,
-            unless(_GPU_TAINT, _GPUS_OFFERED, _TOLERATES_GPU_TAINT),
+            unless(_GPU_TAINT, _NODE_OFFERS_GPUS, _TOLERATES_GPU_TAINT),
             unless(all_of(_GPU_TAINT, message_line(r"^Status:\s+Pending")), _TOLERATES_GPU_TAINT),
         ),
         symptoms=(symptoms.POD_PENDING,),
-        context=any_of(_GPU_TAINT, command_run(r"\btaints?\b"), _TOLERATES_ONE_VALUE),
+        context=any_of(_GPU_TAINT, command_run(r"\btaints?\b"), _TOLERATES_ONE_TAINT_VALUE),
         look_at=(Shell("kubectl describe nodes | grep Taints"),),
         share=0.6,
         summary="the node with the GPU has a taint that the pod does not tolerate",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
             run_step(
                 "inspect",
@@ -228,9 +228,9 @@ RULES: Final = (
         cause="gpu-labels-without-capacity",
         disruption="restart-container",
         typical=any_of(
-            _LABELLED_WITHOUT_GPU, _PLUGIN_UNREGISTERED, unless(_GPU_LABELS_SEEN, _IDLE_DAEMON_SET, _GPUS_OFFERED)
+            _LABELLED_WITHOUT_GPU, _PLUGIN_UNREGISTERED, unless(_GPU_LABELS_SEEN, _IDLE_DAEMON_SET, _NODE_OFFERS_GPUS)
         ),
-        context=any_of(_GPU_LABELS_SEEN, _NO_CAPACITY),
+        context=any_of(_GPU_LABELS_SEEN, _NODE_WITHOUT_GPU_CAPACITY),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
         look_at=(
             Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
@@ -238,7 +238,7 @@ RULES: Final = (
         ),
         share=0.8,
         summary="the node is labelled as a GPU node but offers no GPU: no device plugin has registered",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "inspect",
                 "check whether a device plugin runs on the node, and what prevents it",
@@ -254,15 +254,15 @@ RULES: Final = (
         decisive=all_of(_IDLE_DAEMON_SET, _NODE_LABELS_SHOWN),
         typical=any_of(
             _OPERATOR_FINDS_NO_GPU_NODE,
-            unless(_IDLE_DAEMON_SET, _TOLERATES_ONE_VALUE),
+            unless(_IDLE_DAEMON_SET, _TOLERATES_ONE_TAINT_VALUE),
             all_of(command_run(r"--show-labels|metadata\.labels"), _NO_GPU_LABEL),
         ),
         symptoms=(_IDLE_DAEMON_SET, _OPERATOR_FINDS_NO_GPU_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
         context=_NO_GPU_LABEL,
         against=(
-            symptoms.NO_GPU,
+            symptoms.NO_GPU_ON_BUS,
             _GPU_TAINT,
-            message_line(rf"{_GPU_DAEMON_SETS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
+            message_line(rf"{_GPU_DAEMON_SET_ROW}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
             _LABELLED_FOR_PLUGIN,
         ),
         look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
@@ -281,13 +281,13 @@ RULES: Final = (
             ),
             _GPUS_PASSED_INTO_CLUSTER,
         ),
-        against=(_GPUS_OFFERED, symptoms.CONTAINER_WORKS),
+        against=(_NODE_OFFERS_GPUS, symptoms.CONTAINER_WORKS),
         context=in_container.NODE_IN_CONTAINER,
         symptoms=(
             symptoms.POD_PENDING,
             symptoms.NO_CAPACITY,
             symptoms.PLUGIN_FAILS,
-            symptoms.NO_DRIVER_INSIDE,
+            symptoms.DRIVER_MISSING_IN_CONTAINER,
             symptoms.NO_NVML_LIBRARY,
         ),
         may_be_normal=True,
@@ -313,7 +313,7 @@ RULES: Final = (
         ),
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),),
         summary="the pod asks for more than one share of a GPU, and the device plugin gives one",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step(
                 "application", "ask for nvidia.com/gpu: 1 in the pod, delete the refused one and create it again"
             ),
@@ -328,9 +328,9 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-amount-invalid",
-        decisive=any_of(_REQUEST_NOT_INTEGER, _REQUEST_DIFFERS_FROM_LIMIT, _GPU_LIMIT_MISSING),
+        decisive=any_of(_REQUEST_NOT_INTEGER, _REQUEST_DIFFERS_FROM_LIMIT, _GPU_LIMIT_REQUIRED_MESSAGE),
         summary="the pod's limits for GPUs are no whole numbers, or differ from its requests",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("application", "write only resources.limits, with a whole number: nvidia.com/gpu: 1"),
             manual_step("configure", "share the GPUs by time-slicing, MPS or MIG", when="a pod needs less than one"),
         ),
@@ -343,7 +343,7 @@ RULES: Final = (
             r"|unrecognized arguments?: --gpu$"
         ),
         summary="the program was given an option that it does not have",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "application",
                 "for docker write --gpus; for helm install and upgrade leave --include-crds away",
@@ -359,7 +359,7 @@ RULES: Final = (
         symptoms=(_VIDEO_LIBRARY_MISSING,),
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'"),),
         summary="the program finds no library of NVENC or NVDEC: its container, or the node's driver, lacks them",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "inspect", "see whether the node has them", Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'")
             ),
@@ -377,11 +377,11 @@ RULES: Final = (
         layer="userspace",
         severity="warning",
         shows_in="programs",
-        typical=_NO_NVCC,
-        symptoms=(_NO_NVCC,),
+        typical=_NVCC_NOT_FOUND,
+        symptoms=(_NVCC_NOT_FOUND,),
         look_at=(Shell("ls -d /usr/local/cuda*/bin/nvcc"),),
         summary="nvcc is not found: no CUDA Toolkit is installed, or its folder is not in PATH",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step("inspect", "see whether a toolkit is there", Shell("ls -d /usr/local/cuda*/bin/nvcc")),
             run_step(
                 "configure",
@@ -400,10 +400,10 @@ RULES: Final = (
         cause="hami-memory-limit",
         shows_in="programs",
         disruption="restart-container",
-        decisive=_HAMI_LIMIT,
+        decisive=_HAMI_MEMORY_LIMIT_HIT,
         look_at=(Shell("kubectl get pods -A -o yaml | grep -E 'gpumem|gpucores'"),),
         summary="the program wants more GPU memory than its container was given by HAMi",
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("application", "raise nvidia.com/gpumem in the pod's limits, or let the program use less")
         ),
         explains=frozenset({"gpu-memory-taken"}),

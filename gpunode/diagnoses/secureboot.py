@@ -15,7 +15,7 @@ from gpunode.diagnoses import consequences, symptoms
 from gpunode.diagnoses.build import rebuild_commands
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule
-from gpunode.diagnoses.remedies import manual_step, reboot, run_step
+from gpunode.diagnoses.remedies import manual_step, reboot_node, run_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -32,16 +32,16 @@ from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
 
 # modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
-_MODULE_REJECTED: Final = Pattern(
+_MODULE_REJECTED_MESSAGE: Final = Pattern(
     r"Key was rejected by service|Required key not available|[Kk]ernel module load error: Operation not permitted"
     r"|(?:insert(?: module)?|kernel module) ['‘\"]?\S*nvidia\S*:? ?(?:Operation not permitted|Key has expired)"
 )
 _MODULE_NAME: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)?(?P<module>[a-zA-Z][\w-]*)")
 
 
-def _rejected_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _module_rejection_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines in which the kernel rejected NVIDIA's module, or an unnamed one."""
-    return tuple(one for one in snapshot.matching_lines(_MODULE_REJECTED) if _names_nvidia(one) is not False)
+    return tuple(line for line in snapshot.matching_lines(_MODULE_REJECTED_MESSAGE) if _names_nvidia(line) is not False)
 
 
 def _names_nvidia(line: Citation) -> bool | None:
@@ -51,8 +51,8 @@ def _names_nvidia(line: Citation) -> bool | None:
 
 def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines in which the kernel rejected only other modules."""
-    said = snapshot.matching_lines(_MODULE_REJECTED)
-    is_nvidias = {_names_nvidia(one) for one in said}
+    said = snapshot.matching_lines(_MODULE_REJECTED_MESSAGE)
+    is_nvidias = {_names_nvidia(line) for line in said}
     return said if False in is_nvidias and True not in is_nvidias else ()
 
 
@@ -60,7 +60,7 @@ def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
 _NVIDIA_MODULE_REJECTED_TOO: Final = message_line(
     r"\bmodules?\b[^\n]{0,60}\bnvidia\b[^\n]{0,60}\b(?:fails?|failed|rejected|refused|(?:not|n't) load)"
 )
-SIGNATURE_REFUSED: Final = unless(custom_sign(_rejected_lines), custom_sign(_other_modules_rejected))
+SIGNATURE_REFUSED: Final = unless(custom_sign(_module_rejection_lines), custom_sign(_other_modules_rejected))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
 _LOCKDOWN: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _MODULE_LOADED_ANYWAY: Final = kernel_line(
@@ -83,7 +83,7 @@ _MODULE_SIGNATURE_LINE: Final = Pattern(
     r"|^(?!SecureBoot (?:en|dis)abled)[^\n:/]{0,80}"
     r"\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b"
 )
-_SIGNED: Final = any_of(
+_MODULE_SIGNED: Final = any_of(
     custom_sign(lambda snapshot: snapshot.matching_lines(_MODULE_SIGNATURE_LINE, "modinfo")),
     message_line(r"[^\n]signature appended~"),
 )
@@ -91,7 +91,7 @@ _SIGNED: Final = any_of(
 
 def _unsigned_module_lines(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("modinfo"):
-        is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
+        is_whole = not (item.source.pattern or item.source.is_part) and "vermagic:" in item.text
         if is_whole and "nvidia" in item.written and not _MODULE_SIGNATURE_LINE.search(item.text):
             yield cite_fact(item.written, "no signer, no sig_key", item.key)
 
@@ -148,7 +148,7 @@ def _enroll_key(snapshot: Snapshot) -> Iterable[Fix]:
         command("sudo", "mokutil", "--test-key", certificate),
         command("sudo", "mokutil", "--import", certificate),
     )
-    yield reboot("reboot and watch the console: choose Enroll MOK in the blue screen and type that password")
+    yield reboot_node("reboot and watch the console: choose Enroll MOK in the blue screen and type that password")
     if _is_ubuntu(snapshot):
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
         text = "use modules signed by Canonical, which need no key of your own"
@@ -164,7 +164,7 @@ def _sign_module(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _enroll_key(snapshot)
 
 
-_SYMPTOMS: Final = (symptoms.MODULE_KEY_REJECTED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
+_REJECTION_SYMPTOMS: Final = (symptoms.MODULE_KEY_REJECTED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
 _SIGNS_AGAINST_REJECTION: Final = (
     symptoms.DRIVER_WORKS,
     symptoms.MODULE_LOADED,
@@ -176,7 +176,7 @@ _UNSIGNED_REJECTED: Final = message_line(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
     r"|sign the kernel module when prompted"
 )
-_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKDOWN, _SIGNED, _BUILD_SIGNS_MODULE))
+_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKDOWN, _MODULE_SIGNED, _BUILD_SIGNS_MODULE))
 _LOOK_AT_COMMANDS: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
 RULES: Final = (
@@ -192,12 +192,12 @@ RULES: Final = (
             ),
             all_of(
                 any_of(SIGNATURE_REFUSED, _LOCKDOWN),
-                any_of(_SIGNED, message_line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
+                any_of(_MODULE_SIGNED, message_line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
             ),
         ),
         typical=any_of(_NOT_ENROLLED, unless(SIGNATURE_REFUSED, _NO_SIGNATURE)),
-        symptoms=_SYMPTOMS,
-        context=any_of(_SIGNED, SIGNATURE_REFUSED),
+        symptoms=_REJECTION_SYMPTOMS,
+        context=any_of(_MODULE_SIGNED, SIGNATURE_REFUSED),
         against=_SIGNS_AGAINST_REJECTION,
         look_at=_LOOK_AT_COMMANDS,
         summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel rejects it",
@@ -210,8 +210,8 @@ RULES: Final = (
         disruption="reboot",
         share=1,
         decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(SIGNATURE_REFUSED, _LOCKDOWN), _UNSIGNED)),
-        typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _SIGNED, _BUILD_SIGNS_MODULE)),
-        symptoms=_SYMPTOMS,
+        typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _MODULE_SIGNED, _BUILD_SIGNS_MODULE)),
+        symptoms=_REJECTION_SYMPTOMS,
         against=_SIGNS_AGAINST_REJECTION,
         look_at=_LOOK_AT_COMMANDS,
         summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",

@@ -12,7 +12,7 @@ from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import GPU_ADDRESS, Command, Shell, gpu_command, gpu_option
 from gpunode.diagnoses.consequences import NO_CLUSTER_GPU
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, Sign
-from gpunode.diagnoses.remedies import always, drain, manual_step, reboot, reset_gpu, run_step
+from gpunode.diagnoses.remedies import drain_node, make_fixed_remedy, manual_step, reboot_node, reset_gpu, run_step
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first, lines_with
 from gpunode.diagnoses.views import kubernetes_nodes, pci, smi_query, system
@@ -31,7 +31,7 @@ _GPU_INDEX_CELL: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 def _gpus_not_in_default_mode(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     """Return the GPUs that are not in default compute mode: their index or address, and the line."""
-    rows = ((gpu.name or gpu.value("index"), gpu.find("Compute Mode")) for gpu in snapshot.view(smi_query.smi_gpus))
+    rows = ((gpu.name or gpu.value("index"), gpu.find_row("Compute Mode")) for gpu in snapshot.view(smi_query.smi_gpus))
     named = (
         (name, row.citation) for name, row in rows if row and row.value.strip().lower() in _RESTRICTED_COMPUTE_MODES
     )
@@ -58,7 +58,7 @@ def _restore_default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 # Time-slicing.
 
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
-_PLUGIN_OUTPUT: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
+_PLUGIN_CONFIG_OUTPUT: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
 _SHARING_WORDS: Final = Pattern(r"(?i)timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.")
 _STATIC_MANIFEST: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
 _SHARING_OPTIONS: Final = (
@@ -74,7 +74,7 @@ def _sharing_configs(snapshot: Snapshot) -> Iterator[EvidenceItem]:
             item.was_answered
             and find_first(item, _REPLICAS)
             and find_first(item, _SHARING_WORDS)
-            and not find_first(item, _PLUGIN_OUTPUT)
+            and not find_first(item, _PLUGIN_CONFIG_OUTPUT)
         ):
             yield item
 
@@ -88,8 +88,8 @@ def _sharing_nodes(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation
             yield amount.citation
 
 
-_SHARING_DESIRED: Final = any_of(
-    custom_sign(lambda node: (one for item in _sharing_configs(node) for one in lines_with(item, _REPLICAS))),
+_SHARING_CONFIGURED: Final = any_of(
+    custom_sign(lambda node: (line for item in _sharing_configs(node) for line in lines_with(item, _REPLICAS))),
     command_run(_SHARING_OPTIONS),
     message_line(_SHARING_OPTIONS),
     message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
@@ -133,12 +133,12 @@ def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
 _MEMORY_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
 _TOTAL_MEMORY: Final = Pattern(rf"total capac?ity of {_MEMORY_SIZE}|{_MEMORY_SIZE} total capacity")
 _FREE_MEMORY: Final = Pattern(rf"{_MEMORY_SIZE} (?:is )?free")
-_OWN_MEMORY: Final = Pattern(
+_MEMORY_OF_PROCESS: Final = Pattern(
     rf"this process has {_MEMORY_SIZE}|{_MEMORY_SIZE} already allocated|{_MEMORY_SIZE} (?:reserved in total|cached)"
     rf"|{_MEMORY_SIZE} is allocated by"
 )
 _BYTES_BY_UNIT: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_NO_MEMORY: Final = message_line(
+_GPU_OUT_OF_MEMORY: Final = message_line(
     r"CUDA out of memory|cudaMalloc failed: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
     r"|cuda_driver\.cc:\d+\] failed to allocate"
 )
@@ -154,29 +154,29 @@ def _largest_size(pattern: Pattern, text: str) -> float:
 
 def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
     """Yield PyTorch's errors where other processes, or it itself, hold most of the memory."""
-    for one in snapshot.view(_NO_MEMORY):
-        total, own = _largest_size(_TOTAL_MEMORY, one.line), _largest_size(_OWN_MEMORY, one.line)
-        others = total - own - _largest_size(_FREE_MEMORY, one.line)
+    for line in snapshot.view(_GPU_OUT_OF_MEMORY):
+        total, own = _largest_size(_TOTAL_MEMORY, line.line), _largest_size(_MEMORY_OF_PROCESS, line.line)
+        others = total - own - _largest_size(_FREE_MEMORY, line.line)
         if total and (others > total / 2 if is_others else own > total / 2):
-            yield one
+            yield line
 
 
-def _full_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+def _gpus_with_full_memory(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield GPUs whose memory is mostly in use although nvidia-smi lists no process."""
     for item in snapshot.items_of("nvidia-smi", "text"):
         is_smi = item.kind == "nvidia-smi" and "Processes:" in item.text
         is_listed = is_smi or "No running processes found" in item.text
         if item.where == "host" and is_listed and not _PROCESS_TABLE_ROW.search(item.text):
-            rows = ((_MEMORY_USAGE_CELL.search(one.line), one) for one in lines_with(item, _MEMORY_USAGE_CELL))
+            rows = ((_MEMORY_USAGE_CELL.search(line.line), line) for line in lines_with(item, _MEMORY_USAGE_CELL))
             yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
 
 
-_PROCESSES_HIDDEN: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl, "WSL lists no process"))
+_GPU_PROCESSES_HIDDEN: Final = any_of(symptoms.IN_CONTAINER, predicate(system.is_wsl, "WSL lists no process"))
 
 
-_BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
+_PCI_ADDRESS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
 _SMI_KINDS: Final[tuple[SourceKind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
-_MODE_CHANGE_ANNOUNCED: Final = any_of(
+_MIG_MODE_CHANGE_ANNOUNCED: Final = any_of(
     message_line(
         r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
         r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
@@ -187,13 +187,13 @@ _MODE_CHANGE_ANNOUNCED: Final = any_of(
         any_of(command_run(r"\bmig\b|mig-"), message_line(r"(?i)\bMIG\b|nvidia-mig-|mig-manager")),
     ),
 )
-_NO_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_KINDS)
+_NO_MIG_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_KINDS)
 # The device plugin and GPU feature discovery, of a GPU whose mode is on.
 _PLUGIN_FINDS_NO_INSTANCES: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
     r"|device with migEnabled=true was not configured correctly"
 )
-_INSTANCE_LISTED: Final = message_line(
+_MIG_INSTANCE_LISTED: Final = message_line(
     # Among the profiles, which are offers, a row counts what is free of how many.
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
@@ -227,10 +227,10 @@ _MIG_MODE_VALUES: Final = {"enabled": True, "disabled": False}
 
 def _mig_modes(snapshot: Snapshot) -> Iterator[_MigMode]:
     for gpu in snapshot.view(smi_query.smi_gpus):
-        row = gpu.find("MIG Mode", "Current")
+        row = gpu.find_row("MIG Mode", "Current")
         current = _MIG_MODE_VALUES.get(row.value.lower()) if row else None
         if row and current is not None:
-            pending = gpu.find("MIG Mode", "Pending") or row
+            pending = gpu.find_row("MIG Mode", "Pending") or row
             yield _MigMode(gpu.name, current, _MIG_MODE_VALUES.get(pending.value.lower(), current), pending.citation)
 
 
@@ -251,9 +251,9 @@ _MIG_CURRENTLY_ON: Final = _mig_mode_sign(lambda mode: mode.current, r"Enabled\*
 def _find_pending_mig_modes(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield each GPU with a pending mode, by nvidia-smi's answer, else by its warning."""
     waiting = {mode.gpu: mode.citation for mode in _mig_modes(snapshot) if mode.is_pending}
-    for one in snapshot.view(_MODE_CHANGE_ANNOUNCED) if not waiting else ():
-        if "pending" in one.line and (match := _BUS.search(one.line)):
-            waiting[pci.normalize_address(match["bus"])] = one
+    for line in snapshot.view(_MIG_MODE_CHANGE_ANNOUNCED) if not waiting else ():
+        if "pending" in line.line and (match := _PCI_ADDRESS.search(line.line)):
+            waiting[pci.normalize_address(match["bus"])] = line
     return (Proof(_PENDING_MIG_MODE_SUMMARY, (place,), gpu=gpu) for gpu, place in waiting.items())
 
 
@@ -265,31 +265,31 @@ _PENDING_MIG_MODE_SUMMARY: Final = (
 def _mig_capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
     """Yield what the driver's own files show of instances on an examined node."""
     layout = snapshot.facts.layout
-    if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_caps) is are_there:
+    if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_capabilities) is are_there:
         yield cite_fact("/proc/driver/nvidia/capabilities", "the present compute instances", layout.probe)
 
 
-_WITHOUT_INSTANCES: Final = all_of(
-    _MIG_ENABLED, any_of(_NO_INSTANCES, custom_sign(lambda node: _mig_capability_files(node, are_there=False)))
+_MIG_WITHOUT_INSTANCES: Final = all_of(
+    _MIG_ENABLED, any_of(_NO_MIG_INSTANCES, custom_sign(lambda node: _mig_capability_files(node, are_there=False)))
 )
-_INSTANCES_EXIST: Final = any_of(
-    _INSTANCE_LISTED, custom_sign(lambda node: _mig_capability_files(node, are_there=True))
+_MIG_INSTANCES_EXIST: Final = any_of(
+    _MIG_INSTANCE_LISTED, custom_sign(lambda node: _mig_capability_files(node, are_there=True))
 )
 
 
 def _find_mig_without_instances(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield each GPU with MIG mode on and no instance."""
     summary = "MIG is enabled but no instance was created, so CUDA finds no usable device"
-    for mode in _mig_modes(snapshot) if snapshot.view(_WITHOUT_INSTANCES) else ():
+    for mode in _mig_modes(snapshot) if snapshot.view(_MIG_WITHOUT_INSTANCES) else ():
         if mode.current and mode.pending:
-            yield Proof(summary, (mode.citation, *snapshot.view(_WITHOUT_INSTANCES)), gpu=mode.gpu)
+            yield Proof(summary, (mode.citation, *snapshot.view(_MIG_WITHOUT_INSTANCES)), gpu=mode.gpu)
 
 
 def _smi_command(*words: str) -> Command:
     return gpu_command("sudo", "nvidia-smi", *words)
 
 
-_CREATE_MIG_INSTANCES: Final = always(
+_CREATE_MIG_INSTANCES: Final = make_fixed_remedy(
     run_step(
         "configure",
         "create instances (profile 0 is the whole GPU)",
@@ -316,7 +316,7 @@ _NVML_ACCESS_DENIED: Final = message_line(
 _MIG_MENTIONED: Final = any_of(
     command_run(r"\bmig\b"),
     message_line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
-    _MIG_MODE_KNOWN, _INSTANCE_LISTED
+    _MIG_MODE_KNOWN, _MIG_INSTANCE_LISTED
 )  # fmt: skip
 
 
@@ -331,7 +331,7 @@ def _grant_mig_access(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 # What an unlicensed vGPU does not do looks as if somebody else did it.
-_VGPU_RESTRICTED: Final = any_line(r"License Status\s*: Unlicensed")
+_VGPU_UNLICENSED: Final = any_line(r"License Status\s*: Unlicensed")
 # Helm itself stopped, so no plugin has any configuration.
 _CHART_NOT_INSTALLED: Final = message_line(
     r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
@@ -347,7 +347,7 @@ RULES: Final = (
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
         decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
-        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_COMPUTE_MODE, _VGPU_RESTRICTED),
+        typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_COMPUTE_MODE, _VGPU_UNLICENSED),
         may_be_normal=True,
         summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
         remedy=_restore_default_mode,
@@ -358,10 +358,10 @@ RULES: Final = (
         disruption="restart-container",
         symptoms=(symptoms.POD_PENDING, _SHARING_EMPTY),
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
-        decisive=all_of(_SHARING_DESIRED, _SHARING_EMPTY),
+        decisive=all_of(_SHARING_CONFIGURED, _SHARING_EMPTY),
         typical=any_of(
             unless(
-                all_of(_SHARING_DESIRED, _SHARING_WITHOUT_EFFECT),
+                all_of(_SHARING_CONFIGURED, _SHARING_WITHOUT_EFFECT),
                 custom_sign(lambda node: _sharing_nodes(node, is_divided=True)),
             ),
             _EMPTY_IN_EXCERPT,
@@ -380,14 +380,14 @@ RULES: Final = (
         shows_in="programs",
         typical=any_of(
             custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
-            unless(all_of(_NO_MEMORY, custom_sign(_full_gpus)), _PROCESSES_HIDDEN),
+            unless(all_of(_GPU_OUT_OF_MEMORY, custom_sign(_gpus_with_full_memory)), _GPU_PROCESSES_HIDDEN),
         ),
-        symptoms=(_NO_MEMORY,),
+        symptoms=(_GPU_OUT_OF_MEMORY,),
         against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
-        context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.ALL_WELL),
+        context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.NOTHING_FAILS),
         look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
         summary="the program found no free GPU memory; most of it is used by others",
-        remedy=always(
+        remedy=make_fixed_remedy(
             run_step(
                 "inspect",
                 "find the process that holds the memory",
@@ -403,21 +403,21 @@ RULES: Final = (
         disruption="reset-gpu",
         check=_find_pending_mig_modes,
         share=1,
-        decisive=any_of(_MIG_MODE_PENDING, unless(_MODE_CHANGE_ANNOUNCED, _MIG_MODE_SETTLED)),
+        decisive=any_of(_MIG_MODE_PENDING, unless(_MIG_MODE_CHANGE_ANNOUNCED, _MIG_MODE_SETTLED)),
         summary=_PENDING_MIG_MODE_SUMMARY,
         symptoms=(
             _MIG_MODE_PENDING,
-            _MODE_CHANGE_ANNOUNCED,
-            symptoms.CUDA_NO_DEVICE,
+            _MIG_MODE_CHANGE_ANNOUNCED,
+            symptoms.CUDA_FINDS_NO_DEVICE,
             symptoms.CUDA_BUSY,
-            symptoms.RESET_REFUSED,
+            symptoms.GPU_RESET_REFUSED,
         ),
         look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
         context=command_run(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
-        remedy=always(
-            drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
+        remedy=make_fixed_remedy(
+            drain_node("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
             reset_gpu("reset the GPU; the new mode then takes effect"),
-            reboot(when="the GPU cannot be reset, as in a virtual machine"),
+            reboot_node(when="the GPU cannot be reset, as in a virtual machine"),
         ),
         explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
     ),
@@ -426,16 +426,16 @@ RULES: Final = (
         shows_in="gpu",
         check=_find_mig_without_instances,
         share=0.7,
-        decisive=any_of(_PLUGIN_FINDS_NO_INSTANCES, _WITHOUT_INSTANCES),
-        typical=any_of(unless(_NO_INSTANCES, _MIG_MODE_KNOWN), all_of(_MIG_ENABLED, symptoms.CUDA_NO_DEVICE)),
+        decisive=any_of(_PLUGIN_FINDS_NO_INSTANCES, _MIG_WITHOUT_INSTANCES),
+        typical=any_of(unless(_NO_MIG_INSTANCES, _MIG_MODE_KNOWN), all_of(_MIG_ENABLED, symptoms.CUDA_FINDS_NO_DEVICE)),
         symptoms=(
-            _WITHOUT_INSTANCES,
-            _NO_INSTANCES,
+            _MIG_WITHOUT_INSTANCES,
+            _NO_MIG_INSTANCES,
             _PLUGIN_FINDS_NO_INSTANCES,
             symptoms.NO_DEVICES,
-            symptoms.CUDA_NO_DEVICE,
+            symptoms.CUDA_FINDS_NO_DEVICE,
         ),
-        against=(_INSTANCES_EXIST,),
+        against=(_MIG_INSTANCES_EXIST,),
         summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
         look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
         context=_MIG_ENABLED,
@@ -446,7 +446,7 @@ RULES: Final = (
         cause="mig-capabilities-permission",
         shows_in="driver",
         share=1,
-        symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
+        symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_FINDS_NO_DEVICE),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),
         decisive=all_of(_NVML_ACCESS_DENIED, _MIG_MENTIONED),
         summary="the program may not view or change MIG instances, or MIG is off on the GPU",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Sign
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with
 from gpunode.diagnoses.views import kernel
@@ -49,7 +49,7 @@ def _find_message_lines(
     if not (lines and on_host):
         return lines
     in_containers = {item.key for item in snapshot.items if item.where == "container" or item.kind == "container-run"}
-    return (one for one in lines if one.key not in in_containers)
+    return (line for line in lines if line.key not in in_containers)
 
 
 def kernel_line(pattern: str) -> Sign:
@@ -77,7 +77,7 @@ def any_line(pattern: str, *, on_host: bool = False) -> Sign:
 
 
 def _find_text_lines(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
-    items = () if snapshot.lacks_words(pattern) else snapshot.view(_text_items).with_words(pattern)
+    items = () if snapshot.lacks_words(pattern) else snapshot.view(_text_items).items_with_words(pattern)
     return (line for item in items if item.where == "host" or not on_host for line in lines_with(item, pattern))
 
 
@@ -102,7 +102,7 @@ def command_run(pattern: str, *, empty: bool = False) -> Sign:
 
 def _find_commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iterable[Citation]:
     words = "that was run, and printed nothing" if is_empty else "that was run"
-    items = () if is_examined(snapshot) else (item for item in snapshot.items if item.where == "host")
+    items = () if is_examined_by_gpunode(snapshot) else (item for item in snapshot.items if item.where == "host")
     found = (
         item
         for item in items
@@ -139,8 +139,8 @@ def all_of(*signs: Sign) -> Sign:
 
 
 def _find_all(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
-    found = [snapshot.view(sign) for sign in signs]
-    return dict.fromkeys(line for lines in found for line in lines) if all(found) else ()
+    citations = [snapshot.view(sign) for sign in signs]
+    return dict.fromkeys(line for lines in citations for line in lines) if all(citations) else ()
 
 
 def unless(sign: Sign, *others: Sign) -> Sign:

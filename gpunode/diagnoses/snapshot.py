@@ -30,7 +30,7 @@ T = TypeVar("T")
 _KINDS_WITHOUT_MESSAGES: Final[frozenset[SourceKind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
-_MAX_CITED: Final = 12
+_MAX_CITATIONS_PER_SIGN: Final = 12
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Snapshot:
         return cast(T, self._views[read])
 
     @property
-    def with_history(self) -> Snapshot | None:
+    def including_earlier_boots(self) -> Snapshot | None:
         """The node including its earlier boots; None if no log covers them."""
         same = len(self.items) == len(self.all_items) and all(
             a is b for a, b in zip(self.items, self.all_items, strict=True)
@@ -136,10 +136,10 @@ class Snapshot:
         if self.lacks_words(pattern):
             return ()
         if not kinds:
-            return self.view(_message_items).with_words(pattern)
+            return self.view(_message_items).items_with_words(pattern)
         if (key := ("group", kinds)) not in self._views:
             self._views[key] = ItemGroup(self.items_of(*kinds))
-        return cast(ItemGroup, self._views[key]).with_words(pattern)
+        return cast(ItemGroup, self._views[key]).items_with_words(pattern)
 
     def lacks_words(self, pattern: Pattern) -> bool:
         """Return whether every word without which ``pattern`` cannot match is absent from all evidence."""
@@ -172,11 +172,11 @@ def _without_earlier_boots(item: EvidenceItem) -> EvidenceItem | None:
 
 def _items_by_kind(snapshot: Snapshot) -> Mapping[SourceKind, tuple[EvidenceItem, ...]]:
     """Group the non-empty items by kind."""
-    found: dict[SourceKind, list[EvidenceItem]] = {}
+    items: dict[SourceKind, list[EvidenceItem]] = {}
     for item in snapshot.items:
         if item.was_answered:
-            found.setdefault(item.kind, []).append(item)
-    return {kind: tuple(items) for kind, items in found.items()}
+            items.setdefault(item.kind, []).append(item)
+    return {kind: tuple(items) for kind, items in items.items()}
 
 
 def _message_items(snapshot: Snapshot) -> ItemGroup:
@@ -193,7 +193,7 @@ def lines_with(item: EvidenceItem, pattern: Pattern) -> Iterator[Citation]:
         if number != last:
             last, count = number, count + 1
             yield cite(item, number)
-        if count == _MAX_CITED:
+        if count == _MAX_CITATIONS_PER_SIGN:
             return
     if not count and (first := _search_joined(item, pattern)):
         yield cite(item, first.string.count("\n", 0, first.start()) + 1)

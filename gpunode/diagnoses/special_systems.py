@@ -28,7 +28,7 @@ _PACKAGE_PROGRAMS: Final = _DNF_PROGRAMS | _BOOT_PROGRAMS | {
 _NOT_IN_IMAGES: Final = _PACKAGE_PROGRAMS | {"dkms", "tee", "sed", "usermod", "systemctl", "modprobe", "reboot"}
 # Nobody logs in: what can be typed speaks to the cluster.
 _PROGRAMS_CLOSED_SYSTEMS_LACK: Final = _NOT_IN_IMAGES | {"sudo"}
-_CLUSTER_PROGRAMS: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
+_CLUSTER_CLIENT_PROGRAMS: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
 
 
 class SpecialSystem(NamedTuple):
@@ -46,7 +46,7 @@ class SpecialSystem(NamedTuple):
     missing_programs: frozenset[str] = _NOT_IN_IMAGES
 
 
-_SYSTEMS: Final = (
+_SPECIAL_SYSTEMS: Final = (
     SpecialSystem("WSL2", "in Windows, with NVIDIA's driver for Windows; wsl --shutdown restarts WSL", ("-WSL2",),
            _BOOT_PROGRAMS | {"dkms", "akmods", "reboot", "modprobe"}),
     SpecialSystem("TrueNAS", "in its web interface, Apps, Settings, Install NVIDIA Drivers", ("+truenas",)),
@@ -74,12 +74,12 @@ _SYSTEMS: Final = (
     SpecialSystem("SUSE Linux Micro", "transactional-update pkg install, then reboot",
            ("sl-micro", "sle-micro", "suse-microos", "opensuse-microos", "opensuse-leap-micro"), _PACKAGE_PROGRAMS),
 )  # fmt: skip
-_OSTREE: Final = SpecialSystem(
+_OSTREE_SYSTEM: Final = SpecialSystem(
     "ostree", "rpm-ostree install, then reboot (https://rpmfusion.org/Howto/NVIDIA)", (), _PACKAGE_PROGRAMS | {"dkms"}
 )
 _YUM_SYSTEM: Final = SpecialSystem("yum", "with yum, which this system has instead of dnf", (), _DNF_PROGRAMS)
 # The system is booted from a tree of ostree's, as image mode of RHEL and Fedora's Atomic desktops are.
-_OSTREE_BOOT: Final = Pattern(
+_OSTREE_TRACE: Final = Pattern(
     r"\bostree=/ostree/boot|^OSTREE_VERSION=|^VARIANT_ID=\"?(?:silverblue|kinoite|coreos|iot)\b"
 )
 _PACKAGE_BASED_DISTROS: Final = frozenset(
@@ -92,12 +92,12 @@ def special_system(snapshot: Snapshot) -> SpecialSystem | None:
     known, running = system.find_distro(snapshot), system.running_kernel(snapshot)
     names = {known.id, *known.like} if known else set[str]()
     own = {known.id} if known and names & _PACKAGE_BASED_DISTROS else names
-    for one in _SYSTEMS:
+    for one in _SPECIAL_SYSTEMS:
         if any(name in own or (name[0] in "-+" and running.endswith(name)) for name in one.ids):
             return one
     released = (*snapshot.files("*/os-release"), *snapshot.files("/proc/cmdline"))
-    if any(_OSTREE_BOOT.search(line) for item in released for line in item.lines):
-        return _OSTREE
+    if any(_OSTREE_TRACE.search(line) for item in released for line in item.lines):
+        return _OSTREE_SYSTEM
     if snapshot.view(system.has_yum_only):
         return _YUM_SYSTEM
     if known is None or known.id == "linux" or system.uses_known_package_manager(snapshot):
@@ -117,28 +117,28 @@ def keep_available_commands(snapshot: Snapshot, look_at: tuple[Command, ...]) ->
     return tuple(one for one in look_at if own is None or not _command_words(one) & own.missing_programs) or look_at
 
 
-def _adapt_fixes(own: SpecialSystem, steps: Iterable[Fix]) -> Iterator[Fix]:
-    is_told = not own.install_method
+def _adapt_fixes(system: SpecialSystem, steps: Iterable[Fix]) -> Iterator[Fix]:
+    is_told = not system.install_method
     for fix in steps:
         is_first = fix.kind == "install" and not is_told
         # A part of what belongs together is worse than nothing.
-        if all(_can_run(own, one) for one in fix.commands) and (fix.commands or not is_first):
+        if all(_can_run(system, command) for command in fix.commands) and (fix.commands or not is_first):
             yield fix
             continue
-        how = f"on {own.name}: {own.install_method}" if is_first else f"with the tools of {own.name}"
+        how = f"on {system.name}: {system.install_method}" if is_first else f"with the tools of {system.name}"
         is_told = is_told or is_first
         yield replace(fix, text=f"{fix.text}, {how}", commands=())
 
 
-_WORD: Final = Pattern(r"[\w.+-]+")
+_COMMAND_WORD: Final = Pattern(r"[\w.+-]+")
 
 
 def _command_words(command: str) -> frozenset[str]:
-    return frozenset(_WORD.findall(command))
+    return frozenset(_COMMAND_WORD.findall(command))
 
 
-def _can_run(own: SpecialSystem, command: str) -> bool:
+def _can_run(system: SpecialSystem, command: str) -> bool:
     words = _command_words(command)
-    return not words & own.missing_programs and (
-        own.missing_programs is not _PROGRAMS_CLOSED_SYSTEMS_LACK or bool(words & _CLUSTER_PROGRAMS)
+    return not words & system.missing_programs and (
+        system.missing_programs is not _PROGRAMS_CLOSED_SYSTEMS_LACK or bool(words & _CLUSTER_CLIENT_PROGRAMS)
     )

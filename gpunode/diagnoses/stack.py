@@ -40,7 +40,7 @@ def stack_layers(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[LayerState, 
     return tuple(_layer_state(layer, snapshot, diagnosis.findings) for layer in STACK_LAYERS)
 
 
-def driver_answers(snapshot: Snapshot) -> bool:
+def does_driver_answer(snapshot: Snapshot) -> bool:
     """Return whether the driver listed its GPUs, without which a node must not be called healthy."""
     return driver.works(snapshot) or bool(_nvml_gpus(snapshot))
 
@@ -90,7 +90,7 @@ def _look_at_driver(snapshot: Snapshot) -> tuple[State, str]:
     loaded = snapshot.view(driver.loaded_version)
     if loaded:
         flavour = {True: ", open modules", False: ", proprietary modules", None: ""}[loaded.is_open]
-        return ("works" if driver_answers(snapshot) else "no-fault"), f"{loaded.version} loaded{flavour}"
+        return ("works" if does_driver_answer(snapshot) else "no-fault"), f"{loaded.version} loaded{flavour}"
     if version := snapshot.view(driver.smi_version):
         return "works", version.version
     if modules.is_module_loaded(snapshot, "nvidia"):
@@ -141,8 +141,8 @@ def _look_at_runtime(snapshot: Snapshot) -> tuple[State, str]:
     facts = {unit: snapshot.facts.unit(unit) for unit in units}
     active = [unit.removesuffix(".service") for unit, fact in facts.items()
               if isinstance(fact, Known) and fact.value.state.active]  # fmt: skip
-    found = ", ".join(dict.fromkeys((*active, *names)))
-    return ("no-fault" if found else "unknown"), found
+    runtimes_text = ", ".join(dict.fromkeys((*active, *names)))
+    return ("no-fault" if runtimes_text else "unknown"), runtimes_text
 
 
 def _look_at_packages(snapshot: Snapshot) -> tuple[State, str]:

@@ -19,10 +19,10 @@ from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import (
     align_fabric_manager,
-    can_set_up,
+    can_run_setup,
     install_guest_driver,
     manual_step,
-    reboot,
+    reboot_node,
     run_step,
     uninstall_driver,
 )
@@ -63,7 +63,7 @@ _NEEDS_OPEN_MODULES_MESSAGE: Final = _refusal_sign(r"requires use of the NVIDIA 
 _GPU_UNKNOWN_TO_DRIVER: Final = _refusal_sign(
     rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release"
 )
-_GPU_REFUSED: Final = any_of(
+_GPU_REFUSED_BY_DRIVER: Final = any_of(
     _LEGACY_GPU_IGNORED, _GPU_WITHOUT_GSP_REFUSED, _NEEDS_OPEN_MODULES_MESSAGE, _GPU_UNKNOWN_TO_DRIVER
 )
 # By the kernel module, and by NVIDIA's installer.
@@ -96,13 +96,13 @@ class InstalledDriver:
 def installed_driver(snapshot: Snapshot) -> InstalledDriver:
     """Return the driver that is loaded, else on disk, in packages, or that refused a GPU."""
     seen = [one for one in (driver.loaded_version(snapshot), driver.on_disk_version(snapshot)) if one is not None]
-    installed = [one for one in driver.driver_packages(snapshot) if one.is_installed][:1]
+    installed = [package for package in driver.driver_packages(snapshot) if package.is_installed][:1]
     versions = [*(one.version for one in seen), *(one.upstream for one in installed), *_refusing_versions(snapshot)]
     kinds = [(one.is_open, one.citation) for one in seen]
-    kinds += [(one.is_open, one.citation) for one in snapshot.view(modules.driver_modinfo)]
+    kinds += [(modinfo.is_open, modinfo.citation) for modinfo in snapshot.view(modules.driver_modinfo)]
     kinds += _module_kinds_by_packages(snapshot)
-    is_open, place = next((one for one in kinds if one[0] is not None), (None, None))
-    cited = (*(one.citation for one in (seen or installed)), *filter(None, [place]))
+    is_open, place = next((kind for kind in kinds if kind[0] is not None), (None, None))
+    cited = (*(version.citation for version in (seen or installed)), *filter(None, [place]))
     return InstalledDriver(versions[0] if versions else "", is_open, tuple(dict.fromkeys(cited)))
 
 
@@ -114,22 +114,22 @@ def _refusing_versions(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _module_kinds_by_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
-    is_open = [one for one in packages.matching_packages(snapshot, *_OPEN_PACKAGES) if one.is_installed]
+    is_open = [package for package in packages.matching_packages(snapshot, *_OPEN_PACKAGES) if package.is_installed]
     closed = [one for one in packages.matching_packages(snapshot, *_CLOSED_PACKAGES) if "open" not in one.name]
-    closed = [one for one in closed if one.is_installed]
+    closed = [package for package in closed if package.is_installed]
     return [(bool(is_open), (is_open or closed)[0].citation)] if bool(is_open) != bool(closed) else []
 
 
-def _misfit_cause(model: GpuModel, found: InstalledDriver) -> str:
+def _misfit_cause(model: GpuModel, driver: InstalledDriver) -> str:
     """Return the cause that keeps the driver from the GPU by the catalog; empty for unknown GPUs."""
-    branch = found.branch
+    branch = driver.branch
     if branch and model.last_branch is not None and branch > model.last_branch:
         return LEGACY_GPU_CAUSE
-    if found.is_open and not model.takes_open_modules:
+    if driver.is_open and not model.takes_open_modules:
         return OPEN_MODULE_CAUSE
     if branch and (model.listed or not model.device_id) and branch < model.first_branch:
         return NEW_GPU_CAUSE
-    if found.is_open is False and model.needs_open_modules and (model.listed or not model.device_id):
+    if driver.is_open is False and model.needs_open_modules and (model.listed or not model.device_id):
         return PROPRIETARY_MODULE_CAUSE
     return ""
 
@@ -150,7 +150,7 @@ def _catalog_sign(cause: str) -> Sign:
         misfits = [card.citation for card in _misfit_cards(snapshot, cause)]
         return (*misfits, *snapshot.view(installed_driver).citations) if misfits else ()
 
-    return unless(custom_sign(read), _GPU_REFUSED)
+    return unless(custom_sign(read), _GPU_REFUSED_BY_DRIVER)
 
 
 def _make_summary(cause: str, words: str) -> Callable[[Snapshot], str]:
@@ -176,22 +176,22 @@ def _is_newer_than_gpus(snapshot: Snapshot) -> bool:
 
     Of GPUs that current branches no longer drive, the catalog does not have the first one.
     """
-    branch, models = snapshot.view(installed_driver).branch, [one.model for one in snapshot.view(gpu_models.whole_gpus)]
+    branch, models = snapshot.view(installed_driver).branch, [gpu.model for gpu in snapshot.view(gpu_models.whole_gpus)]
     return bool(models) and all(one.listed and one.last_branch is None and branch > one.first_branch for one in models)
 
 
-def undriven_gpus(snapshot: Snapshot) -> frozenset[str]:
+def gpus_without_driver_support(snapshot: Snapshot) -> frozenset[str]:
     """Return the addresses of GPUs that the driver rejects; an empty one if unknown.
 
     nvidia-smi cannot show them.
     """
     known, found = snapshot.view(gpu_models.whole_gpus), snapshot.view(installed_driver)
     left = frozenset(card.address for card in known if _misfit_cause(card.model, found))
-    return left or frozenset({""} if snapshot.view(_GPU_REFUSED) else ())
+    return left or frozenset({""} if snapshot.view(_GPU_REFUSED_BY_DRIVER) else ())
 
 
 def _shows_all_gpus(snapshot: Snapshot) -> bool:
-    shown = [one.count for one in snapshot.view(boards.smi_inventories) if one.count is not None]
+    shown = [inventory.count for inventory in snapshot.view(boards.smi_inventories) if inventory.count is not None]
     return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(gpu_models.whole_gpus)))
 
 
@@ -215,9 +215,9 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     here = branches.find(snapshot.view(installed_driver).branch)
     if virtualization.is_vgpu(snapshot):
         return install_guest_driver("install a driver for this vGPU")
-    found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
-    chosen = found if isinstance(found, Choice) else choose(models, Driver())
-    if can_set_up(snapshot) and isinstance(chosen, Choice):
+    choice = choose(models, Driver(version=str(here.number))) if keep and here and here.is_maintained else None
+    chosen = choice if isinstance(choice, Choice) else choose(models, Driver())
+    if can_run_setup(snapshot) and isinstance(chosen, Choice):
         # By its number: a maintained branch that is installed would stay.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
@@ -231,7 +231,7 @@ def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]
             return
         yield _install_step(snapshot, keep=keep)
         yield from align_fabric_manager(snapshot)
-        yield reboot()
+        yield reboot_node()
 
     return remedy
 
@@ -243,7 +243,7 @@ def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], I
         if left := tuple(_keep_driver(snapshot)):
             yield from left
             return
-        names = [one.name for one in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]
+        names = [package.name for package in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]
         instead = _install_step(snapshot, keep=keep)
         if names and instead.commands:
             yield uninstall_driver(snapshot, f"remove the packages {old}", *names)
@@ -251,7 +251,7 @@ def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], I
         else:
             yield replace(instead, kind="remove", text=f"replace the packages {old}: {instead.text}")
         yield from align_fabric_manager(snapshot)
-        yield reboot()
+        yield reboot_node()
 
     return remedy
 
@@ -262,7 +262,7 @@ def _model_sign(is_matching: Callable[[GpuModel], bool], words: str) -> Sign:
 
 def _is_branch_ended(model: GpuModel) -> bool:
     last = branches.find(model.last_branch) if model.last_branch else None
-    return last is not None and not last.active
+    return last is not None and not last.is_maintained
 
 
 _LEGACY_GPU_WITH_NEWER_DRIVER: Final = custom_sign(
@@ -283,7 +283,7 @@ _OPEN_ON_DISK: Final = predicate(
 _PROPRIETARY_MODULES_INSTALLED: Final = predicate(
     lambda snapshot: snapshot.view(installed_driver).is_open is False, "the proprietary modules are installed"
 )
-_DRIVER_WORKS_FOR_OTHER_GPU: Final = any_of(
+_DRIVER_WORKS_FOR_SOME_GPU: Final = any_of(
     symptoms.DRIVER_WORKS, predicate(_drives_other_gpus, "the driver drives another GPU")
 )
 _LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
@@ -296,10 +296,10 @@ _SIGNS_AGAINST_MISFIT: Final = (predicate(_shows_all_gpus, "nvidia-smi shows all
 def _no_gpu_sign(is_matching: Callable[[GpuModel], bool], words: str) -> Sign:
     """Return the sign that the report shows its GPUs, and none of this kind, nor a refusal of one."""
     shows = predicate(lambda node: bool(node.view(gpu_models.gpu_models)), words)
-    return unless(shows, _model_sign(is_matching, words), _GPU_REFUSED)
+    return unless(shows, _model_sign(is_matching, words), _GPU_REFUSED_BY_DRIVER)
 
 
-_NO_OLD_GPU: Final = _no_gpu_sign(
+_NO_LEGACY_GPU: Final = _no_gpu_sign(
     lambda one: one.last_branch is not None, "current branches drive the GPUs of this node"
 )
 _NO_GPU_BEFORE_TURING: Final = _no_gpu_sign(
@@ -309,7 +309,7 @@ _NO_GPU_NEEDS_OPEN: Final = _no_gpu_sign(
     lambda one: one.needs_open_modules, "no GPU of this node needs the open modules"
 )
 
-_rule = partial(Rule, layer="driver", disruption="reboot", latent=_DRIVER_WORKS_FOR_OTHER_GPU)
+_rule = partial(Rule, layer="driver", disruption="reboot", latent=_DRIVER_WORKS_FOR_SOME_GPU)
 
 RULES: Final = (
     _rule(
@@ -324,7 +324,7 @@ RULES: Final = (
         ),
         summary=_make_summary(LEGACY_GPU_CAUSE, "{driver} no longer supports {gpu}: an older branch was its last"),
         context=_model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive"),
-        against=(*_SIGNS_AGAINST_MISFIT, _NO_OLD_GPU),
+        against=(*_SIGNS_AGAINST_MISFIT, _NO_LEGACY_GPU),
         remedy=_replace_packages("of the branch that no longer supports this GPU"),
         explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
     ),

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from gpunode.diagnoses import prose, symptoms
 from gpunode.diagnoses.commands import Command
-from gpunode.diagnoses.evaluation import is_examined, is_ruled_out
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
 from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
@@ -27,10 +27,10 @@ from gpunode.facts.patterns import Pattern
 
 MAX_SUSPECTS: Final = 3
 # Of suspects that share a step.
-_MIN_SHARING_SUSPECTS: Final = 2
+_MIN_SUSPECTS_SHARING_STEP: Final = 2
 # In logarithms of odds.
 _SYMPTOM_WEIGHT: Final = 3.2
-_CONTEXT_WEIGHT: Final = 3.2
+_CONTEXT_SIGN_WEIGHT: Final = 3.2
 _ANSWERED_COMMAND_WEIGHT: Final = 1.2
 _PREVALENCE_WEIGHT: Final = 0.2
 _SIMILARITY_WEIGHT: Final = 0.15
@@ -75,12 +75,12 @@ def rank_suspects(
     For a pasted report, similarity to ``report_words`` (by default the project's collection) and context count as
     well, since its author selected what to show.
     """
-    is_chosen = not is_examined(snapshot)
+    is_chosen = not is_examined_by_gpunode(snapshot)
     explained = explained_causes(rules, findings)
     cause_counts = count_causes_by_symptom(rules)
     similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
     is_well = driver.works(snapshot)
-    found: list[tuple[float, Suspect, bool, bool]] = []
+    candidates: list[tuple[float, Suspect, bool, bool]] = []
     for cause, rule in rules.items():
         if cause in explained or is_ruled_out(rule, snapshot):
             continue
@@ -97,17 +97,17 @@ def rank_suspects(
         words = _own_words(cause, snapshot, by_programs) if is_chosen and seen else ()
         score = (
             _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
-            + _CONTEXT_WEIGHT * bool(context or words)
+            + _CONTEXT_SIGN_WEIGHT * bool(context or words)
             + _ANSWERED_COMMAND_WEIGHT * is_answered
             + _PREVALENCE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
         )
         suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context, *words))), asked)
-        has_failure_line = any(_FAILS.search(line.line) for line in by_programs)
-        found.append((score, suspect, bool(words), has_failure_line))
-    found.sort(key=lambda one: -one[0])
-    total = sum(exp(score) for score, *_ in found)
-    return tuple(RankedSuspect(suspect, exp(score) / total, *shows) for score, suspect, *shows in found)
+        has_failure_line = any(_FAILURE_WORD.search(line.line) for line in by_programs)
+        candidates.append((score, suspect, bool(words), has_failure_line))
+    candidates.sort(key=lambda one: -one[0])
+    total = sum(exp(score) for score, *_ in candidates)
+    return tuple(RankedSuspect(suspect, exp(score) / total, *shows) for score, suspect, *shows in candidates)
 
 
 def _own_words(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]) -> tuple[Citation, ...]:
@@ -129,12 +129,12 @@ def find_shared_steps(
         remedy_of: returns the steps for a cause.
     """
     leading = ranked[:MAX_SUSPECTS] if ranked and ranked[0].has_failure_line else ()
-    remedies = [remedy_of(one.suspect.cause) for one in leading]
+    remedies = [remedy_of(suspect.suspect.cause) for suspect in leading]
     sharing = list(takewhile(lambda one: _count_shared_steps((one, remedies[0])), remedies))
-    if len(sharing) < _MIN_SHARING_SUSPECTS:
+    if len(sharing) < _MIN_SUSPECTS_SHARING_STEP:
         return (), 0.0
     steps = tuple(sharing[0][: _count_shared_steps(sharing)])
-    return steps, sum(one.probability for one in leading[: len(sharing)])
+    return steps, sum(suspect.probability for suspect in leading[: len(sharing)])
 
 
 def _count_shared_steps(remedies: Iterable[Sequence[Fix]]) -> int:
@@ -144,8 +144,8 @@ def _count_shared_steps(remedies: Iterable[Sequence[Fix]]) -> int:
 
 def _are_same_step(steps: Sequence[Fix]) -> bool:
     """Return whether all type the same, or say the same where nothing is typed."""
-    kinds = {(one.kind, one.commands, "" if one.commands else one.text) for one in steps}
-    return len(kinds) == 1 and not any(one.when for one in steps)
+    kinds = {(step.kind, step.commands, "" if step.commands else step.text) for step in steps}
+    return len(kinds) == 1 and not any(step.when for step in steps)
 
 
 def find_unexplained_failures(
@@ -158,35 +158,35 @@ def find_unexplained_failures(
     """
     findings = tuple(findings)
     explained, counts = explained_causes(rules, findings), count_causes_by_symptom(rules)
-    known = {line for one in findings for line in one.citations}
-    known |= {line for one in findings for sign in rules[one.cause].symptoms for line in snapshot.view(sign)}
+    known = {line for finding in findings for line in finding.citations}
+    known |= {line for finding in findings for sign in rules[finding.cause].symptoms for line in snapshot.view(sign)}
     able = [rule for cause, rule in rules.items() if cause not in explained]
     left = {
         sign: lines
         for sign in counts
         if (lines := _failure_lines(snapshot, sign, known)) and _usual_cause(sign, rules, snapshot) not in explained
     }
-    found: list[Suspect] = []
-    while left and len(found) < MAX_SUSPECTS:
+    suspects: list[Suspect] = []
+    while left and len(suspects) < MAX_SUSPECTS:
         able = [rule for rule in able if not left.keys().isdisjoint(rule.symptoms) and not is_ruled_out(rule, snapshot)]
         if not able:
             break
         rule = max(able, key=lambda one: _weigh_rule(one, snapshot, left, counts))
         lines = tuple(dict.fromkeys(line for sign in rule.symptoms for line in left.get(sign, ())))
-        found.append(Suspect(rule.cause, rule.title, lines, drop_answered_commands(snapshot, rule.look_at)))
+        suspects.append(Suspect(rule.cause, rule.title, lines, drop_answered_commands(snapshot, rule.look_at)))
         rest = {sign: tuple(line for line in seen if line not in lines) for sign, seen in left.items()}
         left = {sign: seen for sign, seen in rest.items() if seen}
-    return tuple(found)
+    return tuple(suspects)
 
 
 # Settings and tables have the words of many a symptom, and tell of no failure.
-_FAILS: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+error)\b")
+_FAILURE_WORD: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+error)\b")
 
 
-def _failure_lines(snapshot: Snapshot, sign: Sign, known: Collection[Citation]) -> tuple[Citation, ...]:
+def _failure_lines(snapshot: Snapshot, sign: Sign, known_lines: Collection[Citation]) -> tuple[Citation, ...]:
     """Return the lines of the sign that programs wrote about a failure, without the known ones."""
-    lines = (line for line in snapshot.view(sign) if line.line_number and line not in known)
-    return prose.without_prose(snapshot, (line for line in lines if _FAILS.search(line.line)))
+    lines = (line for line in snapshot.view(sign) if line.line_number and line not in known_lines)
+    return prose.without_prose(snapshot, (line for line in lines if _FAILURE_WORD.search(line.line)))
 
 
 def _usual_cause(sign: Sign, rules: Mapping[str, Rule], snapshot: Snapshot) -> str:
@@ -196,26 +196,26 @@ def _usual_cause(sign: Sign, rules: Mapping[str, Rule], snapshot: Snapshot) -> s
 
 
 def _weigh_rule(
-    rule: Rule, snapshot: Snapshot, left: Mapping[Sign, tuple[Citation, ...]], counts: Mapping[Sign, int]
+    rule: Rule, snapshot: Snapshot, unexplained: Mapping[Sign, tuple[Citation, ...]], counts: Mapping[Sign, int]
 ) -> float:
-    shown = _weigh_symptoms({sign: left[sign] for sign in rule.symptoms if sign in left}, counts)
-    return _SYMPTOM_WEIGHT * shown + _CONTEXT_WEIGHT * bool(snapshot.view(rule.context)) + log(rule.share)
+    shown = _weigh_symptoms({sign: unexplained[sign] for sign in rule.symptoms if sign in unexplained}, counts)
+    return _SYMPTOM_WEIGHT * shown + _CONTEXT_SIGN_WEIGHT * bool(snapshot.view(rule.context)) + log(rule.share)
 
 
-def _weigh_symptoms(seen: Mapping[Sign, tuple[Citation, ...]], counts: Mapping[Sign, int]) -> float:
+def _weigh_symptoms(lines_by_symptom: Mapping[Sign, tuple[Citation, ...]], counts: Mapping[Sign, int]) -> float:
     """Return the weight of these symptoms of a cause; a line counts once, as the rarest symptom that it shows."""
     counted = set[Citation]()
     weight = 0.0
-    for sign in sorted(seen, key=counts.__getitem__):
-        if not counted.issuperset(seen[sign]):
+    for sign in sorted(lines_by_symptom, key=counts.__getitem__):
+        if not counted.issuperset(lines_by_symptom[sign]):
             weight += 1 / sqrt(counts[sign])
-            counted.update(seen[sign])
+            counted.update(lines_by_symptom[sign])
     return weight
 
 
 def explained_causes(rules: Mapping[str, Rule], findings: Iterable[Finding]) -> frozenset[str]:
     """Return the found causes, and those that follow from a fault among them."""
-    found = [(one, rules[one.cause].explains) for one in findings]
+    found = [(finding, rules[finding.cause].explains) for finding in findings]
     return frozenset().union(*({one.cause} | (more if one.severity != "info" else frozenset()) for one, more in found))
 
 
@@ -239,8 +239,8 @@ _COMMAND_OPTION: Final = Pattern(r"(?:^|\s)-[\w-]+(?:=\S+)?")
 # Options that leave an answer what it is, or only shorten it.
 _NEUTRAL_OPTIONS: Final = Pattern(r"\s(?:-d [A-Z_,]+|-b|-n \d+|--no-pager|--tail=\d+|-[THxkr]+|--ctime)(?=\s|$)")
 _PROMPT_AND_SUDO_PREFIX: Final = Pattern(r"^(?:\S+@\S+[:~]\S*\s*)?[$#%]?\s*(?:sudo\s+(?:-\S+\s+)*)?")
-_FILTER_WORD: Final = Pattern(r"[\w.:/-]+")
-_FILE_READERS: Final = frozenset({"cat", "grep", "head", "tail", "less"})
+_PIPED_FILTER_WORD: Final = Pattern(r"[\w.:/-]+")
+_FILE_READING_PROGRAMS: Final = frozenset({"cat", "grep", "head", "tail", "less"})
 
 
 class _ComparableCommand(NamedTuple):
@@ -253,7 +253,7 @@ class _ComparableCommand(NamedTuple):
 
 def drop_answered_commands(snapshot: Snapshot, commands: Iterable[Command]) -> tuple[Command, ...]:
     """Return the commands whose answers are not in the evidence."""
-    return tuple(one for one in commands if not is_command_answered(snapshot, one))
+    return tuple(command for command in commands if not is_command_answered(snapshot, command))
 
 
 def is_command_answered(snapshot: Snapshot, command: str) -> bool:
@@ -262,8 +262,8 @@ def is_command_answered(snapshot: Snapshot, command: str) -> bool:
     if wanted.files and all((item := snapshot.file(path)) is not None and item.was_answered for path in wanted.files):
         return True
     return any(
-        one.asked == wanted.asked and one.filter_words <= wanted.filter_words
-        for one in snapshot.view(_answered_commands)
+        answered_command.asked == wanted.asked and answered_command.filter_words <= wanted.filter_words
+        for answered_command in snapshot.view(_answered_commands)
     )
 
 
@@ -280,9 +280,9 @@ def _parse_command(command: str) -> _ComparableCommand:
     filter_words = (
         word.lower()
         for one in filters
-        for word in _FILTER_WORD.findall(_COMMAND_OPTION.sub(" ", one))
+        for word in _PIPED_FILTER_WORD.findall(_COMMAND_OPTION.sub(" ", one))
         if word != "grep"
     )
     files = tuple(word for word in words[1:] if word.startswith("/") and "*" not in word and "$" not in word)
-    reads = bool(words) and words[0] in _FILE_READERS
+    reads = bool(words) and words[0] in _FILE_READING_PROGRAMS
     return _ComparableCommand(_NEUTRAL_OPTIONS.sub("", head), frozenset(filter_words), files if reads else ())

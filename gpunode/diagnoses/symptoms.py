@@ -17,7 +17,7 @@ from gpunode.facts.patterns import Pattern
 
 # What nvidia-smi and NVML say.
 
-NO_GPU: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
+NO_GPU_ON_BUS: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = predicate(driver.works, "nvidia-smi answers")
 CONTAINER_WORKS: Final = custom_sign(driver.container_successes)
 # What programs write when something fails.
@@ -25,12 +25,12 @@ FAILURE_WORDS: Final = (
     r"errors?|exception|fail(?:s|ed|ure)?|fatal|cannot|can't|could(?: not|n't)|unable|not (?:found|started|loaded)"
     r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such"
 )
-_FAILURE: Final = Pattern(
+_ANY_FAILURE_WORD: Final = Pattern(
     rf"(?i)\b(?:{FAILURE_WORDS}|fail\w*|not working|pending|crashloop\w*|false|out of memory|hangs?|slow(?!down)\w*"
     r"|stuck|does(?: not|n't)|won't|problem|why)\b"
 )
-ALL_WELL: Final = predicate(
-    lambda node: driver.works(node) and not any(_FAILURE.search(item.text) for item in node.items),
+NOTHING_FAILS: Final = predicate(
+    lambda node: driver.works(node) and not any(_ANY_FAILURE_WORD.search(item.text) for item in node.items),
     "the driver works, and nothing that is shown fails",
 )
 MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
@@ -64,7 +64,7 @@ ADAPTER_INIT_FAILED: Final = message_line(
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
 INIT_FAILED_22_56: Final = message_line(r"RmInitAdapter failed! \(0x22:0x56")
-VERSION_MISMATCH: Final = message_line(
+DRIVER_MISMATCH: Final = message_line(
     r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
     r"|nvidia-modeset: Version mismatch|does not match DSO version"
 )
@@ -89,7 +89,7 @@ SMI_HANGS: Final = any_of(
         r"|^real\s+[1-9]\d*m"
     ),
 )
-RESET_REFUSED: Final = message_line(
+GPU_RESET_REFUSED: Final = message_line(
     r"in use by another (?:client|process)|currently being used by one or more other processes"
     r"|Unable to reset (?:this )?GPU|could not be reset"
 )
@@ -108,7 +108,7 @@ REBOOT_HELPS: Final = message_line(
     r"|\bworks?(?:ed)? (?:again |fine )?(?:only )?(?:after|with) (?:a |the |each |every )?reboot"
     r"|\b(?:if|when|after|once)\b[^\n.]{0,20}\breboot[^\n.]{0,40}\b(?:gone|works|disappears|disappeared|goes away)"
 )
-REBOOT_IN_VAIN: Final = message_line(
+REBOOT_DID_NOT_HELP: Final = message_line(
     r"(?i)\breboot\w*\b[^\n.]{0,30}\b(?:(?:does|did|do)(?: not|n['’]t)|never) (?:help|fix|solve|change|cure)"
     r"|\breboot\w* (?:(?:in|to) )?(?:no|without|vain)\b"
     r"|\b(?:still|even|also|same)\b[^\n.]{0,20} after (?:\w+ ){0,2}reboot"
@@ -117,7 +117,7 @@ REBOOT_IN_VAIN: Final = message_line(
 
 # What CUDA and what is built on it say.
 
-CUDA_NO_DEVICE: Final = message_line(
+CUDA_FINDS_NO_DEVICE: Final = message_line(
     r"(?i)no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|No CUDA GPUs are available|no cuda devices"
     r"|No visible GPU devices|No NVENC capable devices|No GPU/TPU found"
     r"|cudaGetDeviceCount[^\n]{0,60}\b(?:100|38)\b|(?:error|code)[^\n]{0,8}\b100\b[^\n]{0,40}device"
@@ -139,7 +139,7 @@ CUDA_UNKNOWN: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA unknown error|(?:CUDA|cuda|cuInit|cuda\w+)[^\n]{0,80}unknown error"
     r"|(?:CUDA|cuda|cuInit|driver library|error code|returned)[^\n]{0,80}\b999\b|cudaGetDeviceCount returned 30"
 )
-CUDA_NOT_READY: Final = message_line(
+CUDA_SYSTEM_NOT_READY: Final = message_line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
     r"|\bcode\b|Error)[^\n]{0,60}\b802\b|^802$"
 )
@@ -184,7 +184,7 @@ NCCL_FAILS: Final = message_line(
     r"|unhandled (?:cuda|system) error|ncclInvalid(?:Usage|Argument)|DistBackendError"
     r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)"
 )
-SLOW: Final = message_line(
+GPU_SLOW: Final = message_line(
     # Not the heading of nvidia-smi's reasons, nor a reason that is not active.
     r"(?i)slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
     r"|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
@@ -226,7 +226,7 @@ MODULE_KEY_REJECTED: Final = message_line(
     r"|Secure boot is enabled on this system, so|[Kk]ernel module(?: load error)?:? Operation not permitted"
     r"|could not insert \S*nvidia\S*: Operation not permitted"
 )
-BUS_ERRORS: Final = message_line(
+PCIE_BUS_ERRORS: Final = message_line(
     r"AER: (?!enabled)|PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)"
     r"|PCI error|link (?:is )?down\b"
 )
@@ -242,7 +242,7 @@ NO_DEVICE_DRIVER: Final = message_line(
     r"could not select device driver (?![\\\"'`]*cdi)"
     r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
-NO_DRIVER_INSIDE: Final = message_line(
+DRIVER_MISSING_IN_CONTAINER: Final = message_line(
     r"(?i)nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
     r"|NVIDIA Driver was not detected|Found no NVIDIA driver|CUDA driver version is insufficient"
     r"|no CUDA-capable device|driver volume is not mounted"
@@ -308,7 +308,7 @@ PLUGIN_FAILS: Final = message_line(
     r"|DCGM initialization error|Error: Failed to initialize NVML$"
     r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
 )
-OPERATOR_WAITS: Final = message_line(
+OPERATOR_PODS_NOT_READY: Final = message_line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"
     r"|cuda-validator)\S*\s[^\n]{0,80}(?:Init:|CrashLoop|Error|ImagePull|0/\d(?!\d*\s+Completed))"
     r"|driver-validation|toolkit-validation|ImagePullBackOff|ErrImagePull|manifest unknown"

@@ -10,7 +10,7 @@ from gpunode.diagnoses.cluster import register_runtime_command, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import install, manual_step, restart, run_step, setup_step
+from gpunode.diagnoses.remedies import install, manual_step, restart_unit, run_step, setup_step
 from gpunode.diagnoses.signs import (
     all_of,
     any_line,
@@ -31,22 +31,22 @@ from gpunode.facts.probes import TOOLKIT_PROGRAM
 
 _INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 # That somebody looked for it in vain: of a list of packages it may be missing without being so.
-_SEARCHED_IN_VAIN: Final = custom_sign(
-    lambda snapshot: (one for one in snapshot.view(toolkit.absence_lines) if "nvidia-c" in one.source)
+_TOOLKIT_SEARCHED_IN_VAIN: Final = custom_sign(
+    lambda snapshot: (line for line in snapshot.view(toolkit.absence_lines) if "nvidia-c" in line.source)
 )
-_PROGRAM_GONE: Final = message_line(
+_TOOLKIT_PROGRAM_MISSING: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
 # Who tells what they have, and has the toolkit, names it.
 _INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b|\b(?:docker|driver) (?:version )?\d\d")
 _GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
-_TOOLKIT_NAMED: Final = any_line(
+_TOOLKIT_MENTIONED: Final = any_line(
     r"(?i)nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop"
 )
 _GPU_REQUEST_SYMPTOMS: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS)
 # It brings a toolkit of its own, which no package of the node is.
-_OPERATOR: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
+_GPU_OPERATOR_SEEN: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
 
 def _install_and_register_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
@@ -76,10 +76,10 @@ def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> I
 # Whether it knows the system's cgroups.
 
 
-_TOOLKIT_WITHOUT_CGROUP_V2: Final = custom_sign(
+_TOOLKIT_BEFORE_CGROUP_V2: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers < (1, 8))
 )
-_TOOLKIT_WITH_CGROUP_V2: Final = custom_sign(
+_TOOLKIT_SUPPORTS_CGROUP_V2: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.toolkit_versions) if one.numbers >= (1, 8))
 )
 _NODE_USES_CGROUP_V2: Final = any_of(
@@ -95,7 +95,7 @@ _DEVICES_CGROUP_NOT_FOUND: Final = message_line(
 def _upgrade_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
     text = "upgrade the toolkit: 1.8 is the first version that supports cgroup v2"
     yield from _package_steps(snapshot, text, upgrade=True)
-    yield restart("docker.service", when="docker is the runtime")
+    yield restart_unit("docker.service", when="docker is the runtime")
 
 
 # Where it looks for the driver.
@@ -138,8 +138,8 @@ _DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
 
 # Which ldconfig it runs.
 
-_LDCONFIG_REAL: Final = "/sbin/ldconfig.real"
-_NO_LDCONFIG: Final = message_line(
+_LDCONFIG_REAL_PATH: Final = "/sbin/ldconfig.real"
+_LDCONFIG_NOT_FOUND: Final = message_line(
     r"(?i)(?:ldcache error: open failed:|\b(?:open|stat|lstat|fork/exec|could not start)) "
     r"/(?!run/nvidia/driver)\S*ldconfig[^\s:]*:? ?[\w ]{0,40}:? ?no such file"
 )
@@ -148,12 +148,12 @@ _NO_LDCONFIG: Final = message_line(
 def _missing_ldconfig_real(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the evidence that there is no ldconfig.real."""
     for item in snapshot.items:
-        if item.written == "/sbin/ldconfig*" and item.text.strip() and _LDCONFIG_REAL not in item.text:
-            yield cite_fact(item.written, f"no {_LDCONFIG_REAL}", item.key)
+        if item.written == "/sbin/ldconfig*" and item.text.strip() and _LDCONFIG_REAL_PATH not in item.text:
+            yield cite_fact(item.written, f"no {_LDCONFIG_REAL_PATH}", item.key)
         elif (
             item.outcome == "absent"
             and item.where == "host"
-            and _LDCONFIG_REAL in (item.subject, item.written[-len(_LDCONFIG_REAL) :])
+            and _LDCONFIG_REAL_PATH in (item.subject, item.written[-len(_LDCONFIG_REAL_PATH) :])
         ):
             yield cite(item)
 
@@ -175,13 +175,13 @@ def _set_config(*entries: str) -> tuple[Command, ...]:
 
 
 def _set_ldconfig(snapshot: Snapshot) -> Iterable[Fix]:
-    path = _LDCONFIG_REAL if snapshot.view(_LDCONFIG_IS_WRAPPER) else "/sbin/ldconfig"
+    path = _LDCONFIG_REAL_PATH if snapshot.view(_LDCONFIG_IS_WRAPPER) else "/sbin/ldconfig"
     yield run_step("configure", f"configure the toolkit to run {path} of the host", *_set_config(f"ldconfig=@{path}"))
 
 
 def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("configure", "configure the toolkit for the driver of the host", *_set_config("root=/"))
-    ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_LDCONFIG_REAL}"
+    ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_LDCONFIG_REAL_PATH}"
     yield run_step("configure", "and run the host's ldconfig", *_set_config(f"ldconfig={ldconfig}"))
     yield manual_step(
         "configure",
@@ -218,7 +218,7 @@ def _use_current_commands(snapshot: Snapshot) -> Iterable[Fix]:
         yield from _package_steps(snapshot, text, upgrade=True)
 
 
-def _find_lost_program(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_deleted_toolkit_program(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that the program which runtimes run is gone from its installed package."""
     program, listed = snapshot.facts.toolkit_program, known(snapshot.facts.packages, {})
     there = [one for one in TOOLKIT_PACKAGES if one in listed and not listed[one].config_files_only]
@@ -230,7 +230,7 @@ def _find_lost_program(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 _PROGRAM_LOST: Final = custom_sign(
-    lambda snapshot: (one for found in _find_lost_program(snapshot) for one in found.citations)
+    lambda snapshot: (one for found in _find_deleted_toolkit_program(snapshot) for one in found.citations)
 )
 
 
@@ -238,16 +238,16 @@ RULES: Final = (
     Rule(
         cause="toolkit-not-installed",
         layer="toolkit",
-        check=_find_lost_program,
+        check=_find_deleted_toolkit_program,
         disruption="restart-service",
-        decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUEST_SYMPTOMS)), _OPERATOR),
+        decisive=unless(all_of(toolkit.absence_lines, any_of(*_GPU_REQUEST_SYMPTOMS)), _GPU_OPERATOR_SEEN),
         typical=any_of(
-            _PROGRAM_GONE,
-            _SEARCHED_IN_VAIN,
-            unless(all_of(_GPU_NOT_SELECTED, _INSTALLATION_TOLD), _TOOLKIT_NAMED, _OPERATOR),
+            _TOOLKIT_PROGRAM_MISSING,
+            _TOOLKIT_SEARCHED_IN_VAIN,
+            unless(all_of(_GPU_NOT_SELECTED, _INSTALLATION_TOLD), _TOOLKIT_MENTIONED, _GPU_OPERATOR_SEEN),
         ),
         symptoms=_GPU_REQUEST_SYMPTOMS,
-        against=(unless(toolkit.presence_lines, _PROGRAM_LOST), symptoms.NO_GPU, symptoms.CONTAINER_WORKS),
+        against=(unless(toolkit.presence_lines, _PROGRAM_LOST), symptoms.NO_GPU_ON_BUS, symptoms.CONTAINER_WORKS),
         may_be_normal=True,
         look_at=(
             Shell("nvidia-ctk --version"),
@@ -263,16 +263,16 @@ RULES: Final = (
         cause="toolkit-too-old-cgroupv2",
         layer="toolkit",
         disruption="restart-container",
-        decisive=all_of(_TOOLKIT_WITHOUT_CGROUP_V2, _DEVICES_CGROUP_NOT_FOUND),
+        decisive=all_of(_TOOLKIT_BEFORE_CGROUP_V2, _DEVICES_CGROUP_NOT_FOUND),
         typical=any_of(
             message_line(r"cgroup subsystem devices not found"),
             all_of(
-                _TOOLKIT_WITHOUT_CGROUP_V2,
+                _TOOLKIT_BEFORE_CGROUP_V2,
                 any_of(_NODE_USES_CGROUP_V2, command_run(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container")),
             ),
         ),
         symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
-        against=(unless(_TOOLKIT_WITH_CGROUP_V2, _TOOLKIT_WITHOUT_CGROUP_V2),),
+        against=(unless(_TOOLKIT_SUPPORTS_CGROUP_V2, _TOOLKIT_BEFORE_CGROUP_V2),),
         may_be_normal=True,
         look_at=(Shell("nvidia-container-cli --version"), Shell("stat -fc %T /sys/fs/cgroup")),
         summary="the toolkit is older than 1.8 and supports only cgroup v1, but this system has cgroup v2",
@@ -304,7 +304,7 @@ RULES: Final = (
         layer="config",
         shows_in="toolkit",
         disruption="restart-container",
-        decisive=any_of(_NO_LDCONFIG, all_of(_USES_LDCONFIG_REAL, custom_sign(_missing_ldconfig_real))),
+        decisive=any_of(_LDCONFIG_NOT_FOUND, all_of(_USES_LDCONFIG_REAL, custom_sign(_missing_ldconfig_real))),
         typical=any_of(
             _LDCONFIG_IS_WRAPPER, all_of(_USES_LDCONFIG_REAL, _NOT_UBUNTU), command_run(r"ls\b.*/sbin/ldconfig\.real")
         ),

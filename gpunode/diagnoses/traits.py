@@ -24,7 +24,7 @@ from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
 from gpunode.toml import loads
 
 # likely: it often breaks GPU nodes by itself. possible: it can. background: it explains little.
-Weight: TypeAlias = Literal["likely", "possible", "background"]
+TraitWeight: TypeAlias = Literal["likely", "possible", "background"]
 # Why a node does not show a value.
 Reason: TypeAlias = Literal["not-collected", "denied", "failed", "timeout"]
 # Empty if the value is known to be absent.
@@ -32,7 +32,7 @@ MissingReason: TypeAlias = Literal["", "not-collected", "denied", "failed", "tim
 TraitValues: TypeAlias = Mapping[str, str]
 TraitReader: TypeAlias = Callable[[Snapshot], TraitValues]
 
-_UNPARSED: Final = "cannot be parsed"
+_UNPARSED_VALUE: Final = "cannot be parsed"
 # What a shell's tools print, and nothing else, of a file that they could not show.
 _READ_ERROR_MESSAGE: Final = Pattern(
     r"^(?:\S*/)?[\w.-]{2,20}: [^\n]{0,300}?(?:(?P<denied>Permission denied|Operation not permitted)|Input/output error"
@@ -61,7 +61,7 @@ class TraitSource:
     def missing_reason(self, snapshot: Snapshot, values: TraitValues, name: str) -> MissingReason:
         """Return why ``name`` is not among ``values``; empty if the node has no such value."""
         path = name.partition(": ")[0] if name.startswith("/") else ""
-        if values.get(path) == _UNPARSED:
+        if values.get(path) == _UNPARSED_VALUE:
             return "failed"
         if self.is_absent and self.is_absent(snapshot, name):
             return ""
@@ -107,7 +107,7 @@ class Trait:
         """Yield the names and values of the trait on the node."""
         return (row for part in self.parts for row in part.read(snapshot).items())
 
-    def weigh(self, name: str, values: str) -> Weight:
+    def weigh(self, name: str, values: str) -> TraitWeight:
         """Return how much a difference in ``name`` matters."""
         text = f"{name}\n{values}"
         if re.search(self.likely, text, re.IGNORECASE):
@@ -117,7 +117,7 @@ class Trait:
 
 
 def _is_partial(item: EvidenceItem) -> bool:
-    return item.source.is_part or bool(item.source.only)
+    return item.source.is_part or bool(item.source.pattern)
 
 
 def _match_read_error(item: EvidenceItem) -> re.Match[str] | None:
@@ -161,10 +161,10 @@ def _parse_rows(text: str) -> Iterator[tuple[str, str]]:
 
 def _join_distinct_values(rows: Iterable[tuple[str, str]]) -> TraitValues:
     """Return by name all values of any GPU; the number of GPUs is compared elsewhere."""
-    found: dict[str, set[str]] = {}
+    values: dict[str, set[str]] = {}
     for name, value in rows:
-        found.setdefault(name, set()).add(value)
-    return {name: ", ".join(sorted(values)) for name, values in found.items()}
+        values.setdefault(name, set()).add(value)
+    return {name: ", ".join(sorted(values)) for name, values in values.items()}
 
 
 # The machine.
@@ -186,12 +186,12 @@ def _count_devices(snapshot: Snapshot) -> TraitValues:
 
 def _bound_drivers(snapshot: Snapshot) -> TraitValues:
     gpus = (one for one in snapshot.view(pci.nvidia_functions) if (one.is_gpu or one.is_switch) and one.shows_driver)
-    return _join_distinct_values((f"driver of {_lspci_name(one)}", one.driver or "none") for one in gpus)
+    return _join_distinct_values((f"driver of {_lspci_name(gpu)}", gpu.driver or "none") for gpu in gpus)
 
 
 def gpu_slots(snapshot: Snapshot) -> frozenset[str]:
     """Return the addresses of the GPUs on the bus."""
-    return frozenset(one.address for one in snapshot.view(pci.pci_gpus))
+    return frozenset(pci_gpu.address for pci_gpu in snapshot.view(pci.pci_gpus))
 
 
 def _link_properties(snapshot: Snapshot) -> TraitValues:
@@ -213,7 +213,7 @@ def _vbios_versions(snapshot: Snapshot) -> str:
 def _count_gpus(snapshot: Snapshot) -> str:
     if known := snapshot.view(nvml_inventory):
         return str(len(known.gpus))
-    counts = [one.count for one in snapshot.view(boards.smi_inventories) if one.count is not None]
+    counts = [inventory.count for inventory in snapshot.view(boards.smi_inventories) if inventory.count is not None]
     return str(counts[-1]) if counts else "0" if ("no-devices" in dict(snapshot.view(driver.smi_states))) else ""
 
 
@@ -231,7 +231,7 @@ def _gpu_settings(snapshot: Snapshot) -> TraitValues:
 
 # The kernel.
 
-_IRRELEVANT_ARGUMENTS: Final = Pattern(
+_IRRELEVANT_KERNEL_ARGUMENTS: Final = Pattern(
     r"^(?:BOOT_IMAGE|root|resume|initrd|rootflags|rootfstype|ro|rw|quiet|splash|console|crashkernel|net\.ifnames|"
     r"biosdevname|rd\.(?:lvm|luks|md)[\w.]*|ip|nosplash|vt\.handoff|loglevel|earlyprintk|mitigations|apparmor)$"
 )
@@ -240,7 +240,7 @@ _IRRELEVANT_ARGUMENTS: Final = Pattern(
 def _kernel_arguments(snapshot: Snapshot) -> TraitValues:
     words = (word.partition("=") for word in _readable_text(snapshot.file("/proc/cmdline")).split())
     return _join_distinct_values(
-        (name, value or "set") for name, _, value in words if not _IRRELEVANT_ARGUMENTS.match(name)
+        (name, value or "set") for name, _, value in words if not _IRRELEVANT_KERNEL_ARGUMENTS.match(name)
     )
 
 
@@ -294,25 +294,25 @@ def _unit_states(snapshot: Snapshot) -> TraitValues:
     }  # fmt: skip
 
 
-_DOCKER_KEYS: Final = frozenset(
+_COMPARED_DOCKER_INFO_KEYS: Final = frozenset(
     {"Server Version", "Default Runtime", "Runtimes", "Cgroup Driver", "Cgroup Version", "Context"}
 )
 
 
 def _docker_settings(snapshot: Snapshot) -> TraitValues:
     rows = (row for item in reversed(snapshot.items_of("docker-info")) for row in _parse_rows(_readable_text(item)))
-    return {name: " ".join(sorted(value.split())) for name, value in rows if name in _DOCKER_KEYS}
+    return {name: " ".join(sorted(value.split())) for name, value in rows if name in _COMPARED_DOCKER_INFO_KEYS}
 
 
 def _gpu_labels(snapshot: Snapshot) -> TraitValues:
     """Return labels and counts of GPUs; capacity and allocatable share a name, so the smaller counts."""
     rows = ((name.strip("\"'"), value.strip("\"', ")) for item in snapshot.items_of("kubernetes-node")
             for name, value in _parse_rows(_readable_text(item)))  # fmt: skip
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for name, value in rows:
         if name.startswith("nvidia.com/") and not name.endswith(("timestamp", ".product-name")):
-            found[name] = min(found.get(name, value), value, key=lambda one: (len(one), one))
-    return found
+            labels[name] = min(labels.get(name, value), value, key=lambda one: (len(one), one))
+    return labels
 
 
 def _distribution_name(snapshot: Snapshot) -> str:
@@ -344,9 +344,9 @@ def _file_settings(item: EvidenceItem) -> Iterator[tuple[str, str]]:
     kind = item.subject.rpartition(".")[2]
     if kind in {"json", "toml"}:
         try:
-            yield from _flatten(json.loads(item.text) if kind == "json" else loads(item.text), "")
+            yield from _flatten_settings(json.loads(item.text) if kind == "json" else loads(item.text), "")
         except (ValueError, RecursionError):
-            yield "", _UNPARSED
+            yield "", _UNPARSED_VALUE
         return
     for line in item.lines:
         words = " ".join(line.split())
@@ -354,10 +354,10 @@ def _file_settings(item: EvidenceItem) -> Iterator[tuple[str, str]]:
             yield words, "there"
 
 
-def _flatten(value: object, above: str) -> Iterator[tuple[str, str]]:
+def _flatten_settings(value: object, above: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and value:
         for name, one in value.items():
-            yield from _flatten(one, f"{above}.{name}" if above else str(name))
+            yield from _flatten_settings(one, f"{above}.{name}" if above else str(name))
     else:
         yield above, json.dumps(value, default=str, ensure_ascii=False)
 

@@ -22,12 +22,12 @@ _FAILURE_WORDS: Final = Pattern(
     r"(?i)(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b"
 )
 _GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver")
-_MAX_CITED: Final = 3
+_MAX_CITATIONS: Final = 3
 
 
 def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
     """Return the question that a failing GPU program or command raises; None without one."""
-    lines = tuple(_error_lines(snapshot))[:_MAX_CITED]
+    lines = tuple(_error_lines(snapshot))[:_MAX_CITATIONS]
     if not lines:
         return None
     question = "what is the cause? no rule knows this error, and nothing else shows a fault"

@@ -11,10 +11,10 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.consequences import LIBRARY_MISMATCH
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.packages import named_runfile_versions, runfile_version
-from gpunode.diagnoses.remedies import can_set_up, drain, manual_step, reboot, run_step, uninstall_driver
+from gpunode.diagnoses.remedies import can_run_setup, drain_node, manual_step, reboot_node, run_step, uninstall_driver
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, kernel, packages, virtualization
@@ -42,44 +42,44 @@ class DriverVersions:
 
     Attributes:
         mismatches: the lines that report a mismatch on the node itself.
-        user_version: of the library, else of the user-side packages.
+        user_space_version: of the library, else of the user-side packages.
         kernel_packages: kernel-side packages and metapackages.
-        user_packages: user-side packages.
+        user_space_packages: user-side packages.
         upgrades: of each package the last one, where its version is not loaded.
     """
 
     mismatches: tuple[Citation, ...]
-    loaded: SeenVersion | None
+    loaded_module: SeenVersion | None
     disk: SeenVersion | None
-    user_version: SeenVersion | None
+    user_space_version: SeenVersion | None
     kernel_packages: tuple[Package, ...]
-    user_packages: tuple[Package, ...]
+    user_space_packages: tuple[Package, ...]
     upgrades: tuple[Upgrade, ...]
 
     @property
     def citations(self) -> tuple[Citation, ...]:
         """The lines that tell of the mismatch and of what differs."""
-        seen = (one.citation for one in (self.loaded, self.disk, self.user_version) if one is not None)
+        seen = (one.citation for one in (self.loaded_module, self.disk, self.user_space_version) if one is not None)
         return tuple(dict.fromkeys((*self.mismatches, *seen)))
 
     def is_loaded(self, version: str) -> bool:
         """Return whether that is the version of the loaded module."""
-        return self.loaded is not None and is_same_version(self.loaded.version, version)
+        return self.loaded_module is not None and is_same_version(self.loaded_module.version, version)
 
     @property
     def has_new_module(self) -> bool:
         """True if another module is on disk than the one that is loaded."""
-        return self.loaded is not None and self.disk is not None and not self.is_loaded(self.disk.version)
+        return self.loaded_module is not None and self.disk is not None and not self.is_loaded(self.disk.version)
 
     @property
     def has_difference(self) -> bool:
         """True if the module, packages or upgrades of the node are of another version than the loaded module."""
         there = (
-            *(one.upstream for one in (*self.kernel_packages, *self.user_packages)),
-            *(one.driver for one in self.upgrades),
+            *(package.upstream for package in (*self.kernel_packages, *self.user_space_packages)),
+            *(upgrade.driver for upgrade in self.upgrades),
         )
         is_behind = any(version and not self.is_loaded(version) for version in there)
-        return self.has_new_module or (self.loaded is not None and is_behind)
+        return self.has_new_module or (self.loaded_module is not None and is_behind)
 
 
 def is_same_version(version: str, short: str) -> bool:
@@ -94,7 +94,7 @@ def version_key(version: str) -> tuple[int, ...]:
 
 def driver_versions(snapshot: Snapshot) -> DriverVersions:
     """Return the versions on the node."""
-    user = driver.user_packages(snapshot)
+    user = driver.user_space_packages(snapshot)
     bringing = (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))
     library, loaded = driver.library_version(snapshot), driver.loaded_version(snapshot)
     if library is not None:
@@ -102,7 +102,7 @@ def driver_versions(snapshot: Snapshot) -> DriverVersions:
             library, loaded, (*driver.library_versions(snapshot), *(SeenVersion(u.upstream, u.citation) for u in user))
         )
     else:
-        other = [one for one in user if loaded is None or one.upstream != loaded.version]
+        other = [package for package in user if loaded is None or package.upstream != loaded.version]
         library = SeenVersion(other[0].upstream, other[0].citation) if other else None
     recent = _recent_upgrades(packages.logged_driver_upgrades(snapshot), loaded)
     return DriverVersions(
@@ -112,8 +112,8 @@ def driver_versions(snapshot: Snapshot) -> DriverVersions:
 
 def _complete_version(library: SeenVersion, loaded: SeenVersion | None, known: Iterable[SeenVersion]) -> SeenVersion:
     """Return the library with its whole version; it is not the loaded one, which NVML refused."""
-    found = [one for one in known if is_same_version(one.version, library.version)]
-    other = next((one for one in found if loaded is None or one.version != loaded.version), None)
+    found = [version for version in known if is_same_version(version.version, library.version)]
+    other = next((version for version in found if loaded is None or version.version != loaded.version), None)
     return SeenVersion(other.version, library.citation) if other is not None else library
 
 
@@ -123,7 +123,7 @@ def _recent_upgrades(upgrades: tuple[Upgrade, ...], loaded: SeenVersion | None) 
     if loaded is None:
         return tuple(last.values())
     current = version_key(loaded.version)
-    names = {one.name for one in last.values() if not one.driver or version_key(one.driver) > current}
+    names = {upgrade.name for upgrade in last.values() if not upgrade.driver or version_key(upgrade.driver) > current}
     # The log of unattended-upgrades names the packages, dpkg's the versions: one tells who, the other what.
     return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
 
@@ -150,7 +150,7 @@ def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return driver files and packages of an image or container that differ from the node's."""
     known = driver.smi_version(snapshot) or driver.loaded_version(snapshot)
     node = known.version if known else ""
-    inside = (one for one in packages.container_packages(snapshot) if packages.is_driver_package(one.name))
+    inside = (package for package in packages.container_packages(snapshot) if packages.is_driver_package(package.name))
     files = tuple(
         cite(item, item.line_number_at(match.start()))
         for item in snapshot.items
@@ -158,7 +158,7 @@ def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
         for match in _LIBRARY_FILE_VERSION.finditer(item.text)
         if not is_same_version(node, match["version"])
     )
-    return (*(one.citation for one in inside if one.upstream != node), *files)
+    return (*(package.citation for package in inside if package.upstream != node), *files)
 
 
 UNATTENDED_UPGRADE_CAUSE: Final = "driver-library-mismatch-unattended-upgrade"
@@ -167,16 +167,16 @@ PARTIAL_UPGRADE_CAUSE: Final = "driver-library-mismatch-partial-upgrade"
 MIXED_INSTALLS_CAUSE: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER_MISMATCH_CAUSE: Final = "container-driver-mismatch"
 
-_REBOOT_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
+_DRIVER_IN_REBOOT_REQUIRED_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
 # A driver of a site's own, in no folder of the system, that a search path puts first.
-_SITE_DRIVER_TREE: Final = message_line(
+_DRIVER_IN_SITE_FOLDER: Final = message_line(
     r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
     *("text", "environment", "which"),
 )
 # The installer brings libraries alone, to modules that come from elsewhere.
 _RUNFILE_WITHOUT_MODULES: Final = any_line(r"\bNVIDIA-Linux-\S+\.run\b[^\n]*\s--no-kernel-modules?\b")
 # The kernel tells of something else, and nobody of a mismatch.
-_OTHER_FAULTS: Final = any_of(symptoms.ADAPTER_INIT_FAILED, symptoms.ANY_XID)
+_ADAPTER_OR_XID_FAULT: Final = any_of(symptoms.ADAPTER_INIT_FAILED, symptoms.ANY_XID)
 
 # A container with libraries of its own. libnvidia-container asks NVML on the node first: where a container starts at
 # all, the node's own library fits.
@@ -187,10 +187,10 @@ def _mismatch_evidence(snapshot: Snapshot) -> Iterator[Citation]:
     found = snapshot.view(driver_versions)
     if found.mismatches or found.has_difference:
         yield from found.citations
-    yield from (one.citation for one in found.upgrades if one.is_automatic)
+    yield from (upgrade.citation for upgrade in found.upgrades if upgrade.is_automatic)
 
 
-def _differing_library(snapshot: Snapshot) -> Iterator[Citation]:
+def _differing_container_library(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the library that the container loads, where it is of another version than the node's driver."""
     own = driver.container_library_version(snapshot)
     node = driver.smi_version(snapshot) or driver.loaded_version(snapshot)
@@ -200,15 +200,15 @@ def _differing_library(snapshot: Snapshot) -> Iterator[Citation]:
 
 _MISMATCH_IN_CONTAINER: Final = custom_sign(container_mismatch_lines)
 # Nobody wrote whether this was said in the container whose packages are shown.
-_MISMATCH_SOMEWHERE: Final = custom_sign(lambda snapshot: snapshot.view(driver_versions).mismatches)
+_ANY_VERSION_MISMATCH: Final = custom_sign(lambda snapshot: snapshot.view(driver_versions).mismatches)
 _DRIVER_FILES_SHIPPED: Final = custom_sign(shipped_driver_files)
 _VERSION_KNOWN: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
-_LIBRARY_DIFFERS_IN_CONTAINER: Final = custom_sign(_differing_library)
+_LIBRARY_DIFFERS_IN_CONTAINER: Final = custom_sign(_differing_container_library)
 # Whose words place it in a container.
 _CONTAINER_TOLD: Final = message_line(
     r"(?i)\b(?:in|inside|into|within) (?:the|my|our|an?|each) (?:\S+ ){0,2}(?:LX[CD]|container|pod)\b"
 )
-_NODE_MISMATCHED: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS, _CONTAINER_TOLD)
+_MISMATCH_ON_NODE: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS, _CONTAINER_TOLD)
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
 _FILE_BLOCKS_MOUNT: Final = message_line(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
@@ -219,10 +219,10 @@ _CONTAINER_MISMATCH: Final = any_of(
 _LIKELY_CONTAINER_MISMATCH: Final = any_of(
     _MISMATCH_IN_CONTAINER,
     _LIBRARY_DIFFERS_IN_CONTAINER,
-    all_of(symptoms.DRIVER_WORKS, _MISMATCH_SOMEWHERE, _DRIVER_FILES_SHIPPED),
+    all_of(symptoms.DRIVER_WORKS, _ANY_VERSION_MISMATCH, _DRIVER_FILES_SHIPPED),
     unless(all_of(_DRIVER_FILES_SHIPPED, _VERSION_KNOWN), symptoms.DRIVER_WORKS),
 )
-_ONLY_CONTAINER_MISMATCH: Final = unless(any_of(_CONTAINER_MISMATCH, _LIKELY_CONTAINER_MISMATCH), _NODE_MISMATCHED)
+_ONLY_CONTAINER_MISMATCH: Final = unless(any_of(_CONTAINER_MISMATCH, _LIKELY_CONTAINER_MISMATCH), _MISMATCH_ON_NODE)
 
 
 def _summarize_container_library(snapshot: Snapshot) -> str:
@@ -239,7 +239,7 @@ def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
     if driver.works(snapshot) or snapshot.view(_ONLY_CONTAINER_MISMATCH):
         return None
     # What nobody complains of is likely, and of a live node nothing.
-    is_other = is_examined(snapshot) or snapshot.view(_OTHER_FAULTS)
+    is_other = is_examined_by_gpunode(snapshot) or snapshot.view(_ADAPTER_OR_XID_FAULT)
     return found if found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER) or not is_other else None
 
 
@@ -254,39 +254,41 @@ def _find_mixed_installs(snapshot: Snapshot) -> Iterator[Proof]:
     found = snapshot.view(_mismatched_versions)
     # What was pasted without its command may be a container's.
     named = {item.key for item in snapshot.items if item.source.words or item.subject}
-    for what, citations in _parallel_drivers(snapshot, found) if found and (found.mismatches or found.loaded) else ():
-        is_sure = named.issuperset(one.key for one in citations)
+    for what, citations in (
+        _parallel_drivers(snapshot, found) if found and (found.mismatches or found.loaded_module) else ()
+    ):
+        is_sure = named.issuperset(citation.key for citation in citations)
         yield _make_proof(snapshot, f"two drivers are installed side by side: {what}", citations, sure=is_sure)
         return
 
 
-def _parallel_drivers(snapshot: Snapshot, found: DriverVersions) -> Iterator[tuple[str, tuple[Citation, ...]]]:
+def _parallel_drivers(snapshot: Snapshot, versions: DriverVersions) -> Iterator[tuple[str, tuple[Citation, ...]]]:
     """Yield each way in which two drivers are installed, with its evidence."""
-    packaged = (*found.kernel_packages, *found.user_packages)
-    libraries = {one.version: one.citation for one in driver.library_versions(snapshot)}
+    packaged = (*versions.kernel_packages, *versions.user_space_packages)
+    libraries = {version.version: version.citation for version in driver.library_versions(snapshot)}
     for what, several in (
         ("packages of the branches", {name: one.citation for one in packaged if (name := _package_branch(one))}),
-        ("libraries of", libraries if any(map(found.is_loaded, libraries)) or not found.loaded else {}),
+        ("libraries of", libraries if any(map(versions.is_loaded, libraries)) or not versions.loaded_module else {}),
     ):
         if len(several) > 1:
             yield f"{what} {' and '.join(sorted(several))}", tuple(several.values())
-    yield from _runfile_beside_packages(snapshot, found, packaged)
+    yield from _runfile_beside_packages(snapshot, versions, packaged)
 
 
 def _runfile_beside_packages(
-    snapshot: Snapshot, found: DriverVersions, packaged: tuple[packages.Package, ...]
+    snapshot: Snapshot, versions: DriverVersions, packaged: tuple[packages.Package, ...]
 ) -> Iterator[tuple[str, tuple[Citation, ...]]]:
     """Yield a .run driver beside packages of another version, or beside other modules."""
-    its, disk, wanted = runfile_version(snapshot), found.disk, found.user_version
-    is_apart = packaged and not any(found.is_loaded(one.upstream) for one in packaged)
-    if its and is_apart and found.is_loaded(its.version):
+    its, disk, wanted = runfile_version(snapshot), versions.disk, versions.user_space_version
+    is_apart = packaged and not any(versions.is_loaded(package.upstream) for package in packaged)
+    if its and is_apart and versions.is_loaded(its.version):
         what = f"{its.version} by NVIDIA's .run installer, {packaged[0].upstream} by packages"
         yield what, (packaged[0].citation, its.citation)
     if disk and wanted and not is_same_version(disk.version, wanted.version):
-        for one in named_runfile_versions(snapshot, "installer-log", "listing", "text", "package-history"):
-            if is_same_version(one.version, wanted.version):
+        for version in named_runfile_versions(snapshot, "installer-log", "listing", "text", "package-history"):
+            if is_same_version(version.version, wanted.version):
                 what = f"libraries of {wanted.version} by NVIDIA's .run installer, modules of {disk.version}"
-                yield what, (one.citation,)
+                yield what, (version.citation,)
 
 
 _PACKAGE_BRANCH: Final = Pattern(
@@ -308,32 +310,32 @@ def _find_unattended_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
     # An upgrade alone is no fault: somebody complains, or an older module is loaded.
-    is_shown = found.loaded or found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER)
+    is_shown = found.loaded_module or found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER)
     if is_shown and (done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]):
-        version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
+        version = next((f" to {upgrade.driver}" for upgrade in reversed(done) if upgrade.driver), "")
         what = f"the system upgraded the driver automatically{version}, but the old module is still loaded"
-        yield _make_proof(snapshot, what, (one.citation for one in done))
+        yield _make_proof(snapshot, what, (upgrade.citation for upgrade in done))
 
 
 def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of a part that was not upgraded: module, its package, or a library."""
     if strayed := snapshot.view(driver.stray_packages) if driver.works(snapshot) else ():
-        yield _prove_stray(snapshot, *strayed)
-    if (found := snapshot.view(_mismatched_versions)) is None:
+        yield _prove_strayed_packages(snapshot, *strayed)
+    if (versions := snapshot.view(_mismatched_versions)) is None:
         return
-    disk, wanted = found.disk, found.user_version
+    disk, wanted = versions.disk, versions.user_space_version
     if disk and wanted and not is_same_version(disk.version, wanted.version):
         what = f"the libraries have version {wanted.version}, the kernel module on disk has {disk.version}"
-        yield _make_proof(snapshot, what, sure=not found.has_new_module)
+        yield _make_proof(snapshot, what, sure=not versions.has_new_module)
     lone = [
-        one
-        for one in found.user_packages
-        if found.loaded and not (found.kernel_packages or found.is_loaded(one.upstream))
+        user_package
+        for user_package in versions.user_space_packages
+        if versions.loaded_module and not (versions.kernel_packages or versions.is_loaded(user_package.upstream))
     ]
-    for one in () if disk else (*_packages_behind(found), *lone):
-        what = f"{one.name} is {one.upstream}, other parts of the driver are not"
+    for package in () if disk else (*_outdated_driver_packages(versions), *lone):
+        what = f"{package.name} is {package.upstream}, other parts of the driver are not"
         # Where no package of a module is shown, all of them may be new, and only the loaded module old.
-        yield _make_proof(snapshot, what, (one.citation,), sure=one not in lone)
+        yield _make_proof(snapshot, what, (package.citation,), sure=package not in lone)
         return
     # If they differed right after boot, a reboot changes nothing.
     if not disk and any(
@@ -345,42 +347,44 @@ def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
         )
 
 
-def _packages_behind(found: DriverVersions) -> Iterator[packages.Package]:
+def _outdated_driver_packages(versions: DriverVersions) -> Iterator[packages.Package]:
     """Yield kernel-side packages that are not of the libraries' version."""
-    for one in found.kernel_packages:
-        is_old = found.is_loaded(one.upstream) or found.loaded is None
-        other = next((user.upstream for user in found.user_packages if user.upstream != one.upstream), "")
-        wanted = found.user_version.version if found.user_version else other
-        if is_old and wanted and not is_same_version(one.upstream, wanted) and not found.is_loaded(wanted):
-            yield one
+    for package in versions.kernel_packages:
+        is_old = versions.is_loaded(package.upstream) or versions.loaded_module is None
+        other = next((user.upstream for user in versions.user_space_packages if user.upstream != package.upstream), "")
+        wanted = versions.user_space_version.version if versions.user_space_version else other
+        if is_old and wanted and not is_same_version(package.upstream, wanted) and not versions.is_loaded(wanted):
+            yield package
 
 
-def _prove_stray(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
+def _prove_strayed_packages(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
     """Return the proof of libraries that are not of the driver which nvidia-smi shows."""
     node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_DRIVER_COMBINATION_UNFIT)
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
-    cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *unfit)
+    cited = (*(package.citation for package in strayed), *([node.citation] if node else []), *unfit)
     text = "install every package of the driver in the version of its kernel modules"
-    remedy = (remedies.install_driver(snapshot, text),) if can_set_up(snapshot) else tuple(_complete_driver(snapshot))
+    remedy = (
+        (remedies.install_driver(snapshot, text),) if can_run_setup(snapshot) else tuple(_complete_driver(snapshot))
+    )
     return Proof(what, cited, "certain" if unfit else "likely", remedy=remedy)
 
 
 def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that a new module or its packages are installed and the old one is loaded."""
     found = snapshot.view(_mismatched_versions)
-    if found is None or next(_packages_behind(found), None):
+    if found is None or next(_outdated_driver_packages(found), None):
         return
-    disk, wanted, loaded = found.disk, found.user_version, found.loaded
+    disk, wanted, loaded = found.disk, found.user_space_version, found.loaded_module
     if disk and wanted and not is_same_version(disk.version, wanted.version):
         return
-    done = [one.citation for one in found.upgrades if one.driver and not found.is_loaded(one.driver)]
-    new = next((one for one in found.kernel_packages if not found.is_loaded(one.upstream)), None)
+    done = [upgrade.citation for upgrade in found.upgrades if upgrade.driver and not found.is_loaded(upgrade.driver)]
+    new = next((package for package in found.kernel_packages if not found.is_loaded(package.upstream)), None)
     version = disk.version if disk else new.upstream if new else ""
     if disk:
         is_new = found.has_new_module and bool(done or not recent_boot_lines(snapshot))
         is_pending = is_new or (loaded is None and bool(found.mismatches))
     else:
-        done += [new.citation] if new else snapshot.view(_REBOOT_LIST)
+        done += [new.citation] if new else snapshot.view(_DRIVER_IN_REBOOT_REQUIRED_LIST)
         is_pending = bool(done and (found.mismatches or loaded)) or _versions_differed_long_after_boot(snapshot, found)
     if is_pending:
         before = loaded.version if loaded else "before"
@@ -395,8 +399,8 @@ def _mismatch_under_old_module(snapshot: Snapshot) -> Iterator[Citation]:
     Libraries are seldom older than their module, so the driver was upgraded under it.
     """
     found = snapshot.view(driver_versions)
-    loaded, library = found.loaded, found.user_version
-    is_all = not (found.disk or found.kernel_packages or found.user_packages or found.upgrades)
+    loaded, library = found.loaded_module, found.user_space_version
+    is_all = not (found.disk or found.kernel_packages or found.user_space_packages or found.upgrades)
     is_older = not (loaded and library) or version_key(loaded.version) < version_key(library.version)
     if is_all and found.mismatches and is_older:
         yield from found.citations
@@ -408,12 +412,12 @@ _CHANGE_TOLD: Final = unless(
 )
 
 
-def _versions_differed_long_after_boot(snapshot: Snapshot, found: DriverVersions) -> bool:
+def _versions_differed_long_after_boot(snapshot: Snapshot, versions: DriverVersions) -> bool:
     """Return whether newer libraries were refused long after boot, so that an upgrade brought them."""
     if (
-        found.user_version is None
-        or found.loaded is None
-        or version_key(found.user_version.version) <= version_key(found.loaded.version)
+        versions.user_space_version is None
+        or versions.loaded_module is None
+        or version_key(versions.user_space_version.version) <= version_key(versions.loaded_module.version)
     ):
         return False
     return any((message.at or 0) > _LONG_AFTER_BOOT_S for message in kernel.matching_messages(snapshot, _API_MISMATCH))
@@ -429,14 +433,14 @@ _PERSISTENCED_MENTIONED: Final = message_line(r"persistenced")
 
 
 def _reload_module(snapshot: Snapshot) -> Iterable[Fix]:
-    yield drain()
+    yield drain_node()
     runs = isinstance(snapshot.facts.unit(_PERSISTENCED_UNIT), Known) or bool(snapshot.view(_PERSISTENCED_MENTIONED))
     stop, start = (
         ((command("sudo", "systemctl", verb, _PERSISTENCED_UNIT),) if runs else ()) for verb in ("stop", "start")
     )
-    load = (remedies.UNLOAD_MODULES, Shell("sudo modprobe -a nvidia nvidia_uvm"))
+    load = (remedies.UNLOAD_MODULES_COMMAND, Shell("sudo modprobe -a nvidia nvidia_uvm"))
     yield run_step("load", "load the new module without a reboot, if nothing holds the old one", *stop, *load, *start)
-    yield reboot(when="the old module cannot be unloaded")
+    yield reboot_node(when="the old module cannot be unloaded")
 
 
 _UPGRADE_BLACKLIST: Final = (
@@ -456,54 +460,54 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if holds := sorted(name for name in packages.held_packages(snapshot) if packages.is_driver_package(name)):
-        yield remedies.unhold(snapshot, "release the hold on the packages that stayed behind", *holds)
-    yield remedies.use_one_archive(snapshot)
+        yield remedies.unhold_packages(snapshot, "release the hold on the packages that stayed behind", *holds)
+    yield remedies.keep_one_package_archive(snapshot)
     if package_manager(snapshot) in {"apt", "dnf"}:
-        yield remedies.align_versions(snapshot, "install", "install every package in the same version")
+        yield remedies.align_driver_versions(snapshot, "install", "install every package in the same version")
     yield remedies.install_driver(snapshot, "install the missing packages of that version, including its module")
-    yield reboot()
+    yield reboot_node()
 
 
 def _keep_one_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if virtualization.is_vgpu(snapshot):
         yield remedies.install_guest_driver("keep one driver: leave the guest driver, or reinstall it completely")
         return
-    found = snapshot.view(driver_versions)
-    packaged = (*found.kernel_packages, *found.user_packages)
-    numbers = sorted({branch for one in packaged if (branch := _package_branch(one))})
+    versions = snapshot.view(driver_versions)
+    packaged = (*versions.kernel_packages, *versions.user_space_packages)
+    numbers = sorted({branch for package in packaged if (branch := _package_branch(package))})
     if len(numbers) > 1:
         older = [
-            one.name
-            for one in packaged
-            if (match := _PACKAGE_BRANCH.match(one.name)) and match["branch"] != numbers[-1]
+            package.name
+            for package in packaged
+            if (match := _PACKAGE_BRANCH.match(package.name)) and match["branch"] != numbers[-1]
         ]
         yield uninstall_driver(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
-    elif locked := sorted(set(packages.held_packages(snapshot)) & {one.name for one in packaged}):
-        yield remedies.unhold(snapshot, "release the held packages", *locked)
+    elif locked := sorted(set(packages.held_packages(snapshot)) & {package.name for package in packaged}):
+        yield remedies.unhold_packages(snapshot, "release the held packages", *locked)
     else:
         text = "remove a driver of NVIDIA's .run installer, if there is one beside the packages"
         yield run_step(
             "remove", text, Shell("[ ! -x /usr/bin/nvidia-installer ] || sudo nvidia-installer --uninstall --silent")
         )
     text = "reinstall the remaining one completely"
-    if can_set_up(snapshot):
+    if can_run_setup(snapshot):
         text += "; gpunode names each package of another one before it removes it"
     yield remedies.install_driver(snapshot, text)
-    yield reboot()
+    yield reboot_node()
 
 
 def _recreate_container_or_image(snapshot: Snapshot) -> Iterable[Fix]:
-    own, node = driver.container_library_version(snapshot), snapshot.view(driver_versions).loaded
+    own, node = driver.container_library_version(snapshot), snapshot.view(driver_versions).loaded_module
     is_older = own is not None and node is not None and version_key(own.version) < version_key(node.version)
     image = manual_step("remove", "build the image without packages of the driver: its libraries come from the node")
     anew = manual_step("restart", "recreate the container, so that it gets the libraries of the present driver")
     yield from ((anew, image) if is_older and not shipped_driver_files(snapshot) else (image, anew))
 
 
-_CONSEQUENCES: Final = LIBRARY_MISMATCH | {
+_MISMATCH_CONSEQUENCES: Final = LIBRARY_MISMATCH | {
     *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER_MISMATCH_CAUSE)
 }
-_rule = partial(Rule, disruption="reboot", symptoms=(symptoms.VERSION_MISMATCH, symptoms.HOOK_FAILED))
+_rule = partial(Rule, disruption="reboot", symptoms=(symptoms.DRIVER_MISMATCH, symptoms.HOOK_FAILED))
 
 RULES: Final = (
     _rule(
@@ -515,41 +519,41 @@ RULES: Final = (
         context=message_line(r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'"),
         look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_and_hold,
-        explains=_CONSEQUENCES | {REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
+        explains=_MISMATCH_CONSEQUENCES | {REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
     _rule(
         cause=REBOOT_PENDING_CAUSE,
         layer="driver",
         check=_find_pending_reboot,
         typical=unless(
-            all_of(_MISMATCH_UNDER_OLD_MODULE, _CHANGE_TOLD), symptoms.REBOOT_IN_VAIN, symptoms.DRIVER_WORKS
+            all_of(_MISMATCH_UNDER_OLD_MODULE, _CHANGE_TOLD), symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_WORKS
         ),
         share=10,
-        context=any_of(_REBOOT_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.VERSION_MISMATCH)),
+        context=any_of(_DRIVER_IN_REBOOT_REQUIRED_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.DRIVER_MISMATCH)),
         look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_module,
-        explains=_CONSEQUENCES,
+        explains=_MISMATCH_CONSEQUENCES,
     ),
     _rule(
         cause=PARTIAL_UPGRADE_CAUSE,
         layer="package",
         check=_find_partial_upgrade,
         share=7,
-        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.VERSION_MISMATCH),
+        context=all_of(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
         remedy=_complete_driver,
-        explains=_CONSEQUENCES,
+        explains=_MISMATCH_CONSEQUENCES,
     ),
     _rule(
         cause=MIXED_INSTALLS_CAUSE,
         layer="driver",
         check=_find_mixed_installs,
-        typical=all_of(symptoms.VERSION_MISMATCH, any_of(_SITE_DRIVER_TREE, _RUNFILE_WITHOUT_MODULES)),
+        typical=all_of(symptoms.DRIVER_MISMATCH, any_of(_DRIVER_IN_SITE_FOLDER, _RUNFILE_WITHOUT_MODULES)),
         share=0.7,
-        context=all_of(symptoms.REBOOT_IN_VAIN, symptoms.VERSION_MISMATCH),
+        context=all_of(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
         remedy=_keep_one_driver,
-        explains=_CONSEQUENCES | {UNATTENDED_UPGRADE_CAUSE, REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
+        explains=_MISMATCH_CONSEQUENCES | {UNATTENDED_UPGRADE_CAUSE, REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
     _rule(
         cause=CONTAINER_MISMATCH_CAUSE,
@@ -559,9 +563,9 @@ RULES: Final = (
         decisive=_CONTAINER_MISMATCH,
         typical=_LIKELY_CONTAINER_MISMATCH,
         share=1,
-        symptoms=(symptoms.VERSION_MISMATCH, _FILE_BLOCKS_MOUNT),
+        symptoms=(symptoms.DRIVER_MISMATCH, _FILE_BLOCKS_MOUNT),
         context=_MISMATCH_IN_CONTAINER,
-        against=(_NODE_MISMATCHED,),
+        against=(_MISMATCH_ON_NODE,),
         summary=_summarize_container_library,
         look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
         remedy=_recreate_container_or_image,

@@ -12,11 +12,11 @@ from gpunode.diagnoses.consequences import DRIVER_NOT_INITIALIZED, NO_DRIVER
 from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
 from gpunode.diagnoses.pci import IS_VIRTUAL_MACHINE, REGION_WITHOUT_ADDRESS
 from gpunode.diagnoses.remedies import (
-    always,
     change_driver,
     install_guest_driver,
+    make_fixed_remedy,
     manual_step,
-    restart,
+    restart_unit,
     run_step,
     uninstall_driver,
 )
@@ -40,12 +40,12 @@ from gpunode.facts.patterns import Pattern
 # What Windows says of a device whose driver gave up.
 _CODE_43: Final = message_line(r"(?i)\bcode 43\b")
 _NO_DEVICE_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
-_NOT_STARTED: Final = any_of(_NO_DEVICE_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
+_GPU_NOT_STARTED: Final = any_of(_NO_DEVICE_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
 _HYPERVISOR_HIDDEN: Final = message_line(
     r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
 )
 # From 465 on GeForce cards work in guests of any kind.
-_FIRST_GUEST_BRANCH: Final = 465
+_FIRST_BRANCH_IN_GUESTS: Final = 465
 
 
 def _driver_branch(snapshot: Snapshot) -> int | None:
@@ -58,14 +58,14 @@ def _is_geforce(snapshot: Snapshot) -> bool | None:
     return any("GeForce" in name or "TITAN" in name for name in names) if names else None
 
 
-_GEFORCE: Final = predicate(_is_geforce, "the GPU is a GeForce")
+_IS_GEFORCE: Final = predicate(_is_geforce, "the GPU is a GeForce")
 _IS_NOT_GEFORCE: Final = predicate(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is not a GeForce")
 _BEFORE_GUEST_SUPPORT: Final = predicate(
-    lambda snapshot: (_driver_branch(snapshot) or _FIRST_GUEST_BRANCH) < _FIRST_GUEST_BRANCH,
+    lambda snapshot: (_driver_branch(snapshot) or _FIRST_BRANCH_IN_GUESTS) < _FIRST_BRANCH_IN_GUESTS,
     "the driver is older than 465",
 )
-_SUPPORTS_GUESTS: Final = predicate(
-    lambda snapshot: (_driver_branch(snapshot) or 0) >= _FIRST_GUEST_BRANCH, "the driver is 465 or newer"
+_DRIVER_SUPPORTS_GUESTS: Final = predicate(
+    lambda snapshot: (_driver_branch(snapshot) or 0) >= _FIRST_BRANCH_IN_GUESTS, "the driver is 465 or newer"
 )
 _IS_WSL: Final = predicate(system.is_wsl, "this is WSL")
 _WSL_MENTIONED: Final = any_of(_IS_WSL, command_run(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
@@ -79,7 +79,7 @@ def _upgrade_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("configure", hide, "the GPU is too old for a newer driver")
 
 
-_ENLARGE_MMIO_WINDOW: Final = always(
+_ENLARGE_MMIO_WINDOW: Final = make_fixed_remedy(
     manual_step(
         "firmware",
         "boot the virtual machine with UEFI (OVMF) and machine type q35, and give its firmware a larger 64-bit window: "
@@ -104,11 +104,11 @@ def _gridd_line(words: str) -> Sign:
     """Return the sign of these words by nvidia-gridd, anywhere or in its own log without a prefix."""
     anyone = message_line(rf"(?i)(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}")
     alone = message_line(rf"(?i)^[ \t]*{words}", "unit-log")
-    own = any_of(anyone, custom_sign(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
-    return custom_sign(lambda node: (one for one in node.view(own) if not _OTHER_NODE_WORDS.search(one.source)))
+    own = any_of(anyone, custom_sign(lambda node: (line for line in node.view(alone) if "gridd" in line.source)))
+    return custom_sign(lambda node: (line for line in node.view(own) if not _OTHER_NODE_WORDS.search(line.source)))
 
 
-_UNLICENSED: Final = message_line(
+_VGPU_UNLICENSED: Final = message_line(
     r"(?i)License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
     *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
 )
@@ -125,29 +125,29 @@ _LICENSE_REFUSED: Final = _gridd_line(
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)"
 )
 _LICENSE_ACQUIRED: Final = _gridd_line(r"License (?:acquired|renewed) successfully")
-_NO_GRIDD: Final = message_line(
+_GRIDD_NOT_FOUND: Final = message_line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
 
 
-_CHECK_LICENSE: Final = run_step(
+_CHECK_LICENSE_STEP: Final = run_step(
     "inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'")
 )
-_REQUEST_LICENSE: Final = restart("nvidia-gridd", "request the licence again")
+_REQUEST_LICENSE: Final = restart_unit("nvidia-gridd", "request the licence again")
 
 
 def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_NO_GRIDD):
+    if snapshot.view(_GRIDD_NOT_FOUND):
         yield install_guest_driver("install nvidia-gridd, which requests the licence")
     else:
         text = "copy the client configuration token of the licence server to /etc/nvidia/ClientConfigToken"
         yield manual_step("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
         yield _REQUEST_LICENSE
-    yield _CHECK_LICENSE
+    yield _CHECK_LICENSE_STEP
 
 
 _SHOW_GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
-_FIX_LICENSE_REQUEST: Final = always(
+_FIX_LICENSE_REQUEST: Final = make_fixed_remedy(
     run_step("inspect", "read why it is rejected: DNS, port 443, clock, free licences, old token", _SHOW_GRIDD_LOG),
     manual_step("configure", "replace the client configuration token by a new one of the server (DLS or CLS)"),
     _REQUEST_LICENSE,
@@ -183,12 +183,12 @@ _GPU_IN_TCC_MODE: Final = any_of(
     custom_sign(_tcc_rows), message_line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q")
 )
 _LINUX_DRIVER_IN_WSL: Final = all_of(
-    custom_sign(lambda snapshot: (one.citation for one in _linux_driver_packages(snapshot))), _WSL_MENTIONED
+    custom_sign(lambda snapshot: (package.citation for package in _linux_driver_packages(snapshot))), _WSL_MENTIONED
 )
 
 
 def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if names := tuple(one.name for one in _linux_driver_packages(snapshot)):
+    if names := tuple(package.name for package in _linux_driver_packages(snapshot)):
         yield uninstall_driver(
             snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names
         )
@@ -222,16 +222,16 @@ RULES: Final = (
     _rule(
         cause="vm-passthrough-hypervisor-detected",
         disruption="reboot",
-        decisive=all_of(_NOT_STARTED, IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT, _GEFORCE),
+        decisive=all_of(_GPU_NOT_STARTED, IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT, _IS_GEFORCE),
         typical=any_of(
-            all_of(IS_VIRTUAL_MACHINE, any_of(_CODE_43, all_of(_NO_DEVICE_HANDLE, _GEFORCE))),
-            all_of(IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT, any_of(_GEFORCE, _NOT_STARTED)),
-            all_of(_NOT_STARTED, _HYPERVISOR_HIDDEN),
+            all_of(IS_VIRTUAL_MACHINE, any_of(_CODE_43, all_of(_NO_DEVICE_HANDLE, _IS_GEFORCE))),
+            all_of(IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT, any_of(_IS_GEFORCE, _GPU_NOT_STARTED)),
+            all_of(_GPU_NOT_STARTED, _HYPERVISOR_HIDDEN),
         ),
         symptoms=(symptoms.GPU_LOST, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-        context=any_of(_HYPERVISOR_HIDDEN, all_of(any_of(IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT), _GEFORCE)),
+        context=any_of(_HYPERVISOR_HIDDEN, all_of(any_of(IS_VIRTUAL_MACHINE, _BEFORE_GUEST_SUPPORT), _IS_GEFORCE)),
         share=0.2,
-        against=(symptoms.DRIVER_WORKS, _SUPPORTS_GUESTS, _IS_NOT_GEFORCE, _GPU_FAULTS, _IS_WSL),
+        against=(symptoms.DRIVER_WORKS, _DRIVER_SUPPORTS_GUESTS, _IS_NOT_GEFORCE, _GPU_FAULTS, _IS_WSL),
         summary="a driver before 465 does not start a GeForce if it detects a hypervisor",
         look_at=(Shell("systemd-detect-virt"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_upgrade_driver,
@@ -241,8 +241,8 @@ RULES: Final = (
         cause="vgpu-license-server-failure",
         disruption="restart-service",
         decisive=_LICENSE_REFUSED,
-        typical=all_of(_UNLICENSED, _LICENSE_TOKEN_FILE),
-        symptoms=(_LICENSE_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
+        typical=all_of(_VGPU_UNLICENSED, _LICENSE_TOKEN_FILE),
+        symptoms=(_LICENSE_REFUSED, _VGPU_UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
         against=(_LICENSE_ACQUIRED,),
         summary="nvidia-gridd gets no licence from the licence server, so this vGPU runs restricted",
         look_at=(Shell("sudo journalctl -u nvidia-gridd -b"),),
@@ -253,11 +253,11 @@ RULES: Final = (
         cause="vgpu-unlicensed",
         disruption="restart-service",
         share=0.8,
-        decisive=any_of(all_of(_UNLICENSED, _NO_GRIDD), _LICENSING_UNCONFIGURED),
-        typical=any_of(_UNLICENSED, all_of(_NO_GRIDD, symptoms.CUDA_BUSY)),
-        symptoms=(_UNLICENSED, _LICENSING_UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
-        context=_NO_GRIDD,
-        against=(unless(_LICENSE_ACQUIRED, _UNLICENSED),),
+        decisive=any_of(all_of(_VGPU_UNLICENSED, _GRIDD_NOT_FOUND), _LICENSING_UNCONFIGURED),
+        typical=any_of(_VGPU_UNLICENSED, all_of(_GRIDD_NOT_FOUND, symptoms.CUDA_BUSY)),
+        symptoms=(_VGPU_UNLICENSED, _LICENSING_UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
+        context=_GRIDD_NOT_FOUND,
+        against=(unless(_LICENSE_ACQUIRED, _VGPU_UNLICENSED),),
         summary="this vGPU has no licence: none was requested, or it expired",
         look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
         remedy=_configure_license,
@@ -271,7 +271,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, _VGPU_START_FAILED, symptoms.ADAPTER_INIT_FAILED),
         summary="a virtual machine's vGPU was not started: guest driver, host driver and GPU do not match",
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("sudo journalctl -u nvidia-vgpu-mgr -b")),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("install", "install host and guest drivers of the same vGPU release"),
             run_step("inspect", "read the vGPU manager's log", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")),
         ),
@@ -280,11 +280,11 @@ RULES: Final = (
         cause="wsl-gpu-tcc-mode",
         disruption="reboot",
         decisive=all_of(_GPU_IN_TCC_MODE, _WSL_MENTIONED),
-        symptoms=(_GPU_BLOCKED_BY_OS, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
+        symptoms=(_GPU_BLOCKED_BY_OS, symptoms.NO_DEVICES, symptoms.CUDA_FINDS_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
         context=_WSL_MENTIONED,
         summary="Windows runs the GPU in TCC mode, which WSL cannot share",
         look_at=(Shell("nvidia-smi.exe"),),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
             manual_step("configure", "disable the TCC card in the device manager", "WSL should use another card"),
         ),
@@ -304,7 +304,7 @@ RULES: Final = (
             symptoms.NO_DRIVER,
             symptoms.NO_NVML_LIBRARY,
             symptoms.NVML_UNKNOWN,
-            symptoms.CUDA_NO_DEVICE,
+            symptoms.CUDA_FINDS_NO_DEVICE,
         ),
         context=_WSL_MENTIONED,
         summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not match",

@@ -20,18 +20,18 @@ from gpunode.facts.sources import SourceKind
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 _LETTERS_ONLY_TABLE: Final = bytes(code if code in _LETTERS else 0x20 for code in range(256))
 # Shorter ones are part of some word in every text.
-_MIN_LETTERS: Final = 3
+_MIN_INDEXED_LETTERS: Final = 3
 # A message may be wrapped where it was pasted: only short pieces were, and no line is longer than a wide screen.
 _MAX_WRAPPED_LINES: Final = 400
 _MAX_SCREEN_WIDTH: Final = 400
 _JOINED_LINE_COUNT: Final = 3
 # Of these each line is a row by itself.
-_ROW_KINDS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
+_KINDS_WITH_ROWS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
 _KERNEL_MESSAGE_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
 @cache
-def _longest_letters(word: str) -> str:
+def _longest_letter_run(word: str) -> str:
     """Return the longest run of ASCII letters in the word."""
     runs = word.encode("ascii", "replace").translate(_LETTERS_ONLY_TABLE).split()
     return max(runs, key=len, default=b"").decode()
@@ -48,8 +48,8 @@ class Vocabulary:
     def lacks(self, word: str) -> bool:
         """Return whether the lower-case ``word`` is certainly in none of the texts."""
         if word not in self._lacking:
-            letters = _longest_letters(word)
-            self._lacking[word] = len(letters) >= _MIN_LETTERS and letters not in self.text
+            letters = _longest_letter_run(word)
+            self._lacking[word] = len(letters) >= _MIN_INDEXED_LETTERS and letters not in self.text
         return self._lacking[word]
 
 
@@ -68,14 +68,14 @@ class ItemGroup:
         self._offsets = tuple(accumulate((len(text) + 1 for text in texts), initial=0))
         self._numbers: dict[str, frozenset[int]] = {}
 
-    def with_words(self, pattern: Pattern) -> tuple[EvidenceItem, ...]:
+    def items_with_words(self, pattern: Pattern) -> tuple[EvidenceItem, ...]:
         """Return the items that have one of the pattern's words, in their order; all if it has none."""
         if not pattern.words:
             return self.items
-        found = set[int]()
+        numbers = set[int]()
         for word in pattern.words:  # a loop: this is asked thousands of times of one node
-            found |= self._numbers[word] if word in self._numbers else self._find_word(word)
-        return tuple(self.items[number] for number in sorted(found)) if found else ()
+            numbers |= self._numbers[word] if word in self._numbers else self._find_word(word)
+        return tuple(self.items[number] for number in sorted(numbers)) if numbers else ()
 
     def _find_word(self, word: str) -> frozenset[int]:
         """Return the numbers of the items with the lower-case ``word``, a wrapped line joined."""
@@ -88,8 +88,8 @@ class ItemGroup:
 
     def _numbers_that_may_have(self, word: str) -> Iterable[int]:
         """Yield the numbers of the items whose vocabulary does not lack the lower-case ``word``."""
-        letters = _longest_letters(word)
-        if len(letters) < _MIN_LETTERS:
+        letters = _longest_letter_run(word)
+        if len(letters) < _MIN_INDEXED_LETTERS:
             yield from range(len(self.items))
             return
         at = self._text.find(letters)
@@ -115,10 +115,10 @@ class LineIndex:
 
     def line_starts_of(self, pattern: Pattern) -> tuple[int, ...]:
         """Return where the lines begin that have one of the pattern's words."""
-        found = [starts for word in pattern.words if (starts := self.line_starts(word))]
-        if len(found) <= 1:
-            return found[0] if found else ()
-        return tuple(sorted(frozenset().union(*found)))
+        starts_by_word = [starts for word in pattern.words if (starts := self.line_starts(word))]
+        if len(starts_by_word) <= 1:
+            return starts_by_word[0] if starts_by_word else ()
+        return tuple(sorted(frozenset().union(*starts_by_word)))
 
     def _find_lines(self, word: str) -> Iterable[int]:
         text = self._lowered
@@ -131,7 +131,7 @@ class LineIndex:
 
 def join_wrapped_lines(item: EvidenceItem) -> EvidenceItem:
     """Return a short item with each line joined with the next two, without the kernel's prefixes; others empty."""
-    if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _ROW_KINDS:
+    if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _KINDS_WITH_ROWS:
         return replace(item, text="")
     lines = [
         _KERNEL_MESSAGE_PREFIX.sub("", line).rstrip() if len(line) <= _MAX_SCREEN_WIDTH else "" for line in item.lines

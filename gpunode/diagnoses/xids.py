@@ -14,11 +14,11 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.consequences import DRIVER_NOT_INITIALIZED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.model import Citation, Disruption, Fix, OpenQuestion, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import (
-    always,
-    drain,
+    drain_node,
+    make_fixed_remedy,
     manual_step,
-    power_cycle,
-    reboot,
+    power_cycle_node,
+    reboot_node,
     reset_gpu,
     run_step,
     setup_step,
@@ -27,15 +27,15 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.signs import all_of, any_line, any_of, command_run, custom_sign, kernel_line, message_line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, recovery, smi_query
-from gpunode.diagnoses.views.recovery import Action
+from gpunode.diagnoses.views.recovery import RecoveryAction
 from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
-_FLASH: Final = (122, 123, 124)
+_FLASH_XIDS: Final = (122, 123, 124)
 _CHIP_LINK_XIDS: Final = (121, 173)
 # The codes that some rule is about; of any other the catalog's advice is passed on.
 _CODES_WITH_RULE: Final = frozenset({
-    *_FLASH, *_CHIP_LINK_XIDS, *xids.NVLINK5_XIDS,
+    *_FLASH_XIDS, *_CHIP_LINK_XIDS, *xids.NVLINK5_XIDS,
     *(13, 31, 48, 54, 61, 62, 63, 64, 69, 74, 78, 79, 92, 94, 95, 109, 119, 120, 125, 140, 143, 154, 156, 157, 160),
     *(161, 167, 169, 171, 172),
 })  # fmt: skip
@@ -62,7 +62,7 @@ _RELEASES_COMPARED: Final = message_line(
     *("text", "application"),
 )
 # A history of packages of which somebody chose an upgrade of the driver to show.
-_DRIVER_UPGRADED: Final = all_of(
+_DRIVER_UPGRADE_SEEN: Final = all_of(
     command_run(r"history|pacman|dpkg|dnf|yum|zypp"),
     message_line(r"nvidia[\w.:-]* \(\S*\d{3}\.\d\S*(?:,| ->) \S*\d{3}\.\d", "package-history", "package-output"),
 )
@@ -76,15 +76,15 @@ def _faults_at_one_address(snapshot: Snapshot) -> Iterator[Citation]:
             name = fault.xid.process
             who = name if _USER_PROGRAM_NAME.match(name) else fault.xid.pid or name
             found[int(match["address"].replace("_", ""), 16)].setdefault(who, fault.citation)
-    return (one for at, by in found.items() if at >= _MAX_NULL_OFFSET and len(by) > 1 for one in by.values())
+    return (line for at, by in found.items() if at >= _MAX_NULL_OFFSET and len(by) > 1 for line in by.values())
 
 
-_FAULTS_BY_DRIVER: Final = all_of(
+_FAULTS_CAUSED_BY_DRIVER: Final = all_of(
     _PAGE_FAULTS,
     any_of(
         custom_sign(_faults_at_one_address),
         kernel_line(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map"),
-        _DRIVER_UPGRADED,
+        _DRIVER_UPGRADE_SEEN,
         _RELEASES_COMPARED,
     ),
 )
@@ -108,13 +108,13 @@ def find_uncovered_xids(snapshot: Snapshot) -> Iterator[OpenQuestion]:
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
     yield from remedies.change_driver(snapshot, "install another driver release", allow_older=True)
-    yield reboot("reboot, so that it is loaded")
+    yield reboot_node("reboot, so that it is loaded")
     yield write_nvidia_report("that release fails too")
 
 
 def _reset_after_pmu_fault(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
-    yield reboot(when="the reset is refused or hangs")
+    yield reboot_node(when="the reset is refused or hangs")
     text = "keep the driver loaded between programs, so that the GPU sleeps less"
     daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
     yield setup_step(
@@ -141,7 +141,7 @@ _rule = partial(Rule, layer="driver", look_at=_GREP_LOG_COMMANDS)
 
 
 # As NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…) report it.
-_RESET_REQUIRED: Final = Pattern(
+_RESET_REQUIRED_MESSAGE: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED"
     r"|requires a (?:reset|reboot) to recover from a fault"
 )
@@ -149,7 +149,7 @@ _RECOVERY_ROWS: Final = ("GPU Recovery Action", "Reset Required", "Drain and Res
 STOP_PEER_ACCESS: Final = manual_step(
     "drain", "stop the programs that access this GPU from another one (peer to peer): nothing else is needed"
 )
-_DISRUPTION_BY_ACTION: Final[Mapping[Action, Disruption]] = {
+_DISRUPTION_BY_ACTION: Final[Mapping[RecoveryAction, Disruption]] = {
     "none": "none",
     "drain-p2p": "restart-container",
     "reset": "reset-gpu",
@@ -162,16 +162,16 @@ def find_pending_actions(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the recovery actions that the driver requests without a logged error."""
     yield from (_prove_xid_154(incident) for incident in faults.incidents_with(snapshot, 154))
     faulty = {incident.gpu for incident in snapshot.view(faults.find_incidents)}
-    for gpu, row in (one for name in _RECOVERY_ROWS for one in smi_query.find_rows(snapshot, name)):
+    for gpu, row in (row for name in _RECOVERY_ROWS for row in smi_query.find_rows(snapshot, name)):
         is_explained = gpu.name in faulty if gpu.name else bool(faulty)
         if _action_of_row(row) != "none" and not is_explained:
             summary = f"{faults.gpu_label(gpu.name)} needs recovery ({row.path[-1]}: {row.value}); no line shows why"
             yield _with_recovery(_action_of_row(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
-    if not faulty and (lines := snapshot.matching_lines(_RESET_REQUIRED)):
+    if not faulty and (lines := snapshot.matching_lines(_RESET_REQUIRED_MESSAGE)):
         yield Proof("A GPU must be reset before it can be used; no line shows why", lines, "likely")
 
 
-def _action_of_row(row: SmiRow) -> Action:
+def _action_of_row(row: SmiRow) -> RecoveryAction:
     is_named = row.path[-1] == _RECOVERY_ROWS[0]
     return recovery.action_by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
 
@@ -188,7 +188,7 @@ def _prove_xid_154(incident: faults.Incident) -> Proof:
     return _with_recovery(action, Proof(summary, lines, gpu=incident.gpu, at=incident.root.at))
 
 
-def _with_recovery(action: Action, proof: Proof) -> Proof:
+def _with_recovery(action: RecoveryAction, proof: Proof) -> Proof:
     """Return the proof with the remedy for ``action``."""
     severity: Severity | None = "info" if action == "none" else None
     return replace(
@@ -196,19 +196,19 @@ def _with_recovery(action: Action, proof: Proof) -> Proof:
     )
 
 
-def recovery_steps(action: Action) -> Iterator[Fix]:
+def recovery_steps(action: RecoveryAction) -> Iterator[Fix]:
     """Yield the steps for ``action``."""
     find = Shell("sudo dmesg --ctime | grep -i xid")
     yield run_step("inspect", "find the Xid before it on the same GPU: that is the cause", find)
     if action == "drain-p2p":
         yield STOP_PEER_ACCESS
     elif action != "none":
-        yield drain()
+        yield drain_node()
         if action != "reboot":
             yield reset_gpu(when="" if action else "the driver asks for a reset")
         when = {"reboot": "", "": "the driver asks for a reboot of the node, or the reset is refused"}
         text = "reboot the node: the driver asks for that, and a reset of the GPU is not enough"
-        yield reboot(text if action == "reboot" else "reboot the node", when.get(action, "the reset is refused"))
+        yield reboot_node(text if action == "reboot" else "reboot the node", when.get(action, "the reset is refused"))
 
 
 RULES: Final = (
@@ -224,7 +224,7 @@ RULES: Final = (
             r"misaligned address|illegal instruction was encountered|Invalid __\w+__ (?:read|write)"
             r"|CUDA_EXCEPTION_\d"
         ),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
             run_step(
                 "inspect", "test the GPU", _DCGM_DIAGNOSIS, when="other programs also fail on it, at the same place"
@@ -241,9 +241,9 @@ RULES: Final = (
         share=0.8,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.NCCL_FAILS),
         check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
-        against=(_FAULTS_BY_DRIVER,),
+        against=(_FAULTS_CAUSED_BY_DRIVER,),
         typical=message_line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("application", "restart the program, and find its bug with compute-sanitizer"),
             run_step("inspect", "test the GPU", _DCGM_DIAGNOSIS, when="many programs fail, and only on this GPU"),
             manual_step("install", "try another driver release", "it began with an update of the driver"),
@@ -256,8 +256,8 @@ RULES: Final = (
         share=1,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(*_GREP_LOG_COMMANDS, Shell("cat /proc/driver/nvidia/version")),
-        typical=any_of(_FAULTS_BY_DRIVER, _RELEASES_COMPARED),
-        context=_DRIVER_UPGRADED,
+        typical=any_of(_FAULTS_CAUSED_BY_DRIVER, _RELEASES_COMPARED),
+        context=_DRIVER_UPGRADE_SEEN,
         summary=(
             "the driver causes the page faults: they come with this release, or at the same address in every program"
         ),
@@ -268,7 +268,7 @@ RULES: Final = (
         cause="xid-61-pmu-breakpoint",
         shows_in="gpu",
         disruption="reboot",
-        symptoms=(symptoms.ANY_XID, symptoms.SLOW),
+        symptoms=(symptoms.ANY_XID, symptoms.GPU_SLOW),
         check=faults.incident_check(61),
         context=any_of(
             any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
@@ -291,9 +291,9 @@ RULES: Final = (
         cause="xid-109-ctx-switch-timeout",
         shows_in="programs",
         disruption="restart-container",
-        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.SLOW),
+        symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.GPU_SLOW),
         check=faults.incident_check(109, is_of_programs=True),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("application", "end the program, and restart it"),
             reset_gpu(when="that does not recover the GPU"),
             manual_step("install", "try another driver release", "it comes back with programs that ran before"),
@@ -308,7 +308,7 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID,),
         check=faults.incident_check(*_CHIP_LINK_XIDS),
         context=any_of(command_run(r"\bc2c\b|nvbandwidth"), message_line(r"\bG[HB][23]00\b")),
-        remedy=always(
+        remedy=make_fixed_remedy(
             manual_step("wait", ("no action now: the errors were corrected; reset the GPU at the next opportunity")),
             run_step("inspect", "check the state of the links", Shell("nvidia-smi c2c -s")),
             write_nvidia_report("it happens often, or a link is down"),
@@ -321,10 +321,10 @@ RULES: Final = (
         severity="warning",
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID,),
-        check=faults.incident_check(*_FLASH),
-        remedy=always(
+        check=faults.incident_check(*_FLASH_XIDS),
+        remedy=make_fixed_remedy(
             reset_gpu(),
-            reboot(when="the reset is refused"),
+            reboot_node(when="the reset is refused"),
             run_step("inspect", "check whether nvidia-smi warns about the InfoROM", Shell("nvidia-smi")),
             remedies.replace_gpu(when="it comes back"),
         ),
@@ -336,9 +336,9 @@ RULES: Final = (
         disruption="power-cycle",
         symptoms=(symptoms.ANY_XID, symptoms.ADAPTER_INIT_FAILED),
         check=faults.incident_check(143),
-        remedy=always(
+        remedy=make_fixed_remedy(
             reset_gpu(),
-            power_cycle("power the node off and on again", "the reset is refused"),
+            power_cycle_node("power the node off and on again", "the reset is refused"),
             manual_step("hardware", "check seating and power of the GPU", "it persists"),
             write_nvidia_report("it persists"),
         ),
@@ -350,7 +350,7 @@ RULES: Final = (
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
         check=find_pending_actions,
-        remedy=always(*recovery_steps("")),
+        remedy=make_fixed_remedy(*recovery_steps("")),
         explains=_GPU_DOWN_CONSEQUENCES,
     ),
 )

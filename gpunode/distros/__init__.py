@@ -22,7 +22,7 @@ def family(distro: Distro) -> Family | None:
     return next((known for known in DISTROS if known.id == release.distribution), None)
 
 
-def list_supported() -> str:
+def list_supported_distros() -> str:
     """The supported releases as a person writes them: Debian 12 and 13, Ubuntu 22.04 and 24.04."""
     versions = releases.supported_versions()
     return " and ".join(f"{one.name} {join_with_and(versions[one.id])}" for one in DISTROS)

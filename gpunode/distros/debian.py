@@ -51,23 +51,23 @@ def _driver_meta_package(choice: Choice) -> str:
     return f"cuda-drivers-{choice.branch}" if choice.suffixed_names else "cuda-drivers"
 
 
-def headers(kernel: str) -> PackageId:
+def headers_package(kernel: str) -> PackageId:
     """The headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
     if not kernel.endswith("-pve"):
         return PackageId(f"linux-headers-{kernel}")
     return PackageId(f"{'pve' if is_older(kernel, _FIRST_KERNEL_WITH_PROXMOX_NAMES) else 'proxmox'}-headers-{kernel}")
 
 
-def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
+def headers_metapackage(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
     """The package that follows the kernel's own meta package."""
     present = {package.name for package, state in installed.items() if not state.config_files_only}
     if kernel.endswith("-pve"):
         return _proxmox_headers_meta(kernel, present)
-    flavour = _flavour(kernel)
+    flavour = _kernel_flavour(kernel)
     return f"linux-headers-{flavour}" if flavour in _KERNEL_FLAVOURS and f"linux-image-{flavour}" in present else None
 
 
-def _flavour(kernel: str) -> str:
+def _kernel_flavour(kernel: str) -> str:
     """``cloud-amd64`` of 6.1.0-37-cloud-amd64, 6.12.48+deb13-cloud-amd64 and 6.1.0-0.deb11.5-cloud-amd64."""
     return re.sub(r"^[^-]*-(\d[^-]*-)*", "", kernel)
 
@@ -86,10 +86,10 @@ DEBIAN = Family(
     id="debian",
     name="Debian",
     origins=("Debian",),
-    cuda_origins=(),
+    cuda_archive_origins=(),
     driver_packages=driver_packages,
     dkms_package=dkms_package,
-    headers=headers,
-    headers_meta=headers_meta,
-    signs_modules=False,
+    headers_package=headers_package,
+    headers_meta=headers_metapackage,
+    signs_own_modules=False,
 )

@@ -26,25 +26,25 @@ class Family:
     Attributes:
         id: as in os-release.
         origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
-        cuda_origins: how the Origin begins of archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
+        cuda_archive_origins: how the Origin begins of archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
         driver_packages: the smallest set of package names that installs the driver of a scope.
         dkms_package: the one of them that builds the kernel modules, or tells the version of prebuilt ones.
-        headers: the headers of exactly this kernel.
+        headers_package: the headers of exactly this kernel.
         headers_meta: the package that brings the headers of later kernels too, as the kernel's own meta package brings
             later kernels; None when no such kernel package is installed.
-        signs_modules: whether the kernel modules of its own driver come built and signed.
+        signs_own_modules: whether the kernel modules of its own driver come built and signed.
     """
 
     id: str
     name: str
     origins: tuple[str, ...]
-    cuda_origins: tuple[str, ...]
+    cuda_archive_origins: tuple[str, ...]
     driver_packages: Callable[[Choice, DriverScope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
-    headers: Callable[[str], PackageId]
+    headers_package: Callable[[str], PackageId]
     headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]
-    signs_modules: bool
+    signs_own_modules: bool
 
     def brings_signed_modules(self, source: DriverSource) -> bool:
         """Return whether the kernel modules of this source come built, and signed with a key that the firmware has."""
-        return self.signs_modules and source == "distro"
+        return self.signs_own_modules and source == "distro"

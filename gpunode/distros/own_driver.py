@@ -21,7 +21,7 @@ from gpunode.recipe import DriverScope
 
 _DEBIAN_FAMILY_ID: Final = "debian"
 # NVIDIA's repository by the Label that its own pin file names; the graphics drivers PPA by its Origin.
-_FOREIGN_ARCHIVES: Final = {
+_FOREIGN_ARCHIVES_BY_FAMILY: Final = {
     _DEBIAN_FAMILY_ID: ("l=NVIDIA CUDA",),
     "ubuntu": ("l=NVIDIA CUDA", "o=LP-PPA-graphics-drivers"),
 }
@@ -38,7 +38,7 @@ _PREBUILT_MODULES_PACKAGE: Final = re.compile(r"linux-(modules|objects)-nvidia-(
 
 def foreign_archives(family: Family) -> tuple[str, ...]:
     """Return the archives that are never mixed with the distribution's own driver, as preferences name them."""
-    return _FOREIGN_ARCHIVES[family.id]
+    return _FOREIGN_ARCHIVES_BY_FAMILY[family.id]
 
 
 def is_foreign_driver_package(family: Family, choice: Choice, name: str) -> bool:
@@ -46,8 +46,8 @@ def is_foreign_driver_package(family: Family, choice: Choice, name: str) -> bool
     if family.id == _DEBIAN_FAMILY_ID:
         return _NVIDIA_ONLY_PACKAGE.fullmatch(name) is not None
     if name.startswith(("linux-modules-", "linux-objects-")):
-        found = _PREBUILT_MODULES_PACKAGE.fullmatch(name)
-        return found is None or found[2] != _server_package_suffix(choice)
+        match = _PREBUILT_MODULES_PACKAGE.fullmatch(name)
+        return match is None or match[2] != _server_package_suffix(choice)
     # What DKMS builds comes before a signed module.
     is_own = f"-{choice.branch}-server" in name and not name.startswith("nvidia-dkms-")
     return not is_own and _ANY_DRIVER_PACKAGE.fullmatch(name) is not None
@@ -60,7 +60,7 @@ def prebuilt_module_packages(
 
     None where DKMS builds the modules.
     """
-    wanted = kernels.wanted if family.signs_modules else ()
+    wanted = kernels.wanted if family.signs_own_modules else ()
     meta = family.headers_meta(wanted[-1], installed) if wanted else None
     follows = [meta.removeprefix("linux-headers-")] if meta else []
     return tuple(f"linux-modules-nvidia-{_server_package_suffix(choice)}-{which}" for which in (*wanted, *follows))

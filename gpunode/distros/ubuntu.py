@@ -14,7 +14,7 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.package_id import PackageId
-from gpunode.packages.deb.version import order_key
+from gpunode.packages.deb.version import version_order_key
 from gpunode.recipe import DriverScope
 
 # Before, the daemon was in nvidia-compute-utils-<branch>, as it still is in Ubuntu's own archive.
@@ -58,18 +58,18 @@ def _with_branch_suffix(name: str, choice: Choice) -> str:
     return f"{name}-{choice.branch}" if choice.suffixed_names else name
 
 
-def headers(kernel: str) -> PackageId:
+def headers_package(kernel: str) -> PackageId:
     """The headers of exactly this kernel."""
     return PackageId(f"linux-headers-{kernel}")
 
 
-def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
+def headers_metapackage(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
     """The package that follows the kernel's own meta package (generic, generic-hwe-24.04, virtual, aws).
 
     Kernels of several meta packages share a name (``-generic``), so the one whose version is that of the kernel is
     taken; where none is, as after an upgrade that waits for its reboot, the newest.
     """
-    flavour, release = _flavour(kernel), kernel.partition("-")[0]
+    flavour, release = _kernel_flavour(kernel), kernel.partition("-")[0]
     metas = {
         name.removeprefix(_KERNEL_IMAGE_PREFIX): state.version
         for name, state in ((package.name, state) for package, state in installed.items())
@@ -78,13 +78,13 @@ def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> st
         and _meta_brings_flavour(name.removeprefix(_KERNEL_IMAGE_PREFIX), flavour)
     }
     ranked = [
-        (version.startswith((f"{release}.", f"{release}-")), order_key(version), meta)
+        (version.startswith((f"{release}.", f"{release}-")), version_order_key(version), meta)
         for meta, version in metas.items()
     ]
     return f"linux-headers-{max(ranked)[2]}" if ranked else None
 
 
-def _flavour(kernel: str) -> str:
+def _kernel_flavour(kernel: str) -> str:
     """``generic-64k`` of 6.8.0-51-generic-64k."""
     return "-".join(kernel.split("-")[2:])
 
@@ -103,10 +103,10 @@ UBUNTU = Family(
     name="Ubuntu",
     origins=("Ubuntu", "LP-PPA-graphics-drivers"),
     # multiverse, from 26.10 on: cuda-toolkit-13-3 13.3.1-0ubuntu1 (packages.ubuntu.com).
-    cuda_origins=("Ubuntu",),
+    cuda_archive_origins=("Ubuntu",),
     driver_packages=driver_packages,
     dkms_package=dkms_package,
-    headers=headers,
-    headers_meta=headers_meta,
-    signs_modules=True,
+    headers_package=headers_package,
+    headers_meta=headers_metapackage,
+    signs_own_modules=True,
 )

@@ -30,9 +30,9 @@ def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
     The data has serial numbers, so a program picks the mark out of it, and no capture holds the rest.
     """
     listed = tuple(devices)
-    if not any(one.vendor == "10de" and int(one.device, 16) >= _FIRST_BLACKWELL_DEVICE_ID for one in listed):
+    if not any(device.vendor == "10de" and int(device.device, 16) >= _FIRST_BLACKWELL_DEVICE_ID for device in listed):
         return None
-    files = [f"/sys/bus/pci/devices/{one.address}/vpd" for one in listed if one.vendor == MELLANOX_VENDOR_ID]
+    files = [f"/sys/bus/pci/devices/{device.address}/vpd" for device in listed if device.vendor == MELLANOX_VENDOR_ID]
     return Probe(BRIDGES_KEY, argv=("grep", "-aoH", _BRIDGE_VPD_MARK, *files), content_kind="table") if files else None
 
 

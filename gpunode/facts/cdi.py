@@ -18,8 +18,8 @@ from gpunode.facts.probes import CDI_FOLDERS, CDI_KIND
 
 _SPEC_FILE_ENDINGS = (".yaml", ".json")
 _DRIVER_VERSION_IN_PATH = Pattern(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")
-_MIG_CAP = Pattern(r"/dev/nvidia-caps/nvidia-cap(\d+)\Z")
-_GPU_NODE = Pattern(r"/dev/nvidia(\d+)\Z")
+_MIG_CAPABILITY_DEVICE = Pattern(r"/dev/nvidia-caps/nvidia-cap(\d+)\Z")
+_GPU_DEVICE_NODE = Pattern(r"/dev/nvidia(\d+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class CdiSpec:
     @property
     def gpus(self) -> frozenset[int]:
         """Minor numbers of the GPUs whose device nodes are added."""
-        return _match_numbers(_GPU_NODE, self.paths)
+        return _match_numbers(_GPU_DEVICE_NODE, self.paths)
 
     @property
-    def mig_caps(self) -> frozenset[int]:
+    def mig_capabilities(self) -> frozenset[int]:
         """Minor numbers of the MIG capability nodes that are added."""
-        return _match_numbers(_MIG_CAP, self.paths)
+        return _match_numbers(_MIG_CAPABILITY_DEVICE, self.paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class UnreadableSpec:
 
 
 def _match_numbers(pattern: Pattern, paths: Iterable[str]) -> frozenset[int]:
-    return frozenset(int(found[1]) for path in paths if (found := pattern.match(path)))
+    return frozenset(int(match[1]) for path in paths if (match := pattern.match(path)))
 
 
 def is_spec_path(path: str) -> bool:
@@ -123,10 +123,10 @@ def _parse_edits(holder: Mapping[str, Any]) -> ContainerEdits:
 
 
 def _get_mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    found = holder.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+    value = holder.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError(f"{key} is not a list of mappings")
-    return found
+    return value
 
 
 def _get_text(holder: Mapping[str, Any], key: str) -> str:
@@ -159,7 +159,7 @@ def resolve_devices(files: Mapping[str, bytes], folders: Sequence[str] = CDI_FOL
     paths = [path for path in files if path.rpartition("/")[0] in order and is_spec_path(path)]
     ordered = sorted(paths, key=lambda path: (order[path.rpartition("/")[0]], path))
     every = [read_spec(path, files[path]) for path in ordered]
-    specs = tuple(one for one in every if isinstance(one, CdiSpec) and one.kind == CDI_KIND)
+    specs = tuple(spec for spec in every if isinstance(spec, CdiSpec) and spec.kind == CDI_KIND)
     devices: dict[str, CdiSpec] = {}
     conflicts: dict[str, tuple[str, ...]] = {}
     for spec in specs:
@@ -171,7 +171,7 @@ def resolve_devices(files: Mapping[str, bytes], folders: Sequence[str] = CDI_FOL
                 conflicts.pop(name, None)
             devices[name] = spec
     taken = {name: spec for name, spec in devices.items() if name not in conflicts}
-    return CdiDevices(specs, tuple(one for one in every if isinstance(one, UnreadableSpec)), taken, conflicts)
+    return CdiDevices(specs, tuple(spec for spec in every if isinstance(spec, UnreadableSpec)), taken, conflicts)
 
 
 def _folder_of(spec: CdiSpec) -> str:

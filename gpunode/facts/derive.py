@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import kernels, kubelet, layout, machine, systemd
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, decode_matches
+from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture, Evidence, decode_matches
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import (
     NOT_INSTALLED_ENDING,
@@ -36,8 +36,8 @@ from gpunode.facts.probes import (
     FOLDERS,
     LEFTOVER_GLOBS,
     MODULE_FILE_PROBE_KEYS,
+    PROBED_UNITS,
     RUN_INSTALLER_PROGRAMS,
-    UNITS,
 )
 from gpunode.facts.reader import (
     EvidenceMissing,
@@ -92,7 +92,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         dependencies=installed.dependencies,
         headers=derive_fact(
             "kernel-builds",
-            lambda: kernels.kernels_with_headers(reader.found("kernel-builds"), reader.found("kernel-sources")),
+            lambda: kernels.kernels_with_headers(reader.matches("kernel-builds"), reader.matches("kernel-sources")),
         ),
         module_files=_read_module_files(reader),
         modules=_read_loaded_modules(reader),
@@ -104,14 +104,14 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         modified_at=_read_mtimes(evidence),
         exposed=_find_exposed_files(evidence),
         folder_modes=installed.folder_modes,
-        dkms=derive_fact("dkms-installed", lambda: kernels.find_dkms_drivers(reader.found("dkms-installed"))),
-        toolkit_program=derive_fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
+        dkms=derive_fact("dkms-installed", lambda: kernels.find_dkms_drivers(reader.matches("dkms-installed"))),
+        toolkit_program=derive_fact("toolkit-program", lambda: bool(reader.matches("toolkit-program"))),
         replaced_programs=derive_fact(
             "toolkit-programs", lambda: _find_replaced_programs(reader, installed.toolkit_checksums)
         ),
-        rootless_docker=derive_fact("docker-rootless", lambda: bool(reader.found("docker-rootless"))),
+        rootless_docker=derive_fact("docker-rootless", lambda: bool(reader.matches("docker-rootless"))),
         run_installer=derive_fact(
-            "run-installer", lambda: any(one.path in RUN_INSTALLER_PROGRAMS for one in reader.found("run-installer"))
+            "run-installer", lambda: any(one.path in RUN_INSTALLER_PROGRAMS for one in reader.matches("run-installer"))
         ),
         driver_libraries=derive_fact("cuda-libraries", lambda: _read_paths(reader, *DRIVER_LIBRARY_GLOBS, links=False)),
         leftovers=derive_fact("dkms-tree", lambda: _read_leftovers(reader)),
@@ -124,7 +124,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))},
     )
-    provider = machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.found(key))), facts.distro)
+    provider = machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.matches(key))), facts.distro)
     whole = replace(facts, kubelet=_find_kubelet(facts, evidence, image=image), provider=provider)
     return replace(whole, **_IMAGE_FACTS) if image else whole
 
@@ -142,7 +142,7 @@ def _read_leftovers(reader: EvidenceReader) -> frozenset[str]:
 
 
 def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:
-    small = {one.path: one.data for one in reader.found("toolkit-programs") if one.data is not None and not one.link}
+    small = {one.path: one.data for one in reader.matches("toolkit-programs") if one.data is not None and not one.link}
     if not small:
         return ()
     from hashlib import md5  # loaded on use: no program that NVIDIA ships is so small
@@ -176,8 +176,8 @@ def _was_read(capture: Capture | None) -> bool:
     return capture is not None and capture.outcome in {"ok", "absent"}
 
 
-def _read_distro(reader: EvidenceReader, known: Distro | None) -> Fact[Distro]:
-    first = derive_fact("os-release", lambda: known or machine.parse_distro(reader.text("os-release")))
+def _read_distro(reader: EvidenceReader, known_distro: Distro | None) -> Fact[Distro]:
+    first = derive_fact("os-release", lambda: known_distro or machine.parse_distro(reader.text("os-release")))
     if isinstance(first, Known):
         return first
     vendor = derive_fact("os-release-vendor", lambda: machine.parse_distro(reader.text("os-release-vendor")))
@@ -186,40 +186,40 @@ def _read_distro(reader: EvidenceReader, known: Distro | None) -> Fact[Distro]:
 
 def _find_package_system(evidence: Evidence) -> PackageSystem:
     """Return the package system whose database exists; the first one if none does."""
-    read = {one.source for one in evidence.values() if one.outcome == "ok"}
-    return next((one for one in SYSTEMS if one.database_file in read), SYSTEMS[0])
+    read = {capture.source for capture in evidence.values() if capture.outcome == "ok"}
+    return next((package_system for package_system in SYSTEMS if package_system.database_file in read), SYSTEMS[0])
 
 
-def _with_install_hint(found: Fact[T], reader: EvidenceReader) -> Fact[T]:
+def _with_install_hint(fact: Fact[T], reader: EvidenceReader) -> Fact[T]:
     """Add to an unknown fact the command that installs the program whose absence made it unknown."""
     package = (
-        PACKAGE_OF_PROGRAM.get(found.reason.removesuffix(NOT_INSTALLED_ENDING)) if isinstance(found, Unknown) else None
+        PACKAGE_OF_PROGRAM.get(fact.reason.removesuffix(NOT_INSTALLED_ENDING)) if isinstance(fact, Unknown) else None
     )
-    if isinstance(found, Unknown) and package:
-        return replace(found, install=_find_package_system(reader.evidence).install((package,)))
-    return found
+    if isinstance(fact, Unknown) and package:
+        return replace(fact, install=_find_package_system(reader.evidence).install((package,)))
+    return fact
 
 
 def _read_paths(reader: EvidenceReader, *keys: str, links: bool = True) -> frozenset[str]:
-    return frozenset(found.path for key in keys for found in reader.found(key) if links or found.link is None)
+    return frozenset(found.path for key in keys for found in reader.matches(key) if links or found.link is None)
 
 
 def _read_platform(reader: EvidenceReader) -> Fact[Platform]:
     def read() -> Platform:
-        found = machine.detect_platform(
+        platform = machine.detect_platform(
             _read_virtualization(reader),
             kernel=reader.capture("kernel-release").text.strip(),
-            dxg=bool(reader.found("dev-dxg")),
+            dxg=bool(reader.matches("dev-dxg")),
             tegra=reader.text_or_empty("tegra-release"),
             compatible=reader.text_or_empty("device-tree"),
             manager=reader.text_or_empty("container-manager").strip()
-            or ("docker" if reader.found("dockerenv") else ""),
+            or ("docker" if reader.matches("dockerenv") else ""),
         )
-        if found is None:
+        if platform is None:
             capture = reader.capture("virt")
             nothing = f"{capture.source} printed nothing"
             raise EvidenceMissing("virt", nothing if capture.outcome == "ok" else explain_missing(capture))
-        return found
+        return platform
 
     return derive_fact("virt", read)
 
@@ -235,7 +235,7 @@ def _read_virtualization(reader: EvidenceReader) -> str:
 def _read_kernels(reader: EvidenceReader, *, image: bool) -> Fact[Kernels]:
     def read() -> Kernels:
         running = None if image else reader.text("kernel-release").strip()
-        return Kernels(running, kernels.installed_kernels(reader.found("boot-images")))
+        return Kernels(running, kernels.installed_kernels(reader.matches("boot-images")))
 
     return derive_fact("boot-images", read)
 
@@ -262,7 +262,7 @@ def _read_devices(reader: EvidenceReader) -> Fact[tuple[PciDevice, ...]]:
 
 
 def _read_sysfs_devices(reader: EvidenceReader) -> tuple[PciDevice, ...]:
-    devices = machine.read_sysfs_devices(reader.found("pci-modalias"), reader.found("pci-driver"))
+    devices = machine.read_sysfs_devices(reader.matches("pci-modalias"), reader.matches("pci-driver"))
     if not devices:
         raise EvidenceMissing("pci-modalias", "/sys/bus/pci/devices lists nothing")
     return devices
@@ -270,8 +270,8 @@ def _read_sysfs_devices(reader: EvidenceReader) -> tuple[PciDevice, ...]:
 
 def _read_module_files(reader: EvidenceReader) -> Fact[tuple[ModuleFile, ...]]:
     def read() -> tuple[ModuleFile, ...]:
-        found = [one for key in MODULE_FILE_PROBE_KEYS for one in reader.found(key)]
-        return kernels.find_module_files(found, reader.found("dkms-installed"))
+        found = [match for key in MODULE_FILE_PROBE_KEYS for match in reader.matches(key)]
+        return kernels.find_module_files(found, reader.matches("dkms-installed"))
 
     return derive_fact(MODULE_FILE_PROBE_KEYS[0], read)
 
@@ -290,8 +290,8 @@ def _read_loaded_driver(reader: EvidenceReader) -> LoadedDriver | None:
 
 
 def _read_gpu_layout(reader: EvidenceReader) -> GpuLayout | None:
-    gpus = reader.found("nvidia-gpus")
-    instances = (*reader.found("nvidia-gpu-instances"), *reader.found("nvidia-compute-instances"))
+    gpus = reader.matches("nvidia-gpus")
+    instances = (*reader.matches("nvidia-gpu-instances"), *reader.matches("nvidia-compute-instances"))
     return layout.read_layout(gpus, instances) if gpus else None
 
 
@@ -325,10 +325,10 @@ def _read_switch_bridges(evidence: Evidence) -> Fact[tuple[str, ...]] | None:
 def _read_units(reader: EvidenceReader, *, image: bool) -> Mapping[str, Fact[Unit]]:
     capture = reader.evidence.get("units")
     words = capture.source.split() if capture else ()
-    names = dict.fromkeys((*UNITS, *(word for word in words if word.endswith((".service", ".path")))))
+    names = dict.fromkeys((*PROBED_UNITS, *(word for word in words if word.endswith((".service", ".path")))))
     if image or (capture and (capture.outcome == "absent" or systemd.reports_no_systemd(capture.error))):
         keys = ("unit-wants", "unit-files-etc", "unit-files-lib")
-        found = derive_fact(keys[0], lambda: systemd.read_offline_units(names, *(reader.found(key) for key in keys)))
+        found = derive_fact(keys[0], lambda: systemd.read_offline_units(names, *(reader.matches(key) for key in keys)))
     else:
         found = derive_fact("units", lambda: dict(systemd.parse_units(_require_systemctl_output(reader))))
     if isinstance(found, Unknown):
@@ -363,8 +363,8 @@ def _read_ctimes(evidence: Evidence) -> Mapping[str, float]:
 
 
 def _read_mtimes(evidence: Evidence) -> Mapping[str, float]:
-    found = (one for key in ("modprobe-d", "initramfs-images") for one in find_matches(evidence, key))
-    owners = ((one.path, one.ownership) for one in found)
+    found = (match for key in ("modprobe-d", "initramfs-images") for match in find_matches(evidence, key))
+    owners = ((match.path, match.ownership) for match in found)
     return {path: owner.mtime for path, owner in owners if owner is not None and owner.mtime is not None}
 
 
@@ -372,7 +372,7 @@ def _find_exposed_files(evidence: Evidence) -> Mapping[str, str]:
     single = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
     folders = (key for key in evidence if key in FOLDERS or key.startswith("files:"))
     listed = (key for key in folders if b'"exposed"' in evidence[key].data)
-    owners = {**single, **{one.path: one.ownership for key in listed for one in find_matches(evidence, key)}}
+    owners = {**single, **{match.path: match.ownership for key in listed for match in find_matches(evidence, key)}}
     return {path: owner.exposed for path, owner in owners.items() if owner is not None and owner.exposed}
 
 
@@ -381,16 +381,16 @@ def _read_folder(key: str, capture: Capture | None) -> Files:
         return {}
     found = derive_fact(key, lambda: decode_matches(capture.data))
     return {
-        one.path: Unknown(f"{one.path} could not be read", key)
-        if one.data is None
-        else Known(make_file_state(one.data, one.ownership), key)
-        for one in ([] if isinstance(found, Unknown) else found.value)
+        match.path: Unknown(f"{match.path} could not be read", key)
+        if match.data is None
+        else Known(make_file_state(match.data, match.ownership), key)
+        for match in ([] if isinstance(found, Unknown) else found.value)
     }
 
 
 def _read_file(key: str, capture: Capture | None) -> Known[FileState | None] | Unknown:
     if capture is None:
-        return Unknown(NOT_CAPTURED, key)
+        return Unknown(NOT_CAPTURED_REASON, key)
     if capture.outcome == "absent":
         return Known(None, key)
     return (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-NOT_CAPTURED: Final = "not captured"
+NOT_CAPTURED_REASON: Final = "not captured"
 """The error of a probe missing from a capture: it was never run, so it did not fail either."""
 
 TRUNCATION_KEY: Final = "report:cut"
@@ -25,7 +25,7 @@ everything except what looks like a secret.
 
 
 # How the error of a file's capture begins where something else is in its place: ``it is a folder``.
-OTHER_KIND_ERROR: Final = "it is "
+OTHER_FILE_KIND_ERROR_PREFIX: Final = "it is "
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,26 +125,26 @@ class GlobMatch:
     denied: bool = False
 
 
-def encode_matches(found: Iterator[GlobMatch]) -> bytes:
+def encode_matches(matches: Iterator[GlobMatch]) -> bytes:
     """Encode a glob's matches, one JSON object a line, sorted by path."""
-    return b"".join(_encode_match(one) for one in sorted(found, key=lambda one: one.path))
+    return b"".join(_encode_match(match) for match in sorted(matches, key=lambda one: one.path))
 
 
-def _encode_match(one: GlobMatch) -> bytes:
-    row: dict[str, object] = {"path": one.path}
-    if one.link is not None:
-        row["link"] = one.link
-    if one.data is not None:
+def _encode_match(match: GlobMatch) -> bytes:
+    row: dict[str, object] = {"path": match.path}
+    if match.link is not None:
+        row["link"] = match.link
+    if match.data is not None:
         try:
-            row["text"] = one.data.decode()
+            row["text"] = match.data.decode()
         except UnicodeDecodeError:
-            row["base64"] = base64.b64encode(one.data).decode()
-    if one.denied:
+            row["base64"] = base64.b64encode(match.data).decode()
+    if match.denied:
         row["denied"] = True
-    if one.ownership is not None:
-        row.update(encode_ownership(one.ownership))
-        if one.ownership.mtime is not None:
-            row["mtime"] = one.ownership.mtime
+    if match.ownership is not None:
+        row.update(encode_ownership(match.ownership))
+        if match.ownership.mtime is not None:
+            row["mtime"] = match.ownership.mtime
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -172,10 +172,10 @@ def _decode_match(line: bytes) -> GlobMatch:
     return GlobMatch(row["path"], row.get("link"), content, decode_ownership(row), row.get("denied") is True)
 
 
-def encode_ownership(own: Ownership) -> dict[str, object]:
+def encode_ownership(ownership: Ownership) -> dict[str, object]:
     """Return the owner and the mode as ``decode_ownership`` reads them, without the times."""
-    row: dict[str, object] = {"mode": f"{own.mode:04o}", "uid": own.uid, "gid": own.gid}
-    return {**row, "exposed": own.exposed} if own.exposed else row
+    row: dict[str, object] = {"mode": f"{ownership.mode:04o}", "uid": ownership.uid, "gid": ownership.gid}
+    return {**row, "exposed": ownership.exposed} if ownership.exposed else row
 
 
 def decode_ownership(row: Mapping[str, Any]) -> Ownership | None:
@@ -193,5 +193,5 @@ def decode_ownership(row: Mapping[str, Any]) -> Ownership | None:
         raise ValueError("uid or gid is not a number")
     # The time of the last change of the content has another name in captures of schema 1.
     times = (row.get("ctime"), row.get("mtime", row.get("modified")))
-    ctime, mtime = (float(one) if isinstance(one, int | float) else None for one in times)
+    ctime, mtime = (float(time) if isinstance(time, int | float) else None for time in times)
     return Ownership(int(mode, 8), uid, gid, ctime, str(row.get("exposed", "")), mtime)

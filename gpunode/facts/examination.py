@@ -81,7 +81,7 @@ _FILES_BY_CONTENT_KIND: Final[Mapping[ContentKind, tuple[str, ...]]] = {
         "/var/run/reboot-required.pkgs",
     ),
 }
-_READ_GLOBS: Final[Mapping[ContentKind, Mapping[str, str]]] = {
+_READ_GLOBS_BY_CONTENT_KIND: Final[Mapping[ContentKind, Mapping[str, str]]] = {
     "config": {
         "profile-d": "/etc/profile.d/*.sh",
         "docker-user": "/home/*/.config/docker/daemon.json",
@@ -162,7 +162,7 @@ def command_probe(
 def _all_probes() -> Iterator[Probe]:
     for content_kind, paths in _FILES_BY_CONTENT_KIND.items():
         yield from (Probe(f"file:{path}", path=path, content_kind=content_kind) for path in paths)
-    for content_kind, patterns in _READ_GLOBS.items():
+    for content_kind, patterns in _READ_GLOBS_BY_CONTENT_KIND.items():
         yield from (
             Probe(key, glob=one, limit_bytes=2 * _MIB, content_kind=content_kind) for key, one in patterns.items()
         )
@@ -234,7 +234,7 @@ MAX_EVIDENCE_LINES: Final = 200_000
 MAX_LINES_PER_SOURCE: Final = 50_000
 # Where a fault began, long before the newest lines, is its first messages.
 _MAX_EARLIEST_LINES: Final = 2000
-_RELEVANT_WORD: Final = rb"NVRM|Xid|nvidia|pcieport|dockerd|containerd"
+_RELEVANT_LOG_WORD: Final = rb"NVRM|Xid|nvidia|pcieport|dockerd|containerd"
 # A missing row of these tables would read as "package not installed".
 _NEVER_TRIMMED_PROBE_KEYS: Final = frozenset({"dpkg-status", "apt-extended-states"})
 
@@ -295,7 +295,7 @@ def keep_newest(data: bytes, lines: int, size: int) -> bytes:
 def _relevant_lines(data: bytes) -> Iterable[bytes]:
     """Yield the whole lines that mention the driver or a runtime."""
     end = 0
-    for match in re.finditer(_RELEVANT_WORD, data):
+    for match in re.finditer(_RELEVANT_LOG_WORD, data):
         if match.start() < end:
             continue
         begin, end = data.rfind(b"\n", 0, match.start()) + 1, data.find(b"\n", match.end()) + 1

@@ -38,12 +38,12 @@ class FollowUp:
 
 def follow_ups(evidence: Evidence) -> tuple[Probe, ...]:
     """Return the probes that the first round's ``evidence`` permits and calls for."""
-    return tuple(probe for one in FOLLOW_UPS for probe in one.probes(evidence))
+    return tuple(probe for follow_up in FOLLOW_UPS for probe in follow_up.probes(evidence))
 
 
 def final_follow_ups(evidence: Evidence) -> tuple[Probe, ...]:
     """Return the probes that need the answer of another follow-up."""
-    return tuple(probe for one in FINAL_FOLLOW_UPS for probe in one.probes(evidence))
+    return tuple(probe for follow_up in FINAL_FOLLOW_UPS for probe in follow_up.probes(evidence))
 
 
 def can_query_driver(evidence: Evidence) -> bool:
@@ -106,7 +106,7 @@ def _is_docker_running(evidence: Evidence) -> bool:
 
     If root's client is configured for another machine's dockerd, leave that one alone.
     """
-    if _REMOTE_CONTEXT.search(read_text(evidence, "docker-contexts")):
+    if _REMOTE_DOCKER_CONTEXT.search(read_text(evidence, "docker-contexts")):
         return False
     units = evidence.get("units")
     if units is not None and units.outcome == "ok" and units.data.strip():
@@ -116,7 +116,7 @@ def _is_docker_running(evidence: Evidence) -> bool:
 
 
 # The context in use, of `docker context ls`: "builder *   docker container   ssh://root@builder".
-_REMOTE_CONTEXT: Final = Pattern(r"^\S+ \*\s[^\n]*?\b(?:ssh|tcp|https?)://", re.MULTILINE)
+_REMOTE_DOCKER_CONTEXT: Final = Pattern(r"^\S+ \*\s[^\n]*?\b(?:ssh|tcp|https?)://", re.MULTILINE)
 _MAX_CONTAINERS: Final = 64
 _DOCKER_PS_CONTAINER_ID: Final = Pattern(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
 # Only how a container gets GPUs, and its runtime's error: no other variable leaves the daemon, so no secret does.
@@ -192,7 +192,7 @@ _MAX_KEYRINGS: Final = 8
 
 def _keyring_probes(evidence: Evidence) -> Iterator[Probe]:
     """Yield probes of the keyrings named in apt's lists and not probed already."""
-    lists = [one.data.decode("utf-8", "replace") for one in find_matches(evidence, "apt-sources-d") if one.data]
+    lists = [match.data.decode("utf-8", "replace") for match in find_matches(evidence, "apt-sources-d") if match.data]
     told = (
         match["keyring"] for text in (read_text(evidence, "apt-sources"), *lists) for match in _SIGNED_BY.finditer(text)
     )
@@ -201,7 +201,7 @@ def _keyring_probes(evidence: Evidence) -> Iterator[Probe]:
         yield Probe(f"file:{path}", path=path, content_kind="table")
 
 
-_MAX_ROTATED: Final = 3
+_MAX_ROTATED_LOGS: Final = 3
 _ROTATED_LOG_NUMBER: Final = Pattern(r"\.(?P<number>\d{1,3})(?:\.gz)?$")
 
 
@@ -211,7 +211,7 @@ def _rotated_log_probes(evidence: Evidence) -> Iterator[Probe]:
         return
     for key in ("apt-logs", "dpkg-logs"):
         matches = (match for path in _read_paths(evidence, key) if (match := _ROTATED_LOG_NUMBER.search(path)))
-        newest = sorted(matches, key=lambda match: int(match["number"]))[:_MAX_ROTATED]
+        newest = sorted(matches, key=lambda match: int(match["number"]))[:_MAX_ROTATED_LOGS]
         for path in (match.string for match in reversed(newest)):
             packed = path.endswith(".gz")
             yield (
@@ -248,13 +248,13 @@ def _missing_driver_probes(evidence: Evidence) -> Iterator[Probe]:
     kernel = read_text(evidence, "kernel-release").strip()
     if kernel and _is_driver_unusable(evidence):
         yield from _initramfs_probes(evidence, kernel)
-        for key, pattern in _BUILD_LOGS.items():
+        for key, pattern in _BUILD_LOG_GLOBS.items():
             yield Probe(key, glob=pattern, limit_bytes=8 * _MIB, content_kind="log")
         yield Probe("file:/var/log/nvidia-installer.log", path="/var/log/nvidia-installer.log", content_kind="log")
         yield Probe("file:/etc/mkinitcpio.conf", path="/etc/mkinitcpio.conf", content_kind="log")
 
 
-_BUILD_LOGS: Final = {
+_BUILD_LOG_GLOBS: Final = {
     "make-logs": "/var/lib/dkms/nvidia*/*/build/make.log",
     "make-logs-kept": "/var/lib/dkms/nvidia*/*/*/*/log/make.log",
     "akmods-logs": "/var/cache/akmods/*nvidia*/*.failed.log",
@@ -294,7 +294,7 @@ def _initramfs_probes(evidence: Evidence, kernel: str) -> Iterator[Probe]:
         return
     own = [path for release, path in images if release == kernel]
     # Where images are not named by release (Arch), the one of the running kernel cannot be told from the others.
-    others = [one for one in images if one[1] not in own]
+    others = [image for image in images if image[1] not in own]
     others.sort(key=lambda one: [int(part) for part in re.findall(r"\d{1,18}", one[0])], reverse=True)
     if own:
         yield command_probe("initramfs", tool, own[0], timeout_s=20.0, content_kind="table")
@@ -345,4 +345,4 @@ FINAL_FOLLOW_UPS: Final = (FollowUp("docker has containers", _container_probes),
 
 def _read_paths(evidence: Evidence, key: str) -> tuple[str, ...]:
     """Return the paths that a glob matched."""
-    return tuple(one.path for one in find_matches(evidence, key))
+    return tuple(match.path for match in find_matches(evidence, key))

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, ProbeOutcome, decode_matches
+from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture, Evidence, GlobMatch, ProbeOutcome, decode_matches
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import (
     Source,
@@ -55,7 +55,7 @@ _ABSENCE_LINE: Final = Pattern(
     re.IGNORECASE,
 )
 _NEWLINE: Final = Pattern("\n")
-_PACKAGE_TABLES: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
+_PACKAGE_TABLE_FILES: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class EvidenceItem:
     @property
     def is_package_record(self) -> bool:
         """True for a package manager's database or log: the longest texts, with only names, states and versions."""
-        return self.subject in _PACKAGE_TABLES or "/dpkg.log" in self.subject
+        return self.subject in _PACKAGE_TABLE_FILES or "/dpkg.log" in self.subject
 
     @property
     def was_answered(self) -> bool:
@@ -137,7 +137,7 @@ def split_items(evidence: Evidence) -> tuple[EvidenceItem, ...]:
 
 
 def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
-    if capture.outcome == "failed" and capture.error == NOT_CAPTURED:
+    if capture.outcome == "failed" and capture.error == NOT_CAPTURED_REASON:
         return
     # One unreadable folder does not discard what was found in the others.
     is_answer = capture.outcome == "ok" or bool(capture.data)
@@ -145,9 +145,9 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
         capture.source.startswith("/")
         and "*" in capture.source
         and is_answer
-        and (found := _decode_matches(capture)) is not None
+        and (matches := _decode_matches(capture)) is not None
     ):
-        yield from _items_of_glob(key, capture, found)
+        yield from _items_of_glob(key, capture, matches)
         return
     answer = _plain_output_with_error(capture)
     sources = (Source("nvml"),) if key == nvml.NVML_PROBE_KEY else identify_described_sources(capture.source, answer)
@@ -159,7 +159,7 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
         yield EvidenceItem(
             key,
             capture.source,
-            _mark_zero_count_complete(source, own),
+            _mark_complete_if_count_zero(source, own),
             own,
             outcome,
             capture.error,
@@ -171,20 +171,22 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
 
 _SEARCH_PROGRAMS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
 # Longer searches are for the rules that read the listing itself.
-_MAX_MATCHES: Final = 500
+_MAX_GREP_MATCHES: Final = 500
 _GREP_LINE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
 
 
 def _items_of_search(key: str, written: str, source: Source, text: str) -> Iterator[EvidenceItem]:
     """Yield the matches of a recursive search as one item per file."""
-    found: dict[str, list[str]] = {}
-    for number, match in enumerate(islice(_GREP_LINE.finditer(text), _MAX_MATCHES)):
-        lines = found.setdefault(match["path"], [])
+    lines_by_path: dict[str, list[str]] = {}
+    for number, match in enumerate(islice(_GREP_LINE.finditer(text), _MAX_GREP_MATCHES)):
+        lines = lines_by_path.setdefault(match["path"], [])
         lines += [""] * (number - len(lines)) + [match["line"]]
-    for path, lines in found.items():
+    for path, lines in lines_by_path.items():
         seen = identify_source(path)
         if seen.kind == "file":
-            yield EvidenceItem(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
+            yield EvidenceItem(
+                key, written, replace(seen, pattern=source.pattern or ".", is_part=True), "\n".join(lines)
+            )
 
 
 # What some commands answer with, one line each: the version of a module, the kernel's release, a value of sysfs.
@@ -201,7 +203,7 @@ def _single_line_form(source: Source) -> Pattern | None:
         return _KERNEL_RELEASE_LINE if "-r" in source.words else None
     if source.kind == "modinfo":
         return _DRIVER_VERSION_LINE if "version" in source.words else None
-    if source.kind == "file" and source.subject.startswith("/sys/") and not source.only:
+    if source.kind == "file" and source.subject.startswith("/sys/") and not source.pattern:
         return _DRIVER_VERSION_LINE if source.subject.endswith("/version") else _NUMBER_LINE
     return None
 
@@ -252,9 +254,9 @@ _PROGRAM_NOT_FOUND_LINE: Final = Pattern(
 )
 
 
-def _mark_zero_count_complete(source: Source, own: str) -> Source:
+def _mark_complete_if_count_zero(source: Source, output: str) -> Source:
     """Mark a count of zero as complete: it says as much as an empty listing."""
-    is_none = source.is_count and not source.is_mixed and not re.search(r"[1-9]", own)
+    is_none = source.is_count and not source.is_mixed and not re.search(r"[1-9]", output)
     return replace(source, is_part=False) if is_none else source
 
 
@@ -285,12 +287,12 @@ def cut_overlong_lines(text: str) -> str:
 # Patterns search line by line; a line of megabytes can only be an attack.
 _MAX_LINE_LENGTH: Final = 64 << 10
 _MAX_JSON_LINE_LENGTH: Final = 16 << 20
-_NOTE_LENGTH: Final = 80
+_MAX_NOTE_LENGTH: Final = 80
 
 
 def _cut_overlong_line(line: str) -> str:
     # Do not cut a line again that was cut and noted before.
-    if len(line) <= _MAX_LINE_LENGTH + _NOTE_LENGTH or (len(line) <= _MAX_JSON_LINE_LENGTH and _is_json(line)):
+    if len(line) <= _MAX_LINE_LENGTH + _MAX_NOTE_LENGTH or (len(line) <= _MAX_JSON_LINE_LENGTH and _is_json(line)):
         return line
     return f"{line[:_MAX_LINE_LENGTH]} … ({len(line) - _MAX_LINE_LENGTH} more characters of this line were not read)"
 
@@ -318,18 +320,18 @@ def _decode_matches(capture: Capture) -> tuple[GlobMatch, ...] | None:
         return None
 
 
-def _items_of_glob(key: str, capture: Capture, found: tuple[GlobMatch, ...]) -> Iterator[EvidenceItem]:
+def _items_of_glob(key: str, capture: Capture, matches: tuple[GlobMatch, ...]) -> Iterator[EvidenceItem]:
     """Yield a listing of the matches, and each file that was read."""
-    listing = "\n".join(f"{one.path} -> {one.link}" if one.link else one.path for one in found)
+    listing = "\n".join(f"{match.path} -> {match.link}" if match.link else match.path for match in matches)
     yield EvidenceItem(key, capture.source, Source("listing", capture.source), listing, capture.outcome, capture.error)
-    for one in found:
-        if one.data is not None and not _is_config_without_effect(one.path):
-            text = one.data.decode("utf-8", "replace")
+    for match in matches:
+        if match.data is not None and not _is_config_without_effect(match.path):
+            text = match.data.decode("utf-8", "replace")
             # A wrapper script's content is not program output.
-            source = Source("file", one.path) if "/bin/" in one.path else identify_source(one.path, text)
-            yield EvidenceItem(key, one.path, source, text)
-        elif one.denied and not _is_config_without_effect(one.path):
-            yield EvidenceItem(key, one.path, identify_source(one.path), "", "denied")
+            source = Source("file", match.path) if "/bin/" in match.path else identify_source(match.path, text)
+            yield EvidenceItem(key, match.path, source, text)
+        elif match.denied and not _is_config_without_effect(match.path):
+            yield EvidenceItem(key, match.path, identify_source(match.path), "", "denied")
 
 
 # Only *.conf is read in these; backups that an editor or a remedy left have no effect.

@@ -98,12 +98,12 @@ def read_dkms_links(links: Iterable[GlobMatch]) -> Mapping[tuple[str, str], str]
     Source: dkms 3.0.10, ``_is_module_installed``: <tree>/<module>/kernel-<kernel>-<arch> links to
     <version>/<kernel>/<arch>.
     """
-    found: dict[tuple[str, str], str] = {}
-    for one in links:
-        parts = (one.link or "").rstrip("/").split("/")[-3:]
-        if len(parts) == 3 and one.path.endswith(f"/kernel-{parts[1]}-{parts[2]}"):
-            found[one.path.split("/")[-2], parts[1]] = parts[0]
-    return found
+    versions: dict[tuple[str, str], str] = {}
+    for link in links:
+        parts = (link.link or "").rstrip("/").split("/")[-3:]
+        if len(parts) == 3 and link.path.endswith(f"/kernel-{parts[1]}-{parts[2]}"):
+            versions[link.path.split("/")[-2], parts[1]] = parts[0]
+    return versions
 
 
 def find_dkms_drivers(links: Iterable[GlobMatch]) -> Mapping[str, DkmsBuild]:
@@ -116,10 +116,10 @@ def find_dkms_drivers(links: Iterable[GlobMatch]) -> Mapping[str, DkmsBuild]:
     }
 
 
-def find_module_files(found: Iterable[GlobMatch], links: Iterable[GlobMatch]) -> tuple[ModuleFile, ...]:
-    """Return the main NVIDIA modules among ``found``, by path, with the version that DKMS or the path tells."""
+def find_module_files(matches: Iterable[GlobMatch], links: Iterable[GlobMatch]) -> tuple[ModuleFile, ...]:
+    """Return the main NVIDIA modules among ``matches``, by path, with the version that DKMS or the path tells."""
     versions = {kernel: build.version for kernel, build in find_dkms_drivers(links).items()}
-    paths = sorted({one.path for one in found if _MAIN_MODULE_FILE_NAME.fullmatch(one.path.rpartition("/")[2])})
+    paths = sorted({match.path for match in matches if _MAIN_MODULE_FILE_NAME.fullmatch(match.path.rpartition("/")[2])})
     return tuple(_make_module_file(path, versions) for path in paths)
 
 

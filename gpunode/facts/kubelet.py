@@ -121,18 +121,18 @@ def find_kubelet(facts: Facts, running: Sequence[str] = (), *, image: bool = Fal
     kinds = [kind for kind, rank in ranks.items() if rank == best]
     if len(kinds) > 1:
         names = " and ".join(_choose_unit(facts, kind) or f"{kind} ({_PRODUCT_MARKS[kind]})" for kind in kinds)
-        return Unknown(f"{names} are both {_RANK_WORDS[best]} here", "units")
+        return Unknown(f"{names} are both {_WORD_BY_RANK[best]} here", "units")
     try:
         if kinds == ["kubelet"]:
             return _read_standalone(facts, running or _find_start_command(facts, image=image))
-        return _READERS[kinds[0]](facts, kinds[0])
+        return _READER_BY_PRODUCT[kinds[0]](facts, kinds[0])
     except _Unreadable as unreadable:
         return unreadable.fact
     except ValueError as error:
         return Unknown(f"not understood: {error}"[:500], "kubelet")
 
 
-_RANK_WORDS: Final = {3: "running", 2: "enabled", 1: "set up"}
+_WORD_BY_RANK: Final = {3: "running", 2: "enabled", 1: "set up"}
 
 
 def _presence_rank(facts: Facts, kind: KubeletKind) -> int:
@@ -163,9 +163,9 @@ def has_joined_cluster(facts: Facts, kind: KubeletKind) -> bool:
 
 def _choose_unit(facts: Facts, kind: KubeletKind) -> str:
     """Return the product's running unit, else an existing one; empty if there are only files."""
-    found = {name: unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known)}
-    there = [name for name, unit in found.items() if unit.exists]
-    return next((name for name in there if found[name].state.active), there[0] if there else "")
+    existing_units = {name: unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known)}
+    there = [name for name, unit in existing_units.items() if unit.exists]
+    return next((name for name in there if existing_units[name].state.active), there[0] if there else "")
 
 
 def _read_content(facts: Facts, path: str) -> bytes | None:
@@ -204,11 +204,11 @@ def read_top_level_texts(text: str, keys: Iterable[str]) -> Mapping[str, str | N
         return {}
     if not isinstance(document, dict):
         raise ValueError("it is not a mapping")
-    found = {key: document[key] for key in keys if key in document}
-    for key, value in found.items():
+    values = {key: document[key] for key in keys if key in document}
+    for key, value in values.items():
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{key} is {value!r}, not a text"[:200])
-    return found
+    return values
 
 
 def _read_standalone(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]:
@@ -302,11 +302,11 @@ def _node_name_in_environment(facts: Facts, unit: str) -> str:
 
 def _find_cpu_policy(texts: Sequence[str], words: Sequence[str]) -> str:
     """Return the CPU policy in the kubelet's arguments; ``kubelet-arg+`` adds to those of earlier files."""
-    found: list[str] = []
+    policies: list[str] = []
     for text in texts:
         for adds, block in _KUBELET_ARGUMENTS.findall(text):
-            found = [*(found if adds else ()), *_CPU_MANAGER_POLICY_ARGUMENT.findall(block)]
-    return next(reversed([*found, *_CPU_MANAGER_POLICY_ARGUMENT.findall("\n".join(words))]), "")
+            policies = [*(policies if adds else ()), *_CPU_MANAGER_POLICY_ARGUMENT.findall(block)]
+    return next(reversed([*policies, *_CPU_MANAGER_POLICY_ARGUMENT.findall("\n".join(words))]), "")
 
 
 def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
@@ -335,7 +335,7 @@ def _read_k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     return Known(Kubelet(kind, _choose_unit(facts, kind), _RUNTIME_SOCKETS[kind], None), f"file:{_K0S_CONFIG_FILE}")
 
 
-_READERS: Final[Mapping[KubeletKind, Callable[[Facts, KubeletKind], Fact[Kubelet | None]]]] = {
+_READER_BY_PRODUCT: Final[Mapping[KubeletKind, Callable[[Facts, KubeletKind], Fact[Kubelet | None]]]] = {
     "k3s": _read_rancher,
     "rke2": _read_rancher,
     "microk8s": _read_microk8s,
@@ -358,9 +358,9 @@ def socket_path(endpoint: str) -> str:
 def parse_flags(words: Iterable[str]) -> Mapping[str, str]:
     """Return the flags that gpunode needs; the last of a repeated flag wins."""
     given = list(words)
-    found: dict[str, str] = {}
+    flags: dict[str, str] = {}
     for word, following in zip(given, (*given[1:], ""), strict=False):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name in _PARSED_KUBELET_FLAGS:
-            found[name] = value if equals else following
-    return found
+            flags[name] = value if equals else following
+    return flags

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.patterns import Pattern, parse_int
 
-_UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_GPU_UUID = Pattern(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MIG_INSTANCE_ACCESS_PATH = Pattern(r"/capabilities/(gpu\d+/mig/gi\d+)/(ci\d+/)?access\Z")
 
 
@@ -19,13 +19,13 @@ class GpuLayout:
     Attributes:
         minors: N of each /dev/nvidiaN; excluded GPUs have none.
         uuids: of the initialised GPUs; the others do not report theirs.
-        mig_caps: N of each /dev/nvidia-caps/nvidia-capN that opens a MIG device: its compute instance and what that
-            is part of.
+        mig_capabilities: N of each /dev/nvidia-caps/nvidia-capN that opens a MIG device: its compute instance and what
+            that is part of.
     """
 
     minors: frozenset[int] = frozenset()
     uuids: frozenset[str] = frozenset()
-    mig_caps: frozenset[int] = frozenset()
+    mig_capabilities: frozenset[int] = frozenset()
 
 
 def read_layout(gpus: Iterable[GlobMatch], instances: Iterable[GlobMatch]) -> GpuLayout:
@@ -39,8 +39,8 @@ def read_layout(gpus: Iterable[GlobMatch], instances: Iterable[GlobMatch]) -> Gp
     ]
     return GpuLayout(
         minors=frozenset(_parse_minor(values, "Device Minor") for values in used),
-        uuids=frozenset(uuid for values in used if _UUID.fullmatch(uuid := values.get("GPU UUID", ""))),
-        mig_caps=frozenset(_find_mig_caps(list(instances))),
+        uuids=frozenset(uuid for values in used if _GPU_UUID.fullmatch(uuid := values.get("GPU UUID", ""))),
+        mig_capabilities=frozenset(_find_mig_caps(list(instances))),
     )
 
 
@@ -53,10 +53,10 @@ def _find_mig_caps(instances: list[GlobMatch]) -> Iterator[int]:
     )
 
 
-def _parse_information(found: GlobMatch) -> dict[str, str]:
-    if found.data is None:
-        raise ValueError(f"{found.path} could not be read")
-    lines = (line.partition(":") for line in found.data.decode("utf-8", "replace").splitlines())
+def _parse_information(match: GlobMatch) -> dict[str, str]:
+    if match.data is None:
+        raise ValueError(f"{match.path} could not be read")
+    lines = (line.partition(":") for line in match.data.decode("utf-8", "replace").splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
 
 

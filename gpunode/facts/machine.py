@@ -65,7 +65,7 @@ def _extract_id(value: str) -> str:
 
 
 # Documentation/ABI/testing/sysfs-bus-pci and scripts/mod/file2alias.c, do_pci_entry, in the kernel's source.
-_MODALIAS = Pattern(
+_PCI_MODALIAS = Pattern(
     r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
     r"bc([0-9A-F]{2})sc([0-9A-F]{2})i[0-9A-F]{2}\s*"
 )
@@ -85,11 +85,11 @@ def _address_of(path: str) -> str:
     return path.rpartition("/")[0].rpartition("/")[2]
 
 
-def _make_sysfs_device(found: GlobMatch, driver: str | None) -> PciDevice:
-    address, alias = _address_of(found.path), (found.data or b"").decode("ascii", "replace")
-    match = _MODALIAS.fullmatch(alias)
+def _make_sysfs_device(modalias: GlobMatch, driver: str | None) -> PciDevice:
+    address, alias = _address_of(modalias.path), (modalias.data or b"").decode("ascii", "replace")
+    match = _PCI_MODALIAS.fullmatch(alias)
     if match is None or not _PCI_ADDRESS.fullmatch(address):
-        raise ValueError(f"{found.path}: not the modalias of a PCI device: {alias[:80]!r}")
+        raise ValueError(f"{modalias.path}: not the modalias of a PCI device: {alias[:80]!r}")
     vendor, device, board_vendor, board, base, sub = (number.lower() for number in match.groups())
     subsystem = None if board_vendor == "0000" else (board_vendor, board)
     return PciDevice(address, vendor, device, base + sub, subsystem, driver)

@@ -10,7 +10,7 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 from gpunode.change import FileChange, FileState, MigLayout, PackageState, ServiceState, Trigger, UnknownContent
 from gpunode.command import command
 from gpunode.errors import Undetermined
-from gpunode.facts.evidence import NOT_CAPTURED
+from gpunode.facts.evidence import NOT_CAPTURED_REASON
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
@@ -41,7 +41,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class PromisedFile(Unknown):
-    """A planned file whose bytes do not exist yet: ``holds`` compares the promise instead."""
+    """A planned file whose bytes do not exist yet: ``file_matches`` compares the promise instead."""
 
     after: UnknownContent
 
@@ -49,7 +49,7 @@ class PromisedFile(Unknown):
 Fact: TypeAlias = Known[T] | Unknown
 
 
-_PARSE_ERROR = Pattern(r"not understood: (?:(?P<path>/[^:\s]+)(?::(?P<line>\d+))?)?")
+_PARSE_ERROR_REASON = Pattern(r"not understood: (?:(?P<path>/[^:\s]+)(?::(?P<line>\d+))?)?")
 NOT_INSTALLED_ENDING = " is not installed"
 # The packages of the programs that facts come from, the same on Debian and Ubuntu.
 PACKAGE_OF_PROGRAM: Final = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
@@ -72,12 +72,12 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
 
 def _advise(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
-    if fact.reason == NOT_CAPTURED:
+    if fact.reason == NOT_CAPTURED_REASON:
         return "an older gpunode did not look there: take the capture again with `gpunode capture FILE`"
     if fact.install:
         return f"install it, then run the same command again:\nsudo {fact.install}"
-    if found := _PARSE_ERROR.match(fact.reason):
-        where = f"line {found['line']} of {found['path']}" if found["line"] else found["path"] or f"what {place} shows"
+    if match := _PARSE_ERROR_REASON.match(fact.reason):
+        where = f"line {match['line']} of {match['path']}" if match["line"] else match["path"] or f"what {place} shows"
         return f"correct {where}, then run the same command again"
     if place == "image":
         return "name the GPUs of the machine that will boot it: add --gpu IDS, such as --gpu 10de:1b80"
@@ -94,7 +94,7 @@ def known(fact: Known[T] | Unknown, default: T) -> T:
     return default if isinstance(fact, Unknown) else fact.value
 
 
-def holds(fact: Known[FileState | None] | Unknown, after: FileState | UnknownContent | None) -> bool:
+def file_matches(fact: Known[FileState | None] | Unknown, after: FileState | UnknownContent | None) -> bool:
     """Return True if the file matches ``after``, now or by an earlier planned change.
 
     A known file never matches an unsettled ``after``: the planner of the key compares fingerprints instead.
@@ -384,7 +384,7 @@ class Dependencies(Protocol):
         """
         ...
 
-    def answers(
+    def satisfying_packages(
         self, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId], /
     ) -> Mapping[PackageId, tuple[frozenset[PackageId], ...]]:
         """Return the installed packages that meet each dependency of each package in ``asked``."""

@@ -45,7 +45,7 @@ _ENROLLED_KEYS_GLOBS: Final = {
 _KEY_PATH_SETTING: Final = Pattern(
     r"^[ \t]*(mok_signing_key|mok_certificate)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^\s#;]*))", re.MULTILINE
 )
-_PEM: Final = Pattern(r"-----BEGIN CERTIFICATE-----(.*?)-----END", re.DOTALL)
+_PEM_CERTIFICATE: Final = Pattern(r"-----BEGIN CERTIFICATE-----(.*?)-----END", re.DOTALL)
 _MODINFO_SIGNATURE_FIELD: Final = Pattern(r"^(signer|sig_key):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 
 
@@ -71,7 +71,7 @@ def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) 
 
 def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the kernel and the path of every main module that DKMS has built."""
-    found = [one for key in MODULE_FILE_PROBE_KEYS for one in find_matches(evidence, key)]
+    found = [match for key in MODULE_FILE_PROBE_KEYS for match in find_matches(evidence, key)]
     for file in kernels.find_module_files(found, ()):
         if file.dkms:
             yield file.kernel, file.path
@@ -108,15 +108,15 @@ def _read_module_key(evidence: Evidence) -> ModuleKey:
     reader = EvidenceReader(evidence)
     key, path = find_key_files(evidence)
     certificate = reader.data(_CERTIFICATE_PROBE_KEY) or b""
-    pem = _PEM.search(certificate.decode("latin-1"))
+    pem = _PEM_CERTIFICATE.search(certificate.decode("latin-1"))
     der = base64.b64decode(pem[1]) if pem else certificate
-    lists = b"".join(one.data or b"" for name in _ENROLLED_KEYS_GLOBS for one in reader.found(name))
+    lists = b"".join(match.data or b"" for name in _ENROLLED_KEYS_GLOBS for match in reader.matches(name))
     queued, timeout = reader.data(_QUEUED_ENROLMENT_PROBE_KEY) or b"", reader.data(_MOK_TIMEOUT_PROBE_KEY)
     return ModuleKey(
         key,
         path,
         has_key=key.startswith(PKCS11_KEY_PREFIX)
-        or any(one.data != b"" for one in reader.found(_PRIVATE_KEY_PROBE_KEY)),
+        or any(match.data != b"" for match in reader.matches(_PRIVATE_KEY_PROBE_KEY)),
         der=der,
         is_der=der == certificate,
         enrolled=bool(der) and der in lists,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpunode.change import MigInstance, MigLayout
-from gpunode.facts.evidence import NOT_CAPTURED, Capture
+from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture
 from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern, parse_version
 
@@ -48,7 +48,7 @@ class UnreadNvmlValue(_NvmlError):
 
 
 # What a child of an older gpunode did not ask for.
-NOT_QUERIED = UnreadNvmlValue(13, "FunctionNotFound")
+VALUE_NOT_QUERIED = UnreadNvmlValue(13, "FunctionNotFound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Gpu:
     mig_pending: bool | UnreadNvmlValue
     instances: tuple[MigInstance, ...] | UnreadNvmlValue = ()
     clients: tuple[int, ...] = ()
-    fabric: str | UnreadNvmlValue = NOT_QUERIED
+    fabric: str | UnreadNvmlValue = VALUE_NOT_QUERIED
     failure: UnreadNvmlValue | None = None
 
     @property
@@ -88,11 +88,11 @@ class Gpu:
         """Expected values that are missing, by name; one row if the GPU does not answer at all."""
         if self.failure is not None:
             return (("gpu", self.failure),)
-        found = ((key, getattr(self, key)) for key in VALUE_TYPES)
+        found = ((key, getattr(self, key)) for key in TYPE_BY_NVML_VALUE)
         return tuple((key, value) for key, value in found if isinstance(value, UnreadNvmlValue) and value.supported)
 
 
-VALUE_TYPES: Mapping[str, type] = {
+TYPE_BY_NVML_VALUE: Mapping[str, type] = {
     "name": str,
     "uuid": str,
     "pci": str,
@@ -228,10 +228,10 @@ def _parse_gpu(row: object) -> Gpu:
     index = require_typed(int, row, "index")
     if "error" in row:
         failure = _parse_unread_value(row)
-        unread: dict[str, Any] = dict.fromkeys(VALUE_TYPES, failure)
+        unread: dict[str, Any] = dict.fromkeys(TYPE_BY_NVML_VALUE, failure)
         return Gpu(index, **unread, failure=failure)
-    values: dict[str, Any] = {key: _parse_typed_value(kind, row, key) for key, kind in VALUE_TYPES.items()}
-    fabric = _parse_typed_value(str, row, "fabric") if "fabric" in row else NOT_QUERIED
+    values: dict[str, Any] = {key: _parse_typed_value(kind, row, key) for key, kind in TYPE_BY_NVML_VALUE.items()}
+    fabric = _parse_typed_value(str, row, "fabric") if "fabric" in row else VALUE_NOT_QUERIED
     instances = _parse_instances(row, values["mig"])
     return Gpu(index, **values, instances=instances, clients=_parse_clients(row), fabric=fabric)
 
@@ -313,7 +313,7 @@ def read_child_answer(capture: Capture, parse: Callable[[bytes], T], library: st
         return NoAnswer("hangs", describe_hang(call, capture.error))
     if capture.outcome in {"absent", "denied"}:
         return NoAnswer("not-queried", capture.error or f"{capture.source}: {capture.outcome}")
-    if capture.error == NOT_CAPTURED:
+    if capture.error == NOT_CAPTURED_REASON:
         return NoAnswer("not-queried", "this capture does not hold its answer")
     if not capture.data.strip():
         lines = capture.error.strip().splitlines()
@@ -342,7 +342,7 @@ def list_mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
 
 
 def _make_mig_gpu(gpu: Gpu) -> MigGpu:
-    if not isinstance(gpu.uuid, str) or not isinstance(gpu.pci, str) or not _UUID.fullmatch(gpu.uuid):
+    if not isinstance(gpu.uuid, str) or not isinstance(gpu.pci, str) or not _GPU_UUID.fullmatch(gpu.uuid):
         raise ValueError(f"GPU {gpu.index} does not report its UUID and its address")
     if isinstance(gpu.mig, UnreadNvmlValue) and not gpu.mig.supported:
         return MigGpu(gpu.index, gpu.uuid, gpu.pci, None)
@@ -363,7 +363,7 @@ class VersionProblem:
     hint: str
 
 
-_UUID = Pattern(r"GPU-[0-9a-f]+(?:-[0-9a-f]+)*")
+_GPU_UUID = Pattern(r"GPU-[0-9a-f]+(?:-[0-9a-f]+)*")
 _DRIVER_VERSION = Pattern(r"(?:\d{1,4}:)?(\d{3,5}(?:\.\d{1,6}){1,2})(?![\d.])")
 _RELOAD_MODULES_ADVICE = (
     "reboot; or stop everything that uses the GPUs, unload the modules "
@@ -381,8 +381,8 @@ def driver_version(text: str) -> str:
     ``13.580.178.04`` (NVML puts the CUDA major first), ``1:580.178.04-0ubuntu1`` and ``580.178.04`` are one version.
     """
     without_cuda = re.sub(r"^\d{1,2}\.(?=\d{3,}\.)", "", text.strip())
-    found = _DRIVER_VERSION.match(without_cuda)
-    return found.group(1) if found else ""
+    match = _DRIVER_VERSION.match(without_cuda)
+    return match.group(1) if match else ""
 
 
 def compare_versions(loaded: str | None, library: str | None, package: str | None) -> tuple[VersionProblem, ...]:

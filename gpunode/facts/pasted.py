@@ -68,7 +68,7 @@ _TEXT_BEFORE_PROMPT: Final = r"(?:\([\w.-]{1,30}\)\s*)?(?:\[[\d:./ -]{4,30}(?:[A
 # A user, a host or a folder makes a prompt of what might be something else: "user@host:~$ lsmod",
 # "[root@gpu1 ~]# lspci", "host:~ # dmesg", SUSE's and fish's "user@host:~>", zsh's "➜  ~ lsmod", PowerShell's
 # "PS C:\Users\me>".
-_PLACE_PROMPT: Final = (
+_PROMPT_WITH_PLACE: Final = (
     r"(?:\[[^\]\n]{0,60}[@~/][^\]\n]{0,60}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?"
     r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]"
     r"|[\w.+-]{1,40}@[\w.-]{1,80}[: ][~/][^\s$#>]{0,80}>|➜ {1,2}[~/][^\s:]{0,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?"
@@ -80,7 +80,7 @@ _PLAIN_PROMPT: Final = (
     r"|\+{1,2}(?= [a-z])"
 )
 _PROMPT_LINE: Final = Pattern(
-    rf"^{_TEXT_BEFORE_PROMPT}(?:(?P<place>{_PLACE_PROMPT})|{_PLAIN_PROMPT}) ?(?<=[\s>])(?P<command>\S[^\n]*)$"
+    rf"^{_TEXT_BEFORE_PROMPT}(?:(?P<place>{_PROMPT_WITH_PLACE})|{_PLAIN_PROMPT}) ?(?<=[\s>])(?P<command>\S[^\n]*)$"
 )
 # The second line of zsh's prompts of two lines: "┌──(user㉿host)-[~]" above "└─$ lsmod".
 _PROMPT_TOP: Final = Pattern(r"^[┌╭]─[^\n]{1,160}$")
@@ -146,10 +146,10 @@ _SOURCE_HEADING: Final = Pattern(
 )
 # What tools begin with that say where in a file something is: "/usr/src/nvidia-470/nv-caps.c: In function 'f':",
 # "/a/b.py:235: UserWarning:", "/tmp/ccX1b.s: Assembler messages:", "/usr/bin/ld: nv.o: in function 'f':".
-_COMPILER_MESSAGE_PLACE: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
+_SOURCE_FILE_LINE_START: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
 # What `ls -l` prints below a folder's name.
 _LS_TOTAL_LINE: Final = Pattern(r"total \d{1,12}$")
-_FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
+_MARKDOWN_FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # A line that is a command and nothing else; of those that are English words as well, with an option or a path.
 _COMMAND_ON_LINE_OF_ITS_OWN: Final = Pattern(
     r"^(?:sudo )?(?!(?:find|which|type|service|env|time|watch|history|file|kind|snap|stat|command|exec|set|source|if)"
@@ -168,7 +168,7 @@ def _add_headings(lines: Sequence[str], typed: _StepsByLine) -> _StepsByLine:
         elif heading := _heading_source(line, source, is_alone=not typed and not before.strip()):
             is_folder = number + 1 < len(lines) and _LS_TOTAL_LINE.match(lines[number + 1])
             heads[number] = ShellStep(f"ls -l {heading}" if is_folder else heading, "")
-        elif _FENCE.match(line):
+        elif _MARKDOWN_FENCE.match(line):
             line = ""
         source = heads[number].source if number in heads else source
         before = line
@@ -183,7 +183,7 @@ def _heading_source(line: str, source: str, *, is_alone: bool) -> str:
     if not match or not (match["begin"] or match["end"]) or len(match["source"].split()) > _MAX_HEADING_WORDS:
         return ""
     seen = identify_source(match["source"])
-    is_path = seen.subject.startswith("/") and not _COMPILER_MESSAGE_PLACE.match(match["source"])
+    is_path = seen.subject.startswith("/") and not _SOURCE_FILE_LINE_START.match(match["source"])
     is_section = match["source"] in source.split() and identify_source(source).kind == "listing"
     return match["source"] if (seen.words or is_path) and not is_section else ""
 
@@ -217,13 +217,13 @@ def _split_at_heads(
 
 def _cut_at_fence(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return what one block of Markdown has of a command's output, and what is written behind the block."""
-    fences = [number for number, line in enumerate(lines) if _FENCE.match(line)]
+    fences = [number for number, line in enumerate(lines) if _MARKDOWN_FENCE.match(line)]
     if not fences:
         return lines, ()
     is_opened = not any(line.strip() for line in lines[: fences[0]])
     begin, close = (fences[0] + 1, fences[1:2]) if is_opened and len(fences) > 1 else (0, fences[:1])
     rest = [*lines[close[0] + 1 :]]
-    while rest and (not rest[-1].strip() or _FENCE.match(rest[-1])):  # the next block's beginning
+    while rest and (not rest[-1].strip() or _MARKDOWN_FENCE.match(rest[-1])):  # the next block's beginning
         rest.pop()
     return lines[begin : close[0]], rest
 
@@ -238,7 +238,7 @@ def _drop_prompts(lines: Sequence[str], prompts: AbstractSet[str]) -> str:
 def _split_paragraphs(text: str) -> Iterator[str]:
     """Split the text at blank lines after which something else begins."""
     part, seen = "", None
-    for paragraph in _BLANK.split(text, _MAX_PARAGRAPHS):
+    for paragraph in _BLANK_LINES.split(text, _MAX_PARAGRAPHS):
         other = identify_by_content(paragraph)
         # Behind a table and a blank line is no more of it; a file goes on.
         is_over = seen is not None and seen.kind in TABLE_KINDS - {"file"}
@@ -257,7 +257,7 @@ def _split_at_fences(text: str) -> Iterator[str]:
         yield from _split_at_fences("\n".join(rest))
 
 
-_BLANK: Final = Pattern(r"\n(?:[ \t]*\n)+")
+_BLANK_LINES: Final = Pattern(r"\n(?:[ \t]*\n)+")
 # Nobody pastes more things without a word between them.
 _MAX_PARAGRAPHS: Final = 300
 
@@ -293,7 +293,7 @@ def _keep_latest(typed: Sequence[ShellStep]) -> list[ShellStep]:
     return kept[::-1]
 
 
-_FORMAT_HINT: Final = 'a report is a JSON list of {"source": "the command or path", "text": "its output"}'
+_REPORT_FORMAT_HINT: Final = 'a report is a JSON list of {"source": "the command or path", "text": "its output"}'
 # The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEY_BY_SOURCE: Final = {
     **{probe.path: probe.key for probe in PROBES if probe.path},
@@ -310,16 +310,16 @@ def parse_json_report(text: str, place: str) -> Evidence:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place} is not JSON", why=str(error)[:300], hint=_FORMAT_HINT) from error
+        raise UsageError(f"{place} is not JSON", why=str(error)[:300], hint=_REPORT_FORMAT_HINT) from error
     if isinstance(rows, dict):
         rows = rows.get("evidence")
     if not isinstance(rows, list):
-        raise UsageError(f"{place} is JSON, but not a list", hint=_FORMAT_HINT)
+        raise UsageError(f"{place} is JSON, but not a list", hint=_REPORT_FORMAT_HINT)
     return collect_pieces(tuple(_parse_entry(row, number, place, text)) for number, row in enumerate(rows, 1))
 
 
 # What people call the two, and how they write a text: as it is, as its lines, as the object that a command printed.
-_FIELD_NAMES: Final = {
+_JSON_FIELD_NAMES: Final = {
     "source": ("source", "command", "cmd", "path", "file", "name"),
     "text": ("text", "output", "stdout", "content"),
 }
@@ -329,11 +329,11 @@ def _parse_entry(row: object, number: int, place: str, whole: str) -> Iterator[s
     if isinstance(row, str):
         yield from (_DEFAULT_SOURCE, row)
         return
-    for name, others in _FIELD_NAMES.items():
+    for name, others in _JSON_FIELD_NAMES.items():
         found = [row[other] for other in others if other in row] if isinstance(row, dict) else []
         if not found or (value := _join_text(found[0])) is None:
             where = f"{place}, line {_find_entry_line(whole, number)}"
-            raise UsageError(f"{where}: entry {number} has no {name} that is text", hint=_FORMAT_HINT)
+            raise UsageError(f"{where}: entry {number} has no {name} that is text", hint=_REPORT_FORMAT_HINT)
         yield value
 
 
@@ -374,30 +374,30 @@ _DEFAULT_SOURCE: Final = "pasted text"
 
 
 # A report has some dozens; each is looked at by hundreds of rules.
-MAX_PIECES: Final = 5000
+MAX_REPORT_PIECES: Final = 5000
 
 
 def collect_pieces(pieces: Iterable[tuple[str, ...]]) -> Evidence:
     """Return the pieces as evidence, each under the key of the matching probe, else under its source.
 
     Raises:
-        UsageError: if there are more than ``MAX_PIECES``.
+        UsageError: if there are more than ``MAX_REPORT_PIECES``.
     """
-    found: dict[str, Capture] = {}
+    captures: dict[str, Capture] = {}
     numbers: Counter[str] = Counter()
     for step in (step for source, text in pieces for step in split_session(source, text)):
-        if len(found) == MAX_PIECES:
+        if len(captures) == MAX_REPORT_PIECES:
             raise _too_many_error()
         unique = key = _choose_key(step.source, step.text)
-        while unique in found:
+        while unique in captures:
             numbers[key] += 1
             unique = f"{key}#{numbers[key] + 1}"
-        found[unique] = _make_capture(step.source, step.text)
-    return found
+        captures[unique] = _make_capture(step.source, step.text)
+    return captures
 
 
 def _too_many_error() -> UsageError:
-    why = f"it has more than {MAX_PIECES} pieces of evidence"
+    why = f"it has more than {MAX_REPORT_PIECES} pieces of evidence"
     return UsageError("the report is not read", why=why, hint="send the output of one node, once")
 
 
@@ -409,7 +409,7 @@ def _make_capture(source: str, text: str) -> Capture:
 
 def _choose_key(source: str, text: str) -> str:
     seen = identify_source(source, text)
-    is_part = seen.only or seen.is_part or seen.is_mixed
+    is_part = seen.pattern or seen.is_part or seen.is_mixed
     if is_part or seen.where == "container" or boots.is_from_earlier_boot(seen, source):
         return source
     if seen.kind == "file" and seen.subject.startswith("/"):
@@ -424,7 +424,7 @@ _UNREADABLE_FILE_TITLE: Final = Pattern(r"^\*\*\* /\S+ (?:is not readable|could 
 _SKIPPED_COMMAND_TEXT: Final = Pattern(
     r"^\s*(?:Skipping|skipped)\b|\b(?:is not installed|not found; skipping)\b", re.IGNORECASE
 )
-_UNAME: Final = Pattern(r"^uname: (.*)$", re.MULTILINE)
+_UNAME_LINE: Final = Pattern(r"^uname: (.*)$", re.MULTILINE)
 # Boots before this one, the X server's own, and blocks that no person reads.
 _IGNORED_SECTION_TITLE: Final = Pattern(
     r"journalctl -b -[1-9]|_COMM=|coredumpctl|nvidia-debugdump|acpidump|Xorg\.|base64"
@@ -454,7 +454,7 @@ def _split_sections(text: str) -> Iterator[tuple[str, str]]:
 def _read_section(body: str) -> Iterator[tuple[str, str]]:
     title, _, rest = body.partition("\n")
     if _BUG_REPORT_MARK.search(body):
-        if found := _UNAME.search(body):
+        if found := _UNAME_LINE.search(body):
             yield "uname -a", found[1]
     elif match := _FILE_SECTION_TITLE.match(title):
         path = posixpath.normpath(match["path"])

@@ -14,26 +14,26 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 # Plain characters, an escape, a set of characters, what begins a group, what repeats; else one character.
-_TOKEN: Final = re.compile(
+_REGEX_TOKEN: Final = re.compile(
     r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
     r"|\{\d*,?\d*\}[?+]?|.",
     re.DOTALL,
 )
 # What an expression may begin with in place of flags.
-_LEADING_FLAGS: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
+_FLAGS_BY_REGEX_PREFIX: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
 _REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
 _UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
 # Compiled on use: doctor alone asks.
 _REGEX_MATCHING_NEWLINE: Final = r"\\[sDW]|\[\^(?![^\]]*\\n)"
-_NEGATED_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
+_NEGATED_CHARACTER_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 # Shorter words are everywhere and save nothing.
 _MIN_REQUIRED_STRING_LENGTH: Final = 3
 
 
 def _required_strings(expression: str, flags: int) -> frozenset[str]:
     """Return lower-case strings, one of which every match of ``expression`` contains; none if undetermined."""
-    pieces = _TOKEN.findall(expression)
+    pieces = _REGEX_TOKEN.findall(expression)
     return (
         frozenset()
         if flags & re.VERBOSE or any(map(_UNSUPPORTED_REGEX_SYNTAX.match, pieces))
@@ -90,7 +90,7 @@ class Pattern:
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         head, _, rest = pattern.partition(")")
-        leading = _LEADING_FLAGS.get(head, 0)
+        leading = _FLAGS_BY_REGEX_PREFIX.get(head, 0)
         self.pattern, self.flags = (rest if leading else pattern), flags | leading
         self._compiled: re.Pattern[str] | None = None
         self._is_line_based: bool | None = None
@@ -122,7 +122,7 @@ class Pattern:
     def is_line_based(self) -> bool:
         r"""True if no match goes over a line's end, which a pattern says by ``\n`` outside a negated set."""
         if self._is_line_based is None:
-            rest = _NEGATED_SET.sub("", self.pattern)
+            rest = _NEGATED_CHARACTER_SET.sub("", self.pattern)
             is_anchored = not self.flags & re.MULTILINE and any(one in rest for one in "^$")
             may_cross = any(one in rest for one in (r"\n", r"\A", r"\Z"))
             self._is_line_based = not (is_anchored or may_cross or self.flags & re.DOTALL)
@@ -175,7 +175,7 @@ class Pattern:
 
 
 # What 64 bits hold, almost: more bytes, links or restarts than these are nowhere.
-_MAX_DIGITS: Final = 18
+_MAX_INTEGER_DIGITS: Final = 18
 
 
 def parse_int(text: str) -> int | None:
@@ -189,4 +189,4 @@ def parse_version(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: if it has other parts.
     """
-    return tuple(int(part[:_MAX_DIGITS]) for part in text.split("."))
+    return tuple(int(part[:_MAX_INTEGER_DIGITS]) for part in text.split("."))

@@ -15,7 +15,7 @@ from gpunode.packages import SYSTEMS
 DEVICE_PLUGIN_SERVICE: Final = "nvidia-device-plugin.service"
 RESUME_SERVICE_FILE: Final = "/etc/systemd/system/gpunode-resume.service"
 RESUME_SERVICE: Final = RESUME_SERVICE_FILE.rpartition("/")[2]
-UNITS: Final = (
+PROBED_UNITS: Final = (
     *(row.unit for row in CONTAINER_RUNTIMES.values() if row.unit),
     *GPU_SERVICES,
     "gdrdrv.service",
@@ -44,7 +44,7 @@ DRIVER_PARAMETERS_FILE: Final = "/proc/driver/nvidia/params"
 _MAX_WRAPPER_SCRIPT_BYTES: Final = 64 << 10
 # The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
-TOOLKIT_FILE_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
+TOOLKIT_FILE_LIST: Final = SYSTEMS[0].file_list_path("nvidia-container-toolkit-base")
 # Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
 SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown")
 # What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
@@ -69,7 +69,7 @@ FILES: Final = (
     RESUME_SERVICE_FILE,
     TOOLKIT_FILE_LIST,
     LD_SO_CONFIG_FILE,
-    *(path for system in SYSTEMS for path in system.files),
+    *(path for system in SYSTEMS for path in system.other_read_files),
     *kernels.MODULE_LISTS,
     *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
     *kubelet.FILES,
@@ -80,7 +80,7 @@ CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
 CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
-    **{key: folder for system in SYSTEMS for key, folder in system.folders.items()},
+    **{key: folder for system in SYSTEMS for key, folder in system.read_folders.items()},
     **kernels.MODPROBE_FOLDERS,
     "grub-d": BOOT_LOADER_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
@@ -117,7 +117,7 @@ LEFTOVER_GLOBS: Final = {
     "dkms-tree": "/var/lib/dkms/*/*",
     "kernel-sources": "/usr/src/*",
 }
-UNIT_PROPERTIES: Final = (
+UNIT_PROPERTY_NAMES: Final = (
     "Id",
     "Names",
     "LoadState",
@@ -132,8 +132,8 @@ _FOLDERS_IN_IMAGE: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 
 
 # What a person writes there line by line, in a grammar that has no place for a secret but an address.
-_LINE_BASED_CONFIG_PATHS: Final = (
-    *(folder for system in SYSTEMS for folder in system.line_folders),
+_COMMENTED_CONFIG_PATHS: Final = (
+    *(folder for system in SYSTEMS for folder in system.config_folders),
     *kernels.MODPROBE_FOLDERS.values(),
     *DEPMOD_FOLDERS,
     LD_SO_CONFIG_FILE,  # and the folder of that name
@@ -165,7 +165,7 @@ def _classify_file(path: str) -> ContentKind:
     """Return the kind of content of a file that a step or runtime needs."""
     if path.startswith(_TABLE_PATHS):
         return "table"
-    return "log" if path.startswith(_LINE_BASED_CONFIG_PATHS) else "config"
+    return "log" if path.startswith(_COMMENTED_CONFIG_PATHS) else "config"
 
 
 _COMMON_PROBES: Final = (
@@ -219,7 +219,7 @@ def list_probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: 
         files: absolute paths.
         image: whether the node is a mounted root: then only its files are read, and nothing is run.
     """
-    names = tuple(dict.fromkeys((*UNITS, *units)))
+    names = tuple(dict.fromkeys((*PROBED_UNITS, *units)))
     paths = dict.fromkeys((*FILES, *files))
     every = (
         *_COMMON_PROBES,
@@ -245,7 +245,7 @@ def standalone_kubelet_probe(units: Capture | None) -> Probe | None:
 
 def unit_probe(*names: str) -> Probe:
     """Return the probe of these units' state in systemd."""
-    properties = ",".join(UNIT_PROPERTIES)
+    properties = ",".join(UNIT_PROPERTY_NAMES)
     # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
     return _table_probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))
 

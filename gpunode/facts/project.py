@@ -94,7 +94,7 @@ def _with_command(facts: Facts, change: CommandChange) -> Facts:
         return replace(facts, run_installer=Known(False, PLAN_PROBE_KEY), driver_libraries=gone, leftovers=gone)
     if change.runs_command("dkms"):
         return _with_built_modules(facts, is_rebuilt=True)
-    if change.runs_command(*system(facts).repair.argv):
+    if change.runs_command(*system(facts).repair_change.argv):
         return replace(facts, packages_interrupted=Known(False, PLAN_PROBE_KEY), unconfigured=frozenset())
     if facts.module_key is not None:
         from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on
@@ -138,7 +138,7 @@ def _project_sources(facts: Facts, path: str, after: FileState | None) -> Fact[t
         return Unknown(str(error), PLAN_PROBE_KEY)
     if entries is None:
         return facts.sources
-    return _map_fact(facts.sources, lambda former: (*(one for one in former if one.file != path), *entries))
+    return _map_fact(facts.sources, lambda former: (*(source for source in former if source.file != path), *entries))
 
 
 def _with_package(facts: Facts, change: PackageChange) -> Facts:

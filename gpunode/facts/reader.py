@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpunode.change import FileState
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, GlobMatch, Ownership, decode_matches
+from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture, Evidence, GlobMatch, Ownership, decode_matches
 from gpunode.facts.model import NOT_INSTALLED_ENDING, Fact, Known, Unknown
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class EvidenceReader:
         """Return the probe's capture, whatever its outcome."""
         capture = self.evidence.get(key)
         if capture is None:
-            raise EvidenceMissing(key, NOT_CAPTURED)
+            raise EvidenceMissing(key, NOT_CAPTURED_REASON)
         return capture
 
     def data(self, key: str) -> bytes | None:
@@ -55,7 +55,7 @@ class EvidenceReader:
         """Return the content as text; empty if the file does not exist."""
         return (self.data(key) or b"").decode("utf-8", "replace")
 
-    def found(self, key: str) -> tuple[GlobMatch, ...]:
+    def matches(self, key: str) -> tuple[GlobMatch, ...]:
         """Return the matches of a glob."""
         return decode_matches(self.data(key) or b"")
 

@@ -84,7 +84,7 @@ class Source:
     Attributes:
         subject: the file, unit, module, pod or image that it is about; empty where there is none.
         words: the command's words without what stands before it (sudo, assignments); empty for a file.
-        only: the pattern of a ``grep`` behind the command, or of one that read the file: the text holds only the
+        pattern: the pattern of a ``grep`` behind the command, or of one that read the file: the text holds only the
             lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
@@ -95,7 +95,7 @@ class Source:
     subject: str = ""
     words: tuple[str, ...] = ()
     where: SourcePlace = "host"
-    only: str = ""
+    pattern: str = ""
     is_part: bool = False
     is_mixed: bool = False
     is_count: bool = False
@@ -106,20 +106,20 @@ class Source:
         An invalid or dangerously slow pattern is searched for literally.
         """
         if (
-            len(self.only) > _MAX_PATTERN
-            or len(_REGEX_REPEAT_OPERATOR.findall(self.only)) > _MAX_REPEATS
-            or _REPEATED_REGEX_GROUP.search(self.only)
+            len(self.pattern) > _MAX_REGEX_LENGTH
+            or len(_REGEX_REPEAT_OPERATOR.findall(self.pattern)) > _MAX_REGEX_REPEATS
+            or _REPEATED_REGEX_GROUP.search(self.pattern)
         ):
-            return self.only in line
+            return self.pattern in line
         try:
-            return re.search(self.only, line, re.IGNORECASE) is not None
+            return re.search(self.pattern, line, re.IGNORECASE) is not None
         except re.error:
-            return self.only in line
+            return self.pattern in line
 
 
 # People type such patterns by hand, and a report may come from anybody: a repeated group of repetitions is no search.
-_MAX_PATTERN: Final = 200
-_MAX_REPEATS: Final = 6
+_MAX_REGEX_LENGTH: Final = 200
+_MAX_REGEX_REPEATS: Final = 6
 _REGEX_REPEAT_OPERATOR: Final = Pattern(r"[*+}]")
 _REPEATED_REGEX_GROUP: Final = Pattern(r"\)[*+{]")
 
@@ -163,7 +163,7 @@ class _KindRow:
 
 
 # Of several rows that match, the first counts.
-_KIND_ROWS: Final = (
+_SOURCE_KIND_ROWS: Final = (
     _KindRow(
         "lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by|^(?:nvidia|nouveau)\w* +\d{4,} +-?\d+(?: |$)"
     ),
@@ -365,7 +365,7 @@ _SHELL_PROMPT: Final = Pattern(
     r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
 # "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
-_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
+_LABEL_PREFIX: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
 _REMARK_IN_PARENTHESES: Final = Pattern(r"(?<=\S)\s*\(([^()]*)\)\s*$")
 _EXCERPT_WORDS: Final = Pattern(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
@@ -430,14 +430,14 @@ def identify_described_sources(description: str, text: str = "") -> tuple[Source
             or found
             or (Source("text"),)
         )
-    found = tuple(replace(one, is_part=True) for one in found) if is_part else found
-    return tuple(replace(one, where="container") for one in found) if where == "container" else found
+    found = tuple(replace(source, is_part=True) for source in found) if is_part else found
+    return tuple(replace(source, where="container") for source in found) if where == "container" else found
 
 
 def identify_by_content(text: str) -> Source | None:
     """Identify ``text`` by its content; return None if it resembles nothing known."""
     head = text[:20_000]
-    for row in _KIND_ROWS if head else ():
+    for row in _SOURCE_KIND_ROWS if head else ():
         match = row.looks.search(head) if row.looks else None
         if match and (row.kind not in TABLE_KINDS or head.count("\n", 0, match.start()) <= _MAX_LINES_ABOVE_TABLE):
             return _make_source(row, match)
@@ -461,15 +461,15 @@ def _parse_description(source: str) -> tuple[tuple[Source, ...], SourcePlace, bo
         where = "container" if _CONTAINER_WORDS.search(match[1]) else where
         is_part = is_part or bool(_EXCERPT_WORDS.search(match[1]))
         source = source[: match.start()]
-    label = _LABEL.match(source)
+    label = _LABEL_PREFIX.match(source)
     if label and not _sources_of_line(label[0]) and (found := _sources_of_line(source[label.end() :])):
         return found, "container" if _CONTAINER_WORDS.search(label[0]) else where, is_part
     found = _sources_of_line(source) or _as_tuple(_source_of_path(source))
     return found, where if found or not _CONTAINER_WORDS.search(source) else "container", is_part
 
 
-def _as_tuple(found: Source | None) -> tuple[Source, ...]:
-    return (found,) if found else ()
+def _as_tuple(source: Source | None) -> tuple[Source, ...]:
+    return (source,) if source else ()
 
 
 def _source_of_path(source: str) -> Source | None:
@@ -480,12 +480,12 @@ def _source_of_path(source: str) -> Source | None:
 
 
 def _source_of_label(source: str) -> Source | None:
-    row = next((row for row in _KIND_ROWS if row.label and row.label.search(source)), None)
+    row = next((row for row in _SOURCE_KIND_ROWS if row.label and row.label.search(source)), None)
     return Source(row.kind, _find_unit(source) if row.kind == "unit-log" else "") if row else None
 
 
 def _file_source(path: str) -> Source:
-    row = next((row for row in _KIND_ROWS if row.path and row.path.search(path)), None)
+    row = next((row for row in _SOURCE_KIND_ROWS if row.path and row.path.search(path)), None)
     kind: SourceKind = row.kind if row else "file"
     subject = "nvidia-fabricmanager.service" if kind == "unit-log" else path
     return Source(kind, subject, where="container" if kind == "kubernetes-log" else "host")
@@ -493,8 +493,8 @@ def _file_source(path: str) -> Source:
 
 def _sources_of_line(source: str) -> tuple[Source, ...]:
     """Return the source of each command in a line; several share one text."""
-    found = tuple(one for pipeline in _split_pipelines(source) for one in _sources_of_pipeline(pipeline))
-    return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
+    found = tuple(source for pipeline in _split_pipelines(source) for source in _sources_of_pipeline(pipeline))
+    return tuple(replace(source, is_mixed=True) for source in found) if len(found) > 1 else found
 
 
 def _sources_of_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source]:
@@ -502,8 +502,10 @@ def _sources_of_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source
     greps = [_grep_pattern(words) for words in pipeline[1:] if program_name(words) in _GREP_PROGRAMS]
     is_count = _is_count_command(last)
     is_cut = is_count or any(program_name(words) in _TEXT_FILTERS for words in pipeline[1:]) or _is_head_or_tail(head)
-    for one in _sources_of_command(head):
-        yield replace(one, only=_join_patterns(one.only, *greps), is_part=one.is_part or is_cut, is_count=is_count)
+    for source in _sources_of_command(head):
+        yield replace(
+            source, pattern=_join_patterns(source.pattern, *greps), is_part=source.is_part or is_cut, is_count=is_count
+        )
 
 
 def _join_patterns(*patterns: str) -> str:
@@ -550,14 +552,14 @@ def _split_words(source: str) -> list[str]:
     lexer.whitespace_split = True
     lexer.commenters = ""
     try:
-        words = list(lexer) if _SHELL_SIGNS.intersection(source) else source.split()
+        words = list(lexer) if _SHELL_SPECIAL_CHARACTERS.intersection(source) else source.split()
     except ValueError:
         words = source.split()
     return words[: words.index("#")] if "#" in words[1:] else words
 
 
 # shlex reads character by character; most sources have none of these.
-_SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
+_SHELL_SPECIAL_CHARACTERS: Final = frozenset("'\"\\|;&<>")
 
 
 def _strip_wrappers(words: Sequence[str]) -> tuple[str, ...]:
@@ -610,16 +612,16 @@ def _parse_grep(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
 def _sources_of_command(words: tuple[str, ...]) -> tuple[Source, ...]:
     """Return the source of a command, or of those it passes to another shell; none if unknown."""
     line = " ".join((program_name(words), *(word.replace(" ", _BLANK_PLACEHOLDER) for word in words[1:])))[
-        :_MAX_COMMAND
+        :_MAX_COMMAND_LENGTH
     ]
     if (runner := _COMMAND_RUNNER.match(line)) and (found := _sources_of_nested_command(words, line[runner.end() :])):
         is_inside = runner["container"] or (runner["debug"] is not None and not _RUNS_ON_NODE_ITSELF.search(line))
-        return tuple(replace(one, where="container") for one in found) if is_inside else found
+        return tuple(replace(source, where="container") for source in found) if is_inside else found
     return _as_tuple(_source_of_plain_command(words, line))
 
 
 # What a command is stands near its beginning.
-_MAX_COMMAND: Final = 600
+_MAX_COMMAND_LENGTH: Final = 600
 _RUNS_ON_NODE_ITSELF: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
 
 
@@ -634,22 +636,22 @@ def _source_of_plain_command(words: tuple[str, ...], line: str) -> Source | None
     if name in _GREP_PROGRAMS:
         return _source_of_grep(words)
     lowered = line.lower()
-    for row in _KIND_ROWS:
+    for row in _SOURCE_KIND_ROWS:
         if row.command and row.command.may_match(lowered) and (match := row.command.match(line)):
-            return replace(_make_source(row, match), words=words, only=_journal_grep_pattern(words))
+            return replace(_make_source(row, match), words=words, pattern=_journal_grep_pattern(words))
     return Source("application", words=words) if _USERS_OWN_PROGRAM.match(" ".join(words)) else None
 
 
-def _sources_of_nested_command(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
+def _sources_of_nested_command(words: tuple[str, ...], nested_line: str) -> tuple[Source, ...]:
     """Return the sources of a command line inside the words: a quoted one, or the last ones."""
     quoted = next((word for word in reversed(words[1:]) if " " in word), "")
     if quoted and (found := _sources_of_line(quoted)):
         return found
-    tail = rest.split()
+    tail = nested_line.split()
     tails = (tail[start:] for start in range(len(tail)))
     known = (
-        _source_of_plain_command(tuple(word.replace(_BLANK_PLACEHOLDER, " ") for word in one), " ".join(one))
-        for one in tails
+        _source_of_plain_command(tuple(word.replace(_BLANK_PLACEHOLDER, " ") for word in tail), " ".join(tail))
+        for tail in tails
     )
     return _as_tuple(next(filter(None, known), None))
 
@@ -674,8 +676,8 @@ def _source_of_grep(words: tuple[str, ...]) -> Source | None:
     if not files or not patterns:
         return None
     if any(re.fullmatch(r"-\w*[lLrR]\w*|--recursive", word) for word in options):
-        return Source("listing", files[0], words, only="|".join(patterns))
-    return replace(_file_source(files[0]), words=words, only=_grep_pattern(words))
+        return Source("listing", files[0], words, pattern="|".join(patterns))
+    return replace(_file_source(files[0]), words=words, pattern=_grep_pattern(words))
 
 
 _UNIT_BY_KEYWORD: Final = (

@@ -119,15 +119,15 @@ def read_offline_units(
 
 
 def _make_offline_unit(
-    name: str, wanted: Collection[str], own: Mapping[str, GlobMatch], shipped: Collection[str]
+    name: str, wanted_units: Collection[str], admin_units: Mapping[str, GlobMatch], shipped: Collection[str]
 ) -> Unit:
-    masked = name in own and own[name].link == "/dev/null"
-    exists = name in own or name in shipped
-    return Unit(ServiceState(exists and not masked and name in wanted, active=False), exists, None, masked)
+    masked = name in admin_units and admin_units[name].link == "/dev/null"
+    exists = name in admin_units or name in shipped
+    return Unit(ServiceState(exists and not masked and name in wanted_units, active=False), exists, None, masked)
 
 
-def _unit_name(found: GlobMatch) -> str:
-    return found.path.rpartition("/")[2]
+def _unit_name(match: GlobMatch) -> str:
+    return match.path.rpartition("/")[2]
 
 
 # The first folder that has a file wins.
@@ -230,11 +230,11 @@ def _join_lines(data: bytes) -> Iterator[str]:
 
 def _effective_values(settings: list[tuple[str, str, str]], name: str) -> list[tuple[str, str]]:
     """Return path and value of each effective line of a key; an empty one resets the list."""
-    found: list[tuple[str, str]] = []
+    values: list[tuple[str, str]] = []
     for path, key, value in settings:
         if key == name:
-            found = [*found, (path, value)] if value else []
-    return found
+            values = [*values, (path, value)] if value else []
+    return values
 
 
 def _environment_files(settings: list[tuple[str, str, str]]) -> list[str]:
@@ -247,16 +247,16 @@ def _read_environment(
     files: Mapping[str, bytes], settings: list[tuple[str, str, str]]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the service's variables, and the files that set them."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     sources: list[str] = []
     for path, value in _effective_values(settings, "Environment"):
-        found |= {name: text for name, mark, text in (word.partition("=") for word in split_words(value)) if mark}
+        variables |= {name: text for name, mark, text in (word.partition("=") for word in split_words(value)) if mark}
         sources.append(path)
     for pattern in _environment_files(settings):
         for path in sorted(fnmatch.filter(files, pattern)):
-            found |= dict(_parse_environment_file(files[path]))
+            variables |= dict(_parse_environment_file(files[path]))
             sources.append(path)
-    return found, tuple(sources)
+    return variables, tuple(sources)
 
 
 def _parse_environment_file(data: bytes) -> Iterator[tuple[str, str]]:
@@ -268,7 +268,7 @@ def _parse_environment_file(data: bytes) -> Iterator[tuple[str, str]]:
             yield name, words[0] if len(words) == 1 else value
 
 
-_VARIABLE = Pattern(r"\$\{(\w+)\}|\$\$")
+_ENVIRONMENT_VARIABLE = Pattern(r"\$\{(\w+)\}|\$\$")
 
 
 def _expand_words(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
@@ -278,7 +278,7 @@ def _expand_words(words: Sequence[str], variables: Mapping[str, str]) -> Iterato
             value = variables.get(word[1:], "")
             yield from split_words(value) or value.split()
         else:
-            yield _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
+            yield _ENVIRONMENT_VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
 
 
 def find_program_arguments(argv: Sequence[str], *names: str) -> Sequence[str] | None:

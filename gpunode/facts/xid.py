@@ -14,26 +14,26 @@ from gpunode.facts.patterns import Pattern
 
 # (PCI:0000:61:00), (PCI:0018:01:00.0), (0000:03:00), (PCI:0000:3b:00 GPU-I:05 GPU-CI:00)
 _PCI_ADDRESS_IN_XID: Final = r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}(?:\.[0-9a-f])?"
-_XID: Final = Pattern(
+_XID_LINE: Final = Pattern(
     rf"\bXid\s*(?:\(\s*(?:PCI:)?(?P<bus>{_PCI_ADDRESS_IN_XID})(?:\s+GPU-I:(?P<instance>\d{{1,18}}))?[^)]{{0,20}}\))?\s*:\s*(?P<code>\d{{1,3}})"
     r"\b[,:]?\s*(?P<rest>.*)",
     re.IGNORECASE,
 )
-_SXID: Final = Pattern(
+_SXID_LINE: Final = Pattern(
     rf"\bSXid\s*\(\s*(?:PCI:)?(?P<bus>{_PCI_ADDRESS_IN_XID})\s*\)\s*:\s*(?P<code>\d{{4,6}})\b[,:]?\s*(?P<rest>.*)",
     re.IGNORECASE,
 )
 _XID_PROCESS_FIELDS: Final = Pattern(
     r"^pid=(?:'(?P<quoted>[^']*)'|(?P<pid>[^,\s]*))(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)(?P<rest>.*)"
 )
-_CAUSED_BY: Final = Pattern(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
-_BUS_LOSS: Final = Pattern(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
+_CAUSED_BY_XID: Final = Pattern(r"\bcaused by previous Xid\s+(?P<code>\d{1,3})", re.IGNORECASE)
+_FALLEN_OFF_BUS_WORDS: Final = Pattern(r"\bfallen off the bus\b|\bfell off the bus\b", re.IGNORECASE)
 _FULL_PCI_ADDRESS: Final = Pattern(
     r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-9a-f])?)(?![0-9a-f])", re.IGNORECASE
 )
 _PCI_ID: Final = Pattern(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECASE)
-_FATAL: Final = Pattern(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
-_LINK: Final = Pattern(r"\bLink\s+(?P<link>\d{1,3})\b", re.IGNORECASE)
+_FATAL_OR_NONFATAL: Final = Pattern(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
+_NVLINK_NUMBER: Final = Pattern(r"\bLink\s+(?P<link>\d{1,3})\b", re.IGNORECASE)
 _NVLINK_UNIT_AND_STATUS: Final = Pattern(
     r"\b(?P<unit>(?:SAW|RLW|TLW|TREX|NVLPW|NETIR|MSE)(?:_\w+)?)\s+(?P<non>Non-?)?Fatal\b"
     r"(?:[^(\[]{0,40}[(\[](?P<words>(?:\s*0x[0-9a-f]+)+))?",
@@ -47,7 +47,7 @@ class XidMessage:
     """An Xid message, or a fall off the bus, which counts as Xid 79 even if the driver gave no number.
 
     Attributes:
-        bus: PCI address as the message has it, without function; empty where it has none.
+        pci_address: PCI address as the message has it, without function; empty where it has none.
         instance: the MIG instance's number; empty without one.
         process: the program's name; empty where the driver did not know it.
         text: the message after code and process.
@@ -56,7 +56,7 @@ class XidMessage:
     """
 
     code: int
-    bus: str
+    pci_address: str
     text: str
     instance: str = ""
     pid: str = ""
@@ -70,13 +70,13 @@ class SxidMessage:
     """An NVSwitch error.
 
     Attributes:
-        bus: of the switch.
+        pci_address: of the switch.
         fatal: None where the message does not say.
         link: None where it names no link.
     """
 
     code: int
-    bus: str
+    pci_address: str
     text: str
     fatal: bool | None = None
     link: int | None = None
@@ -99,8 +99,8 @@ class LinkError:
 
 def parse_xid(text: str) -> XidMessage | SxidMessage | None:
     """Parse the fault in ``text``, one whole message; return None if it reports none."""
-    if match := _SXID.search(text):
-        fatal, link = _FATAL.search(match["rest"]), _LINK.search(match["rest"])
+    if match := _SXID_LINE.search(text):
+        fatal, link = _FATAL_OR_NONFATAL.search(match["rest"]), _NVLINK_NUMBER.search(match["rest"])
         return SxidMessage(
             int(match["code"]),
             match["bus"].lower(),
@@ -108,9 +108,9 @@ def parse_xid(text: str) -> XidMessage | SxidMessage | None:
             None if fatal is None else not fatal["non"],
             None if link is None else int(link["link"]),
         )
-    if match := _XID.search(text):
+    if match := _XID_LINE.search(text):
         return _make_xid(match)
-    return _parse_bus_loss(text) if _BUS_LOSS.search(text) else None
+    return _parse_bus_loss(text) if _FALLEN_OFF_BUS_WORDS.search(text) else None
 
 
 def _make_xid(match: re.Match[str]) -> XidMessage:
@@ -118,7 +118,7 @@ def _make_xid(match: re.Match[str]) -> XidMessage:
     if process := _XID_PROCESS_FIELDS.match(rest):
         pid = (process["quoted"] or process["pid"] or "").strip("<>")
         name, rest = (process["name"] or "").strip("<> "), process["rest"].strip()
-    caused = _CAUSED_BY.search(rest)
+    caused = _CAUSED_BY_XID.search(rest)
     return XidMessage(
         int(match["code"]),
         (match["bus"] or "").lower(),
@@ -148,6 +148,6 @@ def parse_link_error(text: str) -> LinkError | None:
     match = _NVLINK_UNIT_AND_STATUS.search(text)
     if match is None:
         return None
-    link = _LINK.search(text)
+    link = _NVLINK_NUMBER.search(text)
     words = tuple(int(word, 16) for word in (match["words"] or "").split())
     return LinkError(match["unit"].upper(), not match["non"], int(link["link"]) if link else None, words)

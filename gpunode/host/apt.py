@@ -22,7 +22,7 @@ from gpunode.change import PackageChange, PackageState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host import files, places
-from gpunode.host.apt_failures import FAILURE_TEXTS, FailureKind, classify_failure, explain_failure, find_build_log
+from gpunode.host.apt_failures import FAILURE_TEXTS, AptFailureKind, classify_failure, explain_failure, find_build_log
 from gpunode.host.locks import (
     STARTED_BY_GPUNODE_VARIABLE,
     busy_error,
@@ -47,16 +47,16 @@ from gpunode.packages.simulation import Simulation, differences_from_plan
 from gpunode.packages.system import list_versions
 from gpunode.redaction.secrets import redact_text as redact
 
-_QUERY_LIMIT_S = 120.0
-_REFRESH_LIMIT_S = 1800.0
+_QUERY_TIMEOUT_S = 120.0
+_REFRESH_TIMEOUT_S = 1800.0
 # DKMS builds for every installed kernel, on slow disks too; ending dpkg in its middle is worse than waiting.
-_TRANSACTION_LIMIT_S = 10800.0
-_FETCH_LIMIT_S = 300.0
-_OUTPUT_LIMIT = 16 << 20
+_TRANSACTION_TIMEOUT_S = 10800.0
+_FETCH_TIMEOUT_S = 300.0
+_MAX_OUTPUT_BYTES = 16 << 20
 _MAX_MAKE_LOG_BYTES = 4 << 20
 # Between the tries when a server or a repository fails; apt itself has tried each file three times more by then.
-_BACKOFF_S = (2.0, 8.0, 20.0)
-_TRANSIENT_FAILURE_KINDS: frozenset[FailureKind] = frozenset({"network", "mid-sync"})
+_RETRY_DELAYS_S = (2.0, 8.0, 20.0)
+_TRANSIENT_FAILURE_KINDS: frozenset[AptFailureKind] = frozenset({"network", "mid-sync"})
 
 UNATTENDED_APT_ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
@@ -129,12 +129,12 @@ def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
 
 _TEMPORARY_FOLDER_PREFIX = "gpunode-"
 _TEMPORARY_FOLDER_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # hexadecimal; of earlier versions as tempfile makes them
-_LISTS_PARENT = "/var/lib/apt"
+_APT_STATE_FOLDER = "/var/lib/apt"
 
-_FailureHandler = Callable[[FailureKind, FinishedCommand], bool]
+_FailureHandler = Callable[[AptFailureKind, FinishedCommand], bool]
 
 
-def _retry_nothing(_kind: FailureKind, _finished: FinishedCommand) -> bool:
+def _retry_nothing(_kind: AptFailureKind, _finished: FinishedCommand) -> bool:
     return False
 
 
@@ -143,8 +143,8 @@ class _AptPaths:
     """The folders of this apt, as paths in its root. Source: apt-config(8)."""
 
     lists: str
-    archives: str
-    admin: str
+    package_cache: str
+    dpkg_folder: str
     sandbox_user: str
 
     @property
@@ -153,7 +153,7 @@ class _AptPaths:
 
     @property
     def install_locks(self) -> tuple[str, ...]:
-        return f"{self.admin}/lock-frontend", f"{self.admin}/lock", f"{self.archives}/lock"
+        return f"{self.dpkg_folder}/lock-frontend", f"{self.dpkg_folder}/lock", f"{self.package_cache}/lock"
 
 
 class Apt:
@@ -180,8 +180,8 @@ class Apt:
         words = self._apt_arguments(changes)
         if not words:
             return Simulation(())
-        finished = self._run((*SIMULATE_COMMAND, *words), _QUERY_LIMIT_S)
-        if finished.missing:
+        finished = self._run((*SIMULATE_COMMAND, *words), _QUERY_TIMEOUT_S)
+        if finished.is_program_missing:
             return None
         return parse_simulation(finished.text, finished.error, ok=finished.ok)
 
@@ -189,7 +189,7 @@ class Apt:
         """Return the versions of each package in the index, without those that are only installed."""
         if not packages:
             return {}
-        finished = self._run(("apt-cache", "madison", *map(str, packages)), _QUERY_LIMIT_S)
+        finished = self._run(("apt-cache", "madison", *map(str, packages)), _QUERY_TIMEOUT_S)
         return list_versions(parse_archives(finished.text))
 
     def transact(self, changes: Sequence[PackageChange]) -> None:
@@ -216,7 +216,7 @@ class Apt:
             argv = ("apt-get", *_INSTALL_OPTIONS, *_FETCH_OPTIONS, "--download-only", "install", *words)
             self._retry_transient(
                 "download the packages",
-                lambda: self._run(argv, _TRANSACTION_LIMIT_S, status=True),
+                lambda: self._run(argv, _TRANSACTION_TIMEOUT_S, status=True),
                 self._paths.install_locks,
                 _retry_nothing,
             )
@@ -242,7 +242,7 @@ class Apt:
             # Set after the first try failed half way: a cache in between may be what is behind the repository.
             uncached: list[str] = []
 
-            def cure(kind: FailureKind, finished: FinishedCommand) -> bool:
+            def cure(kind: AptFailureKind, finished: FinishedCommand) -> bool:
                 if kind == "mid-sync":
                     uncached[:] = _apt_options("Acquire::http::No-Cache=true")
                     for uri in failed_fetches(_join_output(finished)):
@@ -251,7 +251,7 @@ class Apt:
 
             def attempt() -> FinishedCommand:
                 argv = ("apt-get", *_UPDATE_OPTIONS, *checked, *selection, *uncached, "update")
-                finished = self._run(argv, _REFRESH_LIMIT_S, status=True)
+                finished = self._run(argv, _REFRESH_TIMEOUT_S, status=True)
                 # An update that left out some index has failed, whatever it says.
                 is_incomplete = finished.ok and is_update_incomplete(_join_output(finished))
                 return replace(finished, exit_status=100) if is_incomplete else finished
@@ -274,7 +274,7 @@ class Apt:
             limited = ("prlimit", f"--fsize={limit_bytes}", "/usr/lib/apt/apt-helper")
             argv = (*limited, *options, "download-file", source, target)
 
-            def too_large(_kind: FailureKind, finished: FinishedCommand) -> bool:
+            def too_large(_kind: AptFailureKind, finished: FinishedCommand) -> bool:
                 # The signal that the limit sends ends apt's method, where it is not ignored: gpunode's Python does.
                 if re.search(r"File too large|received signal 25\b", _join_output(finished)):
                     raise _too_large_error(url, limit_bytes)
@@ -282,7 +282,7 @@ class Apt:
                     os.unlink("fetched", dir_fd=folder.folder)
                 return False
 
-            self._retry_transient(f"fetch {url}", lambda: self._run(argv, _FETCH_LIMIT_S, status=True), (), too_large)
+            self._retry_transient(f"fetch {url}", lambda: self._run(argv, _FETCH_TIMEOUT_S, status=True), (), too_large)
             fetched = files.read_file(target, limit_bytes, root=self._root)
         if len(fetched.data) >= limit_bytes and fetched.outcome == "failed":
             raise _too_large_error(url, limit_bytes)
@@ -297,7 +297,7 @@ class Apt:
     # -- a transaction ------------------------------------------------------------------------------------------
 
     def _apt_arguments(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
-        leaving = [change.id for change in changes if not change.is_there_after]
+        leaving = [change.id for change in changes if not change.exists_after]
         return arguments(changes, self._find_in_dpkg_database(leaving))
 
     def _find_in_dpkg_database(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
@@ -305,7 +305,7 @@ class Apt:
         if not packages:
             return frozenset()
         fields = "${Package} ${binary:Package} ${db:Status-Status}\n"
-        found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *map(str, packages)), _QUERY_LIMIT_S)
+        found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *map(str, packages)), _QUERY_TIMEOUT_S)
         if found.exit_status not in (0, 1):  # 1 if one of them is not found
             return frozenset(packages)
         rows = [line.split() for line in found.text.splitlines()]
@@ -315,7 +315,7 @@ class Apt:
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
         refreshed = was_killed = False
 
-        def cure(kind: FailureKind, finished: FinishedCommand) -> bool:
+        def cure(kind: AptFailureKind, finished: FinishedCommand) -> bool:
             nonlocal refreshed, was_killed
             was_killed = finished.timed_out or finished.exit_status > SIGNAL_EXIT_STATUS_BASE
             if refreshed or kind not in ("stale-index", "mid-sync"):
@@ -343,7 +343,7 @@ class Apt:
     def _wait_for_dpkg(self) -> None:
         """Wait for the dpkg that outlives a killed apt: until it ends, nobody can tell what it has changed."""
         with suppress(GpunodeError):
-            deadline = self._clock() + _TRANSACTION_LIMIT_S
+            deadline = self._clock() + _TRANSACTION_TIMEOUT_S
             self._wait_until_free(self._paths.install_locks, deadline)
 
     def _wait_until_free(self, locks: Sequence[str], deadline: float) -> None:
@@ -372,7 +372,7 @@ class Apt:
         auto = [str(change.id) for change in changes if _is_automatic_still(change)]
         for verb, names in (("hold", held), ("auto", auto)):
             if names:
-                self._run(("apt-mark", "-q", verb, *names), _QUERY_LIMIT_S)
+                self._run(("apt-mark", "-q", verb, *names), _QUERY_TIMEOUT_S)
 
     def _run_with_retries(self, action: str, argv: tuple[str, ...]) -> None:
         locks = self._paths.install_locks
@@ -387,7 +387,7 @@ class Apt:
 
         ``attempt`` is called when no lock is held; if ``on_failure`` returns True, the next try follows at once.
         """
-        pauses = iter(_BACKOFF_S)
+        pauses = iter(_RETRY_DELAYS_S)
         deadline = self._clock() + self._lock_timeout_s
         while True:
             self._wait_until_free(locks, deadline)
@@ -406,7 +406,9 @@ class Apt:
                 wait_until_reason_is_gone(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
             deadline = self._clock() + self._lock_timeout_s
 
-    def _error(self, action: str, kind: FailureKind, finished: FinishedCommand, locks: Sequence[str]) -> GpunodeError:
+    def _error(
+        self, action: str, kind: AptFailureKind, finished: FinishedCommand, locks: Sequence[str]
+    ) -> GpunodeError:
         if finished.timed_out:
             return ChangeFailed(
                 f"could not {action}: it did not finish within {finished.seconds / 60:.0f} minutes and was stopped",
@@ -414,8 +416,8 @@ class Apt:
                 hint="see gpunode's log for what hangs; if dpkg was at work:\n  sudo dpkg --configure -a\nthen run it "
                 "again",
             )
-        if kind == "lock" and (found := find_first_holder(locks, root=self._root)):
-            return busy_error(found, self._lock_timeout_s)
+        if kind == "lock" and (holder := find_first_holder(locks, root=self._root)):
+            return busy_error(holder, self._lock_timeout_s)
         said, complained = redact(finished.text), redact(finished.error)
         log = find_build_log(_join_output(finished))
         make_log = files.read_file(log, _MAX_MAKE_LOG_BYTES, root=self._root).text if log else ""
@@ -423,7 +425,7 @@ class Apt:
 
     def _run_transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
         """Run dpkg so that it survives even gpunode's own end."""
-        return self._run(argv, _TRANSACTION_LIMIT_S, status=argv[0] == "apt-get", survives_gpunode=True)
+        return self._run(argv, _TRANSACTION_TIMEOUT_S, status=argv[0] == "apt-get", survives_gpunode=True)
 
     def _run(
         self, argv: tuple[str, ...], timeout_s: float, *, status: bool = False, survives_gpunode: bool = False
@@ -432,7 +434,7 @@ class Apt:
             argv,
             timeout_s=timeout_s,
             env=UNATTENDED_APT_ENVIRONMENT,
-            limit_bytes=_OUTPUT_LIMIT,
+            limit_bytes=_MAX_OUTPUT_BYTES,
             status=self._report_progress if status else None,
             survives_gpunode=survives_gpunode,
         )
@@ -446,18 +448,18 @@ class Apt:
     @cached_property
     def _paths(self) -> _AptPaths:
         asked = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
-        finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_LIMIT_S)
+        finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_TIMEOUT_S)
         if not finished.ok:
             raise explain_failure("ask apt for its configuration", finished.text, finished.error)
-        said = dict(word.split("=", 1) for word in shlex.split(finished.text) if "=" in word)
-        lists, archives, status = found = [said.get(key, "").rstrip("/") for key in "LAS"]
-        if any(not path.startswith("/") or ".." in path.split("/") for path in found):
+        config_values = dict(word.split("=", 1) for word in shlex.split(finished.text) if "=" in word)
+        lists, archives, status = paths = [config_values.get(key, "").rstrip("/") for key in "LAS"]
+        if any(not path.startswith("/") or ".." in path.split("/") for path in paths):
             raise ChangeFailed(
                 "apt's configuration names folders that gpunode does not use",
-                why=", ".join(map(repr, found)),
+                why=", ".join(map(repr, paths)),
                 hint="give absolute paths without '..' in apt.conf:\n  apt-config dump Dir",
             )
-        return _AptPaths(lists, archives, posixpath.dirname(status), said.get("U", ""))
+        return _AptPaths(lists, archives, posixpath.dirname(status), config_values.get("U", ""))
 
     @contextmanager
     def _restrict_to_lists(self, lists: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -520,7 +522,7 @@ def _remove_folder(name: str, above: int) -> None:
 
 def remove_temporary_folders(root: str) -> None:
     """Remove the temporary folders that a killed run of this module left."""
-    with suppress(OSError), places.open_folder(_LISTS_PARENT, root=root) as folder:
+    with suppress(OSError), places.open_folder(_APT_STATE_FOLDER, root=root) as folder:
         for name in filter(_TEMPORARY_FOLDER_NAME.fullmatch, places.list_names(folder)):
             _remove_folder(name, folder)
 
@@ -530,7 +532,7 @@ def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
 
     A package whose state is known only afterwards keeps the hold that it had.
     """
-    kept = [change for change in changes if change.is_there_after]
+    kept = [change for change in changes if change.exists_after]
     held = {str(change.id): change.before is not None and change.before.held for change in kept}
     known = {str(change.id): change.after for change in kept if isinstance(change.after, PackageState)}
     return {
@@ -549,9 +551,9 @@ def _was_auto(change: PackageChange) -> bool:
 
 def _is_automatic_still(change: PackageChange) -> bool:
     """Return whether a package is to be marked as automatic if a failed transaction left it installed."""
-    if not change.is_there_after:
+    if not change.exists_after:
         return _was_auto(change)
-    return not change.is_there_before and change.known_final_state is not None and change.known_final_state.auto
+    return not change.exists_before and change.known_final_state is not None and change.known_final_state.auto
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from gpunode.errors import Busy, ChangeFailed, GpunodeError
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE
 from gpunode.packages.deb.transactions import failed_fetches, messages, refusal
 
-FailureKind: TypeAlias = Literal[
+AptFailureKind: TypeAlias = Literal[
     "interrupted",
     "disk",
     "dkms",
@@ -47,7 +47,7 @@ _OTHER_MODULE_MAKE_LOG = re.compile(r"/(?P<module>(?!nvidia)[\w][\w.+-]*)/(?P<ve
 _DKMS_SOURCE_BROKEN = re.compile(r"^Error! ([a-z][\w+-]*/\d[\w.+~-]*) is broken!$", re.MULTILINE)
 
 # The first that is found in apt's own messages wins: one failure makes apt print several, the cause before its effects.
-_SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
+_SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     ("interrupted", ("dpkg was interrupted",)),
     ("disk", (_DISK_FULL.pattern,)),
     (
@@ -99,20 +99,20 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
 )
 
 
-def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> FailureKind:
+def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> AptFailureKind:
     """Return the cause of a failed run of apt or dpkg; its status is 128 + N if signal N ended it."""
     everything = f"{stdout}\n{stderr}"
     if _DPKG_FAILED.search(everything):
         # What a maintainer script prints is its own: "connection refused" there is no failure of apt's download.
         return _classify_dpkg(everything)
-    said = "\n".join(messages(everything, "EW"))
+    messages_text = "\n".join(messages(everything, "EW"))
     if "unmet dependencies" in stdout:
-        said += "\nunmet dependencies"
-    found = (kind for kind, signs in _SIGNS if any(re.search(sign, said, re.IGNORECASE) for sign in signs))
+        messages_text += "\nunmet dependencies"
+    found = (kind for kind, signs in _SIGNS if any(re.search(sign, messages_text, re.IGNORECASE) for sign in signs))
     return next(found, "killed" if exit_status > SIGNAL_EXIT_STATUS_BASE else "other")
 
 
-def _classify_dpkg(output: str) -> FailureKind:
+def _classify_dpkg(output: str) -> AptFailureKind:
     if _DISK_FULL.search(output):
         return "disk"
     if "dpkg: error: dpkg frontend lock" in output or "dpkg: error: dpkg database lock" in output:
@@ -128,8 +128,8 @@ def find_failed_packages(output: str) -> tuple[str, ...]:
 
 def find_build_log(output: str) -> str:
     """Return the path of the make.log that DKMS names; empty if it names none."""
-    found = re.search(r"(/\S+/make\.log)", output)
-    return found[1] if found else ""
+    match = re.search(r"(/\S+/make\.log)", output)
+    return match[1] if match else ""
 
 
 def find_build_error(log: str) -> str:
@@ -233,7 +233,7 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
 
 _DPKG_REPAIR_ADVICE = "  sudo dpkg --configure -a\nthen run the same command again"
 
-FAILURE_TEXTS: dict[FailureKind, str] = {
+FAILURE_TEXTS: dict[AptFailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
     "disk": "the disk is full",
     "dkms": "a kernel module does not build",
@@ -265,7 +265,7 @@ _ARCHIVE_UNREACHABLE_HINT = (
     "without access to NVIDIA's servers, name mirrors of them in the recipe: [repositories], keys cuda and toolkit"
 )
 
-_HINT_BY_FAILURE_KIND: dict[FailureKind, str] = {
+_HINT_BY_FAILURE_KIND: dict[AptFailureKind, str] = {
     "interrupted": f"finish what it began:\n{_DPKG_REPAIR_ADVICE}",
     "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  sudo apt-get clean",
     "dkms": _DPKG_REPAIR_ADVICE,

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.evidence import (
-    NOT_CAPTURED,
+    NOT_CAPTURED_REASON,
     Capture,
     ContentKind,
     Evidence,
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from gpunode.packages.simulation import Simulation
 
 CAPTURE_SCHEMA_VERSION: Final = 2
-CAPTURE_INDEX: Final = "capture.json"
+CAPTURE_INDEX_NAME: Final = "capture.json"
 _PROBE_ROWS_FIELD: Final = "probes"
 # What schema 1 calls otherwise; it also has ``captures`` for ``probes``.
 _SCHEMA_1_RENAMED_KEYS: Final[Mapping[str, str]] = {"holds": "content_kind", "changed": "ctime"}
 MAX_UNPACKED_BYTES: Final = 96 << 20
-MAX_MEMBERS: Final = 4096
+MAX_ARCHIVE_MEMBERS: Final = 4096
 # A real one is some hundred kilobytes; both bound the time that reading takes.
-MAX_PACKED: Final = 64 << 20
-MAX_INDEX: Final = 8 << 20
+MAX_PACKED_BYTES: Final = 64 << 20
+MAX_INDEX_BYTES: Final = 8 << 20
 # Of one member, and of all; programs that pack a capture again write some hundred bytes. Pythons without the mend of
 # CVE-2024-6232 take a time that grows with the square of the length.
-_LONGEST_EXTENDED: Final = 4096
-_MAX_EXTENDED: Final = 512 << 10
-_GZIP: Final = b"\x1f\x8b"
+_MAX_EXTENDED_HEADER_BYTES: Final = 4096
+_MAX_ALL_EXTENDED_BYTES: Final = 512 << 10
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 _NAME_READABLE_CAPTURE_HINT: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
 _RETAKE_CAPTURE_HINT: Final = "take the capture again with `gpunode capture FILE`"
 
@@ -77,7 +77,7 @@ class CaptureHost:
     def run_probe(self, probe: Probe, /) -> Capture:
         """Return what ``probe`` returned on the node."""
         found = self.evidence.get(probe.key)
-        return found or Capture(probe.source, "failed", error=NOT_CAPTURED)
+        return found or Capture(probe.source, "failed", error=NOT_CAPTURED_REASON)
 
     def read_live_distribution(self) -> Distro | None:
         """Return None: the evidence has all that there is."""
@@ -120,7 +120,7 @@ def _explain_os_error(error: OSError, path: Path) -> str:
 def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a capture: the index, and one for every probe that returned data."""
     rows: dict[str, object] = {}
-    names: set[str] = {CAPTURE_INDEX}
+    names: set[str] = {CAPTURE_INDEX_NAME}
     for key, capture in sorted(evidence.items()):
         row = _make_row(key, capture)
         if capture.data:
@@ -129,7 +129,7 @@ def _make_members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
             yield name, capture.data
         rows[key] = row
     index = {"schema": CAPTURE_SCHEMA_VERSION, _PROBE_ROWS_FIELD: rows}
-    yield CAPTURE_INDEX, (json.dumps(index, indent=1) + "\n").encode()
+    yield CAPTURE_INDEX_NAME, (json.dumps(index, indent=1) + "\n").encode()
 
 
 def _make_row(key: str, capture: Capture) -> dict[str, object]:
@@ -201,7 +201,7 @@ def load_capture_stream(stream: ByteSource, place: str) -> Evidence:
         Refused: if it is damaged, malicious, or from a newer gpunode.
     """
     with _explain_read_errors(place):
-        packed = _LimitedStream(stream, place, MAX_PACKED, f"is larger than {MAX_PACKED >> 20} MiB")
+        packed = _LimitedStream(stream, place, MAX_PACKED_BYTES, f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
         return _decode_evidence(_read_archive(packed, place).__getitem__, place)
 
 
@@ -224,11 +224,11 @@ def _explain_read_errors(place: CapturePlace) -> Iterator[None]:
 
 
 def _load_file(file: IO[bytes], path: Path) -> Evidence:
-    if os.fstat(file.fileno()).st_size > MAX_PACKED:
-        raise _harmful_error(path, "the archive", f"is larger than {MAX_PACKED >> 20} MiB")
+    if os.fstat(file.fileno()).st_size > MAX_PACKED_BYTES:
+        raise _harmful_error(path, "the archive", f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
     start = file.read(4096)
     file.seek(0)
-    if not start.startswith(_GZIP):
+    if not start.startswith(_GZIP_MAGIC):
         raise _unrecognised_error(path, start)
     head = gzip.GzipFile(fileobj=file).read(4096)
     file.seek(0)
@@ -248,7 +248,7 @@ def _unrecognised_error(path: Path, start: bytes) -> UsageError:
     elif start and unreadable_format(start) is None:
         kind = "it is pasted text, which lacks files that this command needs"
     else:
-        kind = f"it is neither a .tar.gz nor a folder with {CAPTURE_INDEX}"
+        kind = f"it is neither a .tar.gz nor a folder with {CAPTURE_INDEX_NAME}"
     return UsageError(
         f"{path} is not a capture of a node", why=kind, hint=f"{_RETAKE_CAPTURE_HINT}; `gpunode doctor` reads text"
     )
@@ -282,7 +282,7 @@ class _LimitedStream:
 def _read_archive(file: ByteSource, path: CapturePlace) -> Mapping[str, bytes]:
     import tarfile  # loaded on use: most reports are texts
 
-    left = _MAX_EXTENDED
+    left = _MAX_ALL_EXTENDED_BYTES
 
     class Member(tarfile.TarInfo):
         """A member whose extended headers are short."""
@@ -293,24 +293,24 @@ def _read_archive(file: ByteSource, path: CapturePlace) -> Mapping[str, bytes]:
             found = super().frombuf(buf, encoding, errors)
             if found.type in {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE}:
                 left -= found.size
-                if left < 0 or found.size > _LONGEST_EXTENDED:
+                if left < 0 or found.size > _MAX_EXTENDED_HEADER_BYTES:
                     raise _harmful_error(path, found.name, "has too long an extended header")
             return found
 
     # Headers, padding and the end of the archive come on top of what the members hold.
     most, limit_message = (
-        MAX_UNPACKED_BYTES + MAX_MEMBERS * 2048,
+        MAX_UNPACKED_BYTES + MAX_ARCHIVE_MEMBERS * 2048,
         f"unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB",
     )
     # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.
     unpacked = gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
     metered = _LimitedStream(unpacked, path, most, limit_message)
     members: dict[str, bytes] = {}
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     with tarfile.open(fileobj=metered, mode="r|", tarinfo=Member) as archive:  # type: ignore[call-overload]
         for member in archive:
-            _refuse_harmful_member(member, path, seen)
-            seen.add(_normalize_member_name(member.name))
+            _refuse_harmful_member(member, path, seen_names)
+            seen_names.add(_normalize_member_name(member.name))
             if member.isreg():
                 content = archive.extractfile(member)
                 members[member.name] = content.read() if content else b""
@@ -319,18 +319,18 @@ def _read_archive(file: ByteSource, path: CapturePlace) -> Mapping[str, bytes]:
     return _without_top_folder(members)
 
 
-def _refuse_harmful_member(member: tarfile.TarInfo, path: CapturePlace, seen: set[str]) -> None:
+def _refuse_harmful_member(member: tarfile.TarInfo, path: CapturePlace, seen_names: set[str]) -> None:
     name = member.name
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
         raise _harmful_error(path, name, "its name points outside of the capture")
-    if member.isreg() and _normalize_member_name(name) in seen:
+    if member.isreg() and _normalize_member_name(name) in seen_names:
         raise _harmful_error(path, name, "appears twice")
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise _harmful_error(path, name, "is a link or a device, not a file")
     if not 0 <= member.size <= MAX_UNPACKED_BYTES:
         raise _harmful_error(path, name, f"is larger than {MAX_UNPACKED_BYTES >> 20} MiB")
-    if len(seen) >= MAX_MEMBERS:
-        raise _harmful_error(path, name, f"exceeds the limit of {MAX_MEMBERS} members")
+    if len(seen_names) >= MAX_ARCHIVE_MEMBERS:
+        raise _harmful_error(path, name, f"exceeds the limit of {MAX_ARCHIVE_MEMBERS} members")
 
 
 def _normalize_member_name(name: str) -> str:
@@ -342,16 +342,16 @@ def _without_top_folder(members: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """Name the members relative to the capture's folder, which people pack as ``./`` or with its name."""
     plain = {_normalize_member_name(name): data for name, data in members.items()}
     indexes = sorted(
-        (name for name in plain if f"/{name}".endswith(f"/{CAPTURE_INDEX}")), key=lambda name: name.count("/")
+        (name for name in plain if f"/{name}".endswith(f"/{CAPTURE_INDEX_NAME}")), key=lambda name: name.count("/")
     )
     if not indexes:
-        raise ValueError(f"no {CAPTURE_INDEX} in it")
-    top = indexes[0].removesuffix(CAPTURE_INDEX)
+        raise ValueError(f"no {CAPTURE_INDEX_NAME} in it")
+    top = indexes[0].removesuffix(CAPTURE_INDEX_NAME)
     return {name.removeprefix(top): data for name, data in plain.items() if name.startswith(top)}
 
 
 def _load_folder(path: Path) -> Evidence:
-    if not (path / CAPTURE_INDEX).exists():
+    if not (path / CAPTURE_INDEX_NAME).exists():
         raise _unrecognised_error(path, b"")
     left = MAX_UNPACKED_BYTES
 
@@ -383,16 +383,16 @@ def _read_regular_file(folder: Path, name: str, limit: int) -> bytes:
     return data
 
 
-def _decode_evidence(read: Callable[[str], bytes], path: CapturePlace) -> Evidence:
-    if len(packed := read(CAPTURE_INDEX)) > MAX_INDEX:
-        raise _harmful_error(path, CAPTURE_INDEX, f"is larger than {MAX_INDEX >> 20} MiB")
+def _decode_evidence(read_member: Callable[[str], bytes], path: CapturePlace) -> Evidence:
+    if len(packed := read_member(CAPTURE_INDEX_NAME)) > MAX_INDEX_BYTES:
+        raise _harmful_error(path, CAPTURE_INDEX_NAME, f"is larger than {MAX_INDEX_BYTES >> 20} MiB")
     try:
         index = json.loads(packed)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{CAPTURE_INDEX} is not JSON that gpunode wrote: {str(error)[:80]}") from error
+        raise ValueError(f"{CAPTURE_INDEX_NAME} is not JSON that gpunode wrote: {str(error)[:80]}") from error
     schema = index.get("schema") if isinstance(index, dict) else None
     if type(schema) is not int or schema < 1:
-        raise ValueError(f"{CAPTURE_INDEX} has no schema")
+        raise ValueError(f"{CAPTURE_INDEX_NAME} has no schema")
     if schema > CAPTURE_SCHEMA_VERSION:
         raise Refused(
             f"{path} was captured by a newer gpunode",
@@ -401,18 +401,18 @@ def _decode_evidence(read: Callable[[str], bytes], path: CapturePlace) -> Eviden
         )
     rows = index.get(_PROBE_ROWS_FIELD if schema == CAPTURE_SCHEMA_VERSION else "captures")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
-        raise ValueError(f"{CAPTURE_INDEX} does not list probes by name")
-    if len(rows) > MAX_MEMBERS:
-        raise _harmful_error(path, CAPTURE_INDEX, f"lists more than {MAX_MEMBERS} probes")
+        raise ValueError(f"{CAPTURE_INDEX_NAME} does not list probes by name")
+    if len(rows) > MAX_ARCHIVE_MEMBERS:
+        raise _harmful_error(path, CAPTURE_INDEX_NAME, f"lists more than {MAX_ARCHIVE_MEMBERS} probes")
     if schema == 1:
         rows = {
             key: {_SCHEMA_1_RENAMED_KEYS.get(name, name): value for name, value in row.items()}
             for key, row in rows.items()
         }
-    return {str(key): _decode_capture(row, read, path) for key, row in rows.items()}
+    return {str(key): _decode_capture(row, read_member, path) for key, row in rows.items()}
 
 
-def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: CapturePlace) -> Capture:
+def _decode_capture(row: Mapping[str, Any], read_member: Callable[[str], bytes], path: CapturePlace) -> Capture:
     name, status = row.get("file"), row.get("exit_status")
     outcome: Any = row.get("outcome")
     if outcome not in get_args(ProbeOutcome):
@@ -430,7 +430,7 @@ def _decode_capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: 
     return Capture(
         source=row["source"],
         outcome=outcome,
-        data=read(str(name)) if name is not None else b"",
+        data=read_member(str(name)) if name is not None else b"",
         error=row.get("error", ""),
         exit_status=status,
         ownership=decode_ownership(row),
@@ -476,7 +476,7 @@ _BINARY_FORMAT: Final = UnreadableFormat(
     "not text in a known encoding: it contains many zero bytes",
     "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text file, a capture or a bug report",
 )
-_TEXT_CONTROLS: Final = b"\t\n\r\f\x08\x1b"
+_TEXT_CONTROL_CHARACTERS: Final = b"\t\n\r\f\x08\x1b"
 
 
 def unreadable_format(data: bytes) -> UnreadableFormat | None:
@@ -487,6 +487,6 @@ def unreadable_format(data: bytes) -> UnreadableFormat | None:
     if data[257:262] == b"ustar":
         return _UNPACKED_TAR_FORMAT
     head = data[:_HEAD_BYTES]
-    controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
+    controls = sum(byte < 32 and byte not in _TEXT_CONTROL_CHARACTERS for byte in head)
     # Text in UTF-16 with a mark before it is read.
     return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY_FORMAT

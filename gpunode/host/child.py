@@ -43,7 +43,7 @@ def _find_path_entry(name: str) -> str:
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)
 
 
-def print_answer(make_answer: Callable[[], Mapping[str, object]]) -> NoReturn:
+def print_json_answer_and_exit(make_answer: Callable[[], Mapping[str, object]]) -> NoReturn:
     """Write one JSON object to standard output and exit with status 0.
 
     A driver library that prints does so on standard error meanwhile, and its exit handlers, which can block as any

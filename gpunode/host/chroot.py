@@ -70,11 +70,11 @@ def _make_mount_point(path: str, root: str, stack: ExitStack) -> str:
     if files.read_file(leads, root=root).outcome == "absent":
         files.replace_file(leads, FileState(_MOUNT_POINT_PLACEHOLDER), root=root)
     if _is_mount_point_file(leads, root):
-        stack.callback(_remove_mount_point, leads, root)
+        stack.callback(_remove_placeholder_file, leads, root)
     return leads
 
 
-def _remove_mount_point(path: str, root: str) -> None:
+def _remove_placeholder_file(path: str, root: str) -> None:
     with suppress(GpunodeError):
         files.remove_file(path, root=root)
 
@@ -88,4 +88,4 @@ def remove_mount_points(root: str) -> None:
     """Remove the placeholder files that a killed run left as mount points."""
     for path in (_POLICY_RC_FILE, _RESOLV_CONF_FILE):
         if _is_mount_point_file(path, root):
-            _remove_mount_point(path, root)
+            _remove_placeholder_file(path, root)

@@ -18,7 +18,7 @@ _CLOUD_INIT_UNIT_PREFIXES = ("cloud-init", "cloud-config.", "cloud-final.")
 _LATE_UNITS = ("cloud-config.service", "cloud-final.service")
 # `cloud-init status --wait` and its like run for a user and wait themselves.
 _STAGE_ARGUMENTS = (b"init", b"modules", b"single", b"--all-stages")
-_QUERY_LIMIT_S = 20.0
+_QUERY_TIMEOUT_S = 20.0
 _POLL_S = 1.0  # a look goes through /proc and asks systemctl
 
 
@@ -39,7 +39,7 @@ def wait_until_done(
     proc = root / "proc"
     if (
         not is_unfinished(root / "run/cloud-init")
-        or is_waiting_for_us(proc)
+        or is_waiting_for_gpunode(proc)
         or _delays_boot(runner, find_own_unit(proc))
     ):
         return
@@ -78,7 +78,7 @@ def find_stage_process(proc: Path) -> LockHolder | None:
     )
 
 
-def is_waiting_for_us(proc: Path) -> bool:
+def is_waiting_for_gpunode(proc: Path) -> bool:
     """Return True if a stage of cloud-init waits for this process: as its ancestor or in its unit."""
     return find_own_unit(proc).startswith(_CLOUD_INIT_UNIT_PREFIXES) or any(
         _is_stage_process(pid, proc) for pid in ancestors(proc)
@@ -135,17 +135,17 @@ def _delays_boot(runner: Runner, unit: str) -> bool:
 
 def _show_units(runner: Runner, *units: str) -> str:
     argv = ("systemctl", "show", "--property=Id,ActiveState,Job", *units)
-    return runner.run(argv, timeout_s=_QUERY_LIMIT_S).text
+    return runner.run(argv, timeout_s=_QUERY_TIMEOUT_S).text
 
 
-def _describe_stage(found: LockHolder) -> str:
-    stage = str(found) if found.pid else f"{found.path} has not run yet"
+def _describe_stage(holder: LockHolder) -> str:
+    stage = str(holder) if holder.pid else f"{holder.path} has not run yet"
     return f"cloud-init is still setting this machine up: {stage}"
 
 
-def _busy_error(found: LockHolder, waited_s: float) -> Busy:
+def _busy_error(holder: LockHolder, waited_s: float) -> Busy:
     return Busy(
-        _describe_stage(found),
+        _describe_stage(holder),
         why=f"it installs packages and writes files, too; gpunode waited {waited_s:.0f} s for it",
         hint="wait until it is done, then run the same command again:\n  cloud-init status --wait",
     )

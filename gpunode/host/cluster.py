@@ -33,9 +33,9 @@ Body: TypeAlias = Mapping[str, Any]
 _READ_TIMEOUT_S: Final = 60.0
 _REQUEST_TIMEOUT: Final = "--request-timeout=20s"
 _MAX_OUTPUT_BYTES: Final = 64 << 20
-_BATCH_SIZE: Final = 500
+_MAX_OBJECTS_PER_REQUEST: Final = 500
 # Kubernetes distributions that ship their own kubectl with its configuration: sources in docs/explanation.
-_KUBECTL_COMMANDS: Final[tuple[tuple[str, ...], ...]] = (
+_KUBECTL_COMMANDS_TO_TRY: Final[tuple[tuple[str, ...], ...]] = (
     ("kubectl",),
     ("k3s", "kubectl"),
     ("microk8s", "kubectl"),
@@ -137,7 +137,7 @@ class Cluster:
             raise explain_failure(done)
         return found
 
-    def check(self) -> None:
+    def refuse_unusable(self) -> None:
         """Refuse a kubectl that is too old, a missing kubeconfig, or a server that does not answer."""
         _ = self._versions
 
@@ -152,9 +152,9 @@ class Cluster:
         """Return those of ``objects`` that exist, with their managed fields."""
         words = ("get", "-f", "-", "--ignore-not-found", _REQUEST_TIMEOUT, *_JSON_OUTPUT)
         return tuple(
-            one
+            flatten_document
             for few in _batches(objects)
-            for one in _flatten_documents(self._read(*words, stdin=_encode_objects(_without_content(few))))
+            for flatten_document in _flatten_documents(self._read(*words, stdin=_encode_objects(_without_content(few))))
         )
 
     def list(self, kinds: str, *words: str) -> tuple[Body, ...]:
@@ -233,7 +233,7 @@ class Cluster:
     def _no_prompt_options(self) -> Sequence[str]:
         """The options that keep kubectl from asking before it deletes: a user's kuberc (1.33) can make it ask."""
         client = parse_version(_git_version(self._versions, "clientVersion"))
-        return ("--interactive=false",) if client is not None and client >= _KUBERC_SINCE else ()
+        return ("--interactive=false",) if client is not None and client >= _FIRST_VERSION_WITH_KUBERC else ()
 
     def taint(self, node: str, taint: str) -> None:
         """Add a taint to the Node or, with ``-`` at its end, remove it; other taints stay.
@@ -258,11 +258,11 @@ class Cluster:
         words = ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT)
         return self._parse_result(self._try(words, _encode_objects(bodies)))
 
-    def _parse_result(self, done: FinishedCommand) -> DryRunResult:
-        messages = () if done.ok else tuple(split_errors(done.stderr.decode("utf-8", "replace").strip()))
-        if not done.ok and not (messages and is_object_rejection(done)):
-            raise explain_failure(done)
-        return DryRunResult(_flatten_documents(done.stdout), messages)
+    def _parse_result(self, finished: FinishedCommand) -> DryRunResult:
+        messages = () if finished.ok else tuple(split_errors(finished.stderr.decode("utf-8", "replace").strip()))
+        if not finished.ok and not (messages and is_object_rejection(finished)):
+            raise explain_failure(finished)
+        return DryRunResult(_flatten_documents(finished.stdout), messages)
 
     def read_logs(self, namespace: str, pod: str) -> str:
         """Return the last lines that a pod's containers printed."""
@@ -289,7 +289,7 @@ class Cluster:
             return ()
         words = ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT)
         answers = _flatten_documents(self._read(*words, stdin=_encode_objects(reviews)))
-        return tuple(bool(one.get("status", {}).get("allowed")) for one in answers)
+        return tuple(bool(answer.get("status", {}).get("allowed")) for answer in answers)
 
     def _read_json(self, *words: str) -> Any:
         return _first_document(self._read(*words, "-o", "json"))
@@ -325,7 +325,7 @@ _NODES_TEMPLATE: Final = (
 )
 _METADATA_TEMPLATE: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
 # A user's kuberc can set defaults, and only a flag overrides them.
-_KUBERC_SINCE: Final = (1, 33)
+_FIRST_VERSION_WITH_KUBERC: Final = (1, 33)
 _NO_DRY_RUN: Final = "--dry-run=none"
 _APPLY_OPTIONS: Final = ("--server-side", "--force-conflicts=false", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
 _JSON_OUTPUT: Final = ("--show-managed-fields", "-o", "json")
@@ -333,7 +333,7 @@ _JSON_OUTPUT: Final = ("--show-managed-fields", "-o", "json")
 
 def choose_kubectl() -> tuple[str, ...]:
     """Return the command that starts kubectl as a user types it: the first whose program is here."""
-    return next((one for one in _KUBECTL_COMMANDS if find_program(one[0])), _KUBECTL_COMMANDS[0])
+    return next((one for one in _KUBECTL_COMMANDS_TO_TRY if find_program(one[0])), _KUBECTL_COMMANDS_TO_TRY[0])
 
 
 def find_kubectl() -> tuple[str, ...]:
@@ -378,7 +378,7 @@ def _git_version(versions: Mapping[str, Any], component: str) -> str:
 
 def _batches(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:
     """Yield the objects in batches: kubectl requests each by itself, 50 a second, and has a minute in all."""
-    return (objects[at : at + _BATCH_SIZE] for at in range(0, len(objects), _BATCH_SIZE))
+    return (objects[at : at + _MAX_OBJECTS_PER_REQUEST] for at in range(0, len(objects), _MAX_OBJECTS_PER_REQUEST))
 
 
 def _without_content(objects: Sequence[Body]) -> Sequence[Body]:

@@ -17,7 +17,7 @@ from gpunode.host.ownership import explain_untrusted_folder
 from gpunode.host.process import FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
-_FOLDER = "/var/log/gpunode"
+_COMMAND_LOG_FOLDER = "/var/log/gpunode"
 
 
 class CommandLog:
@@ -28,7 +28,7 @@ class CommandLog:
 
     def __init__(self, name: str, *, root: str = "/") -> None:
         self._root = root.rstrip("/")
-        self.path = f"{self._root}{_FOLDER}/{name}.log"
+        self.path = f"{self._root}{_COMMAND_LOG_FOLDER}/{name}.log"
         self.problem = ""
         self._lock = threading.Lock()
 
@@ -44,7 +44,7 @@ class CommandLog:
                 self.problem = self.problem or f"{self.path} could not be written: {error.why}"
 
     def _write(self, entry: bytes) -> None:
-        folder = Path(self._root + files.make_parents(_FOLDER, root=self._root or "/")[0])
+        folder = Path(self._root + files.make_parents(_COMMAND_LOG_FOLDER, root=self._root or "/")[0])
         if why := explain_untrusted_folder(folder):
             raise OSError(errno.EPERM, f"{folder} may belong to another user: {why}")
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 # What libnvidia-ml.so.1 of every branch is linked with beside libc, in whose folder they are.
 _GLIBC_LIBRARIES = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
-_DRIVER_LIBRARIES = ("libnvidia", "libcuda")
+_DRIVER_LIBRARY_PREFIXES = ("libnvidia", "libcuda")
 _IMAGE_ETC_FILES = {"/etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n", "/etc/passwd": b"root:x:0:0:root:/:/\n"}
 _IMAGE_FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib", "/etc/ld.so.conf.d")  # noqa: S108
 # What uname(2) calls an architecture → Debian's and Ubuntu's multiarch folder, and OCI's name of it.
-_ARCHITECTURES = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
+_ARCHITECTURES_BY_MACHINE = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
 
 
 def find_image_libraries(listing: str) -> frozenset[str]:
@@ -42,18 +42,18 @@ def find_image_libraries(listing: str) -> frozenset[str]:
     Raises:
         ValueError: if a library is missing, or the C library is not glibc.
     """
-    found: dict[str, str] = {}
+    libraries: dict[str, str] = {}
     for name, path in re.findall(r"^\s+(?:(\S+) => )?(/\S+(?= \()|not found)", listing, re.MULTILINE):
         name = name or PurePosixPath(path).name
-        if name.startswith(_DRIVER_LIBRARIES):
+        if name.startswith(_DRIVER_LIBRARY_PREFIXES):
             continue
         if path == "not found":
             raise ValueError(f"{name} is missing on this host")
-        found[name] = path
-    if "libc.so.6" not in found:
+        libraries[name] = path
+    if "libc.so.6" not in libraries:
         raise ValueError("nvidia-smi needs glibc, and ldd finds no libc.so.6 on this host (musl is not supported)")
-    folder = PurePosixPath(found["libc.so.6"]).parent
-    return frozenset(found.values()) | {str(folder / name) for name in _GLIBC_LIBRARIES}
+    folder = PurePosixPath(libraries["libc.so.6"]).parent
+    return frozenset(libraries.values()) | {str(folder / name) for name in _GLIBC_LIBRARIES}
 
 
 def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, command: Iterable[str]) -> bytes:
@@ -67,9 +67,9 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
     Raises:
         ValueError: if NVIDIA has no driver for this architecture.
     """
-    if machine not in _ARCHITECTURES:
-        raise ValueError(f"the architecture is {machine}, not one of {', '.join(_ARCHITECTURES)}")
-    architecture = _ARCHITECTURES[machine][1]
+    if machine not in _ARCHITECTURES_BY_MACHINE:
+        raise ValueError(f"the architecture is {machine}, not one of {', '.join(_ARCHITECTURES_BY_MACHINE)}")
+    architecture = _ARCHITECTURES_BY_MACHINE[machine][1]
     blobs: dict[str, bytes] = {}
 
     def add_blob(kind: str, data: bytes) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
 
     layer = add_blob("layer.v1.tar", _make_tar({**libraries, **_IMAGE_ETC_FILES}, _IMAGE_FOLDERS))
     # Where toolkits of various ages and modes mount the libraries; not all of them refresh ld.so.cache.
-    folders = (*(f"/{triplet}" for triplet, _ in _ARCHITECTURES.values()), "64")
+    folders = (*(f"/{triplet}" for triplet, _ in _ARCHITECTURES_BY_MACHINE.values()), "64")
     places = ":".join(f"{root}{folder}" for folder in folders for root in ("/usr/lib", "/lib"))
     environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={places}"]
     platform = {"architecture": architecture, "os": "linux"}
@@ -133,10 +133,10 @@ UUID_QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 _CONTAINER_ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
 _NVIDIA_SMI_PATHS = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi")
 _LDD_TIMEOUT_S = 10.0
-_LOAD_TIMEOUT_S = 120.0
+_IMAGE_LOAD_TIMEOUT_S = 120.0
 _REMOVE_TIMEOUT_S = 60.0
-TIMEOUT_S = 120.0
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+CONTAINER_CHECK_TIMEOUT_S = 120.0
+_GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 Argv = tuple[str, ...]
 
@@ -251,7 +251,7 @@ class ContainerCheck:
 
 def parse_uuids(output: bytes) -> frozenset[str]:
     """Parse the GPUs' UUIDs in nvidia-smi's output."""
-    return frozenset(_UUID.findall(output.decode("utf-8", "replace")))
+    return frozenset(_GPU_UUID.findall(output.decode("utf-8", "replace")))
 
 
 def new_token() -> str:
@@ -260,7 +260,7 @@ def new_token() -> str:
 
 
 def check_container(
-    runner: Runner, commands: ContainerCommands, expected: Iterable[str], timeout_s: float = TIMEOUT_S
+    runner: Runner, commands: ContainerCommands, expected: Iterable[str], timeout_s: float = CONTAINER_CHECK_TIMEOUT_S
 ) -> ContainerCheck:
     """Run a container, compare its GPUs with ``expected``, and remove everything."""
     result = partial(ContainerCheck, commands.runtime, frozenset(expected))
@@ -271,7 +271,7 @@ def check_container(
         archive = build_image(read_libraries(runner, program), os.uname().machine, commands.reference, UUID_QUERY)
     except (ValueError, OSError) as error:
         return result(failure=f"cannot build an image from this host's files: {error}")
-    loaded = runner.run(commands.load, timeout_s=_LOAD_TIMEOUT_S, stdin=archive)
+    loaded = runner.run(commands.load, timeout_s=_IMAGE_LOAD_TIMEOUT_S, stdin=archive)
     if not loaded.ok:
         why = _quote_output("the image could not be imported", loaded)
         return result(failure=why, leftovers=_remove_image(runner, commands))
@@ -298,7 +298,7 @@ def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
     if why := explain_writable_by_others(Path(program), trusted=frozenset({0, os.geteuid()})):
         raise ValueError(f"ldd may run {program}, and {why}")
     listed = runner.run(("ldd", program), timeout_s=_LDD_TIMEOUT_S, only_reads=True)
-    if listed.missing:
+    if listed.is_program_missing:
         raise ValueError("ldd is missing; it comes with glibc (libc-bin, glibc-common); nvidia-smi needs glibc")
     if not listed.ok:
         raise ValueError(_quote_output(f"the libraries of {program} are not known", listed))

@@ -14,13 +14,13 @@ from array import array
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gpunode.host.child import child_command, print_answer
+from gpunode.host.child import child_command, print_json_answer_and_exit
 
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Probe
 
 # Without persistence each GPU is woken first, which takes seconds; sixteen of them fit.
-TIMEOUT_S = 180.0
+CUDA_TEST_TIMEOUT_S = 180.0
 VECTOR_LENGTH = 1 << 20
 _THREADS_PER_BLOCK = 256
 _NAN_BITS = 0x7FC00000
@@ -73,7 +73,7 @@ def child_argv() -> tuple[str, ...]:
     return child_command("gpunode.host.cuda")
 
 
-def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:
+def make_probe(timeout_s: float = CUDA_TEST_TIMEOUT_S) -> Probe:
     """Return the command as a probe, killed after ``timeout_s``."""
     from gpunode.facts.evidence import Probe
 
@@ -86,7 +86,7 @@ def main() -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_CACHE_DISABLE"] = "1"
-    print_answer(add_on_all_gpus)
+    print_json_answer_and_exit(add_on_all_gpus)
 
 
 def add_on_all_gpus() -> dict[str, object]:
@@ -250,7 +250,7 @@ def _address_of(values: array[float]) -> ctypes.c_void_p:
 
 def _launch_kernel(driver: _Driver, function: ctypes.c_void_p, arguments: tuple[Any, ...]) -> None:
     """Launch the kernel with one thread per element; ``arguments`` must outlive it."""
-    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
+    pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
     blocks = -(-VECTOR_LENGTH // _THREADS_PER_BLOCK)
     shape = [ctypes.c_uint(n) for n in (blocks, 1, 1, _THREADS_PER_BLOCK, 1, 1, 0)]
     driver("cuLaunchKernel", function, *shape, None, pointers, None)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from gpunode.change import FileState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
-from gpunode.facts.evidence import OTHER_KIND_ERROR, Capture, Ownership
+from gpunode.facts.evidence import OTHER_FILE_KIND_ERROR_PREFIX, Capture, Ownership
 from gpunode.facts.reader import make_file_state
 from gpunode.host.places import (
     ABSENT_ERRNOS,
@@ -74,7 +74,7 @@ def _read_opened_path(place: OpenedPath, limit: int, source: str) -> Capture:
     # Asked before it is opened: opening a device can start it, and a named pipe would wait for a writer.
     status = os.lstat(place.name, dir_fd=place.folder)
     if not stat.S_ISREG(status.st_mode):
-        return Capture(source, "failed", error=f"{OTHER_KIND_ERROR}{_describe_kind(status)}")
+        return Capture(source, "failed", error=f"{OTHER_FILE_KIND_ERROR_PREFIX}{_describe_kind(status)}")
     fd = os.open(place.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
     try:
         owner = make_ownership(os.fstat(fd), place.exposed)
@@ -286,7 +286,7 @@ def make_parents(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
     """
     try:
         with open_path(path, root, make=True) as place:
-            return place.path, tuple(place.made)
+            return place.path, tuple(place.made_folders)
     except OSError as error:
         raise _write_error(path, "prepared", error, "") from error
 
@@ -347,7 +347,7 @@ def candidate_file(path: str, content: bytes, *, root: str = "/") -> Iterator[st
                     write_all(fd, content)
                     yield "/".join(("", *place.names, name))
             finally:
-                remove_folders(place.made, root=root)
+                remove_folders(place.made_folders, root=root)
     except OSError as error:
         raise _write_error(path, "written beside", error) from error
 
@@ -383,7 +383,7 @@ _CONTENT_BOUND_ATTRIBUTES = frozenset({"security.ima", "security.evm"})
 # What a folder's default ACL gives to every new file in it.
 _ACL_ATTRIBUTE = "system.posix_acl_access"
 # The file system has no room or no life: nothing that the attribute is to blame for.
-_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+_DISK_FAILURE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS of linux/fs.h: declared with a long, though an int is passed.
 _GET_FLAGS, _SET_FLAGS = (
     way << 30 | struct.calcsize("l") << 16 | ord("f") << 8 | number for way, number in ((2, 1), (1, 2))
@@ -399,7 +399,7 @@ def _read_attributes(folder: int, name: str) -> tuple[tuple[str, bytes], ...]:
     # By way of /proc, since the calls on a name cannot start at an open folder.
     path = f"/proc/self/fd/{folder}/{name}"
     names = sorted(set(_list_attributes(path)) - _CONTENT_BOUND_ATTRIBUTES)
-    return tuple((one, os.getxattr(path, one, follow_symlinks=False)) for one in names)
+    return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in names)
 
 
 def _list_attributes(path: str) -> list[str]:
@@ -411,15 +411,15 @@ def _list_attributes(path: str) -> list[str]:
         raise
 
 
-def _restore_attributes(path: str, wanted: Sequence[tuple[str, bytes]], fd: int) -> None:
-    """Set the ``wanted`` attributes, and remove an ACL inherited from the folder."""
+def _restore_attributes(path: str, attributes: Sequence[tuple[str, bytes]], fd: int) -> None:
+    """Set the ``attributes`` attributes, and remove an ACL inherited from the folder."""
     present: dict[str, bytes] = {}
     with suppress(OSError):
         present.update((name, os.getxattr(fd, name)) for name in os.listxattr(fd))
-    for name, value in wanted:
+    for name, value in attributes:
         if present.get(name) != value:
             _set_attribute(path, name, value, fd)
-    if _ACL_ATTRIBUTE in present and _ACL_ATTRIBUTE not in dict(wanted):
+    if _ACL_ATTRIBUTE in present and _ACL_ATTRIBUTE not in dict(attributes):
         os.removexattr(fd, _ACL_ATTRIBUTE)
 
 
@@ -427,7 +427,7 @@ def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
     try:
         os.setxattr(fd, name, value)
     except OSError as error:
-        if error.errno in _DISK_ERRNOS:
+        if error.errno in _DISK_FAILURE_ERRNOS:
             raise
         raise ChangeFailed(
             f"{path} could not be written",

@@ -22,13 +22,13 @@ def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -
     The content of a file longer than ``limit`` bytes is left out. Where ``contents`` are read, folders are left out.
     """
     problems: list[OSError] = []
-    found = encode_matches(
+    encoded_matches = encode_matches(
         iter(_walk_pattern("", split_path_reversed(pattern), limit if contents else None, root, problems))
     )
     if problems:
         worst = capture_error(pattern, problems[0])
-        return Capture(pattern, worst.outcome, found, f"{problems[0].filename}: {worst.error}")
-    return Capture(pattern, "ok", found)
+        return Capture(pattern, worst.outcome, encoded_matches, f"{problems[0].filename}: {worst.error}")
+    return Capture(pattern, "ok", encoded_matches)
 
 
 def _walk_pattern(
@@ -49,7 +49,7 @@ def _walk_pattern(
             error.filename = above or "/"
             problems.append(error)
         return ()
-    return [one for name in names for one in _walk_pattern(f"{above}/{name}", later, limit, root, problems)]
+    return [match for name in names for match in _walk_pattern(f"{above}/{name}", later, limit, root, problems)]
 
 
 def _is_folder(name: str, folder: int) -> bool:

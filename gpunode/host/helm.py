@@ -51,15 +51,15 @@ class Helm:
         """Return the releases of these charts or with these namespaces and names in the cluster, failed ones too."""
         return tuple(
             replace(one, values=self._run_for_json("get", "values", one.name, "--namespace", one.namespace) or {})
-            for one in self._list_all()
+            for one in self._list_all_releases()
             if one.chart in charts or (one.namespace, one.name) in places
         )
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
         """Return the revision of each release, by its namespace and name."""
-        return {(one.namespace, one.name): one.revision for one in self._list_all()}
+        return {(release.namespace, release.name): release.revision for release in self._list_all_releases()}
 
-    def _list_all(self) -> Iterator[HelmRelease]:
+    def _list_all_releases(self) -> Iterator[HelmRelease]:
         return map(parse_release, self._run_for_json(*_ALL_RELEASES) or ())
 
     def run(self, argv: tuple[str, ...]) -> None:

@@ -45,15 +45,15 @@ _UNPRIVILEGED_COMMAND_PREFIX: Final = (
 )
 _SETPRIV_PROGRAM_MISSING: Final = b"setpriv: failed to execute"
 _SIMULATION_TIMEOUT_S: Final = 120.0
-_OUTPUT_LIMIT: Final = 16 << 20
+_MAX_OUTPUT_BYTES: Final = 16 << 20
 
 
 def simulate_image(root: str, changes: Sequence[PackageChange]) -> Simulation:
     """Simulate one transaction of ``changes`` in ``root``; ``problem`` says why if it could not be."""
     try:
-        found = status.entries(files.read_file(_DPKG_STATUS_FILE, root=root).text)
-        native = status.native_architecture(found)
-        known = status.packages(found)
+        dpkg_entries = status.parse_status(files.read_file(_DPKG_STATUS_FILE, root=root).text)
+        native = status.native_architecture(dpkg_entries)
+        known = status.packages(dpkg_entries)
     except ValueError as error:
         return _failed_simulation(str(error))
     words = arguments(changes, known)
@@ -65,10 +65,10 @@ def simulate_image(root: str, changes: Sequence[PackageChange]) -> Simulation:
             _copy_apt_state(root, Path(folder), native)
             argv = (*(_UNPRIVILEGED_COMMAND_PREFIX if os.geteuid() == 0 else ()), *SIMULATE_COMMAND, *words)
             env = {**UNATTENDED_APT_ENVIRONMENT, "APT_CONFIG": f"{folder}/apt.conf"}
-            done = Runner().run(argv, timeout_s=_SIMULATION_TIMEOUT_S, limit_bytes=_OUTPUT_LIMIT, env=env)
+            done = Runner().run(argv, timeout_s=_SIMULATION_TIMEOUT_S, limit_bytes=_MAX_OUTPUT_BYTES, env=env)
     except (OSError, ValueError) as error:
         return _failed_simulation(f"the state of the image's apt cannot be copied: {error}")
-    if done.missing or _SETPRIV_PROGRAM_MISSING in done.stderr:
+    if done.is_program_missing or _SETPRIV_PROGRAM_MISSING in done.stderr:
         return _failed_simulation("this machine has no apt-get, and plan runs no program of the image")
     return parse_simulation(done.text, done.error, ok=done.ok)
 
@@ -86,8 +86,8 @@ def _copy_apt_state(root: str, folder: Path, native: str) -> None:
     left = _MAX_COPIED_BYTES
     for pattern in _COPIED_FILE_GLOBS:
         for path in (
-            one.path
-            for one in decode_matches(globs.find_matches(pattern, _MAX_COPIED_BYTES, contents=False, root=root).data)
+            match.path
+            for match in decode_matches(globs.find_matches(pattern, _MAX_COPIED_BYTES, contents=False, root=root).data)
         ):
             capture = files.read_file(path, left, root=root)
             left -= len(capture.data)

@@ -9,17 +9,17 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-SOCKET = Path("/run/systemd/journal/socket")
+JOURNALD_SOCKET = Path("/run/systemd/journal/socket")
 # A datagram must fit the socket's buffer, 200 KiB by default; what is longer is no use in a log.
-_MAX_VALUE = 8192
+_MAX_FIELD_BYTES = 8192
 # journald takes a message in microseconds; the buffer may be full for a moment when many come at once.
-_TIMEOUT_S = 0.1
+_SEND_TIMEOUT_S = 0.1
 
 
 class Journald:
     """A connection to journald; after the first failed message nothing more is sent."""
 
-    def __init__(self, path: Path = SOCKET) -> None:
+    def __init__(self, path: Path = JOURNALD_SOCKET) -> None:
         self._path = str(path)
         self._gone = not path.is_socket()
 
@@ -29,7 +29,7 @@ class Journald:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.settimeout(_TIMEOUT_S)
+                sender.settimeout(_SEND_TIMEOUT_S)
                 sender.sendto(encode_datagram(fields), self._path)
         except OSError:
             self._gone = True
@@ -42,8 +42,8 @@ def encode_datagram(fields: Mapping[str, str]) -> bytes:
 
 def _encode_field(name: str, value: str) -> bytes:
     data = value.encode("utf-8", "replace")
-    if len(data) > _MAX_VALUE:
-        data = data[:_MAX_VALUE].decode("utf-8", "ignore").encode() + "…".encode()
+    if len(data) > _MAX_FIELD_BYTES:
+        data = data[:_MAX_FIELD_BYTES].decode("utf-8", "ignore").encode() + "…".encode()
     if b"\n" in data:
         return b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data)
     return b"%s=%s\n" % (name.encode(), data)

@@ -17,23 +17,23 @@ from gpunode.redaction.secrets import redact_text as redact
 
 # --show-managed-fields, which gpunode needs to tell its own fields from those of others, came with it: kubernetes issue
 # 107947 names the change, number 96878. Debian 12 packages 1.20.
-MINIMUM_VERSION: Final = (1, 21)
+MIN_KUBECTL_VERSION: Final = (1, 21)
 # kubectl supports API servers of one minor version to either side. Source: kubernetes.io, "Version Skew Policy".
-_SUPPORTED_SKEW: Final = 1
-_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?")
+_MAX_MINOR_VERSION_SKEW: Final = 1
+_KUBERNETES_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?")
 # Log entries, which repeat the error for each retry; continuation lines are indented.
-_LOG_ENTRY: Final = re.compile(r"^[EWIF]\d{4} \d\d:\d\d:.*(?:\n[ \t].*)*\n?|^Warning: .*\n?", re.MULTILINE)
+_KUBECTL_LOG_ENTRY: Final = re.compile(r"^[EWIF]\d{4} \d\d:\d\d:.*(?:\n[ \t].*)*\n?|^Warning: .*\n?", re.MULTILINE)
 _MAX_ERROR_LINES: Final = 12
 # Start of an error of kubectl's own, after those of a login plugin.
 _KUBECTL_ERROR: Final = re.compile(r"(?:error: |Error from server|Unable to connect|The connection to|The [A-Z]\w+ \")")
 # kubectl's error messages, as 1.20 and 1.36 print them.
-_PLUGIN_MISSING: Final = re.compile(
+_CREDENTIAL_PLUGIN_MISSING: Final = re.compile(
     r"exec: executable (\S+) not found|exec: fork/exec (\S+): (?:no such file or directory|permission denied)"
 )
-_PLUGIN_FAILED: Final = re.compile(r"getting credentials, (?:exec: executable (\S+) failed)?")
+_CREDENTIAL_PLUGIN_FAILED: Final = re.compile(r"getting credentials, (?:exec: executable (\S+) failed)?")
 _INSTALL_HINT_IN_OUTPUT: Final = re.compile(r"#client-go-credential-plugins\s+(.+)", re.DOTALL)
 _CERTIFICATE_REJECTED: Final = re.compile(r"x509: |failed to verify certificate|certificate signed by")
-_UNREACHABLE: Final = re.compile(
+_SERVER_UNREACHABLE: Final = re.compile(
     r"connection refused|was refused - did you|no such host|i/o timeout|Unable to connect|context deadline exceeded"
     r"|TLS handshake timeout|no route to host|network is unreachable|connection reset by peer"
     r"|Client\.Timeout|ServiceUnavailable|unable to handle the request|etcdserver|INTERNAL_ERROR|EOF$",
@@ -55,10 +55,10 @@ _KUBECONFIG_FILE_UNREADABLE: Final = re.compile(
 # The API server answered, and an aggregated API behind it did not: each group with its version and why, after commas.
 # Source: client-go discovery, ErrGroupDiscoveryFailed.
 _INCOMPLETE_API_LIST_ERROR: Final = "unable to retrieve the complete list of server APIs: "
-_FAILED_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)")
+_FAILED_API_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)")
 # The API server answered, and quotes why it could not reach somebody else.
 _WEBHOOK_FAILED: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
-_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
+_REQUEST_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
 _KIND_NOT_FOUND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
@@ -82,10 +82,10 @@ class Forbidden(Refused):
     meaning = Refused.meaning
 
 
-def clean_output(done: FinishedCommand) -> str:
+def redacted_error_text(finished: FinishedCommand) -> str:
     """Return the errors that kubectl printed, without its log, at most ``_MAX_ERROR_LINES`` lines; secrets redacted."""
     output = _FIELD_CONFLICT_ADVICE.sub(
-        "", _LOG_ENTRY.sub("", (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace"))
+        "", _KUBECTL_LOG_ENTRY.sub("", (finished.stderr.strip() or finished.stdout.strip()).decode("utf-8", "replace"))
     )
     # The reason follows, which is no secret. A plugin that is retried prints the same again.
     output = output.replace("getting credentials: ", "getting credentials, ")
@@ -99,16 +99,16 @@ def main_error_line(output: str) -> str:
     return next(filter(_KUBECTL_ERROR.match, lines), lines[0] if lines else "")
 
 
-def explain_failure(done: FinishedCommand) -> GpunodeError:
+def explain_failure(finished: FinishedCommand) -> GpunodeError:
     """Return the error that explains why kubectl failed."""
-    output = clean_output(done)
-    return next(chain(_login_problems(output), _request_problems(done, output)))
+    output = redacted_error_text(finished)
+    return next(chain(_login_problems(output), _request_problems(finished, output)))
 
 
-def find_failed_api_groups(done: FinishedCommand) -> frozenset[str]:
+def find_failed_api_groups(finished: FinishedCommand) -> frozenset[str]:
     """Return the API groups that are missing from a list of kinds; empty if the list failed for another reason."""
-    _, incomplete, groups = clean_output(done).partition(_INCOMPLETE_API_LIST_ERROR)
-    return frozenset(_FAILED_GROUP.findall(groups)) if incomplete else frozenset()
+    _, incomplete, groups = redacted_error_text(finished).partition(_INCOMPLETE_API_LIST_ERROR)
+    return frozenset(_FAILED_API_GROUP.findall(groups)) if incomplete else frozenset()
 
 
 def _login_problems(output: str) -> Iterator[GpunodeError]:
@@ -140,7 +140,7 @@ def _login_problems(output: str) -> Iterator[GpunodeError]:
             "or see whether it has the cluster that its context names: kubectl config get-contexts",
         )
     check = "then check: kubectl auth whoami"
-    if match := _PLUGIN_MISSING.search(output):
+    if match := _CREDENTIAL_PLUGIN_MISSING.search(output):
         program = match[1] or match[2]
         advice = _INSTALL_HINT_IN_OUTPUT.search(output)
         install = advice[1] if advice else _PLUGIN_INSTALL_HINTS.get(program, f"install {program}")
@@ -150,7 +150,7 @@ def _login_problems(output: str) -> Iterator[GpunodeError]:
             why=reason,
             hint=f"{install}{location}\n{check}",
         )
-    if match := _PLUGIN_FAILED.search(output):
+    if match := _CREDENTIAL_PLUGIN_FAILED.search(output):
         yield Refused(
             f"the login by {match[1] or 'your kubeconfig'} failed",
             why=output,
@@ -164,7 +164,7 @@ def _login_problems(output: str) -> Iterator[GpunodeError]:
         )
 
 
-def _request_problems(done: FinishedCommand, output: str) -> Iterator[GpunodeError]:
+def _request_problems(finished: FinishedCommand, output: str) -> Iterator[GpunodeError]:
     """Yield why the API server cannot be reached, or why it, or kubectl itself, rejects the request."""
     reason = main_error_line(output)
     is_answered = _WEBHOOK_FAILED.search(output)
@@ -184,10 +184,10 @@ def _request_problems(done: FinishedCommand, output: str) -> Iterator[GpunodeErr
             why=reason,
             hint=hint,
         )
-    if not is_answered and (done.timed_out or _UNREACHABLE.search(output)):
+    if not is_answered and (finished.timed_out or _SERVER_UNREACHABLE.search(output)):
         yield Undetermined(
             "the cluster does not answer",
-            why=reason or f"kubectl took longer than {done.seconds:.0f} s",
+            why=reason or f"kubectl took longer than {finished.seconds:.0f} s",
             hint="check that you can reach it:\nkubectl cluster-info",
         )
     if is_answered:
@@ -204,7 +204,7 @@ def _request_problems(done: FinishedCommand, output: str) -> Iterator[GpunodeErr
             why=reason,
             hint="its Kubernetes is too old for it, or a custom resource is missing; check with: kubectl api-resources",
         )
-    if _FORBIDDEN.search(output):
+    if _REQUEST_FORBIDDEN.search(output):
         more = len(output.splitlines()) - 1
         yield Forbidden(
             "your credentials may not do this",
@@ -225,28 +225,28 @@ def _request_problems(done: FinishedCommand, output: str) -> Iterator[GpunodeErr
             hint="see what is still there:\nkubectl get pods --all-namespaces --output wide",
         )
     yield ChangeFailed(
-        f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",
-        why=output or f"exit status {done.exit_status}",
+        f"kubectl {next((word for word in finished.argv if word in _ALLOWED_KUBECTL_VERBS), '')} failed",
+        why=output or f"exit status {finished.exit_status}",
         hint="check that kubectl reaches the cluster:\nkubectl get nodes",
     )
 
 
-_VERBS: Final = frozenset(
+_ALLOWED_KUBECTL_VERBS: Final = frozenset(
     {"api-resources", "apply", "auth", "config", "create", "delete", "get", "logs", "patch", "taint", "version"}
 )
 
 
 def parse_version(text: str) -> tuple[int, int] | None:
     """Return the major and minor version of ``v1.36.2``, ``v1.33.5-gke.1080000`` or ``v1.31.4+k3s1``."""
-    match = _VERSION.match(text)
+    match = _KUBERNETES_VERSION.match(text)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def refuse_old_kubectl(version_text: str, program: str, install: str) -> None:
     """Refuse a kubectl that lacks an option that gpunode needs; ``install`` says how to install another."""
     version = parse_version(version_text)
-    if version is not None and version < MINIMUM_VERSION:
-        needed = ".".join(map(str, MINIMUM_VERSION))
+    if version is not None and version < MIN_KUBECTL_VERSION:
+        needed = ".".join(map(str, MIN_KUBECTL_VERSION))
         raise Refused(
             f"kubectl {version_text.lstrip('v')} is too old: gpunode needs {needed} or newer",
             why=f"{program} has no --show-managed-fields, which gpunode needs to tell its own fields from those of "
@@ -258,7 +258,7 @@ def refuse_old_kubectl(version_text: str, program: str, install: str) -> None:
 def version_skew_warning(client: str, server: str) -> str:
     """Return a warning if kubectl is too many versions away from the API server; otherwise empty."""
     ours, theirs = parse_version(client), parse_version(server)
-    if ours is None or theirs is None or abs(ours[1] - theirs[1]) <= _SUPPORTED_SKEW:
+    if ours is None or theirs is None or abs(ours[1] - theirs[1]) <= _MAX_MINOR_VERSION_SKEW:
         return ""
     return (
         f"kubectl {ours[0]}.{ours[1]} and this cluster's Kubernetes {theirs[0]}.{theirs[1]} are more than one minor "
@@ -266,18 +266,18 @@ def version_skew_warning(client: str, server: str) -> str:
     )
 
 
-def is_object_rejection(done: FinishedCommand) -> bool:
+def is_object_rejection(finished: FinishedCommand) -> bool:
     """Return whether the API server answered, and rejected some of the objects."""
-    output = clean_output(done)
-    signs = (_UNREACHABLE, _LOGIN_REJECTED, _NO_CLUSTER_CONFIGURED, _CERTIFICATE_REJECTED)
-    return not done.timed_out and (
+    output = redacted_error_text(finished)
+    signs = (_SERVER_UNREACHABLE, _LOGIN_REJECTED, _NO_CLUSTER_CONFIGURED, _CERTIFICATE_REJECTED)
+    return not finished.timed_out and (
         bool(_WEBHOOK_FAILED.search(output)) or not any(sign.search(output) for sign in signs)
     )
 
 
 def split_errors(output: str) -> list[str]:
     """Return the separate errors in kubectl's output; a conflict with its fields, which are on lines of their own."""
-    output = _FIELD_CONFLICT_ADVICE.sub("", _LOG_ENTRY.sub("", output)).strip()
+    output = _FIELD_CONFLICT_ADVICE.sub("", _KUBECTL_LOG_ENTRY.sub("", output)).strip()
     parts = re.split(r"\n(?=error: |Error from server|Apply failed with |The [A-Z]\w+ )", output)
     return [part.strip() for part in parts if part.strip()]
 
@@ -343,7 +343,7 @@ def _only_root_writes(folder: str) -> bool:
         return False
     try:
         real = Path(folder).resolve(strict=True)
-        found = [one.stat() for one in (real, *real.parents)]
+        statuses = [path.stat() for path in (real, *real.parents)]
     except OSError:
         return False
-    return all(one.st_uid == 0 and not one.st_mode & _WRITABLE_BY_OTHERS for one in found)
+    return all(one.st_uid == 0 and not one.st_mode & _WRITABLE_BY_OTHERS for one in statuses)

@@ -39,7 +39,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import SYSTEMS
 from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import ObservedConfig
-from gpunode.runtimes import runtime as runtime_row
+from gpunode.runtimes import find_runtime as runtime_row
 
 if TYPE_CHECKING:
     from gpunode.host.mok import ChosenPassword
@@ -125,7 +125,7 @@ class LocalHost:
             Busy: if one held a lock past the timeout.
         """
         # The usual places, without asking the package manager for others: a node with nothing to do pays nothing.
-        locks = [f"/{lock}" for system in SYSTEMS for lock in system.locks]
+        locks = [f"/{lock}" for system in SYSTEMS for lock in system.lock_files]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress, root=self.root)
 
     def remove_temporary_files(self, paths: Iterable[str]) -> None:
@@ -157,20 +157,20 @@ class LocalHost:
         """Return the running GPU processes and containers; none in an image."""
         from gpunode.host import workloads
 
-        return workloads.find_workloads() if self.root == "/" else Workloads()
+        return workloads.find_disturbable_workloads() if self.root == "/" else Workloads()
 
     def check_candidate_files(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
-        """Check the candidates with the runtime's own parser; see ``runtime.check_candidate_files``."""
+        """Check the candidates with the runtime's own parser; see ``find_runtime.check_candidate_files``."""
         return runtime.check_candidate_files(self.runner, expectation, changes)
 
     def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
-        """Check the written files with the runtime's own parser; see ``runtime.check_written``."""
+        """Check the written files with the runtime's own parser; see ``find_runtime.check_written``."""
         runtime.check_written_config(self.runner, expectation)
 
     def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
-        """Check that the running daemon has the configuration; see ``runtime.find_contradiction``."""
+        """Check that the running daemon has the configuration; see ``find_runtime.find_daemon_contradiction``."""
         since = time() - _DAEMON_PATIENCE_S
-        if not (said := runtime.find_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
+        if not (said := runtime.find_daemon_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
             return
         unit = runtime_row(expectation.runtime).unit
         words = self.services.last_log_lines(unit, since)
@@ -181,7 +181,7 @@ class LocalHost:
         )
 
     def read_effective_config(self, name: str) -> ObservedConfig | None:
-        """Return the container runtime's configuration; see ``runtime.read_effective``."""
+        """Return the container runtime's configuration; see ``find_runtime.read_effective``."""
         return runtime.read_effective_settings(self.runner, name)
 
     def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
@@ -198,13 +198,13 @@ class LocalHost:
 
     def describe_symlinks(self, changes: Sequence[Change], /) -> tuple[str, ...]:
         """Return a sentence for each file of ``changes`` that gpunode writes and whose path has a symbolic link."""
-        told: list[str] = []
-        written = (change.path for change in FileChange.among(changes) if not change.is_generated)
+        notices: list[str] = []
+        written = (change.path for change in FileChange.of_kind(changes) if not change.is_generated)
         for path in dict.fromkeys(written):
             with suppress(OSError):
                 if (leads := places.resolve_path(path, root=self.root, pretend=True)) != normpath(path):
-                    told.append(f"{path} leads to {leads} by a symbolic link, so that file is changed")
-        return tuple(told)
+                    notices.append(f"{path} leads to {leads} by a symbolic link, so that file is changed")
+        return tuple(notices)
 
     def complete_change(self, change: Change, /) -> Change:
         """Complete ``change`` with a key's bytes, a file's attributes and the folders to make."""
@@ -215,12 +215,12 @@ class LocalHost:
 
             with self._prepared_root():
                 data = self.packages.fetch(key.url, _MAX_SIGNING_KEY_BYTES)
-            change = replace(change, after=FileState(openpgp.checked_keyring(data, key), key.mode))
+            change = replace(change, after=FileState(openpgp.verify_keyring(data, key), key.mode))
         try:
             if change.before is None:
-                made = places.missing_folders(change.path, root=self.root)
+                new_folders = places.missing_folders(change.path, root=self.root)
                 # A file that neither is nor shall be there: its folders outlived it, and they are what goes.
-                return replace(change, folders=made) if change.after else change
+                return replace(change, folders=new_folders) if change.after else change
             kept = files.read_attributes(change.path, root=self.root)
         except OSError:
             return change  # whoever makes the change finds out what is wrong there, and says it
@@ -231,7 +231,7 @@ class LocalHost:
         for kind, group in groupby(changes, type):
             if kind is PackageChange:
                 with self._prepared_root():
-                    self.packages.transact(PackageChange.among(group))
+                    self.packages.transact(PackageChange.of_kind(group))
             else:
                 for change in group:
                     self._apply(change)
@@ -348,7 +348,7 @@ class LocalHost:
         started = monotonic()
         if left:
             with self._prepared_root():
-                self.packages.refresh([one.target for one in left if one.target])
+                self.packages.refresh([trigger.target for trigger in left if trigger.target])
         seconds = monotonic() - started
         for one in triggers:
             yield TriggerResult(one, 0.0, f"{one.target} is gone") if one in gone else TriggerResult(one, seconds)
@@ -356,15 +356,15 @@ class LocalHost:
     def _rebuild_initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
         self.wait_for_package_managers()
-        argv = SYSTEMS[0].rebuild_initramfs("all")
+        argv = SYSTEMS[0].rebuild_initramfs_command("all")
         if self.root == "/":
             wait_until_script_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._prepared_root():
             done = self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S, survives_gpunode=True)
-        if not done.ok and not done.missing:
+        if not done.ok and not done.is_program_missing:
             raise _command_error(done, "the initramfs could not be rebuilt")
-        skipped = f"{argv[0]} is not installed" if done.missing else ""
-        yield from (TriggerResult(one, done.seconds, skipped) for one in triggers)
+        skipped = f"{argv[0]} is not installed" if done.is_program_missing else ""
+        yield from (TriggerResult(trigger, done.seconds, skipped) for trigger in triggers)
 
     def _prepared_root(self) -> AbstractContextManager[None]:
         from gpunode.host import chroot
@@ -375,7 +375,7 @@ class LocalHost:
 def _capture_output(probe: Probe, finished: FinishedCommand) -> Capture:
     outcome: ProbeOutcome = "ok"
     error = finished.error
-    if finished.missing:
+    if finished.is_program_missing:
         return Capture(probe.source, "absent", error=error)
     if finished.timed_out:
         outcome, error = "timeout", f"no answer within {probe.timeout_s:g} s\n{error}".strip()
@@ -403,25 +403,25 @@ def _refuse_edited_file(change: FileChange, current: FileState | None) -> None:
     )
 
 
-def _modprobe_cause(done: FinishedCommand) -> str:
+def _modprobe_cause(finished: FinishedCommand) -> str:
     """Return modprobe's first error; the later ones follow from it.
 
     Source: modprobe of Debian's nvidia-current without a GPU says "No such device" first and "Invalid argument" last.
     """
-    if done.timed_out:
+    if finished.timed_out:
         return f"modprobe timed out after {_MODULE_TIMEOUT_S:.0f} s"
-    lines = done.error.splitlines()
+    lines = finished.error.splitlines()
     errors = [line for line in lines if "ERROR" in line or "FATAL" in line]
-    return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status}, without output")
+    return next(iter([*errors, *lines]), f"modprobe exited with {finished.exit_status}, without output")
 
 
-def _command_error(done: FinishedCommand, what: str) -> ChangeFailed:
-    ended = f"exit status {done.exit_status}"
-    if done.exit_status > SIGNAL_EXIT_STATUS_BASE:
-        ended = f"ended by signal {done.exit_status - SIGNAL_EXIT_STATUS_BASE}"
-    if done.timed_out:
+def _command_error(finished: FinishedCommand, what: str) -> ChangeFailed:
+    ended = f"exit status {finished.exit_status}"
+    if finished.exit_status > SIGNAL_EXIT_STATUS_BASE:
+        ended = f"ended by signal {finished.exit_status - SIGNAL_EXIT_STATUS_BASE}"
+    if finished.timed_out:
         ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s"
-    said = done.last_lines()
+    said = finished.last_lines()
     return ChangeFailed(
         what,
         why=f"{ended}; its last lines:\n{said}" if said else f"{ended}, without output",
@@ -447,10 +447,10 @@ def read_live_distribution(root: str = "/") -> Distro | None:
                 if (status := place.status()) is None or status.st_size > _MAX_OS_RELEASE_BYTES:
                     continue
                 file = f"/proc/self/fd/{place.folder}/{place.name}"
-                found = distro.LinuxDistribution(
+                os_release = distro.LinuxDistribution(
                     os_release_file=file, include_lsb=False, include_uname=False, include_oslevel=False
                 ).os_release_info()
-            return machine.make_distro({key.upper(): value for key, value in found.items()})
+            return machine.make_distro({key.upper(): value for key, value in os_release.items()})
         except (OSError, ValueError):  # no such file, or one with a quote that is never closed
             continue
     return None

@@ -21,7 +21,7 @@ from gpunode.redaction.secrets import redact_text as redact
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK_STRUCT_FORMAT = "hhqqi0q"
 # No longer: between two looks a signal is not heeded.
-_POLL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _MAX_COMMAND_LENGTH = 160
 # In the environment of every package manager that gpunode starts, and so in that of all that they start.
 STARTED_BY_GPUNODE_VARIABLE = ("GPUNODE_STARTED", "1")
@@ -110,10 +110,10 @@ def find_lock_pid(table: str, major: int, minor: int, inode: int) -> int | None:
     return None
 
 
-def _read_process_file(pid: int, what: str, proc: Path) -> bytes:
+def _read_process_file(pid: int, file_name: str, proc: Path) -> bytes:
     """Read a file of a process in /proc; empty if it has exited or may not be read."""
     try:
-        return (proc / str(pid) / what).read_bytes() if pid > 0 else b""
+        return (proc / str(pid) / file_name).read_bytes() if pid > 0 else b""
     except OSError:
         return b""
 
@@ -149,7 +149,7 @@ def wait_while(
     deadline: float,
     on_progress: OnProgress,
     *,
-    poll_s: float = _POLL_S,
+    poll_s: float = _POLL_INTERVAL_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -158,11 +158,11 @@ def wait_while(
     ``error`` makes the error raised at ``deadline``, which is on ``clock``, of the holder and the seconds waited.
     """
     started = clock()
-    while found := get_holder():
+    while holder := get_holder():
         now = clock()
         if now >= deadline:
-            raise error(found, now - started)
-        detail = f"up to {deadline - started:.0f} s: {describe(found)}"
+            raise error(holder, now - started)
+        detail = f"up to {deadline - started:.0f} s: {describe(holder)}"
         on_progress(Progress("wait", 100 * (now - started) / (deadline - started), detail))
         sleep(min(poll_s, deadline - now))
 
@@ -201,7 +201,7 @@ def wait_until_reason_is_gone(
     seconds: float, describe: Callable[[], str], on_progress: OnProgress, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Wait until ``describe`` returns an empty reason, or ``seconds`` have passed."""
-    rounds = math.ceil(seconds / _POLL_S)
+    rounds = math.ceil(seconds / _POLL_INTERVAL_S)
     for number in range(rounds):
         if not (reason := describe()):
             return
@@ -209,11 +209,11 @@ def wait_until_reason_is_gone(
         sleep(seconds / rounds)
 
 
-def busy_error(found: LockHolder, waited_s: float) -> Busy:
+def busy_error(holder: LockHolder, waited_s: float) -> Busy:
     """Return the error that names the lock's holder."""
-    look = f":\n  ps -fp {found.pid}" if found.pid else ""
+    look = f":\n  ps -fp {holder.pid}" if holder.pid else ""
     return Busy(
-        f"{found.path} is locked by {found}",
+        f"{holder.path} is locked by {holder}",
         why=f"another program is using the package manager; gpunode waited {waited_s:.0f} s for it",
         hint=f"wait until it has finished, then run the same command again{look}",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from gpunode.host.child import TYPE_CHECKING, child_command, print_answer
+from gpunode.host.child import TYPE_CHECKING, child_command, print_json_answer_and_exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,10 +79,10 @@ def _get_profile(nvml: Any, call: Any) -> Iterator[Any]:
 def _list_instances(nvml: Any, kind: Any, profile: Any, call: Any, parent: Any) -> list[Any]:
     from ctypes import byref
 
-    found = (kind * max(profile.instanceCount, 1))()
-    count = nvml.c_uint(len(found))
-    call(parent, profile.id, found, byref(count))
-    return list(found[: count.value])
+    instances = (kind * max(profile.instanceCount, 1))()
+    count = nvml.c_uint(len(instances))
+    call(parent, profile.id, instances, byref(count))
+    return list(instances[: count.value])
 
 
 def _short_profile_name(profile: Any) -> str:
@@ -94,7 +94,7 @@ def _short_profile_name(profile: Any) -> str:
 
 def main() -> None:
     """Set the requested layout and print the result."""
-    print_answer(lambda: apply_layout(json.load(sys.stdin)))
+    print_json_answer_and_exit(lambda: apply_layout(json.load(sys.stdin)))
 
 
 def apply_layout(request: dict[str, Any]) -> dict[str, object]:
@@ -157,7 +157,7 @@ def _create_instance(nvml: Any, device: Any, profile: Any, row: dict[str, Any]) 
         raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
     place = nvml.c_nvmlGpuInstancePlacement_t(row["start"], row["size"])
     instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile.id, byref(place))
-    compute = {one.sliceCount: one for one in reversed(list(_compute_profiles(nvml, instance)))}
+    compute = {profile.sliceCount: profile for profile in reversed(list(_compute_profiles(nvml, instance)))}
     for slices in row["compute"]:
         if slices not in compute:
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)

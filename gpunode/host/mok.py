@@ -24,7 +24,7 @@ TERMINAL: Final = "/dev/tty"
 _KEYBOARD_SAFE_LETTERS: Final = "bcdefghijklnoprstuvx"
 _KEYBOARD_SAFE_DIGITS: Final = "23456789"
 _PASSWORD_LENGTH: Final = 10
-_TIMEOUT_S: Final = 60.0
+_MOKUTIL_TIMEOUT_S: Final = 60.0
 _MAX_PASSWORD_BYTES: Final = 256
 _TYPEABLE_PASSWORD: Final = re.compile(r"[A-Za-z0-9]{8,16}")
 
@@ -142,7 +142,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
     chosen, password = password, password or make_password()
     # Not logged: the log of commands keeps what they print.
     hashed = Runner(runner.root).run(
-        ("openssl", "passwd", "-6", "-stdin"), timeout_s=_TIMEOUT_S, stdin=f"{password}\n".encode()
+        ("openssl", "passwd", "-6", "-stdin"), timeout_s=_MOKUTIL_TIMEOUT_S, stdin=f"{password}\n".encode()
     )
     if not hashed.ok or not hashed.stdout.startswith(b"$6$"):
         raise ChangeFailed(
@@ -162,7 +162,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
                     f"\r\n  One-time password for MokManager at the next boot: {password}\r\n"
                     "  Write it down: it is shown only now.\r\n\r\n"
                 )
-        done = runner.run(change.argv, timeout_s=_TIMEOUT_S)
+        done = runner.run(change.argv, timeout_s=_MOKUTIL_TIMEOUT_S)
     except OSError as error:
         raise ChangeFailed(
             f"the enrolment could not be queued: {error}", hint="run the same command again in a terminal"

@@ -51,8 +51,8 @@ _KEPT_CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 29, 31)
 _DEVICE_NODE_NAMES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
 # Source: runc's default specification. A write below /proc/sys or to sysrq-trigger reaches the kernel of this machine.
-_READ_ONLY_PROC: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
-_HIDDEN_PROC: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
+_READ_ONLY_PROC_ENTRIES: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_HIDDEN_PROC_ENTRIES: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
 # Keys belong to a user id, and no namespace here separates those: root's, such as Kerberos tickets and those of
 # encrypted folders, would be the command's. In a user namespace of its own it would have every capability again.
 # Sources: <linux/audit.h> for the architectures, unistd.h of each for add_key, request_key, keyctl; clone, unshare.
@@ -167,7 +167,7 @@ def _mount_root(root: str, policy: str, resolver: str) -> None:
     if _is_folder("dev"):
         _make_devices()
     if policy:
-        _forbid_services(policy.lstrip("/"))
+        _forbid_service_starts(policy.lstrip("/"))
     if resolver:
         _bind_mount(os.path.realpath("/etc/resolv.conf"), resolver.lstrip("/"), _RDONLY | _NOSUID | _NODEV)
 
@@ -206,10 +206,10 @@ def _is_folder(path: str) -> bool:
 
 
 def _restrict_proc() -> None:
-    for name in _READ_ONLY_PROC:
+    for name in _READ_ONLY_PROC_ENTRIES:
         if os.path.lexists(f"proc/{name}"):
             _bind_mount(f"proc/{name}", f"proc/{name}", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
-    for name in _HIDDEN_PROC:
+    for name in _HIDDEN_PROC_ENTRIES:
         path = f"proc/{name}"
         if os.path.isdir(path):
             _mount_filesystem("tmpfs", path, "tmpfs", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
@@ -232,7 +232,7 @@ def _make_devices() -> None:
     _mount_filesystem("shm", "dev/shm", "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=1777")
 
 
-def _forbid_services(place: str) -> None:
+def _forbid_service_starts(place: str) -> None:
     """Mount the policy from a file in our executable /dev, and unlink its name there at once."""
     fd = os.open("dev/policy-rc.d", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o755)
     os.write(fd, _POLICY_RC_SCRIPT.encode())

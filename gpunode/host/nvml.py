@@ -6,7 +6,7 @@ in ``gpunode.facts.nvml``. With ``gpunode.host.mig``, the only user of pynvml.
 
 from __future__ import annotations
 
-from gpunode.host.child import TYPE_CHECKING, child_command, print_answer
+from gpunode.host.child import TYPE_CHECKING, child_command, print_json_answer_and_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gpunode.facts.evidence import Probe
 
-TIMEOUT_S = 30.0
+NVML_QUERY_TIMEOUT_S = 30.0
 _MIB = 1 << 20
 
 
@@ -23,7 +23,7 @@ def child_argv() -> tuple[str, ...]:
     return child_command("gpunode.host.nvml", packages=("pynvml",))
 
 
-def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:
+def make_probe(timeout_s: float = NVML_QUERY_TIMEOUT_S) -> Probe:
     """Return the command as a probe, killed after ``timeout_s``."""
     from gpunode.facts.evidence import Probe
     from gpunode.facts.nvml import NVML_PROBE_KEY
@@ -33,7 +33,7 @@ def make_probe(timeout_s: float = TIMEOUT_S) -> Probe:
 
 def main() -> None:
     """Print NVML's answer as one JSON object."""
-    print_answer(query_nvml)
+    print_json_answer_and_exit(query_nvml)
 
 
 def query_nvml() -> dict[str, object]:

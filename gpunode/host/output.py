@@ -42,10 +42,10 @@ def write_output_with(path: Path, write: ContentWriter, mode: int = 0o600) -> No
         OSError: if it could not be written; the old file stays.
     """
     with _open_parent(path) as folder:
-        _replace_in(folder, path.name, write, mode)
+        _replace_file_in_folder(folder, path.name, write, mode)
 
 
-def _replace_in(folder: int, name: str, write: ContentWriter, mode: int) -> None:
+def _replace_file_in_folder(folder: int, name: str, write: ContentWriter, mode: int) -> None:
     draft = _draft_name(name)
     try:
         _create_draft(draft, folder, write, mode)
@@ -93,13 +93,13 @@ class OutputFolder:
             return False
         return True
 
-    def names(self, name: str) -> list[str]:
+    def list_names(self, name: str) -> list[str]:
         """Return the names in the inner folder ``name``, sorted; none if it is not there."""
         return places.list_names(self._folders[name]) if self.enter(name) else []
 
     def has_entry(self, path: str) -> bool:
         """Return whether there is anything at ``path``."""
-        return path.rpartition("/")[2] in self.names(path.rpartition("/")[0])
+        return path.rpartition("/")[2] in self.list_names(path.rpartition("/")[0])
 
     def read(self, path: str) -> bytes | None:
         """Return the content of ``path``; None unless it is a plain file, and no link."""
@@ -113,7 +113,7 @@ class OutputFolder:
         """Write ``content`` at ``path``, complete or not at all; its folder is made. A link there is replaced."""
         within, _, name = path.rpartition("/")
         self.enter(within, make=True)
-        _replace_in(self._folders[within], name, lambda file: file.write(content), mode)
+        _replace_file_in_folder(self._folders[within], name, lambda file: file.write(content), mode)
 
     def remove(self, path: str, is_ours: Callable[[bytes], bool]) -> bool:
         """Remove the plain file at ``path`` if ``is_ours`` accepts its content; return whether it did."""
@@ -144,9 +144,9 @@ def open_output_folder(path: Path) -> Iterator[OutputFolder]:
         for one in missing:
             fd = _open_inner_folder(one.rpartition("/")[2], fd, make=True)
             stack.callback(os.close, fd)
-        found = OutputFolder(fd)
-        stack.callback(found.close)
-        yield found
+        output_folder = OutputFolder(fd)
+        stack.callback(output_folder.close)
+        yield output_folder
 
 
 def _open_inner_folder(name: str, folder: int, *, make: bool) -> int:

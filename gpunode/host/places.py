@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 # The kernel's own limit (path_resolution(7)).
-_MAX_LINKS = 40
+_MAX_FOLLOWED_LINKS = 40
 ABSENT_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
@@ -24,14 +24,14 @@ class OpenedPath:
 
     Attributes:
         folders: those above, open, the root first; missing ones are not among them.
-        made: those that were made.
+        made_folders: those that were made.
         missing: those that would have to be made, outermost first; from the first on only ``names`` tell the place.
     """
 
     folders: list[int]
     names: list[str] = field(default_factory=list)
     name: str = "."
-    made: list[str] = field(default_factory=list)
+    made_folders: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     exposed: str = ""
 
@@ -64,7 +64,7 @@ class OpenedPath:
             _make_folder(name, self.folder, mode)
             self.folders.append(_open_folder(name, self.folder))
             self.names.append(name)
-            self.made.append(self.path)
+            self.made_folders.append(self.path)
         else:
             self.names.append(name)
         self.exposed = self.exposed or _describe_folder_exposure("/" + "/".join(self.names), os.fstat(self.folder))
@@ -180,7 +180,7 @@ def open_path(path: str, root: str, *, make: bool = False) -> Iterator[OpenedPat
         _walk_path(place, path, make=make)
         yield place
     except BaseException:
-        remove_folders(place.made, root=root)
+        remove_folders(place.made_folders, root=root)
         raise
     finally:
         place.close()
@@ -223,7 +223,7 @@ def _walk_path(place: OpenedPath, path: str, *, make: bool = False, pretend: boo
         target = None if place.is_missing else read_link_target(part, place.folder)
         if target is not None:
             links += 1
-            if links > _MAX_LINKS:
+            if links > _MAX_FOLLOWED_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target, owner = _read_link_and_owner(part, place.folder)
             # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
@@ -297,8 +297,8 @@ def _look_up(path: str, root: str) -> OpenedPath:
     return place
 
 
-def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
+def remove_folders(folders: Sequence[str], *, root: str = "/") -> None:
     """Remove the folders that were created for a file, unless they contain something else."""
-    for path in reversed(made):
+    for path in reversed(folders):
         with suppress(OSError), open_path(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)

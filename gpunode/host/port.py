@@ -78,11 +78,11 @@ class Workloads:
     """Running workloads that a change could disturb.
 
     Attributes:
-        gpu: the processes that have a GPU's device open.
+        gpu_clients: the processes that have a GPU's device open.
         containers: running containers of containerd, as ``namespace/id``.
     """
 
-    gpu: tuple[GpuClient, ...] = ()
+    gpu_clients: tuple[GpuClient, ...] = ()
     containers: tuple[str, ...] = ()
 
 

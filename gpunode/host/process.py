@@ -197,7 +197,7 @@ class FinishedCommand:
         return self.exit_status == 0 and not self.timed_out
 
     @property
-    def missing(self) -> bool:
+    def is_program_missing(self) -> bool:
         """True if there is no such program."""
         return self.exit_status == 127
 
@@ -288,15 +288,15 @@ class Runner:
             fd.close_childs()
             out, err = OutputStream(fd.out, limit_bytes, on_line), OutputStream(fd.err, limit_bytes, on_line)
             if isinstance(child, _StartFailure):
-                code, said = child.exit_status, child.why.encode("utf-8", "replace")
+                code, stderr = child.exit_status, child.why.encode("utf-8", "replace")
             else:
                 streams = [out, err] if status is None else [out, err, OutputStream(fd.status, 0, status)]
                 with OutputPump(child, streams, is_hurried=only_reads) as pump:
                     timed_out = not pump.run(started + timeout_s)
                     code = 124 if timed_out else pump.exit_status()
-                said = bytes(err.kept)
+                stderr = bytes(err.kept)
             took, dropped = time.monotonic() - started, out.dropped + err.dropped
-            finished = FinishedCommand(words, code, bytes(out.kept), said, took, timed_out, dropped)
+            finished = FinishedCommand(words, code, bytes(out.kept), stderr, took, timed_out, dropped)
         if self.log is not None:
             self.log.append(finished)
         if self.root != "/":

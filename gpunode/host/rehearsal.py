@@ -12,7 +12,7 @@ from gpunode.facts.model import Distro
 from gpunode.host.port import TriggerResult, Workloads
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
-from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes import DesiredConfig, find_runtime
 
 
 class RehearsalHost:
@@ -53,7 +53,7 @@ class RehearsalHost:
         """Check the candidates with gpunode's own parser, since there is no runtime."""
         files = {path: state.content for path, state in self.files.items() if state is not None}
         files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})
-        row = runtime(expectation.runtime)
+        row = find_runtime(expectation.runtime)
         found = row.inspect(files, DesiredConfig(config=expectation.path))
         assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks the intended handler"
         return f"not run: a rehearsal does not run {expectation.runtime}'s own parser"

@@ -20,12 +20,12 @@ from typing import Final
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
-from gpunode.host.capture import CAPTURE_INDEX, ByteSource, load_capture, load_capture_stream, unreadable_format
+from gpunode.host.capture import CAPTURE_INDEX_NAME, ByteSource, load_capture, load_capture_stream, unreadable_format
 
 MAX_REPORT_BYTES: Final = 64 << 20
-_GZIP: Final = b"\x1f\x8b"
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 _REPORT_SUFFIXES: Final = (".tar.gz", ".tgz", ".log.gz", ".gz", ".json", ".txt", ".log")
-_MAX_DEPTH: Final = 6
+_MAX_FOLDER_DEPTH: Final = 6
 _MAX_ENTRIES: Final = 200_000
 _FORMATS_HINT: Final = (
     "a report is a capture (`gpunode capture FILE`), an nvidia-bug-report.log.gz, a JSON list of "
@@ -127,13 +127,13 @@ def find_fleet_reports(names: Sequence[str]) -> tuple[FleetReport, ...]:
         UsageError: if a folder cannot be read, or none contains a report.
         Refused: if a folder is too large to be one of reports.
     """
-    found: dict[str, FleetReport] = {}
+    reports: dict[str, FleetReport] = {}
     for name in names:
-        for one in _reports_in_folder(Path(name)) if is_fleet(name) else (FleetReport(name, name),):
-            found.setdefault(str(Path(one.path).absolute()), one)
-    if not found:
+        for report in _reports_in_folder(Path(name)) if is_fleet(name) else (FleetReport(name, name),):
+            reports.setdefault(str(Path(report.path).absolute()), report)
+    if not reports:
         raise UsageError(f"{', '.join(names)} contains no report", hint=_FORMATS_HINT)
-    return tuple(found.values())
+    return tuple(reports.values())
 
 
 def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
@@ -155,9 +155,9 @@ def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
                 f"{top} is not read", why=f"it contains more than {_MAX_ENTRIES} files", hint="name a folder below it"
             )
         inner = [Path(entry.path) for entry in entries if _is_subfolder(entry)]
-        deeper = [(one, depth + 1) for one in inner]
+        deeper = [(path, depth + 1) for path in inner]
         yield from (found for entry in entries if not _is_subfolder(entry) and (found := _report_of_entry(entry, top)))
-        if depth < _MAX_DEPTH:
+        if depth < _MAX_FOLDER_DEPTH:
             folders += reversed(deeper)
         else:
             yield from (FleetReport(str(one.relative_to(top)), str(one), "too many folders deep") for one, _ in deeper)
@@ -190,7 +190,7 @@ def _looks_like_report(entry: os.DirEntry[str]) -> bool:
         return True
     try:
         with Path(entry.path).open("rb") as file:
-            return file.read(2) == _GZIP
+            return file.read(2) == _GZIP_MAGIC
     except OSError:
         return False
 
@@ -222,7 +222,7 @@ def _is_file(path: Path) -> bool:
 
 def _is_capture(folder: Path) -> bool:
     try:
-        (folder / CAPTURE_INDEX).lstat()
+        (folder / CAPTURE_INDEX_NAME).lstat()
     except OSError:
         return False
     return True
@@ -230,7 +230,7 @@ def _is_capture(folder: Path) -> bool:
 
 def _is_packed_capture(head: bytes) -> bool:
     """Return whether it begins like a packed tar archive, as captures do."""
-    if not head.startswith(_GZIP):
+    if not head.startswith(_GZIP_MAGIC):
         return False
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(head)) as file:
@@ -246,7 +246,7 @@ _MAX_HEAD_BYTES: Final = 64 << 10
 
 def _parse_bytes(data: bytes, place: str) -> Evidence:
     cut = ""
-    if data.startswith(_GZIP):
+    if data.startswith(_GZIP_MAGIC):
         data, cut = _unpack(data, place)
     if len(data) > MAX_REPORT_BYTES:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_REPORT_BYTES >> 20} MiB", hint=_FORMATS_HINT)
@@ -255,8 +255,8 @@ def _parse_bytes(data: bytes, place: str) -> Evidence:
     text = _decode_text(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", why=cut, hint=_FORMATS_HINT)
-    found = _parse_text(text, place)
-    return {**found, TRUNCATION_KEY: Capture("gzip -t", "failed", error=cut)} if cut else found
+    evidence = _parse_text(text, place)
+    return {**evidence, TRUNCATION_KEY: Capture("gzip -t", "failed", error=cut)} if cut else evidence
 
 
 def _parse_text(text: str, place: str) -> Evidence:
@@ -279,13 +279,13 @@ def _is_json_list(text: str) -> bool:
     if not start.startswith(("{", "[", '"', "null")):
         return False
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         if start.startswith("{"):
             return bool(_DAMAGED_JSON_CAPTURE_LIST.search(start))
         # A number of so many digits, or so deep a nesting, that nobody reads it: JSON all the same.
         return not isinstance(error, json.JSONDecodeError) or bool(_DAMAGED_JSON_LIST_START.match(start))
-    return isinstance(found.get("evidence"), list) if isinstance(found, dict) else True
+    return isinstance(document.get("evidence"), list) if isinstance(document, dict) else True
 
 
 # Two brackets begin a table of TOML.
@@ -298,14 +298,14 @@ def _unpack(data: bytes, place: str) -> tuple[bytes, str]:
 
     Of several members, as nvidia-bug-report.sh writes them: one for each of its sections.
     """
-    found = bytearray()
+    unpacked = bytearray()
     file = gzip.GzipFile(fileobj=io.BytesIO(data))
     why = ""
     try:
-        while len(found) <= MAX_REPORT_BYTES and (chunk := file.read1(1 << 20)):
-            found += chunk
+        while len(unpacked) <= MAX_REPORT_BYTES and (chunk := file.read1(1 << 20)):
+            unpacked += chunk
     except (zlib.error, gzip.BadGzipFile, EOFError) as error:
-        if not found:
+        if not unpacked:
             raise Refused(f"{place} is damaged", why=str(error), hint="copy it again") from error
-        why = f"it is truncated or damaged after {len(found)} bytes: {error}"
-    return bytes(found), why
+        why = f"it is truncated or damaged after {len(unpacked)} bytes: {error}"
+    return bytes(unpacked), why

@@ -16,8 +16,8 @@ from gpunode.packages import SYSTEMS
 _MIB = 1 << 20
 # Driver 550.163.01 of Debian 13 unpacks to 625 MiB below /usr (Installed-Size in its index); below /var are 255 MB of
 # archives, and the module is built there. Later branches are larger.
-_DRIVER_FOLDERS: Final = ("usr", "var")
-_DRIVER_BYTES: Final = 1 << 30
+_FOLDERS_FILLED_BY_DRIVER: Final = ("usr", "var")
+_DRIVER_INSTALLED_BYTES: Final = 1 << 30
 
 
 def _free_bytes(folder: Path) -> int:
@@ -39,7 +39,7 @@ def refuse_unusable_boot(
     """
     if not any(trigger.kind == "initramfs" for trigger in triggers_of(changes)):
         return
-    boot, images = Path(root, "boot"), SYSTEMS[0].initramfs_image("*").lstrip("/")
+    boot, images = Path(root, "boot"), SYSTEMS[0].initramfs_image_path("*").lstrip("/")
     with suppress(OSError):  # whoever rebuilds it finds out what is wrong there
         # An image's partitions may be mounted elsewhere.
         if root == "/" and not boot.is_mount() and _has_own_boot(Path("/etc/fstab")):
@@ -85,10 +85,10 @@ def refuse_removal_without_room(
     if not any(change.runs_command(*UNINSTALL_RUN_DRIVER) for change in changes):
         return
     by_device: dict[int, list[Path]] = {}
-    for folder in (Path(root, name) for name in _DRIVER_FOLDERS):
+    for folder in (Path(root, name) for name in _FOLDERS_FILLED_BY_DRIVER):
         by_device.setdefault(folder.stat().st_dev, []).append(folder)
     for folders in by_device.values():
-        free, needed = free_bytes(folders[0]), len(folders) * _DRIVER_BYTES
+        free, needed = free_bytes(folders[0]), len(folders) * _DRIVER_INSTALLED_BYTES
         if free < needed:
             named = " and ".join(f"/{folder.name}" for folder in folders)
             raise Refused(

@@ -18,11 +18,11 @@ from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files, globs
 from gpunode.host.process import FinishedCommand, Runner
-from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import contents, probe_states
+from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, Runtime, find_runtime
+from gpunode.runtimes.found import contents_of_states, probe_states
 from gpunode.runtimes.model import CRIO_CONFIG
 
-_TIMEOUT_S = 30.0
+_RUNTIME_QUERY_TIMEOUT_S = 30.0
 # What a daemon takes whose configuration names none.
 _BUILT_IN_DEFAULT_RUNTIME = "runc"
 # dockerd below 23.
@@ -37,11 +37,11 @@ class _Trial:
     expectation: RuntimeExpectation
     changes: Sequence[FileChange]
     desired: DesiredConfig
-    present: Files
+    files_before: Files
     after: Files
 
     def run(self, *argv: str) -> FinishedCommand:
-        return _ask(self.runner, *argv)
+        return _run_read_only(self.runner, *argv)
 
     def run_on_candidate(self, content: bytes, *argv: str) -> tuple[FinishedCommand, str]:
         """Run the command on a candidate main file, whose path replaces ``{}``; return that path, too."""
@@ -56,10 +56,10 @@ class _Trial:
                 hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
             )
 
-    def rejected_error(self, program: str, said: str) -> Refused:
+    def rejected_error(self, program: str, message: str) -> Refused:
         return Refused(
             f"{program} rejects {self.changes[0].path}",
-            why=f"{said}\nnothing was changed",
+            why=f"{message}\nnothing was changed",
             hint="correct what is named; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
         )
 
@@ -81,16 +81,16 @@ def check_candidate_files(runner: Runner, expectation: RuntimeExpectation, chang
     """
     if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
         return f"not checked: {expectation.path} will not exist"
-    row, desired = runtime(expectation.runtime), DesiredConfig(config=expectation.path)
+    row, desired = find_runtime(expectation.runtime), DesiredConfig(config=expectation.path)
     present = _read_files(runner, row, desired)
     states = {change.path: change.after for change in changes}
     written = {path: state.content for path, state in states.items() if isinstance(state, FileState)}
     kept = {path: content for path, content in present.items() if path not in states}
     trial = _Trial(runner, expectation, changes, desired, present, {**kept, **written})
-    if row.parser == "containerd config dump":
+    if row.config_validator == "containerd config dump":
         return _validate_containerd_candidates(trial)
     trial.refuse_differences(row.inspect(trial.after, desired))
-    match row.parser:
+    match row.config_validator:
         case "dockerd --validate":
             return _validate_docker_candidate(trial)
         case "crio config":
@@ -115,17 +115,17 @@ def _validate_containerd_candidates(trial: _Trial) -> str:
         }
         root = containerd_editing.staged_root(trial.after, desired, staged)
         dumped, path = trial.run_on_candidate(root, "containerd", "--config", "{}", "config", "dump")
-    if dumped.missing:
+    if dumped.is_program_missing:
         return f"not checked: {trial.explain_missing('containerd')}"
     if not dumped.ok:
         said = _quote_last_lines(dumped, path, main)
         for real, candidate in staged.items():
             said = said.replace(candidate, real)
         raise trial.rejected_error("containerd", said)
-    found = containerd.parse_config_dump(dumped.stdout)
-    if found.cri_disabled:
+    observed = containerd.parse_config_dump(dumped.stdout)
+    if observed.cri_disabled:
         return "checked: containerd accepts it, but does not check the CRI plugin, which is disabled"
-    trial.refuse_differences(found)
+    trial.refuse_differences(observed)
     return "checked: `containerd config dump` reads it as intended"
 
 
@@ -136,17 +136,17 @@ def _run_probe(runner: Runner, probe: Probe) -> Capture:
 
 
 def _read_files(runner: Runner, row: Runtime, desired: DesiredConfig) -> Files:
-    return contents(probe_states(partial(_run_probe, runner), row, desired))
+    return contents_of_states(probe_states(partial(_run_probe, runner), row, desired))
 
 
-def _ask(runner: Runner, *argv: str) -> FinishedCommand:
-    return runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
+def _run_read_only(runner: Runner, *argv: str) -> FinishedCommand:
+    return runner.run(argv, timeout_s=_RUNTIME_QUERY_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
 
 
 def _quote_last_lines(finished: FinishedCommand, candidate: str = "", path: str = "") -> str:
     """Return the command's last lines, with the real path instead of the candidate's."""
     if finished.timed_out:
-        return f"{finished.argv[0]} did not answer within {_TIMEOUT_S:.0f} s"
+        return f"{finished.argv[0]} did not answer within {_RUNTIME_QUERY_TIMEOUT_S:.0f} s"
     return finished.last_lines(6).replace(candidate, path) if candidate else finished.last_lines(6)
 
 
@@ -155,10 +155,10 @@ def _validate_docker_candidate(trial: _Trial) -> str:
 
     main, content = trial.expectation.path, trial.after.get(trial.expectation.path, b"")
     # With its own flags, for it starts with no directive that stands in both places.
-    flags = docker.list_dockerd_flags(trial.present, trial.desired)
+    flags = docker.list_dockerd_flags(trial.files_before, trial.desired)
     words = ("dockerd", *flags, "--validate", "--config-file", "{}")
     validated, path = trial.run_on_candidate(content, *words)
-    if validated.missing:
+    if validated.is_program_missing:
         return f"not checked: {trial.explain_missing('dockerd')}"
     if _VALIDATE_OPTION_UNKNOWN in validated.stderr:
         if docker.has_byte_order_mark(content):
@@ -167,7 +167,7 @@ def _validate_docker_candidate(trial: _Trial) -> str:
     if validated.ok:
         return "checked: `dockerd --validate` accepts it"
     said = _quote_last_lines(validated, path, main)
-    former, former_path = trial.run_on_candidate(trial.present.get(main, b"{}"), *words)
+    former, former_path = trial.run_on_candidate(trial.files_before.get(main, b"{}"), *words)
     # It names what it does not know in any order.
     was, now = (sorted(text.replace(",", " ").split()) for text in (_quote_last_lines(former, former_path, main), said))
     if not former.ok and was == now:
@@ -191,13 +191,13 @@ def list_differences(expectation: RuntimeExpectation, observed: ObservedConfig) 
 
 def _validate_crio_candidates(trial: _Trial) -> str:
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
-    if trial.run("crio", "--version").missing:
+    if trial.run("crio", "--version").is_program_missing:
         return f"checked: it has the intended settings ({trial.explain_missing('crio')})"
     read, said = _read_crio_candidates(trial.runner, trial.after, trial.desired)
     if read.ok:
-        trial.refuse_differences(runtime("crio").inspect({CRIO_CONFIG: read.stdout}, DesiredConfig()))
+        trial.refuse_differences(find_runtime("crio").inspect({CRIO_CONFIG: read.stdout}, DesiredConfig()))
         return "checked: `crio config` reads it as intended"
-    if _read_crio_candidates(trial.runner, trial.present, trial.desired)[1] != said:
+    if _read_crio_candidates(trial.runner, trial.files_before, trial.desired)[1] != said:
         raise trial.rejected_error("crio", said)
     return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {said})"
 
@@ -220,7 +220,7 @@ def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig
         for path, name in staged.items():
             Path(name).write_bytes(present.get(path, b""))
         inside = "/" + str(Path(folder).relative_to(runner.root))
-        read = _ask(
+        read = _run_read_only(
             runner, "crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config"
         )
         said = _quote_last_lines(read)
@@ -241,41 +241,41 @@ def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> Non
     from gpunode.runtimes import containerd
 
     is_there = files.read_file(expectation.path, root=runner.root).outcome != "absent"
-    if runtime(expectation.runtime).parser != "containerd config dump" or not is_there:
+    if find_runtime(expectation.runtime).config_validator != "containerd config dump" or not is_there:
         return
     argv = ("containerd", "--config", expectation.path, "config", "dump")
-    dumped = _ask(runner, *argv)
-    if dumped.missing:
+    dumped = _run_read_only(runner, *argv)
+    if dumped.is_program_missing:
         return
-    said = "" if dumped.ok else _quote_last_lines(dumped)
-    found = containerd.parse_config_dump(dumped.stdout) if dumped.ok else None
-    if found is not None and not found.cri_disabled:
-        said = "\n".join(list_differences(expectation, found))
-    if said:
+    differences = "" if dumped.ok else _quote_last_lines(dumped)
+    observed = containerd.parse_config_dump(dumped.stdout) if dumped.ok else None
+    if observed is not None and not observed.cri_disabled:
+        differences = "\n".join(list_differences(expectation, observed))
+    if differences:
         raise ChangeFailed(
             f"containerd does not read its new configuration ({expectation.path}) as intended",
-            why=said,
+            why=differences,
             hint=f"`{command(*argv)}` shows what it reads: a broken link or a folder among the files that it imports "
             "stops it, and a later file overrides an earlier one",
         )
 
 
-def find_contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
+def find_daemon_contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
     """Return how the running daemon still differs from the intended configuration after ``patience_s``; empty if not.
 
     A daemon that cannot be queried contradicts nothing. dockerd keeps its former configuration when it cannot use the
     file on SIGHUP, says so in its log alone, and would not start with that file again. CRI-O leaves out a handler whose
     binary it does not find. containerd cannot be asked: its parser was, before the file was written.
     """
-    if runtime(expectation.runtime).source not in {"docker info", "crio status"}:
+    if find_runtime(expectation.runtime).live_config_source not in {"docker info", "crio status"}:
         return ""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            found = read_effective_settings(runner, expectation.runtime)
+            observed = read_effective_settings(runner, expectation.runtime)
         except (ChangeFailed, Undetermined):
             return ""
-        wrong = list_differences(expectation, found) if found else []
+        wrong = list_differences(expectation, observed) if observed else []
         if not wrong or time.monotonic() >= deadline:
             return "\n".join(wrong)
         time.sleep(0.2)
@@ -293,8 +293,8 @@ def read_effective_settings(runner: Runner, name: str) -> ObservedConfig | None:
         ChangeFailed: if it does not answer.
         Undetermined: if it answers only root.
     """
-    row = runtime(name)
-    match row.source:
+    row = find_runtime(name)
+    match row.live_config_source:
         case "containerd config dump":
             return _effective_containerd(runner)
         case "docker info":
@@ -310,14 +310,14 @@ def read_effective_settings(runner: Runner, name: str) -> ObservedConfig | None:
 def _effective_containerd(runner: Runner) -> ObservedConfig | None:
     from gpunode.runtimes import containerd, containerd_files
 
-    usual = runtime("containerd")
+    usual = find_runtime("containerd")
     unit = replace(usual, reads=lambda found, _: containerd_files.unit_patterns(found))
     row = usual.locate_row(usual, _read_files(runner, unit, DesiredConfig()), DesiredConfig())
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read_file(row.config, root=runner.root).outcome != "absent" else "default"
-    told = ("--config", row.config) if row is not usual else ()
-    dumped = _ask(runner, "containerd", *told, "config", verb)
-    if dumped.missing:
+    config_option = ("--config", row.config) if row is not usual else ()
+    dumped = _run_read_only(runner, "containerd", *config_option, "config", verb)
+    if dumped.is_program_missing:
         return None
     if not dumped.ok:
         raise _no_answer_error("containerd", dumped)
@@ -326,36 +326,36 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
 
 def _effective_docker(runner: Runner) -> ObservedConfig | None:
     question = '{"runtimes":{{json .Runtimes}},"default":{{json .DefaultRuntime}}}'
-    told = _ask(runner, "docker", "info", "--format", question)
-    if told.missing:
+    finished = _run_read_only(runner, "docker", "info", "--format", question)
+    if finished.is_program_missing:
         return None
     try:
-        answer = json.loads(told.stdout)
+        answer = json.loads(finished.stdout)
         handlers = {name: str(entry.get("path", "")) for name, entry in (answer["runtimes"] or {}).items()}
     except (ValueError, KeyError, AttributeError, TypeError):
         handlers = {}
-    if not told.ok or not handlers:
+    if not finished.ok or not handlers:
         # Of a daemon that it cannot reach, info speaks in errors of its template (20.10).
-        raise _no_answer_error("docker", _ask(runner, "docker", "version"))
+        raise _no_answer_error("docker", _run_read_only(runner, "docker", "version"))
     return ObservedConfig(handlers, str(answer["default"]) or None)
 
 
 def _effective_crio(runner: Runner) -> ObservedConfig | None:
-    told = _ask(runner, "crio", "status", "config")
-    if told.missing or b"o help topic" in told.stdout + told.stderr:
+    told = _run_read_only(runner, "crio", "status", "config")
+    if told.is_program_missing or b"o help topic" in told.stdout + told.stderr:
         # Before 1.29 it was a program of its own.
-        told = _ask(runner, "crio-status", "config")
-    if told.missing:
+        told = _run_read_only(runner, "crio-status", "config")
+    if told.is_program_missing:
         return None
     if not told.ok:
         raise _no_answer_error("crio", told)
-    return runtime("crio").inspect({CRIO_CONFIG: told.stdout}, DesiredConfig())
+    return find_runtime("crio").inspect({CRIO_CONFIG: told.stdout}, DesiredConfig())
 
 
 def _effective_podman(runner: Runner) -> ObservedConfig | None:
     question = '{"name":{{json .Host.OCIRuntime.Name}},"path":{{json .Host.OCIRuntime.Path}}}'
-    told = _ask(runner, "podman", "info", "--format", question)
-    if told.missing:
+    told = _run_read_only(runner, "podman", "info", "--format", question)
+    if told.is_program_missing:
         return None
     try:
         answer = json.loads(told.stdout) if told.ok else {}
@@ -366,15 +366,15 @@ def _effective_podman(runner: Runner) -> ObservedConfig | None:
 
 
 def _no_answer_error(name: str, finished: FinishedCommand) -> ChangeFailed | Undetermined:
-    said = finished.last_lines(6)
-    if "permission denied" in said.lower():
+    last_lines = finished.last_lines(6)
+    if "permission denied" in last_lines.lower():
         return Undetermined(
             f"cannot tell how {name} is configured",
-            why=said,
+            why=last_lines,
             hint="run the command again as root: sudo gpunode …",
         )
     return ChangeFailed(
         f"cannot read how {name} is configured",
-        why=said or f"{finished.argv[0]} exited with {finished.exit_status}",
+        why=last_lines or f"{finished.argv[0]} exited with {finished.exit_status}",
         hint=f"systemctl status {name}",
     )

@@ -18,14 +18,14 @@ from gpunode.runtimes import RUNTIMES, docker_nodes
 from gpunode.runtimes.installations import containerd_socket_of
 
 # sd_booted(3).
-_SYSTEMD_FOLDER = Path("/run/systemd/system")
-_CDI_UNIT = "nvidia-cdi-refresh.service"
+_SYSTEMD_RUN_FOLDER = Path("/run/systemd/system")
+_CDI_REFRESH_UNIT = "nvidia-cdi-refresh.service"
 # docker.service has TimeoutStartSec=0: systemd itself would wait for ever.
 _START_TIMEOUT_S = 180.0
-_SHORT_TIMEOUT_S = 120.0
+_SYSTEMCTL_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
 # How long dockerd may take from saying that it reads its file again to what came of it.
-_REJECTION_WAIT_S = 10.0
+_RELOAD_REJECTION_WAIT_S = 10.0
 _UNIT_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,MainPID,NRestarts,Result,CanReload,ConditionResult"
 _TRANSITIONAL_STATES = frozenset({"activating", "deactivating", "reloading"})
 _SYSTEMD_NOT_RUNNING_REASON = "systemd is not running here"
@@ -45,9 +45,9 @@ class Services:
         self.settle_s = settle_s
 
     @property
-    def running(self) -> bool:
+    def is_systemd_running(self) -> bool:
         """True if systemd runs here, unlike in an image, a chroot and most containers."""
-        return self._runner.root == "/" and _SYSTEMD_FOLDER.is_dir()
+        return self._runner.root == "/" and _SYSTEMD_RUN_FOLDER.is_dir()
 
     def apply(self, change: ServiceChange) -> None:
         """Set the unit to ``change.after``; without a running systemd, from the next boot on.
@@ -64,10 +64,10 @@ class Services:
                     why=done.last_lines(6) or f"exit status {done.exit_status}",
                     hint=f"systemctl {verb} {change.unit}",
                 )
-        if change.after.active != change.before.active and self.running:
+        if change.after.active != change.before.active and self.is_systemd_running:
             verb = "start" if change.after.active else "stop"
             self._run_verb(verb, change.unit, f"did not {verb}")
-        if self.running and not change.after.enabled and not change.after.active:
+        if self.is_systemd_running and not change.after.enabled and not change.after.active:
             # A failed start would be told of long after the unit's file is gone, and call the system degraded.
             self._systemctl("reset-failed", change.unit)
 
@@ -87,7 +87,7 @@ class Services:
                 if trigger.target != "if-possible":
                     raise
                 return TriggerResult(trigger, 0.0, f"{failure.what}; nothing required it")
-        if not self.running:
+        if not self.is_systemd_running:
             return TriggerResult(trigger, 0.0, _SYSTEMD_NOT_RUNNING_REASON)
         match trigger.kind:
             case "restart":
@@ -175,7 +175,7 @@ class Services:
 
         Only its log shows this: the signal always succeeds. No other daemon is reloaded.
         """
-        deadline = time.monotonic() + _REJECTION_WAIT_S
+        deadline = time.monotonic() + _RELOAD_REJECTION_WAIT_S
         while True:
             log = self._log_since(unit, since)
             told = docker_nodes.parse_reload_log(log.text if log.ok else "")
@@ -192,11 +192,11 @@ class Services:
             done = self._runner.run(
                 ("nvidia-ctk", "cdi", "generate", f"--output={CDI_SPEC}"), timeout_s=_START_TIMEOUT_S
             )
-            if done.missing:
+            if done.is_program_missing:
                 return TriggerResult(trigger, 0.0, "nvidia-ctk is not installed")
             if not done.ok:
                 raise _missing_specification_error(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
-        listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SHORT_TIMEOUT_S)
+        listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
         # It succeeds with no device, too, and says so on standard error alone.
         if not any(line.startswith(f"{CDI_KIND}=") for line in listed.text.splitlines()):
             raise _missing_specification_error(listed.last_lines(6))
@@ -207,11 +207,11 @@ class Services:
 
         That of toolkit 1.18.0 looks for nvidia.ko in modules.dep, which Debian calls nvidia-current.ko.
         """
-        if not self.running or self._read_properties(_CDI_UNIT).get("LoadState") != "loaded":
+        if not self.is_systemd_running or self._read_properties(_CDI_REFRESH_UNIT).get("LoadState") != "loaded":
             return False
         # It is started by every change of the driver's files, so its start limit is often used up.
-        self._run_verb("restart", _CDI_UNIT, "could not write the CDI specification")
-        now = self._read_properties(_CDI_UNIT)
+        self._run_verb("restart", _CDI_REFRESH_UNIT, "could not write the CDI specification")
+        now = self._read_properties(_CDI_REFRESH_UNIT)
         return now.get("Result", "success") == "success" and now.get("ConditionResult", "yes") == "yes"
 
     def _reload_systemd(self, trigger: Trigger) -> TriggerResult:
@@ -285,11 +285,11 @@ class Services:
     def _log_since(self, unit: str, since: float, *options: str) -> FinishedCommand:
         """Return the unit's log since then, in the order given by ``options``."""
         # What a daemon wrote just before its end may still be on its way to the journal.
-        self._runner.run(("journalctl", "--sync"), timeout_s=_SHORT_TIMEOUT_S)
+        self._runner.run(("journalctl", "--sync"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
         asked = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
-        return self._runner.run(asked, timeout_s=_SHORT_TIMEOUT_S)
+        return self._runner.run(asked, timeout_s=_SYSTEMCTL_TIMEOUT_S)
 
-    def _systemctl(self, *words: str, timeout_s: float = _SHORT_TIMEOUT_S) -> FinishedCommand:
+    def _systemctl(self, *words: str, timeout_s: float = _SYSTEMCTL_TIMEOUT_S) -> FinishedCommand:
         return self._runner.run(("systemctl", *words), timeout_s=timeout_s)
 
 
@@ -302,18 +302,18 @@ def _explain_not_running(unit: str, shown: Mapping[str, str]) -> str:
     return ""
 
 
-def _missing_specification_error(said: str) -> ChangeFailed:
+def _missing_specification_error(output: str) -> ChangeFailed:
     return ChangeFailed(
         "nvidia-ctk wrote no CDI specification that offers a GPU",
-        why=f"`nvidia-ctk cdi list` names no {CDI_KIND}=…; its output:\n{said or 'nothing'}",
+        why=f"`nvidia-ctk cdi list` names no {CDI_KIND}=…; its output:\n{output or 'nothing'}",
         hint=f"nvidia-smi -L\nnvidia-ctk --debug cdi generate --output={CDI_SPEC}\nthen run the same command again",
     )
 
 
-def _explain_failure(done: FinishedCommand) -> str:
-    if done.timed_out:
-        return f"no answer within {done.seconds:.0f} s"
-    return f"systemctl exited with {done.exit_status}"
+def _explain_failure(finished: FinishedCommand) -> str:
+    if finished.timed_out:
+        return f"no answer within {finished.seconds:.0f} s"
+    return f"systemctl exited with {finished.exit_status}"
 
 
 def _is_socket_answering(path: str) -> bool:

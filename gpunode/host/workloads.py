@@ -17,7 +17,7 @@ from gpunode.redaction.secrets import redact_text as redact
 # Of /dev/nvidia0 and /dev/nvidiactl (Linux, Documentation/admin-guide/devices.txt); other numbers are drawn at boot.
 _NVIDIA_DEVICE_MAJOR: Final = 195
 _CONTAINERD_SHIM_PROGRAM: Final = "containerd-shim"
-_MAX_COMMAND_LENGTH: Final = 80
+_MAX_COMMAND_LENGTH_SHOWN: Final = 80
 # In /proc/PID/cgroup, of systemd's driver and of cgroupfs': systemd writes a pod's UID with underscores.
 _CONTAINER_ID: Final = Pattern(r"[0-9a-f]{64}")
 _POD_UID_IN_CGROUP: Final = Pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
@@ -25,10 +25,10 @@ _POD_UID_IN_CGROUP: Final = Pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{
 _USER_SLICE_CGROUP: Final = Pattern(r"^\d+:[^:\n]*:/user\.slice/", re.MULTILINE)
 _SERVICE_IN_CGROUP: Final = Pattern(r"/system\.slice/(?:[^/]+\.slice/)*(?P<unit>[^/]+\.service)")
 # A folder for each pod: namespace, name and UID (kubernetes, pkg/kubelet/kuberuntime, BuildPodLogsDirectory).
-_POD_LOGS: Final = "var/log/pods"
+_POD_LOGS_FOLDER: Final = "var/log/pods"
 
 
-def find_workloads(root: Path = Path("/")) -> Workloads:
+def find_disturbable_workloads(root: Path = Path("/")) -> Workloads:
     """Return the workloads of this machine that this process may see."""
     gpu: list[GpuClient] = []
     containers: list[str] = []
@@ -78,13 +78,13 @@ def _is_gpu_device(descriptor: Path, majors: frozenset[int]) -> bool:
 
 
 def _describe_client(folder: Path, words: list[str], root: Path) -> GpuClient:
-    pid, command = int(folder.name), redact(" ".join(words))[:_MAX_COMMAND_LENGTH]
+    pid, command = int(folder.name), redact(" ".join(words))[:_MAX_COMMAND_LENGTH_SHOWN]
     cgroup = _read_text(folder / "cgroup")
     if _USER_SLICE_CGROUP.search(cgroup):
         return GpuClient(pid, command)
     if container := _CONTAINER_ID.search(cgroup):
         pod = _POD_UID_IN_CGROUP.search(cgroup)
-        name = _name_pod(pod["uid"].replace("_", "-"), root / _POD_LOGS) if pod else ""
+        name = _name_pod(pod["uid"].replace("_", "-"), root / _POD_LOGS_FOLDER) if pod else ""
         return GpuClient(pid, command, container=container[0][:12], pod=name)
     unit = _SERVICE_IN_CGROUP.search(cgroup)
     return GpuClient(pid, command, unit=unit["unit"] if unit else "")

@@ -51,30 +51,30 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     An intent without an end counts: its change may have been made. What a run brought back that undoes another, or
     takes a handler out, is the user's own, and no addition.
     """
-    records = [(run, one) for run in runs for one in run.change_records if one.outcome != "failed"]
-    made = [(run, one.change) for run, one in records if one.intent.step not in FILE_STEP_IDS]
-    changed = [change for change in FileChange.among(change for _, change in made) if not change.is_generated]
-    found = {change.path: _backup_name_of(change.before) for change in reversed(changed)}
-    services = ServiceChange.among(change for _, change in made)
+    records = [(run, record) for run in runs for record in run.change_records if record.outcome != "failed"]
+    made_changes = [(run, one.change) for run, one in records if one.intent.step not in FILE_STEP_IDS]
+    changed = [change for change in FileChange.of_kind(change for _, change in made_changes) if not change.is_generated]
+    backup_by_path = {change.path: _backup_name_of(change.before) for change in reversed(changed)}
+    services = ServiceChange.of_kind(change for _, change in made_changes)
     was_enabled = {change.unit: change.before.enabled for change in reversed(services)}
-    added = [change for run, change in made if run.verb in _ADDING_VERBS]
-    files = FileChange.among(added)
+    added = [change for run, change in made_changes if run.verb in _ADDING_VERBS]
+    files = FileChange.of_kind(added)
     written: dict[str, dict[str, str | None]] = {}
-    for file in (one for one in files if not one.is_generated):
+    for file in (file for file in files if not file.is_generated):
         former = written.setdefault(file.path, {})
         before, after = _backup_name_of(file.before), _backup_name_of(file.after)
         # Not a content that was somebody else's before.
-        if after is not None and after not in {before, found[file.path], *former.values()}:
+        if after is not None and after not in {before, backup_by_path[file.path], *former.values()}:
             former.setdefault(after, former.get(before, before) if before else None)
     return RecordedAdditions(
         written,
-        found,
+        backup_by_path,
         generated=frozenset(file.path for file in files if file.is_generated),
-        packages=frozenset(one.id for one in PackageChange.among(added) if one.action == "install"),
+        packages=frozenset(change.id for change in PackageChange.of_kind(added) if change.action == "install"),
         units=frozenset(
-            one.unit for one in ServiceChange.among(added) if one.after.enabled and not was_enabled[one.unit]
+            one.unit for one in ServiceChange.of_kind(added) if one.after.enabled and not was_enabled[one.unit]
         ),
-        modules=frozenset(one.module for one in ModuleChange.among(added) if one.after),
+        modules=frozenset(module_change.module for module_change in ModuleChange.of_kind(added) if module_change.after),
     )
 
 

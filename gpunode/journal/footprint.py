@@ -111,16 +111,16 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
     undos, withdrawals = {undo.run for undo in find_effective_undos(runs)}, _find_handler_removals(runs)
     changes = [
         _MadeChange(
-            one.intent,
-            is_undo=run.run in undos and run.run not in withdrawals and one.outcome == "done",
+            record.intent,
+            is_undo=run.run in undos and run.run not in withdrawals and record.outcome == "done",
             is_removal=run.run in undos and run.verb == "remove",
             is_handler_removal=run.run in withdrawals,
-            is_known=one.outcome == "done",
+            is_known=record.outcome == "done",
         )
         for run in runs
-        for one in run.change_records
+        for record in run.change_records
         # A package's own configuration files go and come with it.
-        if one.outcome != "failed" and one.intent.step not in FILE_STEP_IDS
+        if record.outcome != "failed" and record.intent.step not in FILE_STEP_IDS
     ]
     backups = (
         span for run in runs if not run.is_fully_undone for span in _find_backups(run, frozenset({OVERWRITTEN_STEP_ID}))
@@ -138,24 +138,27 @@ def footprint_of_run(run: RunRecord) -> Footprint:
     """
     known = run.change_records
     changes = [
-        _MadeChange(one.intent, is_known=one.outcome == "done", is_run_alone=True)
-        for one in known
-        if one.intent.step not in _BACKUP_STEP_IDS and one.may_have_been_made
+        _MadeChange(record.intent, is_known=record.outcome == "done", is_run_alone=True)
+        for record in known
+        if record.intent.step not in _BACKUP_STEP_IDS and record.may_have_been_made
     ]
-    found = _make_footprint(changes, {one.change.path: (one,) for one in _join_by_subject(changes, FileChange)})
+    footprint = _make_footprint(changes, {one.change.path: (one,) for one in _join_by_subject(changes, FileChange)})
     return replace(
-        found,
+        footprint,
         conffiles=tuple(_find_backups(run, _BACKUP_STEP_IDS)),
-        commands=tuple(one for one in CommandChange.among(one.change for one in known) if one.undo is None),
+        commands=tuple(one for one in CommandChange.of_kind(record.change for record in known) if one.undo is None),
     )
 
 
 def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[FileChange]]:
     """Yield the backups that the run made under ``steps``."""
-    for one in run.change_records:
+    for record in run.change_records:
         # Where a rollback restored one, its package goes again, and the purge takes the file along.
-        if one.intent.step in steps and not one.change.is_there_after:
-            yield from (NetChange(one.intent.stage, one.intent.step, file) for file in FileChange.among((one.change,)))
+        if record.intent.step in steps and not record.change.exists_after:
+            yield from (
+                NetChange(record.intent.stage, record.intent.step, file)
+                for file in FileChange.of_kind((record.change,))
+            )
 
 
 def _make_footprint(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:
@@ -194,11 +197,11 @@ class _MadeChange:
 
 def _find_handler_removals(runs: Iterable[RunRecord]) -> frozenset[str]:
     """Return the runs that took a handler out of a configuration, and those that undid or redid one of these."""
-    found: set[str] = set()
+    removal_runs: set[str] = set()
     for run in runs:
-        if run.verb == "unconfigure" or run.begin.undoes in found:
-            found.add(run.run)
-    return frozenset(found)
+        if run.verb == "unconfigure" or run.begin.undoes in removal_runs:
+            removal_runs.add(run.run)
+    return frozenset(removal_runs)
 
 
 def _changes_of_kind(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> Iterator[tuple[_MadeChange, StatefulT]]:
@@ -220,23 +223,23 @@ def _join_by_subject(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> t
     return tuple(found.values())
 
 
-def _put_in_undo_order(found: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new: bool) -> None:
+def _put_in_undo_order(values: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new: bool) -> None:
     """Put ``value`` where an undo, which goes backwards, finds it in its turn; remove the thing for None.
 
     A file that was made goes after all that named it since, so it stands where it was made. One that was edited stands
     where it was edited last: that may name what was made shortly before.
     """
     if value is None or not is_new:
-        found.pop(subject, None)
+        values.pop(subject, None)
     if value is not None:
-        found[subject] = value
+        values[subject] = value
 
 
-def _begin_net_change(made: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
+def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
     """Return the span that begins with ``change``; None for one that leaves the thing as it is."""
     if change.before == change.after:
         return None
-    return NetChange(made.intent.stage, made.intent.step, change, made.is_known, change.folders)
+    return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
 
 
 def _join_net_changes(
@@ -255,13 +258,13 @@ def _join_net_changes(
 
 
 def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
-    found: dict[str, FileTrail] = {}
+    trails: dict[str, FileTrail] = {}
     taken_out: dict[str, FileTrail] = {}
     for made, change in _changes_of_kind(changes, FileChange):
         if made.is_removal:
-            found.pop(change.path, None)
+            trails.pop(change.path, None)
             continue
-        spans = _confirm_last_span(found.get(change.path, ()), change)
+        spans = _confirm_last_span(trails.get(change.path, ()), change)
         if made.is_undo and (shorter := _end_with_state(spans, change.after)) is not None:
             spans = shorter
         # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
@@ -271,8 +274,8 @@ def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
             spans = spans if span is None else _append_net_change(spans, span)
         elif (former := taken_out.get(change.path)) and former[-1].change.after == change.after:
             spans = former  # the handler that gpunode had added is back
-        _put_in_undo_order(found, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
-    return found
+        _put_in_undo_order(trails, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
+    return trails
 
 
 def _confirm_last_span(spans: FileTrail, later: FileChange) -> FileTrail:
@@ -320,8 +323,8 @@ def _load_spans(spans: FileTrail, load: Callable[[str], bytes | None]) -> FileTr
 def needed_backups(runs: Sequence[RunRecord], kept: Collection[str]) -> frozenset[str]:
     """Return the names of the backups to keep of all ``runs``; those that are over and not in ``kept`` lose theirs."""
     undoable = (run for run in runs if run.run in kept or run.commit is None)
-    changes = (one.change for run in undoable for one in run.change_records)
+    changes = (record.change for run in undoable for record in run.change_records)
     # What `remove` takes the node back to, however old the run is that found it; also once a kept undo is undone.
     histories = (runs, *(runs[: runs.index(undo)] for undo in find_effective_undos(runs) if undo.run in kept))
     needed = (footprint_of_node(history).objects for history in histories)
-    return frozenset(content.decode() for one in changes for content in one.contents).union(*needed)
+    return frozenset(content.decode() for change in changes for content in change.contents).union(*needed)

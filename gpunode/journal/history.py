@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from gpunode.change import CONFIG_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of
+from gpunode.change import RUNTIME_CONFIG_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of
 from gpunode.journal.record import (
     APPLYING_VERBS,
     Begin,
@@ -22,7 +22,7 @@ from gpunode.journal.record import (
 )
 
 ChangeOutcome: TypeAlias = Literal["done", "failed", "unknown"]
-Ending: TypeAlias = Result | Literal["running", "incomplete"]
+RunEnding: TypeAlias = Result | Literal["running", "incomplete"]
 # All of it was done; a reboot may be due.
 _COMPLETED_RESULTS = frozenset({"done", "waiting"})
 
@@ -50,25 +50,25 @@ class ChangeRecord:
     @property
     def may_have_been_made(self) -> bool:
         """False if the node is known to be without it; what a package transaction that failed never touched is."""
-        return self.outcome != "failed" or not self.change.is_unchanged_on_failure
+        return self.outcome != "failed" or not self.change.leaves_node_unchanged_on_failure
 
 
 def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
     """Return the changes of a run, in their order."""
-    found: list[ChangeRecord] = []
+    records: list[ChangeRecord] = []
     places: dict[int, int] = {}
     for entry in entries:
         match entry:
             case Intent(seq=seq):
-                places[seq] = len(found)
-                found.append(ChangeRecord(entry, "unknown"))
+                places[seq] = len(records)
+                records.append(ChangeRecord(entry, "unknown"))
             case Done(seq=seq, at=at) if seq in places:
-                found[places[seq]] = replace(found[places[seq]], outcome="done", ended_at=at)
+                records[places[seq]] = replace(records[places[seq]], outcome="done", ended_at=at)
             case Failed(seq=seq, error=error, at=at) if seq in places:
-                found[places[seq]] = replace(found[places[seq]], outcome="failed", ended_at=at, error=error)
+                records[places[seq]] = replace(records[places[seq]], outcome="failed", ended_at=at, error=error)
             case _:
                 pass
-    return tuple(found)
+    return tuple(records)
 
 
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
@@ -77,8 +77,8 @@ def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
     # What a transaction that failed never touched may have been installed by somebody since.
-    made = [one for one in collect_changes(entries) if one.may_have_been_made]
-    back = ((one.intent, one.change.inverse()) for one in reversed(made))
+    made = [change for change in collect_changes(entries) if change.may_have_been_made]
+    back = ((record.intent, record.change.inverse()) for record in reversed(made))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
@@ -89,7 +89,7 @@ def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
 
 def is_configuration_change(intent: Intent) -> bool:
     """Return whether a plain rollback restores the change."""
-    return intent.stage == CONFIG_STAGE and intent.change.is_configuration
+    return intent.stage == RUNTIME_CONFIG_STAGE and intent.change.is_undone_by_plain_rollback
 
 
 @dataclass(slots=True)
@@ -98,12 +98,12 @@ class RequiredTrigger:
 
     Attributes:
         required_by: by run and number, the entry of each change that requires it, dated from when the change was made.
-        settled: the entry that ended it; None while it is pending.
+        completion: the entry that ended it; None while it is pending.
     """
 
     trigger: Trigger
     required_by: dict[tuple[int, int], Intent] = field(default_factory=dict)
-    settled: TriggerCompleted | None = None
+    completion: TriggerCompleted | None = None
 
     def end_change(self, key: tuple[int, int], entry: Done | Failed) -> None:
         """Date it from when the change ``key`` was made, if that requires it; one that failed requires it no more."""
@@ -122,7 +122,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     Args:
         entries: of one run, or of several in their order: a later run may complete what an earlier one left pending.
     """
-    seen: list[RequiredTrigger] = []
+    triggers: list[RequiredTrigger] = []
     pending: dict[Trigger, RequiredTrigger] = {}
     run = 0  # each run counts its entries anew
     for entry in entries:
@@ -132,20 +132,20 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
                 key = (run, entry.seq)
                 for trigger in triggers_of((entry.change,)):
                     if trigger not in pending:
-                        seen.append(pending.setdefault(trigger, RequiredTrigger(trigger)))
+                        triggers.append(pending.setdefault(trigger, RequiredTrigger(trigger)))
                     required_by = pending[trigger].required_by
                     required_by[key] = replace(required_by.get(key, entry), at=entry.at)
             case Done() | Failed():
                 for each in pending.values():
                     each.end_change((run, entry.seq), entry)
             case TriggerCompleted():
-                settled = [pending.pop(one) for one in triggers_done_by(entry.trigger) if one in pending]
-                seen += [] if settled else [RequiredTrigger(entry.trigger)]  # an earlier run required it
-                for each in settled or seen[-1:]:
-                    each.settled = entry
+                settled = [pending.pop(trigger) for trigger in triggers_done_by(entry.trigger) if trigger in pending]
+                triggers += [] if settled else [RequiredTrigger(entry.trigger)]  # an earlier run required it
+                for each in settled or triggers[-1:]:
+                    each.completion = entry
             case Begin() | Commit():
                 pass
-    return [each for each in seen if each.required_by or each.settled]
+    return [trigger for trigger in triggers if trigger.required_by or trigger.completion]
 
 
 def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
@@ -155,15 +155,15 @@ def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
 
 def pending_trigger_times(entries: Iterable[Entry]) -> dict[Trigger, float]:
     """Return the unsettled triggers in settle order, each with the time when it last became pending."""
-    pending = {each.trigger: each for each in collect_triggers(entries) if each.settled is None}
+    pending = {trigger.trigger: trigger for trigger in collect_triggers(entries) if trigger.completion is None}
     return {one: max(entry.at for entry in pending[one].required_by.values()) for one in sort_triggers(pending)}
 
 
 def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
     """Return the file changes, newest first, with a trigger not settled since."""
-    pending = (each.required_by for each in collect_triggers(entries) if each.settled is None)
+    pending = (trigger.required_by for trigger in collect_triggers(entries) if trigger.completion is None)
     intents = {key: intent for required_by in pending for key, intent in required_by.items()}
-    return FileChange.among(intents[key].change for key in sorted(intents, reverse=True))
+    return FileChange.of_kind(intents[key].change for key in sorted(intents, reverse=True))
 
 
 def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
@@ -224,7 +224,7 @@ class RunRecord:
         return next((entry for entry in reversed(self.entries) if isinstance(entry, Commit)), None)
 
     @property
-    def ending(self) -> Ending:
+    def ending(self) -> RunEnding:
         """The way in which the run ended, if it has."""
         if self.commit is None:
             return "running" if self.is_running else "incomplete"
@@ -242,20 +242,20 @@ class RunRecord:
 
     def changes(self, *outcomes: ChangeOutcome) -> tuple[Change, ...]:
         """Return its changes with one of these ``outcomes``, in their order."""
-        return tuple(one.change for one in self.change_records if one.outcome in outcomes)
+        return tuple(record.change for record in self.change_records if record.outcome in outcomes)
 
     @property
     def steps_by_change(self) -> dict[Change, str]:
         """The id of the step of each change."""
-        return {one.change: one.intent.step for one in self.change_records}
+        return {record.change: record.intent.step for record in self.change_records}
 
     @property
     def subjects(self) -> tuple[str, ...]:
         """The things that it changed, or may have changed when it was cut short; once each, in order."""
-        return tuple(dict.fromkeys(one.change.subject for one in self.change_records))
+        return tuple(dict.fromkeys(record.change.subject for record in self.change_records))
 
     @cached_property
-    def configuration(self) -> frozenset[str]:
+    def configuration_subjects(self) -> frozenset[str]:
         """The subjects that a plain rollback restores."""
         return frozenset(one.change.subject for one in intents_to_undo(self.entries) if is_configuration_change(one))
 
@@ -263,7 +263,7 @@ class RunRecord:
     def other_subjects(self) -> frozenset[str]:
         """The subjects that only ``rollback --packages`` restores: packages, archives, units."""
         return frozenset(
-            one.change.subject for one in intents_to_undo(self.entries) if not is_configuration_change(one)
+            intent.change.subject for intent in intents_to_undo(self.entries) if not is_configuration_change(intent)
         )
 
     @property
@@ -297,7 +297,7 @@ def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     # Oldest first: what is undone in whole is not undone again.
     for undo in reversed(find_effective_undos(runs)):
         is_removal, earlier = undo.verb == "remove", runs[: runs.index(undo)]
-        taken = [one for one in earlier if one.verb in APPLYING_VERBS and one.subjects] if is_removal else earlier
+        taken = [run for run in earlier if run.verb in APPLYING_VERBS and run.subjects] if is_removal else earlier
         left = [one for one in taken if one.run not in whole and (is_removal or one.run == undo.begin.undoes)]
         undone.update((one.run, undo.run) for one in left)
         is_whole = undo.begin.with_packages or is_removal

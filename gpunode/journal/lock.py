@@ -18,7 +18,7 @@ from gpunode.host.port import OnProgress, ignore_progress
 from gpunode.journal.objects import RecordFolder
 
 _LOCK_FILE_NAME = "lock"
-_POLL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 @contextlib.contextmanager
@@ -92,12 +92,12 @@ def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: On
     def find_other_holder() -> LockHolder | None:
         return None if _try_lock(descriptor, path) else _parse_holder(descriptor, path) or LockHolder(str(path), 0, "")
 
-    wait_while(find_other_holder, _describe_wait, _busy_error, deadline, on_progress, poll_s=_POLL_S)
+    wait_while(find_other_holder, _describe_wait, _busy_error, deadline, on_progress, poll_s=_POLL_INTERVAL_S)
 
 
-def _describe_wait(found: LockHolder) -> str:
+def _describe_wait(holder: LockHolder) -> str:
     """Return who holds the lock; one that has just taken it may not have written its pid yet."""
-    return "another gpunode is changing this node" + (f": {found}" if found.pid else "")
+    return "another gpunode is changing this node" + (f": {holder}" if holder.pid else "")
 
 
 def _try_lock(descriptor: int, path: Path) -> bool:
@@ -144,10 +144,10 @@ def _process_start(pid: str) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-def _busy_error(found: LockHolder, waited_s: float) -> Busy:
+def _busy_error(holder: LockHolder, waited_s: float) -> Busy:
     return Busy(
-        _describe_wait(found),
-        why=f"it holds {found.path}; gpunode waited {waited_s:.0f} s for it",
+        _describe_wait(holder),
+        why=f"it holds {holder.path}; gpunode waited {waited_s:.0f} s for it",
         hint="wait until it is done, then run the same command again; `gpunode status` works meanwhile",
     )
 

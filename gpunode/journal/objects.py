@@ -26,18 +26,18 @@ _BACKUP_FOLDER_NAME: Final = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class RecordFolder:
-    """The folder with gpunode's journals and backups, at ``place`` inside ``root``.
+    """The folder with gpunode's journals and backups, at ``relative_path`` inside ``root``.
 
     An image may contain a hostile one, and its programs may replace parts of it at any time. So each folder is opened
-    from the one above it, inside the root, and no link below ``place`` is followed.
+    from the one above it, inside the root, and no link below ``relative_path`` is followed.
     """
 
     root: str
-    place: str
+    relative_path: str
 
     def path(self, *names: str) -> Path:
         """Return the path of what has these names in it, for messages."""
-        return Path(self.root, self.place.lstrip("/"), *names)
+        return Path(self.root, self.relative_path.lstrip("/"), *names)
 
     @contextlib.contextmanager
     def open(self, *names: str, make: bool = False) -> Iterator[int]:
@@ -47,17 +47,17 @@ class RecordFolder:
             FileNotFoundError: if there is none.
             NotADirectoryError: if something else is there, such as a link; it names the place.
         """
-        with places.open_path(self.place, self.root, make=make) as found:
-            above = len(found.folders)
+        with places.open_path(self.relative_path, self.root, make=make) as opened:
+            above = len(opened.folders)
             try:
-                for name in (found.name, *names):
-                    found.enter(name, make=make, mode=0o700)
+                for name in (opened.name, *names):
+                    opened.enter(name, make=make, mode=0o700)
             except NotADirectoryError as error:
-                raise not_a_folder_error(self.path(*names[: len(found.folders) - above])) from error
-            if make and not found.made:
+                raise not_a_folder_error(self.path(*names[: len(opened.folders) - above])) from error
+            if make and not opened.made_folders:
                 # A run that was killed may have made it and not come to this.
-                places.sync_folder(found.folders[-2])
-            yield found.folder
+                places.sync_folder(opened.folders[-2])
+            yield opened.folder
 
 
 def not_a_folder_error(path: Path) -> NotADirectoryError:
@@ -129,13 +129,13 @@ class BackupStore:
         """
         try:
             with self._record.open(OBJECTS_FOLDER) as folder:
-                found = list(filter(_BACKUP_FOLDER_NAME.fullmatch, places.list_names(folder)))
-                for name in found:
+                names = list(filter(_BACKUP_FOLDER_NAME.fullmatch, places.list_names(folder)))
+                for name in names:
                     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
                         raise not_a_folder_error(self.folder / name)
         except FileNotFoundError:
             return []
-        return found
+        return names
 
 
 def damaged_backup_error(path: Path, run: str, problem: str) -> JournalDamaged:

@@ -51,8 +51,8 @@ _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _VALID_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _MAX_JOURNAL_BYTES = 16 << 20
-_RECORD_FOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
-_NOT_MADE_REASON = "its run was cut short before it"
+_RECORD_SUBFOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
+_CHANGE_NOT_MADE_REASON = "its run was cut short before it"
 
 
 class Store:
@@ -138,7 +138,7 @@ class Store:
             Refused: another user may have put them there.
         """
         try:
-            for name in _RECORD_FOLDERS:
+            for name in _RECORD_SUBFOLDERS:
                 refuse_untrusted_folder(self._record_folder.path(*name), self.root)
             with _refuse_other_than_folder(), self._record_folder.open(RUNS_FOLDER) as folder:
                 names = filter(_VALID_RUN_ID.fullmatch, places.list_names(folder))
@@ -148,7 +148,7 @@ class Store:
             raise _needs_root_error(error) from error
         return tuple(sorted(names, key=_run_number))
 
-    def runs(self) -> tuple[RunRecord, ...]:
+    def read_runs(self) -> tuple[RunRecord, ...]:
         """Return all runs, newest last, but for one that was killed before its first entry.
 
         Reads no backups and takes no lock.
@@ -159,22 +159,22 @@ class Store:
         return history.mark_undone_runs([RunRecord(each) for run in self.ids() if (each := self._read_entries(run))])
 
     def find_runs(self, run: str = "") -> tuple[RunRecord, ...]:
-        """Return ``runs``, or the one with that id or label; the newest one says whether it is running.
+        """Return ``read_runs``, or the one with that id or label; the newest one says whether it is running.
 
         Raises:
             UsageError: there is no such run.
             JournalDamaged: one of the journals is.
         """
-        runs = self.runs()
+        runs = self.read_runs()
         if runs and runs[-1].commit is None and self.lock_holder():
             runs = (*runs[:-1], replace(runs[-1], is_running=True))
-        found = tuple(one for one in runs if not run or run in {one.run, one.label})
-        if run and not found:
+        matching_runs = tuple(one for one in runs if not run or run in {one.run, one.label})
+        if run and not matching_runs:
             known = ", ".join(one.label for one in runs)
             raise UsageError(
                 f"there is no run {run}", why=f"recorded: {known or 'none'}", hint=str(self.command("log"))
             )
-        return found
+        return matching_runs
 
     def read_with_contents(self, run: str) -> tuple[Entry, ...]:
         """Return the entries of a run with the bytes of its files.
@@ -199,7 +199,7 @@ class Store:
         self._read_known_journal(run)
         return self._read_entries(run)
 
-    def request(self, run: str) -> bytes:
+    def read_request(self, run: str) -> bytes:
         """Return the request of ``run`` that ``Run.save_request`` saved.
 
         Raises:
@@ -222,9 +222,9 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is, or a backup object that is needed.
         """
-        return footprint.footprint_of_node(self.runs()).with_contents(self.objects.find)
+        return footprint.footprint_of_node(self.read_runs()).with_contents(self.objects.find)
 
-    def footprint_of(self, run: str) -> Footprint:
+    def read_run_footprint(self, run: str) -> Footprint:
         """Return what one run has made of this node, with the bytes of files.
 
         Raises:
@@ -233,7 +233,7 @@ class Store:
         self.read_with_contents(run)
         return footprint.footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
 
-    def additions(self) -> RecordedAdditions:
+    def read_additions(self) -> RecordedAdditions:
         """Return what all runs together ever added to this node, whatever became of it; reads no backups.
 
         Raises:
@@ -241,9 +241,9 @@ class Store:
         """
         from gpunode.journal.additions import collect_additions  # on use: a plan of a bare node needs none
 
-        return collect_additions(self.runs())
+        return collect_additions(self.read_runs())
 
-    def pending_triggers(self) -> dict[Trigger, float]:
+    def find_pending_triggers(self) -> dict[Trigger, float]:
         """Return the pending triggers of all runs, each with the time when it last became pending.
 
         Raises:
@@ -251,7 +251,7 @@ class Store:
         """
         return history.pending_trigger_times(entry for run in self.ids() for entry in self._read_entries(run))
 
-    def interrupted_run(self) -> RunRecord | None:
+    def find_interrupted_run(self) -> RunRecord | None:
         """Return the newest run if it was interrupted, else None. Call it under ``lock``.
 
         Raises:
@@ -273,7 +273,7 @@ class Store:
         with raise_as_change_failed(f"the end of run {run} could not be recorded", self._path(run)):
             self._append_entries(run, Commit("interrupted", why, self._clock()))
 
-    def open_intents(self) -> dict[str, tuple[Intent, ...]]:
+    def find_open_intents(self) -> dict[str, tuple[Intent, ...]]:
         """Return by run, newest first, the intents without a recorded end whose subject no later run changed.
 
         Raises:
@@ -281,9 +281,9 @@ class Store:
         """
         found: dict[str, tuple[Intent, ...]] = {}
         changed_since: set[str] = set()
-        for run in reversed(self.runs()):
+        for run in reversed(self.read_runs()):
             intents = (one.intent for one in run.change_records if one.outcome == "unknown")
-            found[run.run] = tuple(one for one in intents if one.change.subject not in changed_since)
+            found[run.run] = tuple(intent for intent in intents if intent.change.subject not in changed_since)
             changed_since.update(run.subjects)
         return {run: intents for run, intents in found.items() if intents}
 
@@ -296,7 +296,7 @@ class Store:
             ChangeFailed: it could not be written.
         """
         outcomes: list[Entry] = [Done(intent.seq, intent.at) for intent in made]
-        outcomes += (Failed(intent.seq, _NOT_MADE_REASON, intent.at) for intent in not_made)
+        outcomes += (Failed(intent.seq, _CHANGE_NOT_MADE_REASON, intent.at) for intent in not_made)
         with raise_as_change_failed(f"what run {run} changed could not be recorded", self._path(run)):
             self._append_entries(run, *outcomes)
 
@@ -321,13 +321,13 @@ class Store:
         with contextlib.suppress(OSError):
             self.objects.remove_files(lambda name: name.startswith("."))
 
-    def untriggered_changes(self) -> tuple[FileChange, ...]:
+    def find_untriggered_changes(self) -> tuple[FileChange, ...]:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
 
         Raises:
             JournalDamaged: one of the journals is, or a backup object of a run that is in debt.
         """
-        if not self.pending_triggers():
+        if not self.find_pending_triggers():
             return ()
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
@@ -389,7 +389,7 @@ class Store:
 
     def _make_folders(self) -> None:
         with _refuse_other_than_folder():
-            for name in _RECORD_FOLDERS:
+            for name in _RECORD_SUBFOLDERS:
                 refuse_untrusted_folder(self._record_folder.path(*name), self.root)
                 with self._record_folder.open(*name, make=True) as folder:
                     if stat.S_IMODE(os.fstat(folder).st_mode) != 0o700:
@@ -405,7 +405,7 @@ class Store:
         kept = self._runs_with_backups(ids)
         if len(kept) < len(ids):
             with contextlib.suppress(JournalDamaged, OSError):
-                needed = footprint.needed_backups(self.runs(), kept)
+                needed = footprint.needed_backups(self.read_runs(), kept)
                 self.objects.remove_files(lambda name: name not in needed)
 
 
@@ -432,7 +432,7 @@ def _needs_root_error(error: PermissionError) -> UsageError:
     return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
 
 
-_NOBODY_LOGGED_IN = 0xFFFFFFFF
+_NO_LOGIN_UID = 0xFFFFFFFF
 
 
 def invoking_user() -> str:
@@ -451,4 +451,4 @@ def loginuid(proc: Path = Path("/proc")) -> int | None:
         number = int((proc / "self/loginuid").read_text())
     except (OSError, ValueError):
         return None
-    return None if number == _NOBODY_LOGGED_IN else number
+    return None if number == _NO_LOGIN_UID else number

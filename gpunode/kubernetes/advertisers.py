@@ -15,7 +15,7 @@ from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import Body, RenderedCluster
 from gpunode.kubernetes.owned import is_labelled, object_title, owned_fields
-from gpunode.kubernetes.reconcile import FIELD_MANAGER, Key, find_release_of_chart, object_key
+from gpunode.kubernetes.reconcile import FIELD_MANAGER, ObjectKey, find_release_of_chart, object_key
 
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
 # By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
@@ -29,11 +29,11 @@ _ADVERTISER_BY_IMAGE_NAME: Final[Mapping[str, Advertiser]] = {
     "nvidia-gpu-device-plugin": "provider",
 }
 # It offers whole GPUs to virtual machines, on nodes of its own.
-_VM_PLUGIN_IMAGE: Final = "kubevirt-gpu-device-plugin"
+_VM_PLUGIN_IMAGE_NAME: Final = "kubevirt-gpu-device-plugin"
 # Where the kubelet looks for plugins, below its root.
 _DEVICE_PLUGIN_FOLDER_ENDING: Final = "/device-plugins"
 # The label of the operator's pods; its plugin has the device plugin's image.
-_OPERATOR_LABEL: Final = ("app.kubernetes.io/managed-by", "gpu-operator")
+_MANAGED_BY_OPERATOR_LABEL: Final = ("app.kubernetes.io/managed-by", "gpu-operator")
 # Source: NVIDIA/gpu-operator deployments/gpu-operator, crds and templates/operator.yaml (26.7). The first two have the
 # operator deploy what offers GPUs; without them it waits for one.
 OPERATOR_GROUP: Final = "nvidia.com"
@@ -63,7 +63,7 @@ class AdvertiserObject:
         return self.kind == "gpu-operator" and self.body["kind"] == "DaemonSet"
 
 
-def find_advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) -> Iterator[AdvertiserObject]:
+def find_advertisers(objects: Sequence[Body], rendered: Collection[ObjectKey] = ()) -> Iterator[AdvertiserObject]:
     """Yield those of ``objects`` that offer GPUs, or have the GPU Operator do it, and are not gpunode's.
 
     Objects that gpunode rendered, and Argo CD, Flux or a person applied, count as theirs, unless applied now.
@@ -98,7 +98,7 @@ def is_made_by_operator(daemon_set: Body) -> bool:
     """Return whether the GPU Operator made the DaemonSet."""
     metadata = daemon_set["metadata"]
     return (
-        metadata.get("labels", {}).get(_OPERATOR_LABEL[0]) == _OPERATOR_LABEL[1]
+        metadata.get("labels", {}).get(_MANAGED_BY_OPERATOR_LABEL[0]) == _MANAGED_BY_OPERATOR_LABEL[1]
         or (metadata.get("ownerReferences") or [{}])[0].get("kind") in _OPERATOR_REQUEST_KINDS
     )
 
@@ -120,7 +120,7 @@ def _advertiser_kind(daemon_set: Body) -> Advertiser | None:
     paths = (str((one.get("hostPath") or {}).get("path", "")) for one in pod.get("volumes") or ())
     registers = any(path.rstrip("/").endswith(_DEVICE_PLUGIN_FOLDER_ENDING) for path in paths)
     names_nvidia = any("nvidia" in word for word in (daemon_set["metadata"]["name"], *names))
-    if kind is None and registers and names_nvidia and _VM_PLUGIN_IMAGE not in names:
+    if kind is None and registers and names_nvidia and _VM_PLUGIN_IMAGE_NAME not in names:
         kind = "device-plugin"
     # The device plugin's chart has one image for all of its parts.
     is_other_part = any(word in daemon_set["metadata"]["name"] for word in ("gpu-feature-discovery", "mps-control"))
@@ -141,16 +141,16 @@ def refuse_second_advertiser(
     Raises:
         Refused: if something does; names it and what to do about it.
     """
-    has_plugin = any(one.kind == "DaemonSet" for one in rendered.objects)
-    if not has_plugin and all(one.chart == "dcgm-exporter" for one in rendered.releases):  # metrics alone
+    has_plugin = any(rendered.kind == "DaemonSet" for rendered in rendered.objects)
+    if not has_plugin and all(release.chart == "dcgm-exporter" for release in rendered.releases):  # metrics alone
         return ()
-    kept = [find_release_of_chart(one, releases) or one for one in rendered.releases]
-    own_releases = {f"{one.namespace}/{one.name}" for one in kept}
-    is_operator = any(one.chart == "gpu-operator" for one in kept)
+    kept = [find_release_of_chart(release, releases) or release for release in rendered.releases]
+    own_releases = {f"{release.namespace}/{release.name}" for release in kept}
+    is_operator = any(release.chart == "gpu-operator" for release in kept)
     advertisers = [
-        one
-        for one in find_advertisers(objects, [object_key(one.body) for one in rendered.objects])
-        if one.release not in own_releases and not (is_operator and one.kind == "gpu-operator")
+        advertiser
+        for advertiser in find_advertisers(objects, [object_key(rendered.body) for rendered in rendered.objects])
+        if advertiser.release not in own_releases and not (is_operator and advertiser.kind == "gpu-operator")
     ]
     new_labels = {edit.node: edit.labels for edit in rendered.nodes}
     labels = {
@@ -219,7 +219,7 @@ def _removal_advice(advertiser: AdvertiserObject) -> str:
 
 
 # Labels that Node Feature Discovery, NVIDIA's software or HAMi's users may set later.
-_DISCOVERED_PREFIXES: Final = ("feature.node.kubernetes.io/", "nvidia.com/")
+_DISCOVERED_LABEL_PREFIXES: Final = ("feature.node.kubernetes.io/", "nvidia.com/")
 _DISCOVERED_LABELS: Final = frozenset({"gpu"})
 
 
@@ -240,14 +240,14 @@ def may_run_on_node(pod_spec: Body, name: str, labels: Mapping[str, str]) -> boo
 def _term_holds(term: Body, name: str, labels: Mapping[str, str]) -> bool:
     by_label, by_field = term.get("matchExpressions") or (), term.get("matchFields") or ()
     return bool(by_label or by_field) and all(
-        _expression_holds(there, one["key"], one["operator"], one.get("values") or ())
+        _expression_holds(there, expression["key"], expression["operator"], expression.get("values") or ())
         for there, expressions in ((labels, by_label), ({"metadata.name": name}, by_field))
-        for one in expressions
+        for expression in expressions
     )
 
 
 def _expression_holds(labels: Mapping[str, str], key: str, operator: str, values: Sequence[str]) -> bool:
-    if key.startswith(_DISCOVERED_PREFIXES) or key in _DISCOVERED_LABELS:
+    if key.startswith(_DISCOVERED_LABEL_PREFIXES) or key in _DISCOVERED_LABELS:
         return True
     match operator:
         case "In":

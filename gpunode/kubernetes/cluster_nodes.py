@@ -116,13 +116,13 @@ def _refuse_aks(desired: Kubernetes, node: ClusterNode) -> None:
         )
 
 
-_PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
-_COUNT_LABEL: Final = "nvidia.com/gpu.count"
+_GPU_PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
+_GPU_COUNT_LABEL: Final = "nvidia.com/gpu.count"
 # A kubelet can set this label of its node to anything.
 _MAX_COUNT_DIGITS: Final = 3
-_DRIVER_LABEL: Final = "nvidia.com/cuda.driver-version.full"
+_DRIVER_VERSION_LABEL: Final = "nvidia.com/cuda.driver-version.full"
 # NFD names a PCI device by its vendor, with or without its class.
-_PCI_LABEL: Final = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:03\d\d_)?10de\.present")
+_NVIDIA_PCI_LABEL: Final = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:03\d\d_)?10de\.present")
 _KUBELET_VERSION_MARKS: Final[Mapping[str, KubeletKind]] = {"+k3s": "k3s", "+rke2": "rke2", "+k0s": "k0s"}
 _PROVIDER_BY_LABEL_PREFIX: Final[Mapping[str, Provider]] = {
     "cloud.google.com/gke-": "gke",
@@ -130,7 +130,7 @@ _PROVIDER_BY_LABEL_PREFIX: Final[Mapping[str, Provider]] = {
     "kubernetes.azure.com/": "aks",
     "node.openshift.io/": "openshift",
 }
-_MAX_SHOWN_NODES: Final = 5
+_MAX_NODES_SHOWN: Final = 5
 
 
 def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
@@ -141,10 +141,10 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
     """
 
     def has_gpus(labels: Mapping[str, str]) -> bool:
-        is_said = labels.get(GPU_PRESENT_LABEL) == "true" or labels.get(_COUNT_LABEL, "0") != "0"
-        return is_said or any(_PCI_LABEL.fullmatch(name) and value == "true" for name, value in labels.items())
+        is_said = labels.get(GPU_PRESENT_LABEL) == "true" or labels.get(_GPU_COUNT_LABEL, "0") != "0"
+        return is_said or any(_NVIDIA_PCI_LABEL.fullmatch(name) and value == "true" for name, value in labels.items())
 
-    with_gpus = {str(one["metadata"]["name"]): one for one in nodes if has_gpus(one["metadata"].get("labels", {}))}
+    with_gpus = {str(node["metadata"]["name"]): node for node in nodes if has_gpus(node["metadata"].get("labels", {}))}
     if not with_gpus:
         raise Undetermined(
             "no Node of this cluster says that it has an NVIDIA GPU",
@@ -152,17 +152,17 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
             "Feature Discovery for a PCI device of NVIDIA",
             hint=_capture_hint("GPU-NODE"),
         )
-    found = {name: _node_from_labels(name, one) for name, one in with_gpus.items()}
-    incomplete = {name: one for name, one in found.items() if isinstance(one, str)}
+    nodes_by_name = {name: _node_from_labels(name, one) for name, one in with_gpus.items()}
+    incomplete = {name: one for name, one in nodes_by_name.items() if isinstance(one, str)}
     if incomplete:
-        reasons = "; ".join(f"{name}: {why}" for name, why in [*incomplete.items()][:_MAX_SHOWN_NODES])
-        more = f"; and {len(incomplete) - _MAX_SHOWN_NODES} more" if len(incomplete) > _MAX_SHOWN_NODES else ""
+        reasons = "; ".join(f"{name}: {why}" for name, why in [*incomplete.items()][:_MAX_NODES_SHOWN])
+        more = f"; and {len(incomplete) - _MAX_NODES_SHOWN} more" if len(incomplete) > _MAX_NODES_SHOWN else ""
         raise Undetermined(
             "the labels of the Nodes do not say which GPUs they have",
             why=f"{reasons}{more}",
             hint=_capture_hint(next(iter(incomplete))),
         )
-    return tuple(one for one in found.values() if isinstance(one, ClusterNode))
+    return tuple(node for node in nodes_by_name.values() if isinstance(node, ClusterNode))
 
 
 def _capture_hint(name: str) -> str:
@@ -176,7 +176,7 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
     """Return the node, or why its labels do not suffice."""
     labels = live["metadata"].get("labels", {})
     info = live.get("status", {}).get("nodeInfo", {})
-    signs = (who for sign, who in _PROVIDER_BY_LABEL_PREFIX.items() if any(one.startswith(sign) for one in labels))
+    signs = (who for sign, who in _PROVIDER_BY_LABEL_PREFIX.items() if any(label.startswith(sign) for label in labels))
     provider = next(signs, None)
     if str(live.get("spec", {}).get("providerID", "")).startswith("kind://"):
         provider = "kind"
@@ -192,14 +192,14 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
     }
     version, runtime = str(info.get("kubeletVersion", "")), str(info.get("containerRuntimeVersion", ""))
     kubelet: KubeletKind = next((kind for sign, kind in _KUBELET_VERSION_MARKS.items() if sign in version), "kubelet")
-    if any(one.startswith("microk8s.io/") for one in labels):
+    if any(label.startswith("microk8s.io/") for label in labels):
         kubelet = "microk8s"
     # By default; in containerd 1.7 its configuration decides.
     reads_cdi = None if runtime.startswith("containerd://1.7.") else runtime.startswith(("containerd://2.", "cri-o://"))
     return ClusterNode(
         name,
         gpus,
-        driver=labels.get(_DRIVER_LABEL, ""),
+        driver=labels.get(_DRIVER_VERSION_LABEL, ""),
         kubelet=kubelet,
         # GPU Feature Discovery reads NVML in a container, which NVIDIA's runtime gave it.
         toolkit=True,
@@ -210,12 +210,12 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
 
 
 def _gpus_from_labels(labels: Mapping[str, str]) -> tuple[GpuModel, ...] | str:
-    product, count = labels.get(_PRODUCT_LABEL, ""), labels.get(_COUNT_LABEL, "")
+    product, count = labels.get(_GPU_PRODUCT_LABEL, ""), labels.get(_GPU_COUNT_LABEL, "")
     if not product or not (count.isascii() and count.isdigit()):
-        return f"it lacks {_PRODUCT_LABEL} and {_COUNT_LABEL}, which GPU Feature Discovery sets"
+        return f"it lacks {_GPU_PRODUCT_LABEL} and {_GPU_COUNT_LABEL}, which GPU Feature Discovery sets"
     if "-MIG-" in product:
-        return f"{_PRODUCT_LABEL} counts MIG instances, not GPUs"
+        return f"{_GPU_PRODUCT_LABEL} counts MIG instances, not GPUs"
     if len(count) > _MAX_COUNT_DIGITS:
-        return f"{_COUNT_LABEL} is {count[:20]}, which no node has"
+        return f"{_GPU_COUNT_LABEL} is {count[:20]}, which no node has"
     model = find_by_label(product.removesuffix("-SHARED"))
     return (model,) * int(count) if model else f"gpunode knows no GPU that is labelled {product}"

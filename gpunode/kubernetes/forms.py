@@ -25,7 +25,7 @@ from gpunode.kubernetes.model import (
 )
 from gpunode.kubernetes.objects import EXTRAS_WAVE, can_nfd_set_label
 from gpunode.kubernetes.own_pod import format_own_pod
-from gpunode.kubernetes.render import GITOPS_FORMS, Form
+from gpunode.kubernetes.render import GITOPS_FORMS, RenderForm
 
 _TAINTS_TEMPLATE: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
 # Below the output folder, which also holds files.
@@ -37,7 +37,7 @@ _RENDERED_PATHS: Final = re.compile(
 )
 
 
-def make_files(rendered: RenderedCluster, form: Form) -> Mapping[str, str]:
+def make_files(rendered: RenderedCluster, form: RenderForm) -> Mapping[str, str]:
     """Return the contents of the files by their paths below the output folder."""
     contents = dict(_object_files(rendered, form))
     match form:
@@ -46,9 +46,9 @@ def make_files(rendered: RenderedCluster, form: Form) -> Mapping[str, str]:
         case "flux":
             contents |= _flux_files(rendered, tuple(contents))
         case _:
-            for one in rendered.releases if form != "kustomize" else ():
-                about = f"{HEADER}\n{one.why}\nChart {one.chart} {one.version} from {one.repository}"
-                contents[f"helm/{one.name}.values.yaml"] = yaml.render_document(one.values, about)
+            for release in rendered.releases if form != "kustomize" else ():
+                about = f"{HEADER}\n{release.why}\nChart {release.chart} {release.version} from {release.repository}"
+                contents[f"helm/{release.name}.values.yaml"] = yaml.render_document(release.values, about)
     if rendered.test_pod:
         contents["test-pod.yaml"] = _join_objects(rendered.test_pod, "manifests")
     if form == "kustomize":
@@ -59,7 +59,7 @@ def make_files(rendered: RenderedCluster, form: Form) -> Mapping[str, str]:
         )
         contents["kind.sh"] = f"#!/bin/sh\n# {HEADER}\n{kind.script}"
     contents["apply.sh"] = _apply_script(rendered, form, tuple(contents))
-    contents["README.md"] = f"# {HEADER}\n\n{readme(rendered, form)}"
+    contents["README.md"] = f"# {HEADER}\n\n{render_readme(rendered, form)}"
     return contents
 
 
@@ -74,24 +74,24 @@ def may_leave_objects(path: str, rendered: RenderedCluster) -> bool:
     if folder in {gitops.BASE, gitops.RULES}:
         return re.sub(r"^\d\d-|\.yaml$", "", name) not in set(map(_file_stem, rendered.objects))
     if folder == "helm":
-        return name.removesuffix(".values.yaml") not in {one.name for one in rendered.releases}
+        return name.removesuffix(".values.yaml") not in {release.name for release in rendered.releases}
     return bool(folder) or path in {"argocd.yaml", "flux.yaml", "plugin-config.yaml"}
 
 
-def _object_files(rendered: RenderedCluster, form: Form) -> Iterator[tuple[str, str]]:
+def _object_files(rendered: RenderedCluster, form: RenderForm) -> Iterator[tuple[str, str]]:
     """Yield the plain objects, one file each; kustomize generates the ConfigMaps itself."""
-    objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")
+    objects = (rendered for rendered in rendered.objects if form != "kustomize" or rendered.kind != "ConfigMap")
     for number, one in enumerate(objects, 1):
         folder = gitops.RULES if form == "flux" and one.wave > EXTRAS_WAVE else gitops.BASE
         yield f"{folder}/{number:02d}-{_file_stem(one)}.yaml", _join_objects([one], form)
 
 
-def _file_stem(one: RenderedObject) -> str:
-    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.kind).lower()
-    return f"{kind}-{one.name}"
+def _file_stem(rendered_object: RenderedObject) -> str:
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", rendered_object.kind).lower()
+    return f"{kind}-{rendered_object.name}"
 
 
-def _join_objects(objects: Sequence[RenderedObject], form: Form) -> str:
+def _join_objects(objects: Sequence[RenderedObject], form: RenderForm) -> str:
     bodies = (gitops.add_sync_wave(one) if form in {"argocd", "kustomize"} else one.body for one in objects)
     texts = [yaml.render_document(body, one.why) for one, body in zip(objects, bodies, strict=True)]
     return f"# {HEADER}\n" + "---\n".join(texts)
@@ -142,18 +142,18 @@ def _flux_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[str,
 
 
 def _kustomization_files(rendered: RenderedCluster, paths: Sequence[str]) -> Mapping[str, str]:
-    configs = [one for one in rendered.objects if one.kind == "ConfigMap"]
+    configs = [rendered for rendered in rendered.objects if rendered.kind == "ConfigMap"]
     resources = [path for path in paths if path.startswith("manifests/")]
     body = make_kustomization(resources, configs, rendered.releases)
     about = f"{HEADER}\nThe charts need helm: kubectl kustomize --enable-helm ." if rendered.releases else HEADER
     contents = {"kustomization.yaml": yaml.render_document(body, about)}
-    for one in configs:
-        (text,) = one.body["data"].values()
-        contents[PLUGIN_CONFIG_FILE] = f"# {HEADER}\n# {one.why}\n{text}"
+    for config in configs:
+        (text,) = config.body["data"].values()
+        contents[PLUGIN_CONFIG_FILE] = f"# {HEADER}\n# {config.why}\n{text}"
     return contents
 
 
-def _apply_script(rendered: RenderedCluster, form: Form, paths: Sequence[str]) -> str:
+def _apply_script(rendered: RenderedCluster, form: RenderForm, paths: Sequence[str]) -> str:
     """Return a script of the exact commands in order."""
     kubectl = _kubectl_command(rendered)
     lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
@@ -186,7 +186,7 @@ def _node_edit_commands(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]
         yield f"    {command(*kubectl, 'taint', 'node', edit.node, edit.taint)}"
 
 
-def _apply_commands(rendered: RenderedCluster, form: Form, paths: Sequence[str]) -> Iterator[str]:
+def _apply_commands(rendered: RenderedCluster, form: RenderForm, paths: Sequence[str]) -> Iterator[str]:
     apply = (*_kubectl_command(rendered), "apply", "--server-side", "--field-manager", "gpunode")
     match form:
         case "kustomize" if rendered.releases:
@@ -208,10 +208,10 @@ def _apply_commands(rendered: RenderedCluster, form: Form, paths: Sequence[str])
             folders = ("manifests/", "applications/")
             yield from (command(*apply, "-f", path) for path in paths if path.startswith(folders))
     helm = ("helm", "--kube-context", rendered.kind.context) if rendered.kind else ("helm",)
-    for one in rendered.releases if form in {"manifests", "helm"} else ():
-        where = ("--namespace", one.namespace, "--version", one.version)
-        install = (*helm, "upgrade", "--install", one.name, *one.chart_words, *where)
-        yield from ("", f"# {one.why}", command(*install, "--values", f"helm/{one.name}.values.yaml", "--wait"))
+    for release in rendered.releases if form in {"manifests", "helm"} else ():
+        where = ("--namespace", release.namespace, "--version", release.version)
+        install = (*helm, "upgrade", "--install", release.name, *release.chart_words, *where)
+        yield from ("", f"# {release.why}", command(*install, "--values", f"helm/{release.name}.values.yaml", "--wait"))
 
 
 def _kubectl_command(rendered: RenderedCluster) -> Sequence[str]:
@@ -230,34 +230,34 @@ def make_kustomization(
     # kustomize adds a hash to the names of what it generates, and renames references.
     generators = [
         {
-            "name": one.name,
-            "namespace": one.namespace,
-            "files": [f"{key}={PLUGIN_CONFIG_FILE}" for key in one.body["data"]],
-            "options": {key: gitops.add_sync_wave(one)["metadata"][key] for key in ("labels", "annotations")},
+            "name": config.name,
+            "namespace": config.namespace,
+            "files": [f"{key}={PLUGIN_CONFIG_FILE}" for key in config.body["data"]],
+            "options": {key: gitops.add_sync_wave(config)["metadata"][key] for key in ("labels", "annotations")},
         }
-        for one in configs
+        for config in configs
     ]
     charts = [
         {
-            "name": one.chart,
-            "repo": one.repository,
-            "version": one.version,
-            "releaseName": one.name,
-            "namespace": one.namespace,
+            "name": release.chart,
+            "repo": release.repository,
+            "version": release.version,
+            "releaseName": release.name,
+            "namespace": release.namespace,
             "includeCRDs": True,
             # kustomize takes a hook for an object like any other: of most charts it would run what cleans up after
             # them.
-            "skipHooks": not chart(one.chart).needs_hooks,
-            "valuesInline": one.values,
+            "skipHooks": not chart(release.chart).needs_hooks,
+            "valuesInline": release.values,
         }
-        for one in releases
+        for release in releases
     ]
     return body | {key: held for key, held in (("configMapGenerator", generators), ("helmCharts", charts)) if held}
 
 
-def readme(rendered: RenderedCluster, form: Form) -> str:
+def render_readme(rendered: RenderedCluster, form: RenderForm) -> str:
     """Return the text below the first line."""
-    paragraphs = [_wrap_text(one) for one in _usage(rendered, form)]
+    paragraphs = [_wrap_text(one) for one in _usage_lines(rendered, form)]
     if form in GITOPS_FORMS:
         paragraphs += _explain_node_labels(rendered)
     if rendered.test_pod:
@@ -275,7 +275,7 @@ def _wrap_text(text: str) -> str:
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _usage(rendered: RenderedCluster, form: Form) -> Iterator[str]:
+def _usage_lines(rendered: RenderedCluster, form: RenderForm) -> Iterator[str]:
     argocd, flux = rendered.argocd, rendered.flux
     uses_helm = rendered.releases and form not in {"argocd", "flux"}
     yield f"`./apply.sh` applies everything in order. It needs kubectl{' and helm' if uses_helm else ''}."

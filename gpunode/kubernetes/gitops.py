@@ -19,16 +19,16 @@ _OWN_CLUSTER_SERVER_URL: Final = "https://kubernetes.default.svc"
 PLAIN_APPLICATION_NAME: Final = "gpu-objects"
 
 
-def add_sync_wave(one: RenderedObject) -> Mapping[str, Any]:
+def add_sync_wave(rendered_object: RenderedObject) -> Mapping[str, Any]:
     """Return the object's body with its sync wave.
 
     kustomize's commonAnnotations would also annotate pod templates, and so restart the pods.
     """
-    annotations = {f"{_ARGOCD_ANNOTATION_PREFIX}/sync-wave": str(_FIRST_WAVE + one.wave)}
-    if one.kind == "NodeFeatureRule":
+    annotations = {f"{_ARGOCD_ANNOTATION_PREFIX}/sync-wave": str(_FIRST_WAVE + rendered_object.wave)}
+    if rendered_object.kind == "NodeFeatureRule":
         # A chart brings its definition; the first dry run comes before that.
         annotations[f"{_ARGOCD_ANNOTATION_PREFIX}/sync-options"] = "SkipDryRunOnMissingResource=true"
-    return {**one.body, "metadata": {**one.body["metadata"], "annotations": annotations}}
+    return {**rendered_object.body, "metadata": {**rendered_object.body["metadata"], "annotations": annotations}}
 
 
 def is_remote_cluster(argocd: ArgoCd) -> bool:
@@ -45,7 +45,7 @@ def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any
         "targetRevision": release.version,
         "helm": {"releaseName": release.name, "valuesObject": release.values},
     }
-    body = _application(release.name, argocd, source, _destination(argocd, release.namespace), release.wave)
+    body = _application(release.name, argocd, source, _argocd_destination(argocd, release.namespace), release.wave)
     if release.chart == "gpu-operator":
         # The API server fills in defaults of the ClusterPolicy that the chart leaves out (gpu-operator issue 2795).
         policy = {"group": "nvidia.com", "kind": "ClusterPolicy", "jsonPointers": ["/spec/cdi/default", "/status"]}
@@ -56,7 +56,7 @@ def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any
 def objects_application(argocd: ArgoCd) -> Mapping[str, Any]:
     """Return the Application that brings the plain objects, in ``manifests``, to another cluster."""
     source = _git_source(argocd, f"{argocd.path}/manifests")
-    return _application(PLAIN_APPLICATION_NAME, argocd, source, _destination(argocd, "default"), 0)
+    return _application(PLAIN_APPLICATION_NAME, argocd, source, _argocd_destination(argocd, "default"), 0)
 
 
 def folder_application(argocd: ArgoCd) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ def _git_source(argocd: ArgoCd, path: str) -> Mapping[str, Any]:
     return {"repoURL": argocd.repository, "targetRevision": argocd.revision, "path": path.removeprefix("./")}
 
 
-def _destination(argocd: ArgoCd, namespace: str) -> Mapping[str, str]:
+def _argocd_destination(argocd: ArgoCd, namespace: str) -> Mapping[str, str]:
     place = {"name": argocd.cluster} if argocd.cluster else {"server": argocd.server or _OWN_CLUSTER_SERVER_URL}
     return {**place, "namespace": namespace}
 
@@ -138,8 +138,8 @@ def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartR
         name = f"gpu-stack-{folder}"
         spec: dict[str, Any] = {"dependsOn": [{"name": previous}]} if previous else {}
         checks = [
-            {"apiVersion": _RELEASE_API, "kind": "HelmRelease", "name": one.name, "namespace": one.namespace}
-            for one in releases
+            {"apiVersion": _RELEASE_API, "kind": "HelmRelease", "name": release.name, "namespace": release.namespace}
+            for release in releases
         ]
         spec |= {
             "interval": "10m",

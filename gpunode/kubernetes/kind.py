@@ -71,7 +71,7 @@ def make_cluster(recipe: Recipe, kind: KindClusterSettings, count: int) -> KindC
     nodes: list[dict[str, Any]] = [{"role": "control-plane"}]
     for number in range(kind.workers):
         gpus = ["all"] if kind.workers == 1 else [str(gpu) for gpu in _worker_gpus(kind, count, number)]
-        mounts = [{"hostPath": "/dev/null", "containerPath": f"{_CONTAINER_DEVICES_FOLDER}/{one}"} for one in gpus]
+        mounts = [{"hostPath": "/dev/null", "containerPath": f"{_CONTAINER_DEVICES_FOLDER}/{gpu}"} for gpu in gpus]
         nodes.append({"role": "worker", "extraMounts": mounts})
     config = {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
     return KindCluster(kind.name, config, _make_script(recipe, kind, count))

@@ -14,7 +14,7 @@ from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ChartRelease, Clus
 from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.pods import PodProblem, find_problem, format_taint, tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
-from gpunode.wording import count
+from gpunode.wording import count_noun
 
 # Returns the check of a node's container runtime if the node is this machine.
 LocalCheck: TypeAlias = Callable[[str], Check | None]
@@ -24,7 +24,7 @@ DRA_DRIVER_NAME: Final = "gpu.nvidia.com"
 # compatWithCPUManager). The GPU Operator sets PASS_DEVICE_SPECS (assets/state-device-plugin), the DRA driver uses CDI;
 # for the others gpunode renders it where it knows such a node.
 _STACKS_FIT_FOR_STATIC_CPUS: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
-_UNREADY_HINTS: Final = {
+_HINT_BY_UNREADY_REASON: Final = {
     "container runtime is down": "look at its container runtime, on {node}: systemctl status containerd",
     "NetworkPluginNotReady": "install a network plugin (CNI) in the cluster",
     "NodeStatusUnknown": "look at its kubelet, on {node}: systemctl status kubelet",
@@ -40,8 +40,8 @@ def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
     if live is None:
         hint = f"list its Nodes: {command('kubectl', 'get', 'nodes')}\nthen name the Node with --node NAME=CAPTURE"
         return Check(id, title, "failed", "there is no such Node in this cluster", hint)
-    if why := why_not_ready(live):
-        hint = next((text.format(node=edit.node) for sign, text in _UNREADY_HINTS.items() if sign in why), "")
+    if why := explain_node_not_ready(live):
+        hint = next((text.format(node=edit.node) for sign, text in _HINT_BY_UNREADY_REASON.items() if sign in why), "")
         hint = hint or command("kubectl", "describe", "node", edit.node)
         return Check(id, title, "failed", f"it is not ready: {why}", hint)
     labels = live["metadata"].get("labels", {})
@@ -52,7 +52,7 @@ def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
     return Check(id, title, "passed", ", ".join(["Ready", *cordoned, *written]))
 
 
-def why_not_ready(live: Body) -> str:
+def explain_node_not_ready(live: Body) -> str:
     """Return why the Node is not ready, in the kubelet's words; empty if it is."""
     for condition in live.get("status", {}).get("conditions", ()):
         if condition.get("type") == "Ready":
@@ -130,7 +130,7 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         why = f"{capacity - allocatable} of {capacity} are reported as unhealthy by the device plugin"
         return Check(id, title, "failed", why, f"{doctor}\n(cause device-plugin-marked-unhealthy)")
     if allocatable != expected:
-        why = f"{allocatable} offered, {expected} expected of {count(len(node.gpus), 'GPU')}"
+        why = f"{allocatable} offered, {expected} expected of {count_noun(len(node.gpus), 'GPU')}"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
         hint = f"see whether the plugin has the recipe's configuration: {plan}\n{doctor}"
         return Check(id, title, "failed", why, hint)
@@ -167,13 +167,13 @@ def check_published_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
         if one["spec"].get("driver") == DRA_DRIVER_NAME and one["spec"].get("nodeName") == node.name
         for device in one["spec"].get("devices") or ()
     ]
-    gpus = sum(one.get("type", {}).get("string", "") == "gpu" for one in own_devices)
+    gpus = sum(device.get("type", {}).get("string", "") == "gpu" for device in own_devices)
     look = f"look at the DRA driver's pod: {_pods_command(node.name)}"
     if not own_devices:
         return Check(id, title, "failed", f"the driver {DRA_DRIVER_NAME} publishes none", look)
     if gpus != len(node.gpus):
-        return Check(id, title, "failed", f"{count(gpus, 'GPU')} published, {len(node.gpus)} expected", look)
-    return Check(id, title, "passed", f"{count(gpus, 'GPU')} published, as expected")
+        return Check(id, title, "failed", f"{count_noun(gpus, 'GPU')} published, {len(node.gpus)} expected", look)
+    return Check(id, title, "passed", f"{count_noun(gpus, 'GPU')} published, as expected")
 
 
 def check_kubelet(
@@ -185,7 +185,7 @@ def check_kubelet(
     whether the device plugin was rendered for a static CPU manager.
     """
     id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
-    present = {(one["key"], one["effect"]) for one in taints}
+    present = {(taint["key"], taint["effect"]) for taint in taints}
     for taint in settings.get("registerWithTaints") or ():
         if taint["effect"] == "PreferNoSchedule" or (taint["key"], taint["effect"]) not in present:
             continue
@@ -198,7 +198,7 @@ def check_kubelet(
         ):
             why = f"registerWithTaints sets {taint_text}, the recipe the value {desired_taint.value!r}"
             return Check(id, title, "failed", why, f'set value = "{taint.get("value", "")}" in [kubernetes.taint]')
-        if not any(tolerates(one, taint) for one in make_tolerations(desired)):
+        if not any(tolerates(toleration, taint) for toleration in make_tolerations(desired)):
             why = f"registerWithTaints sets {taint_text}, which the GPU stack's pods do not tolerate"
             return Check(id, title, "failed", why, f'name it in [kubernetes.taint]: key = "{taint["key"]}"')
     if settings.get("cpuManagerPolicy") == "static" and not (
@@ -221,14 +221,14 @@ class RequiredDaemonSet:
 
     Attributes:
         live: the DaemonSet; None if it does not exist.
-        must_run: whether it is a fault if no pod of it runs; parts of charts run only on some nodes.
+        must_run_pods: whether it is a fault if no pod of it runs; parts of charts run only on some nodes.
         why: what is missing, if the name of the DaemonSet is unknown.
         release: the release that made it, or lacks it; None for gpunode's own.
     """
 
     title: str
     live: Body | None
-    must_run: bool = True
+    must_run_pods: bool = True
     why: str = ""
     release: ChartRelease | None = None
 
@@ -252,7 +252,7 @@ class RequiredDaemonSet:
     @property
     def is_running(self) -> bool:
         """True if its pods are ready, or it may run on no node and does not."""
-        return self.is_ready or (self.live is not None and not self.must_run and not self.pod_counts[0])
+        return self.is_ready or (self.live is not None and not self.must_run_pods and not self.pod_counts[0])
 
     @property
     def namespace(self) -> str:
@@ -287,17 +287,17 @@ def find_release_daemon_sets(
         )
         names = {f"{release.namespace}/{release.name}", *map(release_of, same_chart)} - {""}
         is_operator = release.chart == "gpu-operator"
-        made = [
+        release_daemon_sets = [
             live for live in daemon_sets if release_of(live) in names or (is_operator and is_made_by_operator(live))
         ]
-        if not any(map(is_advertiser, made)) and release.chart != "dcgm-exporter":
+        if not any(map(is_advertiser, release_daemon_sets)) and release.chart != "dcgm-exporter":
             why = (
                 "it has no DaemonSet that offers GPUs"
-                if made
+                if release_daemon_sets
                 else "it has created no DaemonSet: check that it is installed"
             )
             yield RequiredDaemonSet(release.title, None, why=why, release=release)
-        for live in made:
+        for live in release_daemon_sets:
             must_run = is_advertiser(live) or release.chart == "dcgm-exporter"
             yield RequiredDaemonSet(f"DaemonSet {live['metadata']['name']}", live, must_run, release=release)
 
@@ -321,7 +321,7 @@ def check_daemon_set(
     desired, ready = workload.pod_counts
     if workload.is_ready:
         return Check(id, title, "passed", f"{ready} of {desired} pods ready")
-    if not desired and not workload.must_run:
+    if not desired and not workload.must_run_pods:
         return Check(id, title, "skipped", "no node matches it")
     state, problem = explain_unready(workload, pods, events)
     why = f"{state}: {problem.why}" + (f"; {diagnosis}" if diagnosis else "")

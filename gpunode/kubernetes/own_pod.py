@@ -23,7 +23,7 @@ from gpunode.wording import join_names
 
 # The first device plugin with cdi-cri.
 _FIRST_PLUGIN_VERSION_WITH_CDI: Final = (0, 15)
-_BY_CDI_TEXT: Final = "by CDI (Kubernetes 1.29 or later)"
+_GPUS_BY_CDI_TEXT: Final = "by CDI (Kubernetes 1.29 or later)"
 
 
 def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
@@ -111,9 +111,9 @@ def describe_own_pod(
     return OwnPod(spec, _explain_gpu_access(recipe, nodes, name))
 
 
-def format_own_pod(own: OwnPod) -> str:
+def format_own_pod(own_pod: OwnPod) -> str:
     """Return the lines of the pod as YAML."""
-    return yaml.render_document({"spec": own.spec})
+    return yaml.render_document({"spec": own_pod.spec})
 
 
 def _explain_gpu_access(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
@@ -126,7 +126,7 @@ def _explain_gpu_access(recipe: Recipe, nodes: Sequence[ClusterNode], name: str)
         return f"gets a GPU only with runtimeClassName: {name}{_reason_for_runtime_class(recipe, nodes)}"
     if recipe.runtime.set_as_default or not desired.runtime_class:
         return "gets a GPU by its limits alone: nvidia is the default runtime"
-    return f"gets a GPU by its limits alone, {_BY_CDI_TEXT}"
+    return f"gets a GPU by its limits alone, {_GPUS_BY_CDI_TEXT}"
 
 
 def _reason_for_runtime_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:

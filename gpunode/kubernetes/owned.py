@@ -90,7 +90,7 @@ def is_labelled(body: Body) -> bool:
     return bool(body["metadata"].get("labels", {}).items() >= MANAGED_BY_LABEL.items())
 
 
-def is_applied_by_kubectl(live: Body) -> bool:
+def is_applied_client_side(live: Body) -> bool:
     """Return whether it was applied client-side, which records no ownership of fields that are so already."""
     return "kubectl.kubernetes.io/last-applied-configuration" in live["metadata"].get("annotations", {})
 
@@ -147,7 +147,7 @@ def _is_list_element(item: Any, key: str) -> bool:
 
 
 _MAX_VALUE_LENGTH: Final = 60
-_MISSING: Final = object()
+_MISSING_FIELD: Final = object()
 
 
 def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) 
         for manager, fields in fields_by_manager(now).items()
         for path in sorted(fields)
         for desired, present, name in ((_value_at(one, path), _value_at(now, path), format_field(path)),)
-        if desired is not _MISSING and desired != present
+        if desired is not _MISSING_FIELD and desired != present
         if f'"{manager}"' in message and f".{name}\n" in f"{message}\n"
     )
 
@@ -184,12 +184,12 @@ def _value_at(body: Any, path: Path) -> Any:
     for step in path:
         kind, _, name = step.partition(":")
         if kind == "f":
-            body = body.get(name, _MISSING) if isinstance(body, dict) else _MISSING
+            body = body.get(name, _MISSING_FIELD) if isinstance(body, dict) else _MISSING_FIELD
         elif isinstance(body, list):
             keys = json.loads(name)
             by_key = isinstance(keys, dict)
-            found = (
+            elements = (
                 one for one in body if one == keys or (by_key and isinstance(one, dict) and keys.items() <= one.items())
             )
-            body = next(found, _MISSING)
+            body = next(elements, _MISSING_FIELD)
     return body

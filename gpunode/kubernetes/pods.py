@@ -101,8 +101,8 @@ def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
     if status.get("reason") == "DeadlineExceeded":
         # Why no container started, the pod's status no longer says then; the events do.
-        states = [one.get("state", {}) for one in containers]
-        if not any(one.get("running") or (one.get("terminated") or {}).get("startedAt") for one in states):
+        states = [container.get("state", {}) for container in containers]
+        if not any(state.get("running") or (state.get("terminated") or {}).get("startedAt") for state in states):
             yield from _problems_from_events(pod, events, node)
         yield PodProblem(f"it did not finish in time on {node}", _DOCTOR_HINT.format(node=node))
     for container in containers:
@@ -136,17 +136,17 @@ def _scheduling_problems(status: Mapping[str, Any], name: str, namespace: str) -
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
             continue
         message = str(condition.get("message", ""))
-        found = _INSUFFICIENT_RESOURCE.search(message)
-        if found and found[1] in _HAMI_RESOURCES:
-            why = "HAMi's webhook has not given the pod to HAMi's scheduler, the only one that knows " + found[1]
+        match = _INSUFFICIENT_RESOURCE.search(message)
+        if match and match[1] in _HAMI_RESOURCES:
+            why = "HAMi's webhook has not given the pod to HAMi's scheduler, the only one that knows " + match[1]
             yield PodProblem(
                 why,
                 "see whether HAMi's pods run: kubectl get pods --all-namespaces --selector app.kubernetes.io/name=hami",
             )
-        elif found:
-            column = ".status.allocatable." + found[1].replace(".", "\\.")
+        elif match:
+            column = ".status.allocatable." + match[1].replace(".", "\\.")
             nodes = command("kubectl", "get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{column}")
-            why = f"no node has enough {found[1]} left"
+            why = f"no node has enough {match[1]} left"
             yield PodProblem(why, f"see what the nodes offer: {nodes}")
         elif "cannot allocate all claims" in message:
             yield PodProblem(

@@ -23,7 +23,7 @@ from gpunode.kubernetes.model import (
     RenderedCluster,
     RenderedObject,
 )
-from gpunode.kubernetes.owned import co_owners, is_applied_by_kubectl, other_managers, owned_fields
+from gpunode.kubernetes.owned import co_owners, is_applied_client_side, other_managers, owned_fields
 from gpunode.kubernetes.pods import PodProblem, format_taint
 
 FIELD_MANAGER: Final = "gpunode"
@@ -34,9 +34,9 @@ OUR_RELEASE_SELECTOR: Final = "managed-by=gpunode"
 _OBSOLETE_OBJECTS_WAVE: Final = 99
 _CHART_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
 # A Node's taints are one field: who applies one owns all. So an annotation records which one is gpunode's.
-_TAINT_ANNOTATION: Final = "gpunode-taint"
+_OWN_TAINT_ANNOTATION: Final = "gpunode-taint"
 PlanItemState: TypeAlias = Literal["create", "edit", "delete", "unchanged", "foreign"]
-Key: TypeAlias = tuple[str, str, str]
+ObjectKey: TypeAlias = tuple[str, str, str]
 # Set by the API server: no difference that matters.
 _SERVER_METADATA: Final = frozenset(
     {"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"}
@@ -92,7 +92,7 @@ class LiveState:
     releases: Sequence[HelmRelease] = ()
 
 
-def object_key(body: Body) -> Key:
+def object_key(body: Body) -> ObjectKey:
     """Return the object's kind, namespace and name."""
     metadata = body["metadata"]
     return str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"])
@@ -113,7 +113,7 @@ def node_body(edit: NodeEdit, live: Body) -> Body:
     has_it = taint is not None and taint in _taints_of(live)
     if taint is None or (has_it and _own_taint_annotation(live) != edit.taint):
         return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-    metadata["annotations"] = {_TAINT_ANNOTATION: edit.taint}
+    metadata["annotations"] = {_OWN_TAINT_ANNOTATION: edit.taint}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
 
 
@@ -149,22 +149,22 @@ def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, .
         Conflict: if a Node has another taint with our key and effect.
     """
     live, projected = {object_key(one): one for one in state.live}, {object_key(one): one for one in state.projected}
-    nodes = {str(one["metadata"]["name"]): one for one in state.nodes}
+    nodes = {str(node["metadata"]["name"]): node for node in state.nodes}
     desired = {object_key(one.body) for one in rendered.objects}
     obsolete = [
         one for one in state.labelled if object_key(one) not in desired and owned_fields(one, FIELD_MANAGER) is not None
     ]
-    found = (
+    items = (
         *(_plan_node(edit, nodes, state.cluster) for edit in rendered.nodes),
         *(_plan_obsolete_object(one, state.cluster) for one in obsolete if one["kind"] == "DaemonSet"),
         *(
             _plan_object(one, live.get(object_key(one.body)), projected.get(object_key(one.body)), state.cluster)
             for one in rendered.objects
         ),
-        *(_plan_release(one, state.releases, state.cluster) for one in rendered.releases),
+        *(_plan_release(release, state.releases, state.cluster) for release in rendered.releases),
         *(_plan_obsolete_object(one, state.cluster) for one in obsolete if one["kind"] == "ConfigMap"),
     )
-    return tuple(sorted(found, key=lambda one: one.wave))
+    return tuple(sorted(items, key=lambda one: one.wave))
 
 
 def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | None, cluster: str) -> PlanItem:
@@ -197,7 +197,7 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
     _refuse_other_taint(edit, live)
     body = node_body(edit, live)
     metadata = {name: value for name, value in body["metadata"].items() if name != "uid"}
-    before, after = own_fields(live), {**body, "metadata": metadata}
+    before, after = fields_owned_by_gpunode(live), {**body, "metadata": metadata}
     labels = live["metadata"].get("labels", {})
     has_labels = all(labels.get(name) == value for name, value in edit.labels.items())
     has_taint = not edit.taint or _parse_taint(edit.taint) in _taints_of(live)
@@ -215,7 +215,7 @@ def _diff_node(before: Body | None, after: Body, live: Body) -> Iterator[str]:
     old_labels = (before or {"metadata": {}})["metadata"].get("labels", {})
     yield from (f"-label {name}={value}" for name, value in old_labels.items() if name not in new_labels)
     new_taints, old_taints = ({format_taint(one) for one in _taints_of(body)} for body in (after, before or {}))
-    yield from (f"+taint {one}" for one in sorted(new_taints) if _parse_taint(one) not in _taints_of(live))
+    yield from (f"+taint {taint}" for taint in sorted(new_taints) if _parse_taint(taint) not in _taints_of(live))
     yield from (f"-taint {one}" for one in sorted(old_taints - new_taints))
 
 
@@ -232,7 +232,7 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
             )
 
 
-def own_fields(live: Body) -> Body | None:
+def fields_owned_by_gpunode(live: Body) -> Body | None:
     """Return the fields that gpunode applied, with a Node's taint if that still exists; None if there are none."""
     found = owned_fields(live, field_manager_of(live["kind"]))
     if found is None or live["kind"] != "Node":
@@ -266,13 +266,13 @@ def object_ref(change: ObjectChange) -> Body:
 
 def current_fields(live: Body | None) -> str | None:
     """Return the fields that gpunode owns in the live object, as ``ObjectChange`` stores them."""
-    found = None if live is None else own_fields(live)
+    found = None if live is None else fields_owned_by_gpunode(live)
     return json.dumps(found, sort_keys=True) if found else None
 
 
 def plan_label_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes gpunode's labels from a Node and keeps its taint; None if it has none."""
-    before = own_fields(live)
+    before = fields_owned_by_gpunode(live)
     if before is None or not before["metadata"].get("labels"):
         return None
     metadata = {name: value for name, value in before["metadata"].items() if name != "labels"}
@@ -282,13 +282,13 @@ def plan_label_removal(live: Body, cluster: str) -> ObjectChange | None:
 
 def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
-    before = own_fields(live)
+    before = fields_owned_by_gpunode(live)
     return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live)) if before else None
 
 
 def own_taint(live: Body) -> str:
     """Return the Node's taint that gpunode set, as kubectl writes it; empty for none."""
-    return next(map(format_taint, _taints_of(own_fields(live) or {})), "")
+    return next(map(format_taint, _taints_of(fields_owned_by_gpunode(live) or {})), "")
 
 
 def format_taints_in(fields: str | None) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ def without_taints(fields: str) -> Body:
 
 def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]) -> HelmRelease | None:
     """Return the installed release of the same chart, under any name: a second one would offer the same GPUs."""
-    return next((one for one in releases if one.chart == desired.chart), None)
+    return next((release for release in releases if release.chart == desired.chart), None)
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:
@@ -388,7 +388,7 @@ def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
     kind, namespace, name = object_key(live)
     # A plugin is removed before another is applied; a configuration after the pods that mount it.
     wave, why = 0 if kind == "DaemonSet" else _OBSOLETE_OBJECTS_WAVE, "from an earlier recipe of gpunode"
-    is_kept = is_kept_on_removal(live) or is_applied_by_kubectl(live)
+    is_kept = is_kept_on_removal(live) or is_applied_client_side(live)
     if is_kept and kind == "DaemonSet":
         raise Conflict(
             f"DaemonSet {namespace}/{name} is from an earlier recipe, and {describe_owners(live)}",
@@ -396,7 +396,7 @@ def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
             "offer each GPU twice",
             hint=f"have it removed: {command('kubectl', 'delete', 'daemonset', '--namespace', namespace, name)}",
         )
-    if is_applied_by_kubectl(live):
+    if is_applied_client_side(live):
         return PlanItem(kind, namespace, name, "foreign", why, wave, note=f"stays: {describe_owners(live)}")
     note = f"stays: {describe_owners(live)}" if is_kept else ""
     change = _object_change(live, cluster, owned_fields(live, FIELD_MANAGER), None, shared=is_kept)
@@ -414,7 +414,7 @@ def _object_change(
 def _yaml_diff(before: Body, after: Body) -> tuple[str, ...]:
     old, new = (yaml.render_document(_as_json(one)).splitlines() for one in (before, after))
     lines = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
-    return tuple(one for one in lines if not one.startswith("@@"))
+    return tuple(line for line in lines if not line.startswith("@@"))
 
 
 def _without_server_fields(body: Body) -> Body:
@@ -445,4 +445,4 @@ def _taints_of(live: Body) -> list[dict[str, str]]:
 
 
 def _own_taint_annotation(live: Body) -> str:
-    return str(live["metadata"].get("annotations", {}).get(_TAINT_ANNOTATION, ""))
+    return str(live["metadata"].get("annotations", {}).get(_OWN_TAINT_ANNOTATION, ""))

@@ -36,10 +36,10 @@ from gpunode.kubernetes.sharing import (
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels, stack_labels
 
-Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
-FORMS: Final[tuple[Form, ...]] = get_args(Form)
+RenderForm: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
+RENDER_FORMS: Final[tuple[RenderForm, ...]] = get_args(RenderForm)
 # Here a controller applies what is in git, and nobody runs apply.sh.
-GITOPS_FORMS: Final = frozenset[Form]({"kustomize", "argocd", "flux"})
+GITOPS_FORMS: Final = frozenset[RenderForm]({"kustomize", "argocd", "flux"})
 _DEFAULT_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
 _MIN_DRA_DRIVER_BRANCH: Final = 565
@@ -57,7 +57,7 @@ _SHARING_NOTES: Final = {
 }
 
 
-def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifests") -> RenderedCluster:
+def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderForm = "manifests") -> RenderedCluster:
     """Return everything that the recipe needs in the cluster, for these nodes.
 
     Raises:
@@ -68,7 +68,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     assert desired is not None  # checked
     gpu_nodes = _select_gpu_nodes(nodes)
     refuse_provider_nodes(desired, gpu_nodes)
-    members = cluster_members(desired, gpu_nodes)
+    members = select_member_nodes(desired, gpu_nodes)
     for node in members if desired.stack == "dra" else ():
         branch = node.driver.partition(".")[0]
         if branch.isdigit() and int(branch) < _MIN_DRA_DRIVER_BRANCH:
@@ -87,11 +87,11 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
     stack = GpuStack(recipe, members, by_node, namespace)
     plain, charts = _render_stack(stack, form)
     edits = tuple(_node_edits(stack))
-    if form in GITOPS_FORMS and any(key in one.values for one in charts for key in objects.NFD_SUBCHARTS):
+    if form in GITOPS_FORMS and any(key in chart.values for chart in charts for key in objects.NFD_SUBCHARTS):
         if rule := objects.make_feature_rule(edits, desired.taint):
             plain.append(rule)
         if objects.can_nfd_set_taint(desired.taint):
-            charts = [objects.allow_tainting(one) for one in charts]
+            charts = [objects.allow_tainting(chart) for chart in charts]
     resources = {
         node.name: ("",) if desired.stack == "dra" else resources_of(node, by_node[node.name]) for node in members
     }
@@ -111,7 +111,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "m
         nodes=edits,
         test_pod=tuple(_render_test_pods(stack, resources)),
         own_pods=describe_own_pods(recipe, members, resources),
-        notes=tuple(_notes(stack)),
+        notes=tuple(_cluster_notes(stack)),
         expected=expected,
         kind=cluster,
         argocd=desired.argocd,
@@ -129,7 +129,7 @@ def _render_test_pods(stack: GpuStack, resources: Mapping[str, Sequence[str]]) -
             yield from objects.make_test_pod(stack.kubernetes, stack.namespace, own, only)
 
 
-def cluster_members(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
+def select_member_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     """Return the nodes of the cluster: those given, or the workers of the kind cluster on the given one.
 
     Raises:
@@ -143,25 +143,25 @@ def cluster_members(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[
 
 
 def _select_gpu_nodes(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
-    found = tuple(sorted((node for node in nodes if node.gpus), key=lambda node: node.name))
-    if not found:
+    gpu_nodes = tuple(sorted((node for node in nodes if node.gpus), key=lambda node: node.name))
+    if not gpu_nodes:
         raise Refused(
             "no NVIDIA GPU found on " + (", ".join(node.name for node in nodes) or "any node"),
             why="there is nothing to offer to pods",
             hint="save each GPU node there: sudo gpunode capture node.tar.gz\n"
             "then name the captures here with --node node.tar.gz",
         )
-    names = [node.name for node in found]
+    names = [node.name for node in gpu_nodes]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise Refused(
             f"several captures are of the node {duplicates[0]}",
             why="each node is rendered once",
             hint="name one capture of each node",
         )
-    return found
+    return gpu_nodes
 
 
-def _render_stack(stack: GpuStack, form: Form) -> tuple[list[RenderedObject], list[ChartRelease]]:
+def _render_stack(stack: GpuStack, form: RenderForm) -> tuple[list[RenderedObject], list[ChartRelease]]:
     desired = stack.kubernetes
     plain = [] if stack.namespace == "kube-system" else [objects.make_namespace(stack.namespace)]
     exporter = desired.extras.dcgm_exporter and desired.stack != "gpu-operator"
@@ -198,7 +198,7 @@ def _cluster_provides_runtime_class(stack: GpuStack) -> bool:
     return stack.kubernetes.runtime_class == "nvidia" and all(node.kubelet in {"k3s", "rke2"} for node in stack.nodes)
 
 
-def _render_device_plugin(stack: GpuStack, form: Form) -> tuple[list[RenderedObject], list[ChartRelease]]:
+def _render_device_plugin(stack: GpuStack, form: RenderForm) -> tuple[list[RenderedObject], list[ChartRelease]]:
     """Return plain objects if they suffice: one configuration, and neither MPS nor feature discovery."""
     desired, nodes = stack.kubernetes, stack.nodes
     reasons = ["MPS needs the chart's daemon"] if any(config.mode == "mps" for config in stack.configs.values()) else []
@@ -245,12 +245,12 @@ def _node_labels(stack: GpuStack, node: ClusterNode) -> Mapping[str, str]:
     # Keep the operator from installing what a node has already.
     driver, toolkit = releases.operator_installs(stack)
     layout = stack.configs[node.name].layout
-    found = {MIG_CONFIG_LABEL: layout} if layout else {}
-    found |= {f"{_OPERATOR_DEPLOY_LABEL_PREFIX}driver": "false"} if driver and node.driver else {}
-    return found | ({f"{_OPERATOR_DEPLOY_LABEL_PREFIX}container-toolkit": "false"} if toolkit and node.toolkit else {})
+    labels = {MIG_CONFIG_LABEL: layout} if layout else {}
+    labels |= {f"{_OPERATOR_DEPLOY_LABEL_PREFIX}driver": "false"} if driver and node.driver else {}
+    return labels | ({f"{_OPERATOR_DEPLOY_LABEL_PREFIX}container-toolkit": "false"} if toolkit and node.toolkit else {})
 
 
-def _notes(stack: GpuStack) -> Iterator[str]:
+def _cluster_notes(stack: GpuStack) -> Iterator[str]:
     desired, by_node = stack.kubernetes, stack.configs
     modes = {config.mode for config in by_node.values()}
     yield from (text for mode, text in _SHARING_NOTES.items() if mode in modes)
@@ -305,7 +305,7 @@ def refuse_bad_tables(recipe: Recipe) -> None:
         _refuse_ignored_sharing(desired)
     if desired.stack != "hami":
         refuse_bad_configs(desired)
-    strategies = {one.strategy for one in desired.configs.values()} | {desired.mig.strategy}
+    strategies = {config.strategy for config in desired.configs.values()} | {desired.mig.strategy}
     if desired.stack == "gpu-operator" and len(strategies - {"none"}) > 1:
         raise Refused(
             "the configurations differ in their MIG strategy",
@@ -338,7 +338,7 @@ def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
             why=f"the recipe {recipe.name} configures {row.id}",
             hint='set name in [runtime] to "containerd" or "crio"',
         )
-    is_docker = row is not None and row.client == "docker run"
+    is_docker = row is not None and row.container_client == "docker run"
     if desired.kind.workers and not (is_docker and runtime.set_as_default and recipe.toolkit.volume_mounts):
         raise Refused(
             "the nodes of the kind cluster would get no GPU",
@@ -352,7 +352,7 @@ def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
             why="its pod has no RuntimeClass, and nvidia is not the default runtime",
             hint='set runtime_class = "nvidia" in [kubernetes], or set_as_default = true in [runtime]',
         )
-    if desired.stack == "dra" and row is not None and row.cdi == "switch" and not runtime.cdi:
+    if desired.stack == "dra" and row is not None and row.cdi_support == "switch" and not runtime.cdi:
         raise Refused(
             "the DRA driver needs CDI in containerd",
             why="it gives GPUs to containers as CDI devices",

@@ -84,11 +84,11 @@ def choose_configs(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping
     """
     refuse_bad_configs(desired)
     default, named = default_config(desired), _named_configs(desired)
-    found = {node.name: _choose_config(node, default, named) for node in nodes}
+    configs = {node.name: _choose_config(node, default, named) for node in nodes}
     for node in nodes:
-        _refuse_unknown_layout(node, found[node.name])
-        _refuse_too_many_mps_clients(node, found[node.name])
-    return found
+        _refuse_unknown_layout(node, configs[node.name])
+        _refuse_too_many_mps_clients(node, configs[node.name])
+    return configs
 
 
 def refuse_bad_configs(desired: Kubernetes) -> None:
@@ -135,9 +135,9 @@ def unmatched_notes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterat
 
 
 def _choose_config(
-    node: ClusterNode, default: SharingConfig, named: Sequence[tuple[NamedConfig, SharingConfig]]
+    node: ClusterNode, default: SharingConfig, named_configs: Sequence[tuple[NamedConfig, SharingConfig]]
 ) -> SharingConfig:
-    matching = [config for one, config in named if one.fits([gpu.name for gpu in node.gpus])]
+    matching = [config for one, config in named_configs if one.fits([gpu.name for gpu in node.gpus])]
     if len(matching) > 1:
         names = " and ".join(config.name for config in matching)
         raise Refused(
@@ -213,7 +213,7 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
                 why="either the GPU has no MIG, or it is too new for this gpunode",
                 hint='give these nodes a table of their own in [kubernetes.configs], with gpus and strategy = "none"',
             )
-        profile = mig.profile_of(config.layout)
+        profile = mig.profile_of_layout(config.layout)
         if profile and profile not in known:
             raise Refused(
                 f"{node.name}: {gpu.name} has no MIG profile {profile}, which the layout {config.layout} needs",

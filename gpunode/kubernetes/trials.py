@@ -103,12 +103,12 @@ def make_test_pods(
         # One more than there are GPUs, or instances, if the node offers so many.
         copies = (expected or {}).get(resource, 0) // config.replicas + 1 if purpose == "shared" else 1
         for name in (new_name() for _ in range(copies if read_resource(live, resource)[1] >= copies else 1)):
-            *others, pod = (_make_body(one.body, name, run) for one in test_pod)
+            *others, pod = (_make_body(rendered.body, name, run) for rendered in test_pod)
             _adapt_pod_spec(pod, live, {own_resource: resource}, purpose, image, timeout_s)
             yield GpuTestPod(node.name, resource, (*others, pod), purpose)
 
 
-def deadline_job(first: GpuTestPod, timeout_s: int) -> Body:
+def make_deadline_job(first: GpuTestPod, timeout_s: int) -> Body:
     """Return a Job without pods that owns what a check creates: if gpunode is killed, the cluster deletes both.
 
     A pod's own limit counts from its start, so one that is never scheduled has none. A Job's counts from its creation
@@ -129,11 +129,11 @@ def deadline_job(first: GpuTestPod, timeout_s: int) -> Body:
     }
 
 
-def with_owner(job: Body, bodies: Sequence[Body]) -> list[Body]:
+def own_by_job(job: Body, bodies: Sequence[Body]) -> list[Body]:
     """Return the objects as owned by the live ``job``."""
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
     owner |= {name: job["metadata"][name] for name in ("name", "uid")}
-    return [{**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}} for one in bodies]
+    return [{**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}} for body in bodies]
 
 
 def is_left_over(body: Body, now: float) -> bool:
@@ -147,8 +147,8 @@ def is_left_over(body: Body, now: float) -> bool:
 
 def resource_limits(pod: Body) -> Mapping[str, Any]:
     """Return the resource limits of the pod's container."""
-    found: Mapping[str, Any] = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-    return found
+    limits: Mapping[str, Any] = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return limits
 
 
 def _make_body(body: Body, name: str, run: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _adapt_pod_spec(
     spec["nodeSelector"] = {_HOST_NAME_LABEL: node.get("labels", {}).get(_HOST_NAME_LABEL, node["name"])}
     # A node may be tried before it is uncordoned.
     spec["tolerations"] = [*spec.get("tolerations", ()), CORDON_TOLERATION]
-    # It is deleted once it was read; see deadline_job.
+    # It is deleted once it was read; see make_deadline_job.
     spec |= {"activeDeadlineSeconds": timeout_s, "terminationGracePeriodSeconds": 1}
     spec["automountServiceAccountToken"] = False
     for claim in spec.get("resourceClaims", ()):
@@ -185,7 +185,7 @@ def _adapt_pod_spec(
         container["command"] = ["sh", "-c", _SCRIPT_BY_PURPOSE[purpose]]
 
 
-def has_ended(pod: Body) -> bool:
+def has_pod_ended(pod: Body) -> bool:
     """Return whether the pod has ended, in success or failure."""
     return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
@@ -203,9 +203,9 @@ def find_resource_users(pods: Sequence[Body], node: Body, resource: str) -> tupl
 
     def count_allocated(pod: Body) -> int:
         counts = (one.get("resources", {}).get("limits", {}).get(resource, 0) for one in pod["spec"]["containers"])
-        return sum(int(one) for one in counts if str(one).isdigit())
+        return sum(int(count) for count in counts if str(count).isdigit())
 
-    allocated = {_pod_title(pod): count_allocated(pod) for pod in pods if not has_ended(pod)}
+    allocated = {_pod_title(pod): count_allocated(pod) for pod in pods if not has_pod_ended(pod)}
     if sum(allocated.values()) < read_resource(node, resource)[1]:
         return ()
     own_pods = {_pod_title(pod) for pod in pods if RUN_LABEL in pod["metadata"].get("labels", {})}
@@ -220,7 +220,7 @@ PASSED_TEXT: Final = "Test PASSED"
 _CREATION_FORBIDDEN: Final = re.compile(r'cannot create resource "(\w+)"|can only create mirror (pods)')
 # CUDA's words in a container without libcuda, and with one that sees no GPU.
 _DRIVER_NOT_FOUND_IN_LOG: Final = re.compile(r"CUDA driver version is insufficient|no CUDA-capable device is detected")
-_UUID_TEXT: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
+_LISTED_UUID: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,19 +264,19 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
     if result.users and not untolerated:
         users = join_names(result.users, 3)
         return Check(id, title, "skipped", f"{on}: every {trial.resource} is in use, by {users}")
-    found = (
+    problem = (
         untolerated
         or _missing_driver_problem(result)
         or find_problem(result.pod, result.events)
         or _timeout_problem(result)
     )
-    why = f"{on}: {found.why}"
+    why = f"{on}: {problem.why}"
     if result.diagnosis:
         why += f"; {result.diagnosis}"
     elif result.log and (last := _last_line(result.log)):
         why += f"; its last line: {last}"
-    other_image = ", or an image that it has with --image" if found.hint == NO_REGISTRY_HINT else ""
-    return Check(id, title, "failed", why, f"{found.hint}{other_image}")
+    other_image = ", or an image that it has with --image" if problem.hint == NO_REGISTRY_HINT else ""
+    return Check(id, title, "failed", why, f"{problem.hint}{other_image}")
 
 
 def _describe_needs(test_pod: GpuTestPod, node: Body) -> str:
@@ -345,11 +345,11 @@ def _last_line(log: str) -> str:
 
 def _check_mig_instance(result: GpuTestPodResult) -> tuple[bool, str, str]:
     """Return whether the pod saw the MIG instance that it requested, with reason and hint."""
-    found = re.search(r"MIG (\d+g\.\d+gb\S*)", result.log or "")
+    match = re.search(r"MIG (\d+g\.\d+gb\S*)", result.log or "")
     profile = result.test_pod.resource.partition("nvidia.com/mig-")[2].removesuffix(".shared")
-    if found is None:
+    if match is None:
         return False, "it saw no MIG instance (nvidia-smi -L)", "look at the GPUs' MIG mode on the node: nvidia-smi -L"
-    name = found[1].replace("+", ".")
+    name = match[1].replace("+", ".")
     if profile and name != profile:
         return False, f"it asked for {profile} and saw {name}", "look at the device plugin's log"
     return True, f"it saw the MIG instance {name}", ""
@@ -358,13 +358,13 @@ def _check_mig_instance(result: GpuTestPodResult) -> tuple[bool, str, str]:
 def _check_memory(result: GpuTestPodResult) -> tuple[bool, str, str]:
     """Return whether the pod saw no more memory than it requested, with reason and hint."""
     requested = int(resource_limits(result.test_pod.pod)[MEMORY_RESOURCE])
-    seen = next((int(text) for text in (result.log or "").splitlines() if text.strip().isdigit()), None)
-    if seen is None:
+    memory_mib = next((int(text) for text in (result.log or "").splitlines() if text.strip().isdigit()), None)
+    if memory_mib is None:
         return False, "it could not read how much memory it has (nvidia-smi)", "look at HAMi's device plugin"
-    if seen > requested:
+    if memory_mib > requested:
         hint = "HAMi's limit is not enforced: look at its webhook and scheduler, kubectl get pods -n kube-system"
-        return False, f"it asked for {requested} MiB of memory and saw {seen} MiB", hint
-    return True, f"it saw {seen} MiB of memory, asked for {requested}", ""
+        return False, f"it asked for {requested} MiB of memory and saw {memory_mib} MiB", hint
+    return True, f"it saw {memory_mib} MiB of memory, asked for {requested}", ""
 
 
 def confirm_handler_by_test_pod(handler: Check, nodes: Collection[str]) -> Check:
@@ -382,9 +382,9 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
     id, title = f"sharing/{node}", f"two pods on one GPU of {node}"  # noqa: A001
     if len(results) < 2:
         return Check(id, title, "skipped", "the node offers too few to start more pods than it has GPUs")
-    if any(one.pod.get("status", {}).get("phase") != "Succeeded" for one in results):
+    if any(result.pod.get("status", {}).get("phase") != "Succeeded" for result in results):
         return Check(id, title, "skipped", f"not all of the {len(results)} pods succeeded")
-    runs = [run for one in results for run in _gpu_times(one)]
+    runs = [run for result in results for run in _gpu_times(result)]
     overlaps = (
         # At least: the times are whole seconds.
         (min(end, other_end) - max(begin, other_begin) - 1, uuid, first, second)
@@ -400,7 +400,7 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
 
 def _gpu_times(result: GpuTestPodResult) -> Iterator[tuple[str, float, float, str]]:
     """Yield the UUID of the GPU, or MIG instance, that the pod saw, when it began and ended, and its name."""
-    uuids = _UUID_TEXT.findall(result.log or "")
+    uuids = _LISTED_UUID.findall(result.log or "")
     for status in result.pod.get("status", {}).get("containerStatuses", ()):
         ended = status.get("state", {}).get("terminated") or {}
         if uuids and ended.get("startedAt") and ended.get("finishedAt"):

@@ -13,7 +13,7 @@ __all__ = ["SYSTEMS", "Database", "PackageSystem", "system"]
 SYSTEMS: Final[tuple[PackageSystem, ...]] = (DEB,)
 """In the order in which a node is asked for their databases; a node without any is taken for one of the first."""
 
-_SYSTEM_BY_ID: Final = {one.id: one for one in SYSTEMS}
+_SYSTEM_BY_ID: Final = {package_system.id: package_system for package_system in SYSTEMS}
 
 
 def system(facts: Facts) -> PackageSystem:

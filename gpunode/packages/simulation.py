@@ -57,7 +57,7 @@ def leaves_config_files(change: PackageChange) -> bool:
 
 def is_downgrade(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
     """Return whether an installed package goes back to an older version, in the order of ``is_older``."""
-    if change.before is None or not change.is_there_before:
+    if change.before is None or not change.exists_before:
         return False
     match change.after:
         case PackageState(version=version, config_files_only=False):
@@ -92,27 +92,27 @@ def _contradiction_of_plan(action: Action, change: PackageChange | None) -> Iter
     if action.verb in ("remove", "purge"):
         if change is None:
             yield f"would {action.verb} {action.id} {action.former}".rstrip() + ", which the plan keeps"
-        elif change.is_there_after:
+        elif change.exists_after:
             yield f"would {action.verb} {action.id}, which the plan installs"
         elif action.verb == "purge" and change.after is not None:
             yield f"would purge {action.id}, whose configuration files the plan keeps"
     elif change is None and action.downgrade:
         yield f"would downgrade {action.id} from {action.former} to {action.version}, which is not in the plan"
-    elif change is not None and not change.is_there_after:
+    elif change is not None and not change.exists_after:
         yield f"would install {action.id} {action.version}, which the plan removes"
 
 
 def _missing_action(change: PackageChange, action: Action | None, manager: str) -> Iterator[str]:
-    if change.after is not None and change.is_there_after:
+    if change.after is not None and change.exists_after:
         yield from _wrong_version(change.id, change.after, _version_after(change, action), manager)
-    elif action is None and (change.is_there_before or (change.before is not None and change.after is None)):
+    elif action is None and (change.exists_before or (change.before is not None and change.after is None)):
         yield f"removes {change.id}, which {manager} would keep"
 
 
 def _version_after(change: PackageChange, action: Action | None) -> str:
     if action is not None:
         return action.version
-    return change.before.version if change.before is not None and change.is_there_before else ""
+    return change.before.version if change.before is not None and change.exists_before else ""
 
 
 def _wrong_version(package: PackageId, wanted: PackageState | KnownAfter, version: str, manager: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from gpunode.facts.reader import EvidenceReader
 from gpunode.package_id import PackageId
 
 if TYPE_CHECKING:
-    from gpunode.outcome import Outcome, Refusal
+    from gpunode.outcome import Refusal, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,15 @@ class Database(Protocol):
         """The configuration files that go with each of ``packages`` in a purge, by name."""
         ...
 
-    def shipped(self) -> Mapping[str, str]:
+    def shipped_conffiles(self) -> Mapping[str, str]:
         """The configuration files that packages ship now, each with the MD5 sum of it as shipped."""
         ...
 
-    def obsolete(self) -> Mapping[str, str]:
+    def obsolete_conffiles(self) -> Mapping[str, str]:
         """The configuration files that no package ships any more, each with the MD5 sum of it as shipped."""
         ...
 
-    def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
+    def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
         Those ``changing`` their version are there afterwards.
@@ -105,25 +105,27 @@ class PackageSystem:
         manager: as people call it.
 
         database_file: which a node with this system has.
-        journal: the files with changes that an interrupted transaction has not written to ``database_file``; a glob.
-        locks: the files that are locked while packages change, below /.
+        journal_glob: the files with changes that an interrupted transaction has not written to ``database_file``; a
+            glob.
+        lock_files: the files that are locked while packages change, below /.
         probes: what its facts are read from.
         probed_files: the files among them, by probe key, that steps ask for, too.
-        files: also read, each by its path.
-        folders: also read, completely, by probe key.
-        line_folders: the places of configuration that people write line by line, without secrets.
+        other_read_files: also read, each by its path.
+        read_folders: also read, completely, by probe key.
+        config_folders: the places of configuration that people write line by line, without secrets.
         table_folders: the places of files that no person writes.
         pin_file: what holds the driver at its branch.
         cuda_pin_file: what keeps the distribution's own CUDA packages out.
 
         read: the facts that the answers to ``probes`` give.
-        database: what the content of ``database_file`` says.
+        parse_database: what the content of ``database_file`` says.
         list_journaled: the names of the packages that a file of the journal is about.
-        file_list: the file with the paths that a package has, as old as its last installation.
-        diversions: the file with the paths that packages do not have where their lists say.
+        file_list_path: the file with the paths that a package has, as old as its last installation.
+        diversions_file: the file with the paths that packages do not have where their lists say.
         find_owners: the packages that have paths, by path, from these lists by the package's name and the diversions.
-        set_aside_files: the globs of what the package manager puts beside configuration files that somebody edited.
-        file_checksums: the file with the MD5 sums of a package's files as it brought them, by path.
+        set_aside_file_globs: the globs of what the package manager puts beside configuration files that somebody
+            edited.
+        checksums_path: the file with the MD5 sums of a package's files as it brought them, by path.
         parse_checksums: these sums, by path.
         parse_source_list: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
@@ -137,67 +139,70 @@ class PackageSystem:
         is_older: whether the first version comes before the second.
 
         plan_repository: a repository is enabled, and nothing else names the same archive with another key.
-        refuse_without: the refusal where the release's own archive is enabled without some of the named components.
-        refuse_left_out: the refusal where the node's settings keep paths out of what is unpacked; patterns of paths
-            with what each is for.
-        note_trust: a note for every setting by which the node checks packages less than by default, or cannot.
-        pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version, or not at
-            all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then those
-            that are never mixed with the distribution's.
+        refuse_missing_components: the refusal where the release's own archive is enabled without some of the named
+            components.
+        refuse_excluded_files: the refusal where the node's settings keep paths out of what is unpacked; patterns of
+            paths with what each is for.
+        note_relaxed_checks: a note for every setting by which the node checks packages less than by default, or cannot.
+        render_driver_pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version,
+            or not at all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then
+            those that are never mixed with the distribution's.
         render_cuda_pin: the content of ``cuda_pin_file``: packages that fit the patterns never come from archives of
             these origins.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
         packages_under_pin: the installed packages whose version such a content wants.
-        overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
-        diverted: a note for every file with one of the words in its path that is not its package's own.
-        repair: what finishes changes that were stopped in their middle, and makes every package whole.
-        finish: the command by which people have such changes finished.
+        note_overriding_records: a note for every setting that decides over one of the named packages before
+            ``pin_file`` does.
+        note_diversions: a note for every file with one of the words in its path that is not its package's own.
+        repair_change: what finishes changes that were stopped in their middle, and makes every package whole.
+        finish_command: the command by which people have such changes finished.
 
         find_named_packages: every word of a refused transaction that may be a package.
         versions_not_found: the packages that no archive has in the requested version, from a refusal.
-        hint: what to do about a refused transaction while the package index is fresh.
+        hint_on_refusal: what to do about a refused transaction while the package index is fresh.
         archives_probe: what tells the archives of each version of the packages.
-        archives: the archives by a package's name and version, from the answer to it.
-        serves: whether an entry of the sources is for an archive.
+        parse_archives: the archives by a package's name and version, from the answer to it.
+        is_entry_for_archive: whether an entry of the sources is for an archive.
         trusted_folder: whose keys vouch for an archive that names no key of its own.
         common_keyring: the one file of such keys that older instructions filled.
 
-        programs: those that the commands below, and hints, begin with.
+        command_programs: those that the commands below, and hints, begin with.
         install: the command by which people install packages.
         reinstall: the command that installs packages anew, in the version that they have.
-        changed_files: what compares the files of a package with the checksums that came with it.
+        changed_files_probe: what compares the files of a package with the checksums that came with it.
         parse_changed_files: the paths that differ or are missing, from the answer to it.
         purge: the command that removes packages and their configuration files.
-        unhold: the command that lets packages change again.
-        autoremove: the command that removes what nothing needs.
+        unhold_command: the command that lets packages change again.
+        autoremove_command: the command that removes what nothing needs.
 
-        rebuild_initramfs: the command that makes the initramfs of a kernel anew, or with ``all`` of every kernel.
-        initramfs_image: where the initramfs of a kernel is; with ``*`` a pattern for those of all kernels.
+        rebuild_initramfs_command: the command that makes the initramfs of a kernel anew, or with ``all`` of every
+            kernel.
+        initramfs_image_path: where the initramfs of a kernel is; with ``*`` a pattern for those of all kernels.
     """
 
     id: Literal["deb"]
     manager: str
 
     database_file: str
-    journal: str
-    locks: tuple[str, ...]
+    journal_glob: str
+    lock_files: tuple[str, ...]
     probes: tuple[Probe, ...]
     probed_files: Mapping[str, str]
-    files: tuple[str, ...]
-    folders: Mapping[str, str]
-    line_folders: tuple[str, ...]
+    other_read_files: tuple[str, ...]
+    read_folders: Mapping[str, str]
+    config_folders: tuple[str, ...]
     table_folders: tuple[str, ...]
     pin_file: str
     cuda_pin_file: str
 
     read: Callable[[EvidenceReader], PackageFacts]
-    database: Callable[[str], Database]
+    parse_database: Callable[[str], Database]
     list_journaled: Callable[[str], frozenset[str]]
-    file_list: Callable[[str], str]
-    diversions: str
+    file_list_path: Callable[[str], str]
+    diversions_file: str
     find_owners: Callable[[Collection[str], Mapping[str, bytes], str], Mapping[str, tuple[str, ...]]]
-    set_aside_files: tuple[str, ...]
-    file_checksums: Callable[[str], str]
+    set_aside_file_globs: tuple[str, ...]
+    checksums_path: Callable[[str], str]
     parse_checksums: Callable[[str], Mapping[str, str]]
     parse_source_list: Callable[[str, str], tuple[PackageSource, ...] | None]
     contradict: Callable[[PackageSource, PackageSource, str], bool]
@@ -208,36 +213,36 @@ class PackageSystem:
     triggers_dkms: Callable[[PackageId], bool]
     is_older: Callable[[str, str], bool]
 
-    plan_repository: Callable[[Repository, Facts], Outcome]
-    refuse_without: Callable[[Facts, Sequence[str]], Refusal | None]
-    refuse_left_out: Callable[[Facts, Mapping[str, str]], Refusal | None]
-    note_trust: Callable[[Facts], Iterator[str]]
-    pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
+    plan_repository: Callable[[Repository, Facts], StepOutcome]
+    refuse_missing_components: Callable[[Facts, Sequence[str]], Refusal | None]
+    refuse_excluded_files: Callable[[Facts, Mapping[str, str]], Refusal | None]
+    note_relaxed_checks: Callable[[Facts], Iterator[str]]
+    render_driver_pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
     render_cuda_pin: Callable[[Sequence[str], Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
     packages_under_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
-    overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
-    diverted: Callable[[Facts, Collection[str]], Iterator[str]]
-    repair: CommandChange
-    finish: str
+    note_overriding_records: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
+    note_diversions: Callable[[Facts, Collection[str]], Iterator[str]]
+    repair_change: CommandChange
+    finish_command: str
 
     find_named_packages: Callable[[str], frozenset[PackageId]]
     versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]
-    hint: Callable[[str, Facts], str]
+    hint_on_refusal: Callable[[str, Facts], str]
     archives_probe: Callable[[Collection[PackageId]], Probe]
-    archives: Callable[[str], Mapping[tuple[str, str], tuple[Archive, ...]]]
-    serves: Callable[[PackageSource, Archive], bool]
+    parse_archives: Callable[[str], Mapping[tuple[str, str], tuple[Archive, ...]]]
+    is_entry_for_archive: Callable[[PackageSource, Archive], bool]
     trusted_folder: str
     common_keyring: str
 
-    programs: tuple[str, ...]
+    command_programs: tuple[str, ...]
     install: Callable[[Collection[str]], str]
     reinstall: Callable[[Mapping[PackageId, PackageState]], str]
-    changed_files: Callable[[PackageId], Probe]
+    changed_files_probe: Callable[[PackageId], Probe]
     parse_changed_files: Callable[[str], tuple[str, ...]]
     purge: Callable[[Collection[str]], str]
-    unhold: Callable[[Collection[PackageId]], str]
-    autoremove: str
+    unhold_command: Callable[[Collection[PackageId]], str]
+    autoremove_command: str
 
-    rebuild_initramfs: Callable[[str], tuple[str, ...]]
-    initramfs_image: Callable[[str], str]
+    rebuild_initramfs_command: Callable[[str], tuple[str, ...]]
+    initramfs_image_path: Callable[[str], str]

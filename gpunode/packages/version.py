@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gpunode.facts.patterns import Pattern
 
-_NUMBERS = Pattern(r"\A\d+(?:\.\d+)*")
+_LEADING_NUMBERS = Pattern(r"\A\d+(?:\.\d+)*")
 
 
-def epoch(version: str) -> int:
+def version_epoch(version: str) -> int:
     """The number before the colon; 0 when there is none."""
     head, colon, _ = version.partition(":")
     return int(head) if colon and head.isascii() and head.isdigit() else 0
@@ -24,7 +24,7 @@ def has_prefix(version: str, prefix: str) -> bool:
     return without_epoch(version).startswith(prefix)
 
 
-def numbers(version: str) -> tuple[int, ...] | None:
+def leading_numbers(version: str) -> tuple[int, ...] | None:
     """The numbers of the program's own version, as in 1.7.24 of 1:1.7.24~ds1-1; None where it begins with none."""
-    found = _NUMBERS.match(without_epoch(version))
-    return tuple(map(int, found[0].split("."))) if found else None
+    match = _LEADING_NUMBERS.match(without_epoch(version))
+    return tuple(map(int, match[0].split("."))) if match else None

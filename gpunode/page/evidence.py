@@ -15,7 +15,7 @@ from gpunode.page.markup import Markup, tag
 from gpunode.page.words import count
 from gpunode.redaction.secrets import redact_text as redact
 
-CONTEXT_LINES: Final = 3
+CONTEXT_LINE_COUNT: Final = 3
 _LONGEST_LINE: Final = 600
 _MAX_REDACTED_LENGTH: Final = 4 * _LONGEST_LINE
 _MAX_FOLDED_LINES: Final = 400
@@ -29,18 +29,18 @@ class EvidenceDetail:
     """Limits on the evidence shown for one finding.
 
     Attributes:
-        pieces: maximum number of pieces.
-        proofs: maximum number of cited lines in each piece.
-        whole: include each whole piece beside its excerpt.
+        max_pieces: maximum number of pieces.
+        max_proofs_per_piece: maximum number of cited lines in each piece.
+        includes_whole_pieces: include each whole piece beside its excerpt.
     """
 
-    pieces: int
-    proofs: int
-    whole: bool
+    max_pieces: int
+    max_proofs_per_piece: int
+    includes_whole_pieces: bool
 
 
-FULL_DETAIL: Final = EvidenceDetail(24, 30, whole=True)
-BRIEF_DETAIL: Final = EvidenceDetail(4, 5, whole=False)
+FULL_DETAIL: Final = EvidenceDetail(24, 30, includes_whole_pieces=True)
+BRIEF_DETAIL: Final = EvidenceDetail(4, 5, includes_whole_pieces=False)
 
 
 def render_citations(
@@ -52,9 +52,9 @@ def render_citations(
         grouped.setdefault((citation.key, citation.source), []).append(citation)
     pieces = {(item.key, item.written): item for item in reversed(snapshot.all_items)}
     wrapped = {place: message.lines for place, message in snapshot.view(kernel.wrapped_messages).items()}
-    for place, cited in [*grouped.items()][: detail.pieces]:
+    for place, cited in [*grouped.items()][: detail.max_pieces]:
         yield _render_cited_piece(cited, pieces.get(place), wrapped, detail)
-    if (more := len(grouped) - detail.pieces) > 0:
+    if (more := len(grouped) - detail.max_pieces) > 0:
         yield tag("p.legend", f"and {count(more, 'piece')} of evidence more")
 
 
@@ -64,23 +64,23 @@ def _render_cited_piece(
     lines = item.lines if item is not None else ()
     begins = sorted({c.line_number for c in cited if c.line_number and _is_in_source(c, lines)})
     # A message that goes on over the next lines proves with all of them.
-    ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[: detail.proofs])
+    ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[: detail.max_proofs_per_piece])
     proving = {at for first, end in ends for at in range(first, end)}
     # What follows from facts, and that there is nothing, stands in no piece of evidence.
     conclusions = tuple(dict.fromkeys(redact_line(c.line) for c in cited if not _is_in_source(c, lines)))
     shown = _context_lines(proving, len(lines))
-    more = max(len(begins) - detail.proofs, 0) + max(len(conclusions) - detail.proofs, 0)
+    more = max(len(begins) - detail.max_proofs_per_piece, 0) + max(len(conclusions) - detail.max_proofs_per_piece, 0)
     length = tag("span.length", count(len(lines), "line")) if lines else None
     return tag(
         "figure",
         tag("figcaption", tag("code", cited[0].source), length),
         tag(
             "div.lines",
-            (_render_line("", one, proves=True) for one in conclusions[: detail.proofs]),
+            (_render_line("", conclusion, proves=True) for conclusion in conclusions[: detail.max_proofs_per_piece]),
             _render_lines(lines, shown, proving),
         ),
         tag("p.legend", f"{count(more, 'line')} more of the same") if more else None,
-        _render_folded(lines, proving) if detail.whole and 0 < len(shown) < len(lines) else None,
+        _render_folded(lines, proving) if detail.includes_whole_pieces and 0 < len(shown) < len(lines) else None,
     )
 
 
@@ -92,16 +92,16 @@ def _is_in_source(citation: Citation, lines: Sequence[str]) -> bool:
 def _context_lines(proving: Collection[int], last: int) -> set[int]:
     """Return the lines around those that prove; a gap of one line is that line."""
     shown = {0, last + 1} | {
-        at for one in proving for at in range(one - CONTEXT_LINES, one + CONTEXT_LINES + 1) if 0 <= at <= last
+        at for one in proving for at in range(one - CONTEXT_LINE_COUNT, one + CONTEXT_LINE_COUNT + 1) if 0 <= at <= last
     }
     shown |= {at + 1 for at in shown if at + 2 in shown}
     return shown - {0, last + 1} if proving else set()
 
 
-def _render_lines(lines: Sequence[str], wanted: Collection[int], proving: Collection[int]) -> Iterator[Markup]:
+def _render_lines(lines: Sequence[str], numbers: Collection[int], proving: Collection[int]) -> Iterator[Markup]:
     """Yield the wanted lines, and how many lie between them."""
     before = 0
-    for number in (*sorted(wanted), len(lines) + 1) if wanted else ():
+    for number in (*sorted(numbers), len(lines) + 1) if numbers else ():
         if missing := number - before - 1:
             yield tag("div.gap", f"⋯ {count(missing, 'line')}")
         if number <= len(lines):

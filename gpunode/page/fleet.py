@@ -25,9 +25,9 @@ from gpunode.page.markup import (
     tag,
 )
 from gpunode.page.words import (
-    CONDITIONS,
-    DISRUPTION_TEXTS,
+    NODE_CONDITIONS,
     STATE_MARKS,
+    TEXT_BY_DISRUPTION,
     collapse_ranges,
     condition_of,
     count,
@@ -39,17 +39,17 @@ from gpunode.page.words import (
 if TYPE_CHECKING:
     from gpunode.diagnoses.model import StackLayer
     from gpunode.diagnoses.stack import State
-    from gpunode.page.words import Condition
+    from gpunode.page.words import NodeCondition
     from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, SkippedNodes
 
 # Beyond so many bytes each node gets a shorter text: a page of 5 000 nodes must open at once and fit a mail.
 _MAX_PAGE_BYTES: Final = 4_500_000
 # The nodes with a fault come first, so what is left out beyond so many is healthy.
-_MOST_NODES: Final = 8_000
+_MAX_NODES: Final = 8_000
 # So many of a kind are shown; --json has all.
-_MAX_GROUPS: Final = 40
-_MOST_VALUES: Final = 12
-_MOST_NAMES: Final = 24
+_MAX_GROUPS_SHOWN: Final = 40
+_MAX_VALUES_SHOWN: Final = 12
+_MAX_NAMES_SHOWN: Final = 24
 _MAX_TEXT_LENGTH: Final = 240
 _BRIEF_TEXT_LENGTH: Final = 60
 # With so few nodes nothing is to be hidden at first.
@@ -87,7 +87,7 @@ def fleet_page(fleet: FleetSummary, about: PageOrigin, recipe: str = "") -> str:
 
 def _page_title(fleet: FleetSummary) -> str:
     counts = Counter(map(condition_of, fleet.rows))
-    worst: Condition = next((one for one in CONDITIONS if counts[one]), "healthy")
+    worst: NodeCondition = next((one for one in NODE_CONDITIONS if counts[one]), "healthy")
     all_ = count(len(fleet.rows), "node")
     if worst == "healthy":
         return f"All {all_} are healthy" if len(fleet.rows) > 1 else "The node is healthy"
@@ -118,7 +118,7 @@ def _page_body(
 def _render_verdict(fleet: FleetSummary) -> Markup:
     by_condition = Counter(map(condition_of, fleet.rows))
     tone = "error" if by_condition["broken"] else "warning" if len(fleet.rows) > by_condition["healthy"] else "good"
-    counted: list[tuple[str, int]] = [(one, by_condition[one]) for one in CONDITIONS if by_condition[one]]
+    counted: list[tuple[str, int]] = [(one, by_condition[one]) for one in NODE_CONDITIONS if by_condition[one]]
     if odd := sum(1 for row in fleet.rows if row.differences):
         counted.append(("unlike their group", odd))
     if drifted := sum(1 for row in fleet.rows if row.drift):
@@ -130,22 +130,22 @@ def _render_verdict(fleet: FleetSummary) -> Markup:
 
 def _render_node_groups(title: str, legend: str, kinds: Iterable[Markup], id_: str | None = None) -> Markup | None:
     found = list(kinds)
-    more = len(found) - _MAX_GROUPS
+    more = len(found) - _MAX_GROUPS_SHOWN
     rest = tag("p.legend", f"and {group_digits(more)} more; --json has all") if more > 0 else None
-    return card(title, tag("ol.kinds", found[:_MAX_GROUPS]), rest, legend=legend, id_=id_) if found else None
+    return card(title, tag("ol.kinds", found[:_MAX_GROUPS_SHOWN]), rest, legend=legend, id_=id_) if found else None
 
 
-def _render_cause(one: CauseTally) -> Markup:
-    disruption = f" ({DISRUPTION_TEXTS[one.disruption]})" if one.disruption != "none" else ""
-    what = join_markup(tag("b", one.title), " ", tag("code", one.cause))
+def _render_cause(tally: CauseTally) -> Markup:
+    disruption = f" ({TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
+    what = join_markup(tag("b", tally.title), " ", tag("code", tally.cause))
     return _render_node_group(
-        what, one.reports, tag("p", f"next: {one.advice}{disruption}"), command_block(one.command)
+        what, tally.reports, tag("p", f"next: {tally.advice}{disruption}"), command_block(tally.command)
     )
 
 
-def _render_node_group(what: str, names: Sequence[str], *more: Markup | None) -> Markup:
+def _render_node_group(heading: str, names: Sequence[str], *more: Markup | None) -> Markup:
     number = tag("span.number", f"{group_digits(len(names))} ×")
-    return tag("li", number, tag("div", tag("p", what), tag("p.names", _join_node_names(names)), *more))
+    return tag("li", number, tag("div", tag("p", heading), tag("p.names", _join_node_names(names)), *more))
 
 
 def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
@@ -157,7 +157,7 @@ def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
 
 def _render_drift(fleet: FleetSummary) -> Iterator[Markup]:
     drifted = ((f"{one.drift.title}: {one.drift.reason}", one.reports) for one in fleet.drift)
-    left = ((f"not compared: {one.why}", one.reports) for one in fleet.not_compared)
+    left = ((f"not compared: {skipped.why}", skipped.reports) for skipped in fleet.not_compared)
     for what, reports in (*drifted, *left):
         yield _render_node_group(_shorten(what, _MAX_TEXT_LENGTH), reports)
 
@@ -168,18 +168,18 @@ def _render_skipped(skipped: Sequence[SkippedNodes]) -> Iterator[Markup]:
 
 
 def _join_node_names(reports: Sequence[str]) -> str:
-    found = list(collapse_ranges(map(node_name, reports)))
-    more = len(found) - _MOST_NAMES
-    shown = ", ".join(_shorten(one, _BRIEF_TEXT_LENGTH) for one in found[:_MOST_NAMES])
+    names = list(collapse_ranges(map(node_name, reports)))
+    more = len(names) - _MAX_NAMES_SHOWN
+    shown = ", ".join(_shorten(one, _BRIEF_TEXT_LENGTH) for one in names[:_MAX_NAMES_SHOWN])
     return f"{shown} and {group_digits(more)} more" if more > 0 else shown
 
 
 _STATE_COLUMNS: Final[tuple[State, ...]] = ("broken", "warning", "affected", "works", "no-fault", "unknown", "absent")
-_STATE_WORDS: Final[Mapping[State, str]] = {"works": "works", "no-fault": "looked at", "absent": "none here"}
+_TEXT_BY_LAYER_STATE: Final[Mapping[State, str]] = {"works": "works", "no-fault": "looked at", "absent": "none here"}
 
 
 def _state_word(state: State) -> str:
-    return STATE_MARKS[state][1] or _STATE_WORDS[state]
+    return STATE_MARKS[state][1] or _TEXT_BY_LAYER_STATE[state]
 
 
 def _render_layers(layers: Mapping[StackLayer, Mapping[State, int]]) -> Markup | None:
@@ -209,7 +209,7 @@ def _render_versions(fleet: FleetSummary) -> Markup | None:
 
 def _render_axis(axis: str, values: Mapping[str, int]) -> Markup:
     whole = sum(values.values())
-    shown = [*values.items()][:_MOST_VALUES]
+    shown = [*values.items()][:_MAX_VALUES_SHOWN]
     rows = (
         tag(
             "tr",
@@ -226,8 +226,8 @@ def _render_axis(axis: str, values: Mapping[str, int]) -> Markup:
 
 
 # What a row is, beside its condition: every row has one of these classes.
-_NEEDS_LOOK_CLASS: Final = "look"
-_FINE_CLASS: Final = "fine"
+_NEEDS_ATTENTION_CSS_CLASS: Final = "look"
+_HEALTHY_CSS_CLASS: Final = "fine"
 
 
 def _is_faulty_or_deviating(row: FleetRow) -> bool:
@@ -248,22 +248,22 @@ def _make_filters(rows: Sequence[FleetRow]) -> Iterator[_Filter]:
         counted = Counter(value for row in rows if (value := value_of(row)))
         values = sorted(counted, key=lambda value: (-counted[value], value))
         if len(values) > 1 or (id_ == "c" and values):
-            yield _Filter(id_, title, tuple(values[:_MAX_GROUPS]))
+            yield _Filter(id_, title, tuple(values[:_MAX_GROUPS_SHOWN]))
 
 
 def _filter_style_rules(filters: Sequence[_Filter]) -> Iterator[str]:
     """Yield the style that makes the radio buttons filter: each hides rows of other classes."""
-    names = [_NEEDS_LOOK_CLASS, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
+    names = [_NEEDS_ATTENTION_CSS_CLASS, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
     yield from (f"main:has(#{name}:checked) .nodes tbody tr:not(.{name}) {{ display: none; }}" for name in names)
 
 
 def _render_nodes(fleet: FleetSummary, filters: Sequence[_Filter], max_length: int) -> Markup:
     ordered = sorted(
-        fleet.rows, key=lambda row: (CONDITIONS.index(condition_of(row)), not _is_faulty_or_deviating(row))
+        fleet.rows, key=lambda row: (NODE_CONDITIONS.index(condition_of(row)), not _is_faulty_or_deviating(row))
     )
-    shown = ordered[:_MOST_NODES]
+    shown = ordered[:_MAX_NODES]
     layers = tuple(id_ for id_ in STACK_LAYERS if id_ in fleet.layers)
-    layer_names = (tag("th.layer", tag("span", LAYER_TITLES[one]), scope="col") for one in layers)
+    layer_names = (tag("th.layer", tag("span", LAYER_TITLES[layer]), scope="col") for layer in layers)
     names = join_markup(column_heads("node", "state"), layer_names, column_heads("what", "driver"))
     rows = (_render_node(row, layers, filters, max_length) for row in shown)
     more = len(ordered) - len(shown)
@@ -285,7 +285,7 @@ def _render_buttons(rows: Sequence[FleetRow], filters: Sequence[_Filter]) -> Mar
         "fieldset",
         tag("legend", "show"),
         _render_button("show", "all", f"all {group_digits(len(rows))}", checked=not first),
-        _render_button("show", _NEEDS_LOOK_CLASS, f"needs a look ({group_digits(looks)})", checked=first)
+        _render_button("show", _NEEDS_ATTENTION_CSS_CLASS, f"needs a look ({group_digits(looks)})", checked=first)
         if looks
         else None,
     )
@@ -307,7 +307,7 @@ def _render_button(name: str, id_: str, text: str, *, checked: bool = False) -> 
 def _render_node(row: FleetRow, layers: Sequence[StackLayer], filters: Sequence[_Filter], max_length: int) -> Markup:
     looks = _is_faulty_or_deviating(row)
     classes = (
-        _NEEDS_LOOK_CLASS if looks else _FINE_CLASS,
+        _NEEDS_ATTENTION_CSS_CLASS if looks else _HEALTHY_CSS_CLASS,
         *(one.css_class_of(_FILTER_AXES[one.id][1](row)) for one in filters),
     )
     return tag(
@@ -347,7 +347,7 @@ def _describe_node_faults(row: FleetRow, max_length: int) -> Iterator[Markup]:
         first = f": {_shorten(describe_outlier(row.differences[0]), max_length)}{more}"
         yield tag("p", "unlike its group", "" if is_brief else first)
     if row.drift:
-        titles = f": {_shorten(', '.join(one.title for one in row.drift), max_length)}"
+        titles = f": {_shorten(', '.join(drift.title for drift in row.drift), max_length)}"
         yield tag("p", "drift", "" if is_brief else titles)
 
 

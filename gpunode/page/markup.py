@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
-_PLAIN: Final = re.compile(r"[\x20-\x7e\n]*")
+_TERMINAL_COLOUR_CODE: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
+_PRINTABLE_ASCII: Final = re.compile(r"[\x20-\x7e\n]*")
 _VOID_ELEMENTS: Final = frozenset({"meta", "link", "br", "input"})
-_SELECTOR: Final = re.compile(r"(?P<name>[a-z0-9]+)(?:\.(?P<classes>[\w. -]+))?(?:#(?P<id>[\w-]+))?")
+_ELEMENT_SELECTOR: Final = re.compile(r"(?P<name>[a-z0-9]+)(?:\.(?P<classes>[\w. -]+))?(?:#(?P<id>[\w-]+))?")
 _ATTRIBUTE_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9:-]*")
 _REPLACEMENT_MARK: Final = "\N{REPLACEMENT CHARACTER}"
 
@@ -28,7 +28,7 @@ class Markup(str):
     __slots__ = ()
 
 
-Part: TypeAlias = "str | Markup | Iterable[str | Markup | None] | None"
+MarkupPart: TypeAlias = "str | Markup | Iterable[str | Markup | None] | None"
 
 
 def escape_invisible(text: str) -> str:
@@ -36,9 +36,9 @@ def escape_invisible(text: str) -> str:
 
     Drop terminal colours; escape other control characters, lone surrogates and direction marks.
     """
-    if _PLAIN.fullmatch(text):
+    if _PRINTABLE_ASCII.fullmatch(text):
         return text
-    return "".join(map(_visible_char, _COLOURS.sub("", text)))
+    return "".join(map(_visible_char, _TERMINAL_COLOUR_CODE.sub("", text)))
 
 
 def _visible_char(char: str) -> str:
@@ -52,12 +52,12 @@ def escape_text(value: str) -> Markup:
     return value if isinstance(value, Markup) else Markup(html.escape(escape_invisible(value)))
 
 
-def join_markup(*parts: Part) -> Markup:
+def join_markup(*parts: MarkupPart) -> Markup:
     """Return ``parts``, one after the other."""
     return Markup("".join(_flatten(parts)))
 
 
-def _flatten(parts: Iterable[Part]) -> Iterable[str]:
+def _flatten(parts: Iterable[MarkupPart]) -> Iterable[str]:
     for part in parts:
         if isinstance(part, str):
             yield escape_text(part)
@@ -70,12 +70,12 @@ def comma_list(parts: Iterable[str], name: str = "code") -> Markup:
     return Markup(", ".join(part if isinstance(part, Markup) else tag(name, part) for part in parts))
 
 
-def tag(selector: str, /, *parts: Part, **attributes: str | float | bool | None) -> Markup:
+def tag(selector: str, /, *parts: MarkupPart, **attributes: str | float | bool | None) -> Markup:
     """Return an element for a selector (``section.card#nodes``) from this package, never from evidence.
 
     ``aria_label`` is its aria-label; what is None or False is left out.
     """
-    match = _SELECTOR.fullmatch(selector)
+    match = _ELEMENT_SELECTOR.fullmatch(selector)
     assert match, selector
     classes = (match["classes"] or "").replace(".", " ")
     given = "".join(
@@ -146,7 +146,7 @@ def page_head(title: str, *sheets: str, rules: str = "") -> Markup:
     )
 
 
-def page_body(about: PageOrigin, skip: str, skip_target: str, *parts: Part) -> Markup:
+def page_body(about: PageOrigin, skip: str, skip_target: str, *parts: MarkupPart) -> Markup:
     """Return the body: a skip link, the origin, ``parts`` and a foot."""
     origin = (tag("b", about.node) if about.node else "", about.source, about.made_at)
     foot = (
@@ -162,17 +162,17 @@ def page_body(about: PageOrigin, skip: str, skip_target: str, *parts: Part) -> M
     )
 
 
-def card(title: str, *parts: Part, legend: str = "", id_: str | None = None) -> Markup:
+def card(title: str, *parts: MarkupPart, legend: str = "", id_: str | None = None) -> Markup:
     """Return a section with a heading and a legend."""
     return tag("section.card", tag("h2", title), tag("p.legend", legend) if legend else None, *parts, id=id_)
 
 
-def scroll_box(label: str, *parts: Part) -> Markup:
+def scroll_box(label: str, *parts: MarkupPart) -> Markup:
     """Return a box that scrolls what is wider than the screen."""
     return tag("div.scroll", *parts, tabindex=0, role="group", aria_label=label)
 
 
-def table(style: str | None, names: Part, rows: Part, *before: Part) -> Markup:
+def table(style: str | None, names: MarkupPart, rows: MarkupPart, *before: MarkupPart) -> Markup:
     """Return a table with a head."""
     return tag("table", *before, tag("thead", tag("tr", names)), tag("tbody", rows), class_=style)
 

@@ -12,8 +12,8 @@ from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.page.evidence import BRIEF_DETAIL, FULL_DETAIL, EvidenceDetail, render_citations, render_evidence_list
 from gpunode.page.markup import (
     Markup,
+    MarkupPart,
     PageOrigin,
-    Part,
     card,
     comma_list,
     command_block,
@@ -24,14 +24,14 @@ from gpunode.page.markup import (
     tag,
 )
 from gpunode.page.tables import render_timeline, render_topology
-from gpunode.page.words import DISRUPTION_TEXTS, STATE_MARKS, count, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, count, when_suffix
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
     from gpunode.diagnoses.stack import LayerState
     from gpunode.workflow.doctor import Examination
 
-_BACKTICKED: Final = re.compile(r"`([^`\n]+)`")
+_BACKTICKED_TEXT: Final = re.compile(r"`([^`\n]+)`")
 # Characters beyond which a page shows less of each piece of evidence: mail takes it, and a browser opens it at once.
 _MAX_PAGE_LENGTH: Final = 2_000_000
 _SEVERITY_LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
@@ -87,7 +87,7 @@ def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     else:
         root = faults[0]
         others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
-        label = f"{_likely_prefix(root)}{_SEVERITY_LABELS[root.severity]}{others}"
+        label = f"{_likelihood_prefix(root)}{_SEVERITY_LABELS[root.severity]}{others}"
         tone, title = root.severity, root.title
         told = join_markup(tag("p.summary", root.summary), _render_facts(root))
         remedy = _render_remedy(root.remedy, "remedy")
@@ -102,7 +102,7 @@ def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
     return tag(f"section.verdict.{tone}", *parts, aria_labelledby="verdict")
 
 
-def _likely_prefix(root: Finding) -> str:
+def _likelihood_prefix(root: Finding) -> str:
     return "likely " if root.confidence == "likely" else ""
 
 
@@ -110,7 +110,7 @@ def _render_facts(finding: Finding) -> Markup:
     rows = {
         "cause": tag("code", finding.cause),
         "in the stack": LAYER_TITLES[finding.stack_layer],
-        "the repair": DISRUPTION_TEXTS[finding.disruption],
+        "the repair": TEXT_BY_DISRUPTION[finding.disruption],
         "GPU": comma_list(finding.gpus),
     }
     return tag("dl.facts", (tag("div", tag("dt", name), tag("dd", value)) for name, value in rows.items() if value))
@@ -118,19 +118,19 @@ def _render_facts(finding: Finding) -> Markup:
 
 def _render_prose(text: str) -> Markup:
     """Return this program's own ``text`` with the commands in backticks marked up."""
-    parts = _BACKTICKED.split(text)
+    parts = _BACKTICKED_TEXT.split(text)
     return join_markup(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _render_stack(layers: Sequence[LayerState]) -> Markup:
     """Return the layers, the highest first, and the unseen ones in one row."""
     rows = []
-    for layer in (one for one in reversed(layers) if one.state != "unknown"):
+    for layer in (layer for layer in reversed(layers) if layer.state != "unknown"):
         mark, word = STATE_MARKS[layer.state]
         causes = comma_list(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
         fault = tag("strong", word, ": ", causes) if word and causes else None
-        told = layer.summary or ("" if fault else word), " " if fault else "", fault
-        rows.append(_render_layer_row(layer.state, mark, layer.title, *told))
+        parts = layer.summary or ("" if fault else word), " " if fault else "", fault
+        rows.append(_render_layer_row(layer.state, mark, layer.title, *parts))
     unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unknown")
     if unseen:
         mark, word = STATE_MARKS["unknown"]
@@ -138,7 +138,7 @@ def _render_stack(layers: Sequence[LayerState]) -> Markup:
     return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
 
 
-def _render_layer_row(state: str, mark: str, title: str, *told: Part) -> Markup:
+def _render_layer_row(state: str, mark: str, title: str, *told: MarkupPart) -> Markup:
     parts = tag("span.mark", mark, aria_hidden="true"), tag("span.layer", title), tag("span.told", *told)
     return tag(f"li.{state}", *parts)
 
@@ -161,7 +161,7 @@ def _render_fault(root: Finding, examined: Examination, number: int, detail: Evi
     )
     return tag(
         "article",
-        tag("p.label", f"{_likely_prefix(root)}{beside}") if number else None,
+        tag("p.label", f"{_likelihood_prefix(root)}{beside}") if number else None,
         join_markup(tag("h2", root.title), tag("p.summary", root.summary), _render_facts(root)) if number else None,
         (tag("section", tag(level, title), part) for title, part in parts if part),
         _render_remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
@@ -231,7 +231,7 @@ def _render_suspects(diagnosis: Diagnosis, examined: Examination, detail: Eviden
 
 
 def _render_unexplained(suspects: Sequence[Suspect], examined: Examination, detail: EvidenceDetail) -> Markup | None:
-    rows = [_render_suspect(one, (), examined, detail) for one in suspects]
+    rows = [_render_suspect(suspect, (), examined, detail) for suspect in suspects]
     title = tag("h2", "Also seen, not explained by this")
     return tag("section.card.unknown", title, tag("ul", rows)) if rows else None
 

@@ -16,17 +16,17 @@ from gpunode.page.evidence import redact_line
 from gpunode.page.markup import Markup, card, column_heads, join_markup, scroll_box, table, tag
 from gpunode.page.words import count
 
-_MOST_DEVICES: Final = 64
+_MAX_DEVICES: Final = 64
 _MAX_MATRIX_NAMES: Final = 40
 _DEVICE_TABLE_LEGEND: Final = (
     "× is the width of a PCIe link, in lanes. An idle GPU lowers the speed of its link, never its width."
 )
 _DEVICE_LABELS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe"}
-_MOST_FAULTS: Final = 200
+_MAX_FAULTS: Final = 200
 # Later than any clock; a log that was made to do harm may have it.
-_LATEST_PLAUSIBLE_TIME: Final = 2e11
+_LATEST_PLAUSIBLE_TIME_S: Final = 2e11
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCK_KIND_LIMITS: Final = (9e8, 1e9)
+_CLOCK_KIND_LIMITS_S: Final = (9e8, 1e9)
 _FAULT_LABELS: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
@@ -37,15 +37,15 @@ def render_topology(snapshot: Snapshot, concerned: Collection[str] = ()) -> Mark
         snapshot: the evidence.
         concerned: the addresses of GPUs that a fault concerns.
     """
-    seen = snapshot.view(find_topology)
-    devices, matrix = tuple(_device_rows(seen, concerned)), _connection_matrix(seen)
+    topology = snapshot.view(find_topology)
+    devices, matrix = tuple(_device_rows(topology, concerned)), _connection_matrix(topology)
     if not devices:
         return None
     heads = column_heads("device", "model", "address", "NUMA node", "PCIe link", "NVLinks")
     return card(
         "How the GPUs are connected",
         scroll_box("every device", table(None, heads, devices)),
-        tag("p.legend", _DEVICE_TABLE_LEGEND) if any(device.link.width for device in seen.devices) else None,
+        tag("p.legend", _DEVICE_TABLE_LEGEND) if any(device.link.width for device in topology.devices) else None,
         tag("details", tag("summary", "Every pair"), matrix) if matrix else None,
     )
 
@@ -54,7 +54,7 @@ def _device_rows(topology: Topology, concerned: Collection[str]) -> Iterator[Mar
     """Yield the devices on the bus, else the GPUs that answered."""
     named = {int(name[3:]) for name in topology.names if name.startswith("GPU")}
     answering = (Device("", "gpu", "", index) for index in sorted({*named, *topology.nvlinks}))
-    for device in topology.devices[:_MOST_DEVICES] or answering:
+    for device in topology.devices[:_MAX_DEVICES] or answering:
         is_concerned = device.address in concerned
         number = "" if device.index is None else f" {device.index}"
         rates = topology.nvlinks.get(device.index, {}) if device.index is not None else {}
@@ -112,22 +112,22 @@ def _matrix_cell(cell: str) -> Markup:
 
 def render_timeline(snapshot: Snapshot) -> Markup | None:
     """Return every fault; those without a time come last."""
-    found = sorted(
+    sorted_faults = sorted(
         snapshot.view(faults.fault_timeline),
         key=lambda fault: (_plausible_time(fault) is None, _plausible_time(fault) or 0.0),
     )
-    if not found:
+    if not sorted_faults:
         return None
     began = frozenset(incident.root for incident in snapshot.view(faults.find_incidents))
-    rows = dict.fromkeys(tag("tr", _fault_cells(fault, is_first=fault in began)) for fault in found)
+    rows = dict.fromkeys(tag("tr", _fault_cells(fault, is_first=fault in began)) for fault in sorted_faults)
     names = column_heads("when", "GPU", "fault", "meaning", "message")
-    more = len(rows) - _MOST_FAULTS
+    more = len(rows) - _MAX_FAULTS
     return card(
         "GPU faults over time",
         tag(
             "details",
             tag("summary", f"All {count(len(rows), 'message')}"),
-            scroll_box("every fault", table("events", names, [*rows][:_MOST_FAULTS])),
+            scroll_box("every fault", table("events", names, [*rows][:_MAX_FAULTS])),
             tag("p", f"and {more} more") if more > 0 else None,
             open=True,
         ),
@@ -147,12 +147,12 @@ def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
 
 
 def _plausible_time(fault: Fault) -> float | None:
-    return fault.at if fault.at is not None and 0 <= fault.at < _LATEST_PLAUSIBLE_TIME else None
+    return fault.at if fault.at is not None and 0 <= fault.at < _LATEST_PLAUSIBLE_TIME_S else None
 
 
 def format_time(at: float) -> str:
     """Return a time for people, on the clock of its log."""
-    if at < _CLOCK_KIND_LIMITS[0]:
+    if at < _CLOCK_KIND_LIMITS_S[0]:
         return f"{at:.3f} s after boot"
     when = datetime.fromtimestamp(at, tz=timezone.utc)
-    return when.strftime("%b %d %H:%M:%S" if at < _CLOCK_KIND_LIMITS[1] else "%Y-%m-%d %H:%M:%S UTC")
+    return when.strftime("%b %d %H:%M:%S" if at < _CLOCK_KIND_LIMITS_S[1] else "%Y-%m-%d %H:%M:%S UTC")

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from gpunode.workflow.fleet import FleetRow, Outlier
 
 # The conditions of a fleet's nodes, the worst first.
-Condition: TypeAlias = Literal["broken", "at risk", "undetermined", "unread", "healthy"]
-CONDITIONS: Final[tuple[Condition, ...]] = ("broken", "at risk", "undetermined", "unread", "healthy")
+NodeCondition: TypeAlias = Literal["broken", "at risk", "undetermined", "unread", "healthy"]
+NODE_CONDITIONS: Final[tuple[NodeCondition, ...]] = ("broken", "at risk", "undetermined", "unread", "healthy")
 
-DISRUPTION_TEXTS: Final[Mapping[Disruption, str]] = {
+TEXT_BY_DISRUPTION: Final[Mapping[Disruption, str]] = {
     "none": "no disruption",
     "restart-container": "restarts containers",
     "restart-service": "restarts a service",
@@ -84,7 +84,7 @@ def when_suffix(when: str) -> str:
     return f" (if {when})" if when else ""
 
 
-def condition_of(row: FleetRow) -> Condition:
+def condition_of(row: FleetRow) -> NodeCondition:
     """Return the condition of a row's node."""
     match row.status:
         case "problem":

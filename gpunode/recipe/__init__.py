@@ -28,7 +28,7 @@ class KeySpec:
     Attributes:
         pattern: what the whole text must match; empty when any text will do.
         allowed: the same in words.
-        least: the smallest number.
+        minimum: the smallest number.
         name_pattern: of a table, what each of its keys must match; empty when any text will do.
         names: the same in words: what such a key is, then what it may be.
     """
@@ -36,7 +36,7 @@ class KeySpec:
     doc: str
     pattern: str = ""
     allowed: tuple[str, ...] = ()
-    least: int = 1
+    minimum: int = 1
     name_pattern: str = ""
     names: tuple[str, ...] = ()
 
@@ -44,8 +44,8 @@ class KeySpec:
 if TYPE_CHECKING:
     RuntimeName: TypeAlias = str
 else:
-    _NAMES = (*CONTAINER_RUNTIMES, "none")
-    RuntimeName = Literal[_NAMES]
+    _RUNTIME_NAMES = (*CONTAINER_RUNTIMES, "none")
+    RuntimeName = Literal[_RUNTIME_NAMES]
 KernelModuleType: TypeAlias = Literal["auto", "open", "proprietary"]
 DriverSource: TypeAlias = Literal["nvidia", "distro"]
 DriverScope: TypeAlias = Literal["compute", "media", "full"]
@@ -54,7 +54,7 @@ CgroupDriver: TypeAlias = Literal["auto", "systemd"]
 RdmaMode: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
 _BRANCH_OR_VERSION = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
-_VERSION_WORDS = ("a branch such as 580", "a version such as 580.178.04")
+_DRIVER_VERSION_IN_WORDS = ("a branch such as 580", "a version such as 580.178.04")
 # An address stands in lists of repositories and in commands that are shown to people: letters, digits and what no
 # shell reads.
 # No user or password: it would stand in a file for all to read and in the list of processes.
@@ -91,7 +91,7 @@ class Driver:
         KeySpec(
             "which driver; none leaves it alone",
             rf"auto|production|lts|none|{_BRANCH_OR_VERSION}",
-            ("auto", "production", "lts", "none", *_VERSION_WORDS),
+            ("auto", "production", "lts", "none", *_DRIVER_VERSION_IN_WORDS),
         ),
     ] = "auto"
     kernel_module_type: Annotated[KernelModuleType, KeySpec("the kernel module; auto takes what the GPUs need")] = (
@@ -261,7 +261,7 @@ class Expect:
     gpus: Annotated[int | None, KeySpec("how many GPUs")] = None
     model: Annotated[str, KeySpec("what every GPU's name contains (H100)")] = ""
     driver: Annotated[
-        str, KeySpec("the branch or version of the loaded driver", f"|{_BRANCH_OR_VERSION}", _VERSION_WORDS)
+        str, KeySpec("the branch or version of the loaded driver", f"|{_BRANCH_OR_VERSION}", _DRIVER_VERSION_IN_WORDS)
     ] = ""
     min_memory_mib: Annotated[int | None, KeySpec("the least memory of every GPU, in MiB")] = None
     ecc: Annotated[bool | None, KeySpec("whether ECC is on")] = None

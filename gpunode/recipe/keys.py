@@ -47,7 +47,7 @@ def sections(top: str) -> Mapping[str, type[Any]]:
     Those of Kubernetes are loaded when a recipe has them: most runs need none.
     """
     if top == KUBERNETES_SECTION:
-        from gpunode.recipe.kubernetes import SECTIONS as OF_KUBERNETES
+        from gpunode.recipe.kubernetes import KUBERNETES_SECTIONS as OF_KUBERNETES
 
         return OF_KUBERNETES
     return SECTIONS
@@ -104,7 +104,7 @@ class RecipeKey:
             return ("true", "false")
         if dict in self.types:
             return ("a table of texts",)
-        return ("any text",) if str in self.types else (f"a whole number from {self.spec.least}",)
+        return ("any text",) if str in self.types else (f"a whole number from {self.spec.minimum}",)
 
 
 TOP_LEVEL_KEYS = (

@@ -36,7 +36,7 @@ _HOST_AND_PORT_PATTERN = r"(\[[0-9a-f:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9]
 _GIT_URL_PATTERN = rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST_AND_PORT_PATTERN}(/[A-Za-z0-9._~-]+)+/?|{_PATH_SEGMENT}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
 _dns_label = partial(KeySpec, pattern=_DNS_LABEL, allowed=("lower-case letters, digits and -",))
 _dns_subdomain = partial(KeySpec, pattern=_DNS_SUBDOMAIN, allowed=("a name of lower-case letters, digits, - and .",))
-_RENDERED_FOLDER = KeySpec(
+_RENDERED_FOLDER_KEY = KeySpec(
     "the rendered folder in the repository", _REPO_PATH, ("a path without ..", '"." for all of it')
 )
 # It becomes the value of a label.
@@ -151,7 +151,7 @@ class ArgoCd:
             "branch, tag or commit of the repository", rf"{_PATH_SEGMENT}(/{_PATH_SEGMENT})*", ("a branch or tag",)
         ),
     ] = "HEAD"
-    path: Annotated[str, _RENDERED_FOLDER] = "gpu-stack"
+    path: Annotated[str, _RENDERED_FOLDER_KEY] = "gpu-stack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Flux:
         str,
         _dns_subdomain("name of the GitRepository that holds the rendered folder; `flux bootstrap` makes flux-system"),
     ] = "flux-system"
-    path: Annotated[str, _RENDERED_FOLDER] = "gpu-stack"
+    path: Annotated[str, _RENDERED_FOLDER_KEY] = "gpu-stack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class KindClusterSettings:
     """A kind cluster on this machine, whose workers get its GPUs."""
 
     workers: Annotated[
-        int, KeySpec("how many workers share out the machine's GPUs; 0 where the cluster is not kind's", least=0)
+        int, KeySpec("how many workers share out the machine's GPUs; 0 where the cluster is not kind's", minimum=0)
     ] = 0
     name: Annotated[
         str,
@@ -285,7 +285,7 @@ def refuse_foreign_labels(settings: Kubernetes) -> None:
 
 
 # The table of each section; * stands for a name that the recipe chooses.
-SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
+KUBERNETES_SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {
         "kubernetes": Kubernetes,
         "kubernetes.sharing": Sharing,

@@ -57,102 +57,102 @@ def read_mig_configurations(data: bytes, file: str) -> Mapping[str, tuple[MigCon
         raise MigFileError("not UTF-8", file=file) from None
     except yaml.YamlError as error:
         raise MigFileError(error.reason, file=file, line=error.line) from None
-    return _Reader(file).configurations(root)
+    return _Reader(file).read_configurations(root)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
     file: str
 
-    def configurations(self, root: Node | None) -> Mapping[str, tuple[MigConfigEntry, ...]]:
+    def read_configurations(self, root: Node | None) -> Mapping[str, tuple[MigConfigEntry, ...]]:
         if root is None:
             raise MigFileError("empty", file=self.file, allowed=("version", "mig-configs"))
-        top = self._mapping(root, "the file", ("version", "mig-configs"), needed=("version", "mig-configs"))
-        if (version := self._text(top["version"], "version")) != "v1":
+        top = self._read_mapping(root, "the file", ("version", "mig-configs"), needed=("version", "mig-configs"))
+        if (version := self._read_text(top["version"], "version")) != "v1":
             self._fail(top["version"], f"version is {version!r}", ("v1",))
-        named = self._mapping(top["mig-configs"], "mig-configs")
+        named = self._read_mapping(top["mig-configs"], "mig-configs")
         if not named:
             self._fail(top["mig-configs"], "mig-configs has no entry")
-        return MappingProxyType({name: self._parts(node, f"mig-configs.{name}") for name, node in named.items()})
+        return MappingProxyType({name: self._read_entries(node, f"mig-configs.{name}") for name, node in named.items()})
 
-    def _parts(self, node: Node, key: str) -> tuple[MigConfigEntry, ...]:
+    def _read_entries(self, node: Node, key: str) -> tuple[MigConfigEntry, ...]:
         if node.id != "sequence":
             self._fail(node, f"{key} is not a list")
         if not node.value:
             self._fail(node, f"{key} has no entry")
-        return tuple(self._part(row, key) for row in node.value)
+        return tuple(self._read_entry(row, key) for row in node.value)
 
-    def _part(self, node: Node, key: str) -> MigConfigEntry:
+    def _read_entry(self, node: Node, key: str) -> MigConfigEntry:
         allowed = ("device-filter", "devices", "mig-enabled", "mig-devices")
-        row = self._mapping(node, key, allowed, needed=("devices", "mig-enabled"))
+        row = self._read_mapping(node, key, allowed, needed=("devices", "mig-enabled"))
         enabled = self._read_boolean(row["mig-enabled"], f"{key}.mig-enabled")
         devices = row.get("mig-devices")
         if enabled and devices is None:
             self._fail(node, f"{key} lacks mig-devices, which mig-enabled: true needs")
-        instances = self._instances(devices, f"{key}.mig-devices") if devices is not None else {}
+        instances = self._read_instances(devices, f"{key}.mig-devices") if devices is not None else {}
         if not enabled and instances:
             self._fail(devices, f"{key}.mig-devices names instances, but mig-enabled is false")
         models = row.get("device-filter")
         return MigConfigEntry(
             self._read_device_filter(models, f"{key}.device-filter") if models is not None else (),
-            self._indices(row["devices"], f"{key}.devices"),
+            self._read_indices(row["devices"], f"{key}.devices"),
             MappingProxyType(instances) if enabled else None,
         )
 
-    def _instances(self, node: Node, key: str) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for profile, count in self._mapping(node, key).items():
+    def _read_instances(self, node: Node, key: str) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for profile, count in self._read_mapping(node, key).items():
             if "c." in profile:
                 self._fail(count, f"{key}.{profile}: gpunode makes one compute instance in each GPU instance")
             if not _PROFILE_NAME.fullmatch(profile):
                 self._fail(count, f"{key}.{profile} is not a MIG profile", _PROFILE_NAME_IN_WORDS)
-            found[profile] = self._number(count, f"{key}.{profile}")
-        if found and not any(found.values()):
+            counts[profile] = self._read_number(count, f"{key}.{profile}")
+        if counts and not any(counts.values()):
             self._fail(node, f"{key}: all counts are 0")
-        return {profile: count for profile, count in found.items() if count}
+        return {profile: count for profile, count in counts.items() if count}
 
     def _read_device_filter(self, node: Node, key: str) -> tuple[tuple[str, tuple[str, str] | None], ...]:
         nodes = node.value if node.id == "sequence" else [node]
         found = []
         for one in nodes:
-            match = _DEVICE_FILTER.fullmatch(text := self._text(one, key))
+            match = _DEVICE_FILTER.fullmatch(text := self._read_text(one, key))
             if match is None:
                 self._fail(one, f"{key} holds {text[:60]!r}", _DEVICE_FILTER_IN_WORDS)
             found.append((match[1].lower(), (match[3].lower(), match[4].lower()) if match[2] else None))
         return tuple(found)
 
-    def _indices(self, node: Node, key: str) -> frozenset[int] | None:
+    def _read_indices(self, node: Node, key: str) -> frozenset[int] | None:
         if node.id == "sequence":
-            return frozenset(self._number(one, key) for one in node.value)
-        if self._text(node, key) != "all":
+            return frozenset(self._read_number(one, key) for one in node.value)
+        if self._read_text(node, key) != "all":
             self._fail(node, f"{key} is {node.value[:60]!r}", ("all", "a list of GPUs such as [0, 1]"))
         return None
 
-    def _mapping(
+    def _read_mapping(
         self, node: Node, key: str, allowed: Sequence[str] = (), needed: Sequence[str] = ()
     ) -> dict[str, Node]:
         if node.id != "mapping":
             self._fail(node, f"{key} is not a mapping", allowed)
-        found: dict[str, Node] = {}
+        values: dict[str, Node] = {}
         for name, value in node.value:
-            word = self._text(name, f"a key of {key}")
-            if word in found:
+            word = self._read_text(name, f"a key of {key}")
+            if word in values:
                 self._fail(name, f"{key} has {word} twice")
             if allowed and word not in allowed:
                 self._fail(name, f"{key} has no key {word[:60]}", allowed)
-            found[word] = value
+            values[word] = value
         for word in needed:
-            if word not in found:
+            if word not in values:
                 self._fail(node, f"{key} lacks {word}", allowed)
-        return found
+        return values
 
-    def _text(self, node: Node, key: str) -> str:
+    def _read_text(self, node: Node, key: str) -> str:
         # An unquoted 0x233010DE is a number to YAML, and its text all the same; mig-parted wants it in quotes.
         if node.id != "scalar" or not node.tag.endswith((":str", ":int")):
             self._fail(node, f"{key} is not a text")
         return str(node.value)
 
-    def _number(self, node: Node, key: str) -> int:
+    def _read_number(self, node: Node, key: str) -> int:
         if node.id != "scalar" or not node.tag.endswith(":int") or not re.fullmatch(r"[0-9]{1,2}", node.value):
             self._fail(node, f"{key} is not a number", ("a whole number from 0 to 99",))
         return int(node.value)

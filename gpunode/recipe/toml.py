@@ -71,17 +71,17 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
 
 def _build_table(section: str, at: str, values: Mapping[str, Any]) -> Any:
     """The table of ``section`` at the dotted path ``at``, with the tables inside it."""
-    held = {key.name: values[path] for key in keys_in(section) if (path := f"{at}.{key.name}") in values}
+    table_values = {key.name: values[path] for key in keys_in(section) if (path := f"{at}.{key.name}") in values}
     for name, child, is_chosen in child_tables(section):
         inside = f"{at}.{name}"
         if is_chosen:
             chosen = {path[len(inside) + 1 :].partition(".")[0] for path in values if path.startswith(f"{inside}.")}
-            held[name] = MappingProxyType(
+            table_values[name] = MappingProxyType(
                 {one: _build_table(child, f"{inside}.{one}", values) for one in sorted(chosen)}
             )
         else:
-            held[name] = _build_table(child, inside, values)
-    return sections(section.partition(".")[0])[section](**held)
+            table_values[name] = _build_table(child, inside, values)
+    return sections(section.partition(".")[0])[section](**table_values)
 
 
 def _load_layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
@@ -169,7 +169,7 @@ def _checked_values(layer: _Layer) -> Iterator[tuple[str, Any]]:
             if len(wrong) == _MAX_MISTAKES_SHOWN:
                 break
     if wrong:
-        first = wrong[0].with_others(wrong[1:])
+        first = wrong[0].with_further_mistakes(wrong[1:])
         if len(wrong) == _MAX_MISTAKES_SHOWN:
             first.why += f"\nonly the first {_MAX_MISTAKES_SHOWN} mistakes are shown; there may be more"
         raise first
@@ -214,7 +214,7 @@ def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
         guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
         raise layer.error(f"{path} is {shorten_value(value)}, which it cannot be{hint}", key_path, key.allowed)
-    if key.types == (int,) and value < key.spec.least:
+    if key.types == (int,) and value < key.spec.minimum:
         raise layer.error(f"{path} is {value}, which is too small", key_path, key.allowed)
     return value
 
@@ -325,7 +325,7 @@ def line_of(text: str, path: tuple[str, ...]) -> int:
     best, length = 0, 0
     candidates = ((number, len(found)) for number, found in _find_assignments(text) if found == path[: len(found)])
     for number, depth in islice(candidates, _MAX_LINE_CANDIDATES):
-        if depth > length and _outside_strings(text, number):
+        if depth > length and _is_outside_strings(text, number):
             best, length = number, depth
     return best
 
@@ -362,7 +362,7 @@ def _assigned_path(toml: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _outside_strings(text: str, line: int) -> bool:
+def _is_outside_strings(text: str, line: int) -> bool:
     """Return whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
     from gpunode.toml import loads
 

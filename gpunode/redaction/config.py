@@ -12,11 +12,11 @@ from typing import Final
 
 from gpunode.redaction import patterns, secrets
 from gpunode.redaction.named import PATH_VALUE, is_plain_value, name_strength
-from gpunode.redaction.patterns import Mask, apply_masks, compile_cached, mask_until_stable
+from gpunode.redaction.patterns import MaskedSpan, apply_masks, compile_cached, mask_until_stable
 
 # Keys, in lower case, whose values say how GPUs, runtimes and the kubelet are set up. Of an environment only the
 # variables named here stay. A key called `value` may hold anything.
-_KEPT_KEYS: Final = "|".join(
+_UNREDACTED_KEYS: Final = "|".join(
     (
         # units, and what a daemon is started with
         r"exec\w+|environmentfile|after|before|wants|requires|requiredby|wantedby|partof|type|restart|user|group|delegate",
@@ -44,7 +44,7 @@ _HARMLESS_VALUE: Final = (
     rf"|--?[a-z][\w-]*|sha256:[\da-f]{{64}}|v?\d+\.\d+[\w.+~:-]{{0,24}}|linux|amd64|arm64|[\]\[{{}}(),:;$]*|{PATH_VALUE})"
 )
 # Below these keys any value may be secret: HTTP headers, the data of a Kubernetes Secret.
-_SENSITIVE_SECTION: Final = r".*headers?|(?:string)?data"
+_SENSITIVE_SECTION_NAME: Final = r".*headers?|(?:string)?data"
 _SHELL_KEYWORDS: Final = (
     r"if|then|elif|else|fi|for|in|while|until|do|done|case|esac|return|exit|exec|unset|export|declare|typeset|\[\[?|\]\]?|[{}!]"
     r"|&&|\|\|?|redacted"
@@ -89,7 +89,7 @@ class _ConfigReader:
         self._brackets: list[tuple[str, bool]] = []
         self._key = ""
 
-    def masks(self) -> Iterator[Mask]:
+    def masks(self) -> Iterator[MaskedSpan]:
         """Yield the masks in order."""
         while self._at < len(self._text):
             yield from self._read_token() if self._brackets else self._read_line()
@@ -101,7 +101,7 @@ class _ConfigReader:
 
     # ---- lines
 
-    def _read_line(self) -> Iterator[Mask]:
+    def _read_line(self) -> Iterator[MaskedSpan]:
         if self._match(r"\s*\n|[ \t]*\Z"):
             return
         if commented := self._match(_COMMENTED_SETTING):
@@ -119,7 +119,7 @@ class _ConfigReader:
             self._key = self._indents[-1][1] if self._indents else ""
             yield from self._read_value(self._key, depth if keyed["key"] else 0)
 
-    def _read_value(self, key: str, depth: int) -> Iterator[Mask]:
+    def _read_value(self, key: str, depth: int) -> Iterator[MaskedSpan]:
         """Read the rest of the line; of a list or table in brackets, only the opening bracket."""
         if self._match(r"[\[{]"):
             self._open_bracket(key)
@@ -132,7 +132,7 @@ class _ConfigReader:
             yield from self._mask_scalar(*bare.span(), key) if key else self._read_shell_line(*bare.span())
         self._match(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 
-    def _read_shell_line(self, first: int, last: int) -> Iterator[Mask]:
+    def _read_shell_line(self, first: int, last: int) -> Iterator[MaskedSpan]:
         """Read a line without a key, keeping only shell keywords."""
         if self._strict and not compile_cached(_HARMLESS_VALUE).fullmatch(self._text[first:last].rstrip()):
             for word in compile_cached(r"[^\s;()]+", 0).finditer(self._text, first, last):
@@ -141,7 +141,7 @@ class _ConfigReader:
 
     # ---- brackets
 
-    def _read_token(self) -> Iterator[Mask]:
+    def _read_token(self) -> Iterator[MaskedSpan]:
         token = self._match(_SYNTAX_TOKEN, re.DOTALL)
         assert token is not None  # every character starts one
         match token.lastgroup:
@@ -171,20 +171,20 @@ class _ConfigReader:
         if self._brackets and self._brackets[-1][1]:
             return True
         around = (key, *self._table, *(key for _, key in self._indents))
-        return name_strength(key) == "strong" or any(map(compile_cached(_SENSITIVE_SECTION).fullmatch, around))
+        return name_strength(key) == "strong" or any(map(compile_cached(_SENSITIVE_SECTION_NAME).fullmatch, around))
 
-    def _mask_scalar(self, first: int, last: int, key: str) -> Iterator[Mask]:
+    def _mask_scalar(self, first: int, last: int, key: str) -> Iterator[MaskedSpan]:
         """Yield the mask of the span without its quotes and blanks."""
         written = self._text[first:last].lstrip()
         start = last - len(written)
-        found = compile_cached(r"(\"{3}|'{3}|[\"']?)(.*?)\1?", re.DOTALL).fullmatch(
+        match = compile_cached(r"(\"{3}|'{3}|[\"']?)(.*?)\1?", re.DOTALL).fullmatch(
             self._text, start, start + len(written.rstrip())
         )
-        assert found is not None
-        shown = self._mask_value(found[2], key)
-        if shown != found[2]:
+        assert match is not None
+        shown = self._mask_value(match[2], key)
+        if shown != match[2]:
             # A bare word in place of a number would not parse.
-            yield *found.span(2), "0" if found[2].isdigit() and not found[1] else shown
+            yield *match.span(2), "0" if match[2].isdigit() and not match[1] else shown
 
     def _mask_value(self, value: str, key: str) -> str:
         name = key.lower()
@@ -192,7 +192,7 @@ class _ConfigReader:
             return value if is_plain_value(name, value) else patterns.mask_secret(value)
         if (
             not self._strict
-            or compile_cached(_KEPT_KEYS).fullmatch(name)
+            or compile_cached(_UNREDACTED_KEYS).fullmatch(name)
             or compile_cached(_HARMLESS_VALUE).fullmatch(value)
         ):
             return value

@@ -48,9 +48,9 @@ def rewrite_capture(
 ) -> Capture:
     """Return ``capture`` with contents, words and file paths rewritten, each file of a glob separately."""
 
-    def file(found: GlobMatch) -> GlobMatch:
-        link, data = found.link and paths(found.link), found.data and contents(found.data)
-        return replace(found, path=paths(found.path), link=link, data=data)
+    def file(match: GlobMatch) -> GlobMatch:
+        link, data = match.link and paths(match.link), match.data and contents(match.data)
+        return replace(match, path=paths(match.path), link=link, data=data)
 
     try:
         files = decode_matches(capture.data) if "*" in capture.source else None

@@ -10,7 +10,7 @@ from gpunode.redaction.patterns import compile_cached
 
 # Of a "weak" name (a lock's token, the name of a Kubernetes Secret) the value must look like a secret, too.
 Strength: TypeAlias = Literal["", "weak", "strong"]
-Span: TypeAlias = tuple[int, int]
+TextSpan: TypeAlias = tuple[int, int]
 
 _STRONG_NAMES: Final = (
     *("password", "passwd", "passphrase", "passcode", "credential", "bearer", "psk", "pwd", "regcode", "dockercfg"),
@@ -36,7 +36,7 @@ _SECRET_NAME: Final = (
 )
 # Values that are not secret, whatever their names.
 _PLAIN_VALUE: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]{1,16},?|[\d.:+,-]{1,3}|[*x]{3,}|"
-_ERROR_WORD: Final = (
+_ERROR_WORD_VALUE: Final = (
     r"denied|disabled|error|expired|fail(?:ed|ure)|forbidden|incorrect|invalid|missing|rejected|required|revoked"
     r"|timeout|unauthori[sz]ed|unavailable|unknown|unsupported|wrong|not|no|<set|must|could|cannot|command|is|was|has|for|nvidia-[a-z]+:"
 )
@@ -44,7 +44,7 @@ PATH_VALUE: Final = (
     r"(?:unix://|file://|@)?(?:/(?:etc|usr|var|run|opt|dev|proc|sys|lib\w*|s?bin|boot|mnt|srv|home|root|snap|tmp)"
     r"(?:/[\w.+@*:-]+)*/?:?)+"
 )
-_NUMBER: Final = r"v?\d[\d.:,/_-]*[a-zA-Z%/]{0,4},?"
+_NUMBER_VALUE: Final = r"v?\d[\d.:,/_-]*[a-zA-Z%/]{0,4},?"
 # Grouped by first letter: most positions then cost a single comparison.
 _ANY_SECRET_NAME: Final = "|".join(
     f"{first}(?:{'|'.join(name[1:] for name in SECRET_NAMES if name[0] == first)})"
@@ -58,14 +58,14 @@ _NAME_AND_VALUE_ENTRY: Final = (
     rf"\bname\\*[\"']?[:=][ \t]*\\*[\"']?(?P<named>[\w.-]*(?:{_ANY_SECRET_NAME})s?)\\*[\"']?"
     r"[ \t]*(?:,|\n(?:[ \t]*#[^\n]*\n)*)\s*\\*[\"']?value\\*[\"']?[:=][ \t]*"
 )
-_STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
+_QUOTED_STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
 # A list of strings, as in JSON and TOML.
-_STRING_ARRAY: Final = rf"\[\s*(?:{_STRING})(?:\s*,\s*(?:{_STRING}))*\s*(?:,\s*)?\]"
+_STRING_ARRAY: Final = rf"\[\s*(?:{_QUOTED_STRING})(?:\s*,\s*(?:{_QUOTED_STRING}))*\s*(?:,\s*)?\]"
 _YAML_BLOCK_INDICATOR: Final = r"(?:![\w!/:.,-]{0,80}[ \t]+)?[|>][\d+-]{0,2}[ \t]*(?:#[^\n]*)?(?=\n)"
 # The output of a command, in a shell.
 _COMMAND_SUBSTITUTION: Final = r"\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*`"
 # A value. The group is what is between its quotes.
-_VALUE: Final = (
+_SECRET_VALUE: Final = (
     r"(?P<quote>\"{3}|'{3}|\\+[\"'])(?:((?s:.*?))(?P=quote)|([^\n]*))"
     r"|\[(?:([^\]]*)\]|([^\n]*))"
     rf"|\"((?:{_COMMAND_SUBSTITUTION}|[^\"\\\n]|(?s:\\.)|\n(?=\s)){{0,4000}})"
@@ -75,28 +75,28 @@ _VALUE: Final = (
 )
 
 
-def _matches_value(pattern: str, value: str) -> bool:
+def _matches_whole(pattern: str, value: str) -> bool:
     return compile_cached(pattern).fullmatch(value) is not None
 
 
 def name_strength(name: str) -> Strength:
     """Return how likely ``name`` is the name of a secret."""
-    found = compile_cached(_SECRET_NAME).fullmatch(name.strip("\"'-"))
-    return "" if found is None else "strong" if found["strong"] else "weak"
+    match = compile_cached(_SECRET_NAME).fullmatch(name.strip("\"'-"))
+    return "" if match is None else "strong" if match["strong"] else "weak"
 
 
 def is_plain_value(name: str, value: str) -> bool:
     """Return whether ``value`` is a configuration keyword, part of an error message, or a file path."""
     if name in {"pwd", "oldpwd"} and value.startswith("/"):
         return True
-    is_file = name.endswith(("key", "file", "path")) and _matches_value(PATH_VALUE, value.rstrip(";"))
-    return is_file or _matches_value(_PLAIN_VALUE, value) or _matches_value(_ERROR_WORD, value.rstrip(".,;:!"))
+    is_file = name.endswith(("key", "file", "path")) and _matches_whole(PATH_VALUE, value.rstrip(";"))
+    return is_file or _matches_whole(_PLAIN_VALUE, value) or _matches_whole(_ERROR_WORD_VALUE, value.rstrip(".,;:!"))
 
 
-def looks_secret(value: str) -> bool:
+def looks_like_secret(value: str) -> bool:
     """Return whether ``value`` is neither a word, nor a name made of words, nor a number."""
     has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
-    if len(value) < 6 or _matches_value(rf"{_PLAIN_VALUE}|{_NUMBER}", value):
+    if len(value) < 6 or _matches_whole(rf"{_PLAIN_VALUE}|{_NUMBER_VALUE}", value):
         return value.isdigit() and len(value) > 8
     if has_digit and has_letter:
         return not compile_cached(r"[a-z]+(?:[-./][a-z\d]+)+:?", 0).fullmatch(value)
@@ -112,12 +112,12 @@ def is_secret(name: str, value: str, sign: str) -> bool:
         return False
     if (
         (how == "weak" or last.endswith("tokens"))
-        and _matches_value(_NUMBER, value)
-        and not _matches_value(r"\d{9,}", value)
+        and _matches_whole(_NUMBER_VALUE, value)
+        and not _matches_whole(r"\d{9,}", value)
     ):
         return False  # a count
     if sign in {" ", "is"}:
-        return name.startswith("-") or ((how == "strong" or sign == "is") and looks_secret(value))
+        return name.startswith("-") or ((how == "strong" or sign == "is") and looks_like_secret(value))
     if how == "strong":
         return True
     last = last.removesuffix("s")
@@ -125,10 +125,10 @@ def is_secret(name: str, value: str, sign: str) -> bool:
         return True
     if sign in {"=", '"'} and last.endswith(("token", "secret", "pass")):
         return not compile_cached(r"[a-z]+(?:-[a-z]+)+|[a-z]{1,5}", 0).fullmatch(value)
-    return looks_secret(value) and (last != "key" or len(value) >= 16)
+    return looks_like_secret(value) and (last != "key" or len(value) >= 16)
 
 
-def secret_spans(text: str) -> Iterator[Span]:
+def secret_spans(text: str) -> Iterator[TextSpan]:
     """Yield the spans of values with secret names, in order, without overlaps."""
     end = 0
     # Lower case makes the search several times as fast. In some alphabets it changes the length.
@@ -143,7 +143,7 @@ def secret_spans(text: str) -> Iterator[Span]:
                     end = span[1]
 
 
-def _value_spans(text: str, match: re.Match[str]) -> Iterator[Span]:
+def _value_spans(text: str, match: re.Match[str]) -> Iterator[TextSpan]:
     """Yield the spans of secret values of the name in ``match``."""
     at, line = match.end(), text.rfind("\n", 0, match.start()) + 1
     found = (text[slice(*match.span("named"))], '"', "") if match["named"] else _parse_name_and_sign(text, match, line)
@@ -154,12 +154,12 @@ def _value_spans(text: str, match: re.Match[str]) -> Iterator[Span]:
     if is_block or (text[at : at + 1] in {"\n", ""} and sign in {":", '"', "="}):
         how = name_strength(name)
         for first, last in _spans_below(text, line, at, is_block=is_block) if how else ():
-            if how == "strong" or is_block or looks_secret(text[first:last].strip("\"'")):
+            if how == "strong" or is_block or looks_like_secret(text[first:last].strip("\"'")):
                 yield first, last
     elif (inner := compile_cached(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
         return  # a table, whose values have names of their own
     elif elements := compile_cached(_STRING_ARRAY).match(text, at):
-        for string in compile_cached(_STRING).finditer(text, *elements.span()):
+        for string in compile_cached(_QUOTED_STRING).finditer(text, *elements.span()):
             first, last = string.start() + 1, string.end() - 1
             if is_secret(name, text[first:last], '"' if sign == ":" else sign):
                 yield first, last
@@ -187,28 +187,28 @@ def _parse_name_and_sign(text: str, match: re.Match[str], line: int) -> tuple[st
     return name, '"' if sign == ":" and match["close"] else sign, before
 
 
-def _value_span(text: str, at: int, before: str) -> Span:
+def _value_span(text: str, at: int, before: str) -> TextSpan:
     """Return the span of the value at ``at`` without its quotes."""
-    found = compile_cached(_VALUE).match(text, at)
-    assert found is not None  # an empty value, at least
-    first, last = found.span(found.lastindex or 0)
+    match = compile_cached(_SECRET_VALUE).match(text, at)
+    assert match is not None  # an empty value, at least
+    first, last = match.span(match.lastindex or 0)
     # The quote that ends a string of both name and value is not part of the value.
     is_outer = first == at and last > at and before in {'"', "'"} and text[last - 1] == before
     return first, last - 1 if is_outer else last
 
 
-def _spans_below(text: str, line: int, at: int, *, is_block: bool) -> Iterator[Span]:
+def _spans_below(text: str, line: int, at: int, *, is_block: bool) -> Iterator[TextSpan]:
     """Yield the spans of the lines below a YAML key, or of a JSON value on the next line."""
-    if not is_block and (found := compile_cached(r"\s*(?=[\"'\[])").match(text, at)) and found.end() < len(text):
-        yield _value_span(text, found.end(), "")
+    if not is_block and (match := compile_cached(r"\s*(?=[\"'\[])").match(text, at)) and match.end() < len(text):
+        yield _value_span(text, match.end(), "")
         return
     depth = len(text[line:at]) - len(text[line:at].lstrip(" \t"))
     item = "" if is_block else rf"|[ \t]{{{depth},}}- +"
     below = compile_cached(rf"\n(?:(?:[ \t]{{{depth + 1},}}(?:- +)?{item})(?P<value>\S[^\n]*)|[ \t]*(?=\n|\Z))")
     at = text.find("\n", at)
-    while at >= 0 and (found := below.match(text, at)):
-        value, at = found["value"] or "", found.end()
+    while at >= 0 and (match := below.match(text, at)):
+        value, at = match["value"] or "", match.end()
         if not is_block and compile_cached(r"[^\s:]+:(?:\s|\Z)[^\n]*").fullmatch(value):
             return
         if value and not value.startswith("#") and not (is_block and value.startswith("-----")):
-            yield found.span("value")
+            yield match.span("value")

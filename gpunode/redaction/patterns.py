@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 MASK: Final = "redacted"
 # Where something is masked, and by what.
-Mask: TypeAlias = tuple[int, int, str]
+MaskedSpan: TypeAlias = tuple[int, int, str]
 
 
 @cache
@@ -33,7 +33,7 @@ def mask_matches(pattern: str, text: str, mask: Callable[[str], str] = mask_secr
     return compile_cached(pattern, flags).sub(replacement, text)
 
 
-def apply_masks(text: str, masks: Iterable[Mask]) -> str:
+def apply_masks(text: str, masks: Iterable[MaskedSpan]) -> str:
     """Return ``text`` with the ordered, disjoint ``masks`` applied."""
     parts, end = [], 0
     for first, last, mask in masks:

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from gpunode.redaction.named import SECRET_NAMES, looks_secret, secret_spans
+from gpunode.redaction.named import SECRET_NAMES, looks_like_secret, secret_spans
 from gpunode.redaction.patterns import MASK, apply_masks, compile_cached, mask_matches, mask_secret, mask_until_stable
 
 # Tokens with a known prefix. Source: gitleaks' public rules (config/gitleaks.toml, MIT).
-TOKEN_SHAPES: Final = {
+TOKEN_PATTERN_BY_PREFIX: Final = {
     **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "gsk_", "r8_", "rpa_"), r"\w{16,}"),
     **dict.fromkeys(("npm_", "lin_api_", "dop_v1_", "shpat_", "ops_", "sk_live_", "rk_live_", "sk_test_"), r"\w{10,}"),
     **dict.fromkeys(("glpat-", "glrt-", "gldt-", "glptt-", "glsoat-", "glagent-", "glcbt-", "xai-"), r"[\w-]{16,}"),
@@ -118,7 +118,7 @@ def _make_form(words: Iterable[str], pattern: str, flags: int = 0) -> SecretForm
 def _command_form(program: str, options: str) -> SecretForm:
     """Return the form that masks the secrets among the arguments of ``program``."""
     command = rf"(?<![\w/-]){re.escape(program)}[^\n|;]*|/{re.escape(program)}[^\n|;]*"
-    secrets = rf"(?<!\S)(?:{options.replace('<>', f'(?:{_WORD})').replace('{}', f'({_WORD})')})"
+    secrets = rf"(?<!\S)(?:{options.replace('<>', f'(?:{_SHELL_WORD})').replace('{}', f'({_SHELL_WORD})')})"
     return [program], lambda value: mask_matches(
         command, value, lambda words: mask_matches(secrets, words), re.IGNORECASE
     )
@@ -136,7 +136,7 @@ _HARMLESS_ID_NAMES: Final = (
 # The kernel's own word for a key that it loads: who has it, and its fingerprint.
 _INSIDE_CERTIFICATE_NAME: Final = r"\bX\.509 cert '[^'\n]*\Z"
 # Letters of both cases with digits, or hexadecimal digits.
-_RANDOM_WORD: Final = (
+_RANDOM_LOOKING_WORD: Final = (
     r"(?<![A-Za-z\d+/_])(?=[A-Z\d+]*[a-z])(?=[A-Za-z+]*\d)"
     r"(?:[\da-f]{64}|[\da-f]{48}|[\da-f]{40}|[\da-f]{32}|(?=[a-z\d+]*[A-Z])[A-Za-z\d+]{32,100})={0,2}(?![\w/.+=:-])"
 )
@@ -156,7 +156,7 @@ def _mask_random(value: str) -> str:
         name = by and (by["option"] or by["name"])
         return MASK if name and not compile_cached(rf"[\w.-]*{_HARMLESS_ID_NAMES}").fullmatch(name) else run[0]
 
-    return compile_cached(_RANDOM_WORD, 0).sub(mask, value)
+    return compile_cached(_RANDOM_LOOKING_WORD, 0).sub(mask, value)
 
 
 def _mask_truncated_private_keys(value: str) -> str:
@@ -169,12 +169,12 @@ def _mask_truncated_private_keys(value: str) -> str:
         for number in range(end - 1, -1, -1):
             # Of a key's lines only the last is shorter than the others.
             if not (
-                found := compile_cached(_PRIVATE_KEY_LAST_LINE if number == end - 1 else _PRIVATE_KEY_LINE, 0).search(
+                match := compile_cached(_PRIVATE_KEY_LAST_LINE if number == end - 1 else _PRIVATE_KEY_LINE, 0).search(
                     lines[number]
                 )
             ):
                 break
-            lines[number] = lines[number][: found.start(1)] + MASK + lines[number][found.end(1) :]
+            lines[number] = lines[number][: match.start(1)] + MASK + lines[number][match.end(1) :]
     return "\n".join(lines)
 
 
@@ -187,24 +187,24 @@ def _mask_exec_passwords(value: str) -> str:
     """Return ``value`` without passwords after ``-p`` in a unit's command."""
 
     def mask(option: re.Match[str]) -> str:
-        return f"{option[1]}{MASK}" if looks_secret(option[2]) and not set(option[2]) & set(":/=.") else option[0]
+        return f"{option[1]}{MASK}" if looks_like_secret(option[2]) and not set(option[2]) & set(":/=.") else option[0]
 
     line = compile_cached(r"^[ \t]*Exec\w+=[^\n]*", re.MULTILINE)
     option = compile_cached(r"(?<=\s)(-p[ \t]+)(?!-)([^\s\"']+)(?!\S)", 0)
     return line.sub(lambda found: option.sub(mask, found[0]), value)
 
 
-_WORD: Final = r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'|;&<>-][^\s|;&<>]*"
-_USER_INFO: Final = r"[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}(?:[/?#\s\"'<>,;]|\Z))"
+_SHELL_WORD: Final = r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'|;&<>-][^\s|;&<>]*"
+_URL_USERINFO: Final = r"[^\s/?#\"'<>:@]{0,80}:(?!\d{1,5}(?:[/?#\s\"'<>,;]|\Z))"
 
 
 def _mask_userinfo(value: str) -> str:
     """Return ``value`` without user names and passwords in URLs."""
     if "@" not in value:
         return value
-    value = mask_matches(rf"://({_USER_INFO}[^\s\"']{{1,200}}|[^\s/?#\"'<>]+)(?=@(?!sha256:))", value)
+    value = mask_matches(rf"://({_URL_USERINFO}[^\s\"']{{1,200}}|[^\s/?#\"'<>]+)(?=@(?!sha256:))", value)
     # In quotes or a proxy's setting a password may hold any character.
-    quoted = rf"(?:[\"']|(?i:proxy)[ \t]?[=:][ \t]?)\w[\w+.-]{{0,20}}://({_USER_INFO}[^\n\"'@]{{1,200}})(?=@[\w\[])"
+    quoted = rf"(?:[\"']|(?i:proxy)[ \t]?[=:][ \t]?)\w[\w+.-]{{0,20}}://({_URL_USERINFO}[^\n\"'@]{{1,200}})(?=@[\w\[])"
     return mask_matches(quoted, value)
 
 
@@ -217,14 +217,14 @@ CONTEXT_FREE_FORMS: Final[tuple[SecretForm, ...]] = (
     (("://",), _mask_userinfo),
     _make_form(
         ("proxy",),
-        rf"(?i:ANY)(?:::[\w.-]{{1,80}})?[\"']?[ \t]*[=: ][ \t]*[\"']?(?!\w+://)({_USER_INFO}[^\s\"']{{1,200}})(?=@[\w\[])",
+        rf"(?i:ANY)(?:::[\w.-]{{1,80}})?[\"']?[ \t]*[=: ][ \t]*[\"']?(?!\w+://)({_URL_USERINFO}[^\s\"']{{1,200}})(?=@[\w\[])",
     ),
     _make_form(("iscsi:",), r"root=[\"']?ANY(\S{1,400})(?=@)"),
     _make_form(
         ("token=", "key=", "signature=", "credential=", "sig=", "password=", "secret="),
         r"(?i:[?&](?:amp;)?[\w-]{0,40}ANY)([^&\s\"'#\\]+)",
     ),
-    _make_form(TOKEN_SHAPES, r"(?<![A-Za-z0-9])(ANY)"),
+    _make_form(TOKEN_PATTERN_BY_PREFIX, r"(?<![A-Za-z0-9])(ANY)"),
     _make_form(WEBHOOK_PREFIXES, r"ANY([^\s\"'<>/][^\s\"'<>]*)"),
     _make_form(("password>", "secret>", "token>"), r"<(?:[\w:.-]{0,40})(?i:ANY)([^<>\s][^<>]{0,1000})(?=</)"),
     _make_form(("bearer", "basic"), r"(?i:\bANY)[ \t]+((?=[a-z._~-]*[A-Z0-9=+/])[\w.~+/=-]{6,})"),
@@ -246,7 +246,7 @@ CONTEXTUAL_FORMS: Final[tuple[SecretForm, ...]] = (
     _make_form(
         STDIN_READERS, rf"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?=[^|\s]){_ECHOED_TEXT}[ \t]*\|[^\n|]{{0,200}}ANY"
     ),
-    _make_form(STDIN_READERS, rf"ANY[^\n|]*<<<[ \t]*({_WORD})"),
+    _make_form(STDIN_READERS, rf"ANY[^\n|]*<<<[ \t]*({_SHELL_WORD})"),
     _make_form(
         STDIN_READERS,
         r"^(?=[^\n]{0,400}?ANY)[^\n]{0,400}<<-?[ \t]*[\"']?(?P<end>\w{1,40})[\"']?[^\n]{0,80}\n"

@@ -26,7 +26,7 @@ from gpunode.runtimes.model import satisfies as satisfies
 
 # The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
 # be there if its daemon reloads, or its containers stop with it; the two before if it has handlers.
-_RULE_NAMES = (
+_RUNTIME_RULE_NAMES = (
     "reads",
     "locate_row",
     "configure",
@@ -46,25 +46,25 @@ def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
     return lambda *arguments: getattr(import_module(f"{__name__}.{module}"), rule)(*arguments)
 
 
-def _row(known: ContainerRuntime) -> Runtime:
-    rules = {rule: _load_on_use(known.id, rule) for rule in _RULE_NAMES}
-    if not known.config:
+def _make_row(runtime_row: ContainerRuntime) -> Runtime:
+    rules = {rule: _load_on_use(runtime_row.id, rule) for rule in _RUNTIME_RULE_NAMES}
+    if not runtime_row.config:
         rules |= {"layers": lambda *_: (), "complete_removal": lambda removal, _: removal}
-    if known.also_reads:
-        rules |= {"reads": partial(_list_known_places, known), "locate_row": lambda row, *_: row}
-    return Runtime(**{one.name: getattr(known, one.name) for one in fields(known)}, **rules)
+    if runtime_row.other_config_paths:
+        rules |= {"reads": partial(_list_known_places, runtime_row), "locate_row": lambda row, *_: row}
+    return Runtime(**{one.name: getattr(runtime_row, one.name) for one in fields(runtime_row)}, **rules)
 
 
-def _list_known_places(known: ContainerRuntime, _: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def _list_known_places(runtime_row: ContainerRuntime, _: Files, desired: DesiredConfig) -> tuple[str, ...]:
     drop_in = (desired.drop_in, f"{posixpath.dirname(desired.drop_in)}/*") if desired.drop_in else ()
-    places = (desired.config or known.config, *known.also_reads, *drop_in)
+    places = (desired.config or runtime_row.config, *runtime_row.other_config_paths, *drop_in)
     return tuple(dict.fromkeys(place for place in places if place))
 
 
-RUNTIMES: tuple[Runtime, ...] = tuple(_row(known) for known in CONTAINER_RUNTIMES.values())
+RUNTIMES: tuple[Runtime, ...] = tuple(_make_row(known) for known in CONTAINER_RUNTIMES.values())
 
 
-def runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word
+def find_runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word
     """The row named ``id``.
 
     Raises:

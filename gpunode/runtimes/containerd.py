@@ -20,7 +20,7 @@ from gpunode.runtimes.containerd_files import (
     CONFIG_DUMP_SOURCE,
     CRI_PLUGIN_BY_SCHEMA,
     FIRST_VERSION_BY_SCHEMA,
-    FIRST_WITH_NEW_NAMES,
+    FIRST_VERSION_WITH_NEW_PLUGINS,
     ConfigFile,
     effective_cri_table,
     find_overriding_default,
@@ -31,7 +31,7 @@ from gpunode.runtimes.containerd_files import (
     uses_drop_in,
     with_unit_config,
 )
-from gpunode.runtimes.containerd_files import DROP_IN as DROP_IN
+from gpunode.runtimes.containerd_files import CONTAINERD_DROP_IN as CONTAINERD_DROP_IN
 from gpunode.runtimes.documents import Document
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
@@ -117,10 +117,10 @@ def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> di
     nameless = find_overriding_default(plugin, desired)
     entries = {**containerd.get("runtimes", {}), **({NAMELESS_DEFAULT_NAME: nameless} if nameless else {})}
     options = {name: entry.get("options", {}) for name, entry in entries.items()}
-    found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
-    if plugin.get("systemd_cgroup") is True and not desired.reaches(FIRST_WITH_NEW_NAMES):
-        found[NAMELESS_DEFAULT_NAME if nameless else containerd.get("default_runtime_name") or "runc"] = True
-    return found
+    settings = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
+    if plugin.get("systemd_cgroup") is True and not desired.reaches(FIRST_VERSION_WITH_NEW_PLUGINS):
+        settings[NAMELESS_DEFAULT_NAME if nameless else containerd.get("default_runtime_name") or "runc"] = True
+    return settings
 
 
 def is_runc_shim(entry: Document) -> bool:
@@ -184,7 +184,7 @@ def _edit_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConf
 
 def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
     """Return what has no effect in the files or stops the CRI plugin; one file alone with a usual default is sound."""
-    if len(loaded) == 1 and present.default in {None, "runc", *present.handlers} and not desired.cdi:
+    if len(loaded) == 1 and present.default in {None, "runc", *present.handlers} and not desired.enable_cdi:
         return ()
     from gpunode.runtimes import containerd_editing  # loaded on use: most nodes have such a file
 
@@ -194,7 +194,7 @@ def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired:
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
     """Return the files that containerd reads, in its order, and gpunode's drop-in if nothing imports it."""
     desired = with_unit_config(files, desired)
-    loaded, drop_in = load_config_files(files, desired), desired.drop_in or DROP_IN
+    loaded, drop_in = load_config_files(files, desired), desired.drop_in or CONTAINERD_DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
         idle = parse_config(files[drop_in], drop_in, desired)
         refuse_misshapen_cri_table(idle)
@@ -219,7 +219,7 @@ def with_absolute_paths(desired: DesiredConfig, path: str) -> DesiredConfig:
         raise Refused(
             f"the drop-in's path {desired.drop_in!r} is not absolute",
             why="containerd would resolve it relative to the file that imports it",
-            hint=f"give its full path, such as {DROP_IN}",
+            hint=f"give its full path, such as {CONTAINERD_DROP_IN}",
         )
     if desired.drop_in == path:
         raise Refused(
@@ -275,8 +275,8 @@ def _refuse_unsupported_schema(loaded: Sequence[ConfigFile], desired: DesiredCon
     if root.schema != 1 or desired.mode != "drop-in":
         return
     why = "without `version = 2` containerd reads the file as schema 1, which uses other names for everything"
-    if found := re.search(r"^[ \t]*version[ \t]*=", root.text, re.MULTILINE):
-        line = root.text.count("\n", 0, found.start()) + 1
+    if match := re.search(r"^[ \t]*version[ \t]*=", root.text, re.MULTILINE):
+        line = root.text.count("\n", 0, match.start()) + 1
         why += f"; the version on line {line} is below a table header, so it belongs to that table"
     raise Refused(
         f"{root.path}: configuration schema 1 supports no drop-ins",

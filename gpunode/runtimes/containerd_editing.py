@@ -16,7 +16,7 @@ from gpunode.runtimes.containerd import (
 from gpunode.runtimes.containerd_files import (
     CONFIG,
     CONFIG_DUMP_SOURCE,
-    DROP_IN,
+    CONTAINERD_DROP_IN,
     ConfigFile,
     edit_file,
     effective_cri_table,
@@ -30,7 +30,7 @@ from gpunode.runtimes.containerd_files import (
     refuse_misshapen_cri_table,
     uses_drop_in,
 )
-from gpunode.runtimes.documents import MISSING, Document, at, compare_documents, put
+from gpunode.runtimes.documents import MISSING_VALUE, Document, at, compare_documents, with_value
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
@@ -82,7 +82,7 @@ class ContainerdEditor:
         stands_alone = not merges_cri_tables(self.root.schema, self.desired)
         files = reversed(files_in_effect(self.loaded))
         return next(
-            (one for one in files if stands_alone or self.desired.handler in one.table(one.runtimes)), self.root
+            (file for file in files if stands_alone or self.desired.handler in file.table(file.runtimes)), self.root
         )
 
     def _inherited_table(self) -> Document:
@@ -123,12 +123,12 @@ class ContainerdEditor:
     def _drop_in_path(self) -> str:
         """Return the requested drop-in; else one in a folder that is imported already, the usual one before others."""
         if self.desired.drop_in or self.desired.mode != "auto":
-            return self.desired.drop_in or DROP_IN
-        name = posixpath.basename(DROP_IN)
+            return self.desired.drop_in or CONTAINERD_DROP_IN
+        name = posixpath.basename(CONTAINERD_DROP_IN)
         folders = [posixpath.dirname(place) for place in self.root.imports if place.endswith("/*.toml")]
         absolute = [posixpath.join(posixpath.dirname(self.root.path), folder) for folder in folders]
-        candidates = [DROP_IN, *(f"{folder}/{name}" for folder in absolute)]
-        return next((path for path in candidates if any(imports_matching(self.root, path))), DROP_IN)
+        candidates = [CONTAINERD_DROP_IN, *(f"{folder}/{name}" for folder in absolute)]
+        return next((path for path in candidates if any(imports_matching(self.root, path))), CONTAINERD_DROP_IN)
 
     def _root_with_import(self, path: str) -> bytes | None:
         """The root file, with the import of ``path`` that it needs."""
@@ -178,17 +178,17 @@ def _own_drop_in_settings(present: Document, base: Document, desired: DesiredCon
     }
 
 
-def _drop_in_table(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
+def _drop_in_table(plugin: Document, base: Document, own_settings: Document, desired: DesiredConfig) -> Document:
     """Return what a drop-in must say so that it and ``base`` amount to ``plugin``: differences, and the whole entry.
 
     Also an entry that ``base`` has: readers who do not know that this containerd merges files see only the drop-in.
     """
-    kept = merge_tables(own)
+    kept = merge_tables(own_settings)
     kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
     entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
     changed: Document = {}
     for path, _, value in compare_documents(base, plugin):
-        changed = changed if value is MISSING else put(changed, path, value)
+        changed = changed if value is MISSING_VALUE else with_value(changed, path, value)
     return merge_tables(kept, changed, entry)
 
 
@@ -242,7 +242,7 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
     if beside.is_loaded and any(needs_runc(one, known, beside.schema, desired) for one in (former_default, default)):
         runtimes["runc"] = known["runc"] = _make_runc_entry(model)
     _enable_systemd_cgroup(runtimes, known, desired, is_default_under_systemd=is_default_under_systemd)
-    if desired.cdi:
+    if desired.enable_cdi:
         # nvidia-ctk's place for schema 1 is one that containerd does not read.
         (containerd if beside.schema == 1 and mimics_nvidia_ctk(desired) else result)["enable_cdi"] = True
     return result
@@ -322,11 +322,11 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
     Without a runc it is left where it had none before gpunode.
     """
-    if _lacks_runc(removal.after, desired) and not _lacks_runc(removal.former, desired):
-        loaded = load_config_files(removal.after, desired)
+    if _lacks_runc(removal.files_after, desired) and not _lacks_runc(removal.former, desired):
+        loaded = load_config_files(removal.files_after, desired)
         counts = (loaded[0],) if merges_cri_tables(loaded[0].schema, desired) else files_in_effect(loaded)
         file = counts[-1] if counts else loaded[0]
-        document = put(
+        document = with_value(
             file.document, (*file.cri, "containerd", "runtimes", "runc"), {"runtime_type": RUNC_RUNTIME_TYPE}
         )
         removal = removal.with_file(file.path, edit_file(file, document)).with_notes(
@@ -348,16 +348,16 @@ def _lacks_runc(files: Files, desired: DesiredConfig) -> bool:
 def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
     """Have the root go on importing what others have put beside gpunode's drop-in since."""
     loaded = load_config_files(removal.files, desired)
-    root, left = loaded[0], {file.path for file in load_config_files(removal.after, desired)}
-    lost = [file.path for file in loaded if file.path not in left and file.path in removal.after]
+    root, left = loaded[0], {file.path for file in load_config_files(removal.files_after, desired)}
+    lost = [file.path for file in loaded if file.path not in left and file.path in removal.files_after]
     needed = [written for written in root.imports if any(written in imports_matching(root, path) for path in lost)]
-    now = parse_config(removal.after.get(root.path), root.path, desired)
+    now = parse_config(removal.files_after.get(root.path), root.path, desired)
     if needed:
         document = {"version": root.schema, **now.document, "imports": [*now.imports, *needed]}
         return removal.with_file(root.path, edit_file(now, document)).with_notes(
             f"{root.path} still imports {', '.join(needed)}, since {', '.join(lost)} would not be read without it"
         )
-    unrecorded = [path for path in removal.former if path in removal.files and path not in removal.after]
+    unrecorded = [path for path in removal.former if path in removal.files and path not in removal.files_after]
     return removal.with_notes(
         *(
             f"{root.path} still imports the folder of {path}: it is not on record who added that import"
@@ -377,7 +377,7 @@ def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str
     """
     loaded = load_config_files(files, desired)
     wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
-    return {file.path: edit_file(file, put(file.document, ("imports",), None)) or b"" for file in wanted}
+    return {file.path: edit_file(file, with_value(file.document, ("imports",), None)) or b"" for file in wanted}
 
 
 def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str]) -> bytes:
@@ -403,7 +403,7 @@ def edit_notes(
             yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
     written = load_config_files(after, desired)
     yield from state_notes(written, observed, desired)
-    before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
+    before = {file.path for file in loaded} | {desired.drop_in or CONTAINERD_DROP_IN}
     if others := [file.path for file in written if file.path not in before]:
         yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
     was, now = (effective_cri_table(each, desired) for each in (loaded, written))
@@ -445,17 +445,17 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
                 f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
                 + ", ".join(unread)[:300]
             )
-    if desired.cdi and root.read_as == 1 and mimics_nvidia_ctk(desired):
+    if desired.enable_cdi and root.read_as == 1 and mimics_nvidia_ctk(desired):
         yield f"{root.path}: nvidia-ctk puts enable_cdi there in schema 1, but containerd does not read it there"
-    present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
+    present = {file.path: file for file in loaded}.get(desired.drop_in or CONTAINERD_DROP_IN)
     if uses_drop_in(root, desired) and present is not None:
         own_keys = (f"runtimes.{desired.handler}.", "default_runtime_name")
         for path, *values in compare_documents(root.plugin, present.plugin):
             where = ".".join(path)
-            if MISSING not in values and not where.removeprefix("containerd.").startswith(own_keys):
+            if MISSING_VALUE not in values and not where.removeprefix("containerd.").startswith(own_keys):
                 yield f"{present.path} overrides {where} of {root.path}"
 
 
 def _missing_keys(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
     """Return the keys of ``one`` that ``other`` lacks."""
-    return sorted(".".join(path) for path, _, value in compare_documents(one, other) if value is MISSING)
+    return sorted(".".join(path) for path, _, value in compare_documents(one, other) if value is MISSING_VALUE)

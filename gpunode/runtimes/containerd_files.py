@@ -26,7 +26,7 @@ from gpunode.runtimes.model import DesiredConfig, Files
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
-DROP_IN = CONTAINER_RUNTIMES["containerd"].drop_in
+CONTAINERD_DROP_IN = CONTAINER_RUNTIMES["containerd"].drop_in
 CRI_PLUGIN_BY_SCHEMA = {
     1: "cri",
     2: "io.containerd.grpc.v1.cri",
@@ -41,12 +41,12 @@ _CRI_PLUGIN_NAMES = frozenset(
 FIRST_VERSION_BY_SCHEMA: Mapping[int, tuple[int, ...]] = {1: (), 2: (), 3: (2, 0), 4: (2, 3)}
 # From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
 FIRST_VERSION_MERGING_TABLES = (2, 1)
-_FIRST_WITH_RELATIVE_PATTERNS = (1, 7)
+_FIRST_VERSION_WITH_RELATIVE_IMPORTS = (1, 7)
 # The first containerd that reads this folder unasked (PR 12323).
 _FIRST_READING_CONF_D = (2, 2)
 _CONF_D_GLOB = "/etc/containerd/conf.d/*.toml"
-FIRST_WITH_NEW_NAMES = (2,)
-_CONSEQUENCE = "containerd cannot read it either"
+FIRST_VERSION_WITH_NEW_PLUGINS = (2,)
+_CONTAINERD_CANNOT_READ = "containerd cannot read it either"
 CONFIG_DUMP_SOURCE = "the output of `containerd config dump`"
 
 
@@ -114,14 +114,14 @@ def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = 
     document = parse_toml_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
     if type(version) is not int:
-        found = ConfigFile(path, data, document, consequence=_CONSEQUENCE)
-        raise found.wrong_type_error(("version",), version, "a whole number")
-    is_new = desired is not None and desired.reaches(FIRST_WITH_NEW_NAMES)
+        config_file = ConfigFile(path, data, document, consequence=_CONTAINERD_CANNOT_READ)
+        raise config_file.wrong_type_error(("version",), version, "a whole number")
+    is_new = desired is not None and desired.reaches(FIRST_VERSION_WITH_NEW_PLUGINS)
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGIN_BY_SCHEMA[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
     containerd = ("plugins", CRI_PLUGIN_BY_SCHEMA.get(read_as, CRI_PLUGIN_BY_SCHEMA[3]), "containerd")
     tables = ((*containerd, "runtimes"), (*containerd, "default_runtime_name"))
-    return ConfigFile(path, data, document, *tables, _CONSEQUENCE, schema=version, read_as=read_as)
+    return ConfigFile(path, data, document, *tables, _CONTAINERD_CANNOT_READ, schema=version, read_as=read_as)
 
 
 def refuse_misshapen_cri_table(file: ConfigFile) -> None:
@@ -140,13 +140,13 @@ def refuse_misshapen_cri_table(file: ConfigFile) -> None:
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths and patterns that containerd reads, as far as ``files`` tell, and our own drop-in's folder."""
     root = desired.config or CONFIG
-    drop_in = desired.drop_in or DROP_IN
-    found = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
+    drop_in = desired.drop_in or CONTAINERD_DROP_IN
+    paths = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # whoever uses the file says what is wrong with it
-            found += [_resolve_import(one, path) for one in parse_config(files.get(path), path).imports]
-    widened = (widen_pattern(place) if is_pattern(place) else (place,) for place in found)
-    return tuple(dict.fromkeys(one for places in widened for one in places if one))
+            paths += [_resolve_import(one, path) for one in parse_config(files.get(path), path).imports]
+    widened = (widen_pattern(place) if is_pattern(place) else (place,) for place in paths)
+    return tuple(dict.fromkeys(place for places in widened for place in places if place))
 
 
 def _resolve_import(import_path: str, parent: str) -> str:
@@ -201,7 +201,7 @@ def _match_files(import_path: str, parent: str, files: Files, desired: DesiredCo
         is_pattern(import_path)
         and not import_path.startswith("/")
         and desired.version
-        and desired.version < _FIRST_WITH_RELATIVE_PATTERNS
+        and desired.version < _FIRST_VERSION_WITH_RELATIVE_IMPORTS
     ):
         return ()  # taken as relative to the daemon's own working directory
     place = _resolve_import(import_path, parent)
@@ -225,15 +225,15 @@ def _matches_component(pattern: str, name: str) -> bool:
 @cache
 def _compile_component(pattern: str) -> re.Pattern[str]:
     """Match a component of a pattern as Go's filepath.Match has it: ``[^a]``, backslashes, hidden files like others."""
-    found = ""
+    expression = ""
     for token in re.finditer(r"\\(.)|(\[\^?(?:\\.|[^\]\\])+\])|(.)", pattern, re.DOTALL):
         escaped, characters, other = token.groups()
         if characters:
-            found += characters.replace("[[", "[\\[")
+            expression += characters.replace("[[", "[\\[")
         else:
-            found += {"*": ".*", "?": "."}.get(other or "", re.escape(escaped or other))
+            expression += {"*": ".*", "?": "."}.get(other or "", re.escape(escaped or other))
     try:
-        return re.compile(found, re.DOTALL)
+        return re.compile(expression, re.DOTALL)
     except re.error:
         return re.compile(r"(?!)")  # containerd takes such a pattern for none, too
 
@@ -271,10 +271,10 @@ def find_overriding_default(plugin: Document, desired: DesiredConfig) -> Documen
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """
-    if desired.reaches(FIRST_WITH_NEW_NAMES):
+    if desired.reaches(FIRST_VERSION_WITH_NEW_PLUGINS):
         return {}
-    found = plugin.get("containerd", {}).get("default_runtime", {})
-    return found if isinstance(found, dict) and found.get("runtime_type") else {}
+    default_entry = plugin.get("containerd", {}).get("default_runtime", {})
+    return default_entry if isinstance(default_entry, dict) and default_entry.get("runtime_type") else {}
 
 
 def merges_cri_tables(schema: int, desired: DesiredConfig) -> bool:
@@ -344,12 +344,12 @@ def with_unit_config(files: Files, desired: DesiredConfig) -> DesiredConfig:
 def find_config_argument(argv: Sequence[str]) -> str:
     """The configuration that a command line gives containerd, be it through a wrapper; empty where it gives none."""
     words = [*(systemd.find_program_arguments(argv, "containerd") or ())]
-    found = ""
+    config_path = ""
     while words and words[0].startswith("-"):
         name, mark, value = words.pop(0).lstrip("-").partition("=")
         if not mark and name not in _OPTIONS_WITHOUT_VALUE:
             value = words.pop(0) if words else ""
         if name in _CONFIG_OPTION_NAMES:
-            found = value
+            config_path = value
     # A service's working folder is the root, unless told otherwise.
-    return posixpath.normpath(posixpath.join("/", found)) if found else ""
+    return posixpath.normpath(posixpath.join("/", config_path)) if config_path else ""

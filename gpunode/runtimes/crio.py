@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from gpunode.container_runtimes import UNREAD_FOLDER
 from gpunode.errors import Refused
-from gpunode.runtimes.documents import ConfigLayer, Document, Path, at, parse_toml_file, put
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, at, parse_toml_file, with_value
 from gpunode.runtimes.model import (
     CRIO_CONFIG,
     CRIO_DROP_IN,
@@ -56,8 +56,8 @@ def files_in_order(paths: Iterable[str], desired: DesiredConfig) -> tuple[str, .
         places = [path == _root_file(desired), *(path.startswith(f"{folder.rstrip('/')}/") for folder in folders)]
         return places.index(True) if True in places else -1
 
-    found = ((rank(path), path.split("/"), path) for path in {*paths})
-    return tuple(path for place, _, path in sorted(found) if place >= 0)
+    ranked_paths = ((rank(path), path.split("/"), path) for path in {*paths})
+    return tuple(path for place, _, path in sorted(ranked_paths) if place >= 0)
 
 
 def _root_file(desired: DesiredConfig) -> str:
@@ -85,13 +85,13 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     drops_default = desired.not_default and is_own_default
     if not drops_default and not _unmet_keys(merged, entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
-    wanted = put(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
+    wanted = with_value(target.document, (*_RUNTIMES_TABLE_PATH, desired.handler), entry)
     if desired.default:
-        wanted = put(wanted, _DEFAULT_RUNTIME_KEY_PATH, desired.handler)
+        wanted = with_value(wanted, _DEFAULT_RUNTIME_KEY_PATH, desired.handler)
     elif drops_default:
-        wanted = put(wanted, _DEFAULT_RUNTIME_KEY_PATH, None)
+        wanted = with_value(wanted, _DEFAULT_RUNTIME_KEY_PATH, None)
     if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
-        wanted = put(wanted, _CGROUP_MANAGER_KEY_PATH, "systemd")
+        wanted = with_value(wanted, _CGROUP_MANAGER_KEY_PATH, "systemd")
     order, after = files_in_order((*read, path), desired), {**read, path: replace(target, document=wanted)}
     if unmet := _unmet_keys(_merge_runtime_tables(after[one] for one in order), entry, desired):
         later = [read[one] for one in order[order.index(path) + 1 :]]
@@ -134,10 +134,10 @@ def _parse_file(path: str, data: bytes | None) -> ConfigLayer:
     return file
 
 
-def _merge_runtime_tables(read: Iterable[ConfigLayer]) -> Document:
+def _merge_runtime_tables(layers_read: Iterable[ConfigLayer]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
-    for file in read:
+    for file in layers_read:
         own = at(file.document, _RUNTIME_TABLE_PATH) or {}
         merged = {**merged, **own, "runtimes": {**merged["runtimes"], **own.get("runtimes", {})}}
     return merged
@@ -175,7 +175,7 @@ def _make_handler_entry(read: Sequence[ConfigLayer], desired: DesiredConfig) -> 
     return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}, notes
 
 
-def _choose_file(read: Mapping[str, ConfigLayer], desired: DesiredConfig) -> tuple[str, str]:
+def _choose_file(read_layers: Mapping[str, ConfigLayer], desired: DesiredConfig) -> tuple[str, str]:
     """The file to write, and why that one."""
     if desired.mode == "in-place":
         return _root_file(desired), f"in place, in {_root_file(desired)}: as requested"
@@ -199,9 +199,9 @@ def _choose_file(read: Mapping[str, ConfigLayer], desired: DesiredConfig) -> tup
         *[_DEFAULT_RUNTIME_KEY_PATH] * desired.default,
         *[_CGROUP_MANAGER_KEY_PATH] * desired.systemd_cgroup,
     ]
-    order = files_in_order((*read, CRIO_DROP_IN), desired)
+    order = files_in_order((*read_layers, CRIO_DROP_IN), desired)
     for path in reversed(order[order.index(CRIO_DROP_IN) + 1 :]):
-        if any(at(read[path].document, key) is not None for key in keys):
+        if any(at(read_layers[path].document, key) is not None for key in keys):
             return path, f"in {path}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
     return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {_root_file(desired)}"
 
@@ -214,13 +214,13 @@ def _unmet_keys(merged: Document, entry: Document, desired: DesiredConfig) -> li
     return unmet
 
 
-def _notes(files: Files, read: Iterable[str], desired: DesiredConfig) -> Iterator[str]:
-    if desired.cdi:
+def _notes(files: Files, read_paths: Iterable[str], desired: DesiredConfig) -> Iterator[str]:
+    if desired.enable_cdi:
         yield "CRI-O always supports CDI; there is nothing to enable"
     if desired.drop_in and not desired.drop_in.startswith(f"{CRIO_FOLDER}/"):
         folder = posixpath.dirname(desired.drop_in)
         yield f"CRI-O reads {desired.drop_in} only when it is started with --config-dir {folder}"
-    for path in read:
+    for path in read_paths:
         if _BACKUP_FILE_NAME.search(path):
             yield f"{path} looks like a leftover, but CRI-O reads every file there, whatever its name"
     yield from _unread_file_notes(files)

@@ -14,7 +14,7 @@ from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import NodeDocker, conflicts, find_docker, installation_notes, refuse_unusable_docker
 from gpunode.runtimes.docker_nodes import reads as reads
-from gpunode.runtimes.documents import ConfigLayer, Document, Path, decode, put
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, decode_config, with_value
 from gpunode.runtimes.documents import has_byte_order_mark as has_byte_order_mark
 from gpunode.runtimes.model import (
     ConfigEdit,
@@ -41,7 +41,7 @@ _REMOVE_BYTE_ORDER_MARK_SED_SCRIPT = r"1s/^\xEF\xBB\xBF//"
 
 def list_dockerd_flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The flags that dockerd is started with, but for the one that names its file."""
-    return find_docker(files, desired).flags.words
+    return find_docker(files, desired).flags.command_words
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
@@ -54,7 +54,7 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
     """Return the removal with notes on what is kept, since it is not on record or gpunode does not edit it."""
     node = find_docker(removal.files, desired)
-    now, after = (each.get(node.config) for each in (removal.files, removal.after))
+    now, after = (each.get(node.config) for each in (removal.files, removal.files_after))
     if desired.handler in node.flags.runtimes:
         removal = removal.with_notes(
             f"dockerd's command line has {desired.handler} too ({node.said_in('add-runtime')})"
@@ -90,7 +90,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
         *_default_changes(node, configured, desired),
         *_cdi_changes(node, configured, desired),
     ]
-    wanted = reduce(lambda one, change: put(one, *change), changes, document)
+    wanted = reduce(lambda one, change: with_value(one, *change), changes, document)
     how = f"in place: {node.config} is the only file that dockerd reads"
     notes = (*_notes(node, document, desired), *installation_notes(files, node))
     if not changes:
@@ -135,7 +135,7 @@ def parse_daemon_json(data: bytes | None, path: str) -> Document:
     Raises:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
-    text = decode(data, path)
+    text = decode_config(data, path)
     if not text.strip(jsontext.JSON_BLANKS):
         return {}
     try:
@@ -154,18 +154,18 @@ def parse_daemon_json(data: bytes | None, path: str) -> Document:
             "(docker 23 and later)",
         ) from error
     if not isinstance(document, jsontext.Object):
-        raise _misshapen(path, "the file", text, 0, len(text))
+        raise _misshapen_key_error(path, "the file", text, 0, len(text))
     for key in ("runtimes", "features"):
         if not isinstance(document.get(key), dict | None):
             member = document.members[key]
-            raise _misshapen(path, key, text, member.value, member.end)
+            raise _misshapen_key_error(path, key, text, member.value, member.end)
     return document
 
 
-def _misshapen(path: str, named: str, text: str, start: int, end: int) -> Refused:
+def _misshapen_key_error(path: str, key_name: str, text: str, start: int, end: int) -> Refused:
     line, column = jsontext.line_and_column(text, end - len(text[start:end].lstrip()))
     return Refused(
-        f"{path}:{line}:{column}: {named} is not an object",
+        f"{path}:{line}:{column}: {key_name} is not an object",
         why=f"it is {' '.join(text[start:end].split())}"[:200],
         hint=f"correct {path}; dockerd cannot read it either",
     )
@@ -194,7 +194,7 @@ def _observe(node: NodeDocker, document: Document) -> ObservedConfig:
     of_file = {name: binary_of(entry) for name, entry in object_at(document, "runtimes").items()}
     return ObservedConfig(
         handlers={**node.flags.runtimes, **of_file},
-        default=default_of(document) or node.flags.last("default-runtime"),
+        default=default_of(document) or node.flags.last_value("default-runtime"),
         cdi=cdi if isinstance(cdi, bool) else node.flags.cdi,
         is_startable=not conflicts(node.flags, tuple(document)),
         cdi_folders=list_folders(document.get("cdi-spec-dirs")) or tuple(node.flags.given.get("cdi-spec-dir", ())),
@@ -232,27 +232,27 @@ def _default_changes(node: NodeDocker, observed: ObservedConfig, desired: Desire
         return []
     # dockerd keeps a default that its file no longer names until it is started again, so runc is named.
     wanted = desired.handler if desired.default else _RESERVED_RUNTIME_NAME
-    if node.flags.last("default-runtime") is not None:
+    if node.flags.last_value("default-runtime") is not None:
         raise _set_by_flag_error(node, "default-runtime", "default-runtime", f'="{wanted}"')
     return [(("default-runtime",), wanted)]
 
 
 def _cdi_changes(node: NodeDocker, observed: ObservedConfig, desired: DesiredConfig) -> list[KeyChange]:
-    if not desired.cdi or observed.cdi is True:
+    if not desired.enable_cdi or observed.cdi is True:
         return []
     if "feature" in node.flags.given:
         raise _set_by_flag_error(node, "features", "feature", " cdi=true")
     return [(("features", "cdi"), True)]
 
 
-def _set_by_flag_error(node: NodeDocker, directive: str, flag: str, wanted: str) -> Refused:
+def _set_by_flag_error(node: NodeDocker, directive: str, flag: str, desired_value: str) -> Refused:
     unit = node.kind.unit
     values = " ".join(f"--{flag}={value}" for value in node.flags.given[flag])
     return Refused(
         f"{node.config}: {directive} cannot be set here: dockerd's command line already sets it",
         why=f"{unit} starts dockerd with {values} ({node.said_in(flag)}); with it in both places dockerd neither "
         "starts nor reloads",
-        hint=f"either set dockerd --{flag}{wanted} there, or remove --{flag} there; once its containers may "
+        hint=f"either set dockerd --{flag}{desired_value} there, or remove --{flag} there; once its containers may "
         f"stop: systemctl daemon-reload && systemctl restart {unit}; then run the command again",
     )
 
@@ -262,7 +262,7 @@ def _notes(node: NodeDocker, document: Document, desired: DesiredConfig) -> tupl
         f"dockerd will not start with {node.config} as it is: {conflict} is on its command line too"
         for conflict in conflicts(node.flags, tuple(document))
     ]
-    if desired.cdi and desired.version is not None and desired.version < _HAS_CDI:
+    if desired.enable_cdi and desired.version is not None and desired.version < _HAS_CDI:
         notes.append(
             f"docker {'.'.join(map(str, desired.version))} has no CDI and ignores features.cdi; docker 25 has it"
         )

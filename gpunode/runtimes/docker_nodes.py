@@ -43,7 +43,7 @@ _LONG_FLAG_BY_SHORT = {
     "p": "pidfile",
     "s": "storage-driver",
 }
-_TRUE = frozenset({"1", "t", "true"})
+_TRUE_WORDS = frozenset({"1", "t", "true"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,15 @@ class Flags:
 
     Attributes:
         given: the values of each, in order; ``true`` for one that was given none.
-        words: the same as words of a command line, without the one that names the configuration file.
-        sources: the files that they may come from.
+        command_words: the same as words of a command line, without the one that names the configuration file.
+        source_files: the files that they may come from.
     """
 
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
+    command_words: tuple[str, ...] = ()
+    source_files: tuple[str, ...] = ()
 
-    def last(self, name: str) -> str | None:
+    def last_value(self, name: str) -> str | None:
         """The value that counts of a flag that has one; None where it was not given."""
         values = self.given.get(name)
         return values[-1] if values else None
@@ -68,7 +68,7 @@ class Flags:
     @property
     def config(self) -> str:
         """The configuration file; empty for the usual one. A service's working folder is the root."""
-        path = self.last("config-file")
+        path = self.last_value("config-file")
         return posixpath.normpath(posixpath.join("/", path)) if path else ""
 
     @property
@@ -82,13 +82,13 @@ class Flags:
         """True if CDI is switched on; None where no flag says."""
         pairs = (value.partition("=") for value in self.given.get("feature", ()))
         values = [(value or "true") for name, _, value in pairs if name == "cdi"]
-        return values[-1].lower() in _TRUE if values else None
+        return values[-1].lower() in _TRUE_WORDS if values else None
 
     @property
     def live_restore(self) -> bool | None:
         """True if containers outlive the daemon; None where no flag says."""
-        value = self.last("live-restore")
-        return None if value is None else value.lower() in _TRUE
+        value = self.last_value("live-restore")
+        return None if value is None else value.lower() in _TRUE_WORDS
 
 
 def parse_flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
@@ -110,7 +110,7 @@ def parse_flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
     return Flags(given, tuple(kept), sources)
 
 
-def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
+def conflicts(flags: Flags, directives: Sequence[str]) -> tuple[str, ...]:
     """The ``directives`` of the configuration file that flags also set, each with its flag.
 
     dockerd does not start, and reloads nothing, when a directive is in both; only for runtimes it accepts those of
@@ -118,7 +118,7 @@ def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
     """
     return tuple(
         f"{directive} (--{name})"
-        for name in given.given
+        for name in flags.given
         if (directive := _DIRECTIVE_BY_FLAG.get(name, name)) in directives and directive != "runtimes"
     )
 
@@ -182,7 +182,7 @@ SNAP = DockerInstallation(
     "/var/snap/docker/current/config/daemon.json", "snap.docker.dockerd.service", "/run/docker.sock", "the docker snap"
 )
 # Every user has one of their own; systemctl --user starts it.
-ROOTLESS = DockerInstallation("", "", "")
+ROOTLESS_INSTALLATION = DockerInstallation("", "", "")
 
 _SNAP_UNIT_FILE = f"/etc/systemd/system/{SNAP.unit}"
 _SNAP_FOLDER = "/snap/docker/"
@@ -210,8 +210,8 @@ class NodeDocker:
 
     def said_in(self, flag: str) -> str:
         """The files in which ``flag`` stands."""
-        found = [path for path in self.flags.sources if f"--{flag}".encode() in self.files.get(path, b"")]
-        return ", ".join(found or self.flags.sources)
+        flag_files = [path for path in self.flags.source_files if f"--{flag}".encode() in self.files.get(path, b"")]
+        return ", ".join(flag_files or self.flags.source_files)
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ def find_docker(files: Files, desired: DesiredConfig) -> NodeDocker:
         folders = _user_unit_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
         flags = _read_flags(files, ENGINE.unit, folders)
-        return NodeDocker(ROOTLESS, desired.config, flags, files, like if like in files else "")
+        return NodeDocker(ROOTLESS_INSTALLATION, desired.config, flags, files, like if like in files else "")
     kind = _find_installation(files, desired)
     flags = _read_flags(files, kind.unit) if kind is ENGINE else Flags()
     own = flags.config or kind.config
@@ -284,7 +284,7 @@ def refuse_unusable_docker(files: Files, node: NodeDocker, desired: DesiredConfi
 
 def installation_notes(files: Files, node: NodeDocker) -> tuple[str, ...]:
     """Notes for the user about this docker."""
-    if node.kind is ROOTLESS:
+    if node.kind is ROOTLESS_INSTALLATION:
         return _rootless_notes(files)
     notes = []
     if node.kind is SNAP and DOCKER_CONFIG in files:
@@ -296,7 +296,7 @@ def installation_notes(files: Files, node: NodeDocker) -> tuple[str, ...]:
     return tuple(notes)
 
 
-_RESTART_ROOTLESS = "a rootless docker is restarted by its user: systemctl --user restart docker"
+_RESTART_ROOTLESS_HINT = "a rootless docker is restarted by its user: systemctl --user restart docker"
 _SET_NO_CGROUPS_NOTE = (
     "a rootless docker cannot set device cgroups, so the container toolkit needs no-cgroups = true: "
     "gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true. That applies to every runtime on "
@@ -312,7 +312,7 @@ def _rootless_notes(files: Files) -> tuple[str, ...]:
     except (ValueError, Refused):
         config = {}  # whoever edits that file says what is wrong with it
     has_no_cgroups = at(config, ("nvidia-container-cli", "no-cgroups")) is True
-    return (_RESTART_ROOTLESS,) if has_no_cgroups else (_RESTART_ROOTLESS, _SET_NO_CGROUPS_NOTE)
+    return (_RESTART_ROOTLESS_HINT,) if has_no_cgroups else (_RESTART_ROOTLESS_HINT, _SET_NO_CGROUPS_NOTE)
 
 
 def _find_installation(files: Files, desired: DesiredConfig) -> DockerInstallation:
@@ -330,8 +330,8 @@ def _has_engine(files: Files) -> bool:
 
 def _rootless_home(config: str) -> str:
     """The home of the user whose rootless docker reads ``config``; empty for another file."""
-    found = _ROOTLESS_CONFIG_PATH.fullmatch(config)
-    return found["home"] if found else ""
+    match = _ROOTLESS_CONFIG_PATH.fullmatch(config)
+    return match["home"] if match else ""
 
 
 def _user_unit_folders(home: str) -> tuple[str, ...]:

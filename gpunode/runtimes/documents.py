@@ -19,10 +19,10 @@ Path: TypeAlias = tuple[str, ...]
 # TOML's own shape: tables of tables of values.
 Document: TypeAlias = dict[str, Any]
 # UTF-8's byte order mark, which most daemons take and parsers do not.
-_BOM = "\ufeff"
+_BYTE_ORDER_MARK = "\ufeff"
 
 
-def decode(data: bytes | None, path: str) -> str:
+def decode_config(data: bytes | None, path: str) -> str:
     """The file's text without its byte order mark; empty for a missing file.
 
     Raises:
@@ -30,7 +30,7 @@ def decode(data: bytes | None, path: str) -> str:
     """
     raw = data or b""
     try:
-        return raw.decode().removeprefix(_BOM)
+        return raw.decode().removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         column = error.start - raw.rfind(b"\n", 0, error.start)
@@ -43,12 +43,12 @@ def decode(data: bytes | None, path: str) -> str:
 
 def has_byte_order_mark(data: bytes | None) -> bool:
     """Return whether a file begins with a byte order mark."""
-    return (data or b"").startswith(_BOM.encode())
+    return (data or b"").startswith(_BYTE_ORDER_MARK.encode())
 
 
-def encode(text: str, former: bytes | None) -> bytes:
-    """``text`` as a file, with a byte order mark if ``former`` had one."""
-    return ((_BOM if has_byte_order_mark(former) else "") + text).encode()
+def encode_config(text: str, former_content: bytes | None) -> bytes:
+    """``text`` as a file, with a byte order mark if ``former_content`` had one."""
+    return ((_BYTE_ORDER_MARK if has_byte_order_mark(former_content) else "") + text).encode()
 
 
 class VerbatimFloat(str):
@@ -83,12 +83,12 @@ def parse_toml_file(data: bytes | None, path: str, *, hint: str, also: str = "")
     Raises:
         Refused: it is not TOML, or not UTF-8.
     """
-    text = decode(data, path)
+    text = decode_config(data, path)
     try:
         return parse_toml(text)
     except ValueError as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        place = f"{path}:{found[1]}" if found else path
+        match = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        place = f"{path}:{match[1]}" if match else path
         raise Refused(f"{place}: not valid TOML", why=f"{error}{also}", hint=hint) from error
 
 
@@ -105,7 +105,7 @@ def parse_document(data: bytes | None, path: str) -> Document:
         ValueError: it is neither.
         Refused: it is not UTF-8.
     """
-    text = decode(data, path)
+    text = decode_config(data, path)
     if not is_json(path, data):
         return parse_toml(text)
     from gpunode.runtimes import jsontext
@@ -119,7 +119,7 @@ def parse_document(data: bytes | None, path: str) -> Document:
 def reads_as(data: bytes, path: str, document: Document) -> bool:
     """Return whether a file says the same as ``document``."""
     try:
-        return same(parse_document(data, path), document)
+        return is_same_value(parse_document(data, path), document)
     except (ValueError, Refused):
         return False
 
@@ -135,7 +135,7 @@ def at(document: Document, keys: Sequence[str]) -> Any:
     return node
 
 
-def put(document: Document, keys: Sequence[str], value: Any, *, prune: bool = False) -> Document:
+def with_value(document: Document, keys: Sequence[str], value: Any, *, prune: bool = False) -> Document:
     """Return a copy of ``document`` with ``value`` at ``keys``; None takes out what is there.
 
     What is no table on the way there gives way to one. With ``prune`` a table goes with the last key that it had.
@@ -143,14 +143,14 @@ def put(document: Document, keys: Sequence[str], value: Any, *, prune: bool = Fa
     key, *below = keys
     if below:
         former = document.get(key)
-        table = put(former if isinstance(former, dict) else {}, below, value, prune=prune)
+        table = with_value(former if isinstance(former, dict) else {}, below, value, prune=prune)
         value = None if prune and not table and (former or key not in document) else table
     if value is None:
         return {name: one for name, one in document.items() if name != key}
     return {**document, key: value}
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same_value(one: Any, other: Any) -> bool:
     """Return whether two documents or parts are equal in value and kind: 1 is not true, nor is "1.0" a number.
 
     Members may have another order. Dates are the same when they are written alike.
@@ -172,7 +172,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 # A key that a document lacks.
-MISSING: Final = object()
+MISSING_VALUE: Final = object()
 
 
 def compare_documents(
@@ -180,12 +180,12 @@ def compare_documents(
 ) -> Iterator[tuple[Path, Any, Any]]:
     """Yield the keys that differ in two documents, each with its two values: those of ``after`` first."""
     for key, value in after.items():
-        former = before.get(key, MISSING)
+        former = before.get(key, MISSING_VALUE)
         if isinstance(former, Mapping) and isinstance(value, Mapping):
             yield from compare_documents(former, value, (*above, key))
-        elif not same(former, value):
+        elif not is_same_value(former, value):
             yield (*above, key), former, value
-    yield from (((*above, key), value, MISSING) for key, value in before.items() if key not in after)
+    yield from (((*above, key), value, MISSING_VALUE) for key, value in before.items() if key not in after)
 
 
 # Editing.
@@ -211,17 +211,17 @@ def edit_content(data: bytes | None, before: Document, after: Document, *, as_js
     Raises:
         Uneditable: there is no such edit.
     """
-    text = decode(data, "")
+    text = decode_config(data, "")
     if as_json:
         from gpunode.runtimes import jsontext
 
-        edited = jsontext.edit(text, before, after)
-        if not same(jsontext.parse(edited), after):
+        edited = jsontext.edit_json(text, before, after)
+        if not is_same_value(jsontext.parse(edited), after):
             raise Uneditable(before, after)
-        return encode(edited, data)
+        return encode_config(edited, data)
     from gpunode.runtimes import tomltext  # tomlkit takes 25 ms to load
 
-    return encode(tomltext.edit(text, before, after), data)
+    return encode_config(tomltext.edit_toml(text, before, after), data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class ConfigLayer:
     @property
     def text(self) -> str:
         """The file's text; empty for a missing one."""
-        return decode(self.content, self.path)
+        return decode_config(self.content, self.path)
 
     def table(self, keys: Path) -> Document:
         """The table at ``keys``; empty when it is not there.
@@ -274,7 +274,7 @@ class ConfigLayer:
         Raises:
             Refused: that would change other lines, too; ``advice`` says what to do instead.
         """
-        if same(self.document, document):
+        if is_same_value(self.document, document):
             return self.content
         try:
             return edit_content(self.content, self.document, document, as_json=self.as_json)

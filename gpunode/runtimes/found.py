@@ -12,7 +12,7 @@ from gpunode.facts.model import Facts, Unknown, need
 from gpunode.facts.reader import make_file_state
 from gpunode.facts.systemd import is_unit_file
 from gpunode.package_id import PackageId
-from gpunode.packages.version import numbers
+from gpunode.packages.version import leading_numbers
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Runtime, gather_files
 
@@ -26,10 +26,10 @@ _FILE_MASKING_UNIT = FileState(b"")
 def packaged_version(row: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
     """Return the version of the runtime's installed package; None where none is installed."""
     states = (packages.get(PackageId(name)) for name in row.packages)
-    return numbers(next((state.version for state in states if state and not state.config_files_only), ""))
+    return leading_numbers(next((state.version for state in states if state and not state.config_files_only), ""))
 
 
-def contents(states: States) -> Files:
+def contents_of_states(states: States) -> Files:
     """The files' bytes, as the runtimes' functions take them."""
     return {path: state.content for path, state in states.items()}
 
@@ -44,7 +44,7 @@ def file_changes(
     """
 
     def make_state(edit: Edit, before: FileState | None) -> FileState | None:
-        like = before or present.get(edit.like) or FileState(b"")
+        like = before or present.get(edit.ownership_template) or FileState(b"")
         like = restrict_writes_to_root(like) if is_roots and before is None else like
         return None if edit.after is None else replace(like, content=edit.after)
 
@@ -77,7 +77,7 @@ def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> Sta
 
 def inspect_from_facts(facts: Facts, row: Runtime) -> ObservedConfig:
     """Return what the files of the runtime say. Raises as ``states_from_facts``."""
-    return row.inspect(contents(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+    return row.inspect(contents_of_states(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
 
 
 def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
@@ -92,7 +92,7 @@ def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: D
     def find(place: str) -> Files:
         new = _probe_matches(run_probe, place) if is_pattern(place) else probe_state(run_probe, place)
         states.update(new)
-        return contents(new)
+        return contents_of_states(new)
 
     gather_files(row, desired, find)
     return states
@@ -117,11 +117,11 @@ def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> State
     if capture.outcome != "ok":
         raise _unreadable_error(pattern, capture)
     states: dict[str, FileState] = {}
-    for one in decode_matches(capture.data):
-        if one.data is not None and one.ownership is not None:
-            states[one.path] = make_file_state(one.data, one.ownership)
+    for match in decode_matches(capture.data):
+        if match.data is not None and match.ownership is not None:
+            states[match.path] = make_file_state(match.data, match.ownership)
         else:  # a symbolic link, or what a glob does not read: looked at by its own name
-            states.update(probe_state(run_probe, one.path))
+            states.update(probe_state(run_probe, match.path))
     return states
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import Refused
-from gpunode.facts.evidence import NOT_CAPTURED
+from gpunode.facts.evidence import NOT_CAPTURED_REASON
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown
 from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
@@ -28,7 +28,7 @@ class ContainerdInstallation:
 
     Attributes:
         title: the product, as people call it.
-        brings: the id of the runtime that it installs.
+        installed_runtime_id: the id of the runtime that it installs.
         sockets: where its containerd answers.
         units: what starts its containerd; the one that the kubelet runs in counts, else the first.
     """
@@ -37,7 +37,7 @@ class ContainerdInstallation:
     title: str
     sockets: tuple[str, ...]
     units: tuple[str, ...]
-    brings: str = "containerd"
+    installed_runtime_id: str = "containerd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def choose_row(row: Runtime, facts: Facts) -> ChosenRuntime:
 
 def is_brought_by_products(row: Runtime) -> bool:
     """Return whether products bring this runtime, each with rules of its own."""
-    return any(product.brings == row.id for product in INSTALLATIONS)
+    return any(product.installed_runtime_id == row.id for product in INSTALLATIONS)
 
 
 def _locate_row(row: Runtime, facts: Facts) -> Runtime:
@@ -149,7 +149,7 @@ def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
 
 def _unknown_kubelet_note(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
     """A note, unless nobody looked: an older capture tells nothing of kubelets."""
-    if why.reason == NOT_CAPTURED:
+    if why.reason == NOT_CAPTURED_REASON:
         return ()
     return (f"cannot tell which containerd the kubelet uses ({why.reason}); assuming that of {containerd.unit}",)
 

@@ -10,19 +10,19 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from gpunode.runtimes.documents import MISSING, Path, compare_documents
+from gpunode.runtimes.documents import MISSING_VALUE, Path, compare_documents
 
 # What JSON calls white space.
 JSON_BLANKS = " \t\r\n"
 # As deep as TOML may be: whoever goes through objects and lists calls itself for each.
 _MAX_NESTING = 200
-_SPACE = re.compile(r"[ \t\r\n]*")
+_BLANKS = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f]*)*"')
 _STRING_START = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _UNQUOTED_WORD = re.compile(r'[^\s,:{}\[\]"]{1,20}')
-_CONSTANTS = {"true": True, "false": False, "null": None}
-_BREAK = re.compile(r"\r\n|\n|\r")
+_JSON_CONSTANTS = {"true": True, "false": False, "null": None}
+_LINE_BREAK = re.compile(r"\r\n|\n|\r")
 
 
 class MalformedJson(ValueError):
@@ -79,7 +79,7 @@ def parse(text: str) -> Any:
     """
     reader = _JsonReader(text)
     value = reader.read_value(0)
-    if reader.skip() != len(text):
+    if reader.skip_blanks() != len(text):
         reader.refuse("the end of the file")
     return value
 
@@ -90,34 +90,34 @@ class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
-    def skip(self) -> int:
+    def skip_blanks(self) -> int:
         """Return the offset of the next token."""
         self.at = _end_of_space(self.text, self.at)
         return self.at
 
     def accept(self, mark: str) -> bool:
         """Return whether ``mark`` comes next; then it has been read."""
-        is_next = self.text.startswith(mark, self.skip())
+        is_next = self.text.startswith(mark, self.skip_blanks())
         self.at += is_next
         return is_next
 
     def read_value(self, depth: int) -> Any:
         """Return the value that comes next, within ``depth`` others."""
-        start = self.skip()
+        start = self.skip_blanks()
         if self.text.startswith('"', start):
             return self.read_string()
         if self.accept("{"):
             return self.read_container(Object(start), "}", depth + 1)
         if self.accept("["):
             return self.read_container([], "]", depth + 1)
-        if found := _NUMBER.match(self.text, start):
-            self.at = found.end()
-            return Number(found[0])
+        if match := _NUMBER.match(self.text, start):
+            self.at = match.end()
+            return Number(match[0])
         word = _UNQUOTED_WORD.match(self.text, start)
-        if word is None or word[0] not in _CONSTANTS:
+        if word is None or word[0] not in _JSON_CONSTANTS:
             self.refuse("a value")
         self.at = word.end()
-        return _CONSTANTS[word[0]]
+        return _JSON_CONSTANTS[word[0]]
 
     def read_container(self, container: Object | list[Any], closing: str, depth: int) -> Any:
         """Return the object or list whose opening bracket has been read, filled."""
@@ -129,10 +129,10 @@ class _JsonReader:
                 self.read_member(container, depth)
             else:
                 container.append(self.read_value(depth))
-            comma = self.skip()
+            comma = self.skip_blanks()
             if not self.accept(","):
                 is_closed = self.accept(closing) or self.refuse(f"a comma or {closing}")
-            elif self.text.startswith(("}", "]"), self.skip()):
+            elif self.text.startswith(("}", "]"), self.skip_blanks()):
                 self.at = comma
                 self.fail("trailing comma before a closing bracket")
         if isinstance(container, Object):
@@ -140,7 +140,7 @@ class _JsonReader:
         return container
 
     def read_member(self, holder: Object, depth: int) -> None:
-        start = self.skip()
+        start = self.skip_blanks()
         if not self.text.startswith('"', start):
             self.refuse("a key")
         key = self.read_string()
@@ -148,13 +148,13 @@ class _JsonReader:
             raise DuplicateKey(f"the key {json.dumps(key)} appears twice", *line_and_column(self.text, start))
         if not self.accept(":"):
             self.refuse("a colon")
-        value = self.skip()
+        value = self.skip_blanks()
         holder[key] = self.read_value(depth)
         holder.members[key] = MemberPosition(start, value, self.at)
 
     def read_string(self) -> str:
-        found = _STRING.match(self.text, self.at)
-        if found is None:
+        match = _STRING.match(self.text, self.at)
+        if match is None:
             begin = self.at
             stop = _STRING_START.match(self.text, begin)
             self.at = stop.end() if stop else begin
@@ -164,13 +164,13 @@ class _JsonReader:
             if self.text[self.at] == "\\":
                 self.fail(f"{self.text[self.at : self.at + 2]!r} is not a valid escape")
             self.fail(f"the control character {self.text[self.at]!r} in a string")
-        self.at = found.end()
-        text: str = json.loads(found[0])
+        self.at = match.end()
+        text: str = json.loads(match[0])
         return text
 
     def refuse(self, meant: str) -> NoReturn:
         """Raise MalformedJson: something else than ``meant`` comes next."""
-        at = self.skip()
+        at = self.skip_blanks()
         if at == len(self.text):
             self.fail(f"the file ends where {meant} is expected")
         word = _UNQUOTED_WORD.match(self.text, at)
@@ -187,8 +187,8 @@ class _JsonReader:
 
 def _end_of_space(text: str, at: int) -> int:
     """Return the offset of what follows the white space at ``at``."""
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+    match = _BLANKS.match(text, at)
+    return match.end() if match else at
 
 
 def line_and_column(text: str, at: int) -> tuple[int, int]:
@@ -196,7 +196,7 @@ def line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
-def put(text: str, path: Path, value: Any) -> str:
+def put_member(text: str, path: Path, value: Any) -> str:
     """``text``, a valid document that is an object, with ``value`` at ``path``, written as its neighbours are.
 
     What is missing on the way there is made, and what is no object gives way to one.
@@ -212,7 +212,7 @@ def put(text: str, path: Path, value: Any) -> str:
     return _write_member(text, root, here, path[-1], value)
 
 
-def drop(text: str, path: Path) -> str:
+def drop_member(text: str, path: Path) -> str:
     """``text``, a valid document that has a member at ``path``, without it; of an object's last one ``{}`` is left."""
     holder = parse(text)
     for key in path[:-1]:
@@ -227,11 +227,11 @@ def drop(text: str, path: Path) -> str:
     return text[: holder.start] + "{}" + text[holder.end :]
 
 
-def edit(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+def edit_json(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     """``text``, which reads as ``before``, so that it reads as ``after``."""
     text = text if text.strip(JSON_BLANKS) else "{}\n"
     for path, _, value in compare_documents(before, after):
-        text = drop(text, path) if value is MISSING else put(text, path, value)
+        text = drop_member(text, path) if value is MISSING_VALUE else put_member(text, path, value)
     return text
 
 
@@ -260,8 +260,8 @@ def _has_break(space: str) -> bool:
 def _indent(text: str, at: int) -> str:
     """The white space that begins the line of ``at``."""
     line = max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
-    found = re.compile(r"[ \t]*").match(text, line)
-    return found[0] if found else ""
+    match = re.compile(r"[ \t]*").match(text, line)
+    return match[0] if match else ""
 
 
 def _space_before(text: str, at: int) -> str:
@@ -289,8 +289,8 @@ class _Style:
     @classmethod
     def of(cls, text: str, root: Object) -> _Style:
         # A line cannot break inside a JSON string, so every break is one between tokens.
-        found = _BREAK.search(text)
-        newline = found[0] if found else "\n"
+        match = _LINE_BREAK.search(text)
+        newline = match[0] if match else "\n"
         members = list(root.members.values())
         if not members:
             return cls("    ", newline, ": ", ", ")

@@ -35,7 +35,7 @@ class DesiredConfig:
         not_default: True makes runc the default where the handler is; False leaves the default as it is.
         systemd_cgroup: True puts it, and runc, under systemd's cgroup driver; False leaves what is there. containerd
             only: dockerd takes its driver from the host.
-        cdi: True switches on the runtime's own CDI support; False leaves it as it is.
+        enable_cdi: True switches on the runtime's own CDI support; False leaves it as it is.
         version: the daemon's, as numbers; None when nobody knows, which counts as containerd 1.
         mode: ``in-place`` edits the file that counts, ``drop-in`` leaves all but its imports alone; ``auto`` decides.
         config: the root file; empty for the runtime's own.
@@ -52,7 +52,7 @@ class DesiredConfig:
     default: bool = False
     not_default: bool = False
     systemd_cgroup: bool = False
-    cdi: bool = False
+    enable_cdi: bool = False
     version: tuple[int, ...] | None = None
     mode: EditMode = "auto"
     config: str = ""
@@ -72,13 +72,14 @@ class Edit:
     """A file of a runtime's configuration, before and after; None where it does not exist.
 
     Attributes:
-        like: the file whose mode and owner a new one takes, since it may hold that one's secrets; empty for none.
+        ownership_template: the file whose mode and owner a new one takes, since it may hold that one's secrets; empty
+            for none.
     """
 
     path: str
     before: bytes | None
     after: bytes | None
-    like: str = ""
+    ownership_template: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,14 @@ class ConfigEdit:
         edits: the files that change, in the order of writing: a drop-in before the file that imports it.
         how: which files are edited and why these, one sentence.
         notes: what the user should know beside it; a warning each.
-        restart: why the runtime's unit must be started again although no file changes; empty where it need not be.
+        restart_reason: why the runtime's unit must be started again although no file changes; empty where it need not
+            be.
     """
 
     edits: tuple[Edit, ...]
     how: str = ""
     notes: tuple[str, ...] = ()
-    restart: str = ""
+    restart_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +136,19 @@ class Removal:
     Attributes:
         files: as they are.
         former: as they were before gpunode, as far as that is on record.
-        after: without the handler.
+        files_after: without the handler.
         notes: what the user should know.
     """
 
     files: Files
     former: Files
-    after: Files
+    files_after: Files
     notes: tuple[str, ...] = ()
 
     def with_file(self, path: str, content: bytes | None) -> Removal:
         """Return the removal with one file as given; None for no file."""
-        others = {one: data for one, data in self.after.items() if one != path}
-        return replace(self, after=others if content is None else {**others, path: content})
+        others = {one: data for one, data in self.files_after.items() if one != path}
+        return replace(self, files_after=others if content is None else {**others, path: content})
 
     def with_notes(self, *notes: str) -> Removal:
         """Return the removal with more notes."""
@@ -178,9 +180,9 @@ class Runtime(ContainerRuntime):
         applies_on_reload: whether a running daemon takes this change on SIGHUP; asked where it ``reloads``.
         keeps_containers: whether its containers survive its restart; asked where ``stopped`` says that some do not.
         product: what brings this runtime, where that is not a package of its own; see ``runtimes.installations``.
-        beside: what says what it does beside ``config`` and ``drop_in``.
-        generated: the files that the product writes anew at every start of its unit.
-        watches: whether the product notices changed files by itself, so that nothing need be restarted.
+        settings_files: what says what it does beside ``config`` and ``drop_in``.
+        generated_files: the files that the product writes anew at every start of its unit.
+        watches_files: whether the product notices changed files by itself, so that nothing need be restarted.
     """
 
     reads: Reads
@@ -192,14 +194,14 @@ class Runtime(ContainerRuntime):
     applies_on_reload: Callable[[Files, Files, DesiredConfig], bool]
     keeps_containers: Callable[[Files, DesiredConfig], bool]
     product: str = ""
-    beside: frozenset[str] = frozenset()
-    generated: frozenset[str] = frozenset()
-    watches: bool = False
+    settings_files: frozenset[str] = frozenset()
+    generated_files: frozenset[str] = frozenset()
+    watches_files: bool = False
 
     @property
     def own_files(self) -> frozenset[str]:
         """The files that say what it does; of the others that it reads some say how it is started."""
-        return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
+        return frozenset({self.config, self.drop_in, *self.settings_files} - {"", *self.generated_files})
 
 
 def list_folders(value: object) -> tuple[str, ...]:
@@ -259,7 +261,7 @@ def satisfies(observed: ObservedConfig, desired: DesiredConfig) -> bool:
         observed.handlers.get(desired.handler) == desired.binary
         and (not desired.default or observed.default == desired.handler)
         and not (desired.not_default and observed.default == desired.handler)
-        and (not desired.cdi or observed.cdi is True)
+        and (not desired.enable_cdi or observed.cdi is True)
         and (observed.schema is None or _cri_is_sound(observed, desired))
     )
 
@@ -326,7 +328,7 @@ def reads_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
         version: the daemon's; None where nobody knows, and then only what tells containerd 2 counts.
     """
     if not row.has_cri_plugin:
-        return row.cdi == "always"
+        return row.cdi_support == "always"
     is_default = _is_on_by_default(observed, version)
     return is_default if observed.cdi is None else observed.cdi and (is_default or (version or ()) >= _HAS_CDI)
 

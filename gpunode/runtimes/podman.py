@@ -17,11 +17,11 @@ from gpunode.runtimes.model import (
 )
 
 # The first that takes CDI's specifications as they have been since 2022 (CDI 0.3).
-MIN_VERSION = (4, 1)
+MIN_PODMAN_VERSION = (4, 1)
 Version = tuple[int, ...]
-CONFIG = "/etc/containers/containers.conf"
+PODMAN_CONFIG = "/etc/containers/containers.conf"
 _MAX_CDI_SPEC_BY_PODMAN_VERSION = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
-_FIRST_WITH_CONFIGURABLE_FOLDERS = (5, 5)
+_FIRST_VERSION_WITH_CDI_FOLDERS = (5, 5)
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -46,16 +46,16 @@ def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
     Raises:
         Refused: a file of its configuration is not UTF-8.
     """
-    if version is None or version < _FIRST_WITH_CONFIGURABLE_FOLDERS:
+    if version is None or version < _FIRST_VERSION_WITH_CDI_FOLDERS:
         return CDI_FOLDERS
-    folders: tuple[str, ...] = ("/etc/cdi",) if version[:2] == _FIRST_WITH_CONFIGURABLE_FOLDERS else CDI_FOLDERS
+    folders: tuple[str, ...] = ("/etc/cdi",) if version[:2] == _FIRST_VERSION_WITH_CDI_FOLDERS else CDI_FOLDERS
     appends = False
     for path in sorted(files, key=lambda path: (not path.startswith("/usr/"), ".conf.d/" in path, path)):
         try:
-            found = at(parse_document(files[path], path), ("engine", "cdi_spec_dirs"))
+            configured_folders = at(parse_document(files[path], path), ("engine", "cdi_spec_dirs"))
         except ValueError:
             continue  # podman itself stops at it, and says so
-        items = found if isinstance(found, list) else []
+        items = configured_folders if isinstance(configured_folders, list) else []
         for item in items:
             appends = item.get("append", appends) is True if isinstance(item, dict) else appends
         own = tuple(item for item in items if isinstance(item, str))

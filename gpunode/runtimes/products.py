@@ -47,7 +47,7 @@ _DETECTED_PROGRAM_BY_HANDLER: Final = {
 }
 _DETECTION_PATH_FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 # A template that includes the runtimes which the product finds: its base template does.
-_RENDERS_DETECTED_RUNTIMES: Final = re.compile(rb"""\{\{-?\s*template\s+["`]base["`]|\.ExtraRuntimes\b""")
+_DETECTED_RUNTIMES_TEMPLATE: Final = re.compile(rb"""\{\{-?\s*template\s+["`]base["`]|\.ExtraRuntimes\b""")
 _K0S_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
 _K0S_DROP_IN_FOLDER: Final = "/etc/k0s/containerd.d"
 _K0S_DROP_IN: Final = f"{_K0S_DROP_IN_FOLDER}/{_DROP_IN_FILE_NAME}"
@@ -62,7 +62,7 @@ class BundledContainerd:
     Attributes:
         product: its id.
         config: the file at the top.
-        places: what else is read, in its last words a path or a pattern.
+        read_paths: what else is read, in its last words a path or a pattern.
         beside: the files that say what it does beside ``config``.
     """
 
@@ -72,10 +72,10 @@ class BundledContainerd:
 
     product: str
     config: str
-    places: tuple[str, ...] = ()
+    read_paths: tuple[str, ...] = ()
     beside: frozenset[str] = frozenset()
 
-    def row(self, usual: Runtime, kubelet: Kubelet, unit: str) -> Runtime:
+    def make_row(self, usual: Runtime, kubelet: Kubelet, unit: str) -> Runtime:
         """Return the row of this containerd, which no package of its own brings; ``usual`` is that of a package's."""
         return replace(
             usual,
@@ -84,7 +84,7 @@ class BundledContainerd:
             socket=kubelet.socket,
             config=self.config,
             drop_in="",
-            beside=self.beside,
+            settings_files=self.beside,
             packages=(),
             config_packages=frozenset(),
             reads=self.reads,
@@ -96,7 +96,7 @@ class BundledContainerd:
 
     def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
         """Return every file that matters, as far as ``files`` tell."""
-        return tuple(dict.fromkeys((*containerd_files.reads(files, self.locate(files, desired)), *self.places)))
+        return tuple(dict.fromkeys((*containerd_files.reads(files, self.locate(files, desired)), *self.read_paths)))
 
     def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
         """Return what containerd reads."""
@@ -110,7 +110,7 @@ class BundledContainerd:
         return parse_config(files.get(self.config), self.config)
 
     def _refuse_lost_edits(self, desired: DesiredConfig, places: Callable[[int], str]) -> None:
-        """Refuse what the product would not read; ``places`` are its drop-ins, by their schema.
+        """Refuse what the product would not read; ``read_paths`` are its drop-ins, by their schema.
 
         Raises:
             Refused: so it is.
@@ -308,7 +308,7 @@ class Rancher(BundledContainerd):
                 hint=f"omit the runtime's name and path, upgrade {self.product}, or add the runtime to a template, "
                 f"{template}",
             )
-        if template in files and not _RENDERS_DETECTED_RUNTIMES.search(files[template]):
+        if template in files and not _DETECTED_RUNTIMES_TEMPLATE.search(files[template]):
             raise Refused(
                 f"{template} prevents {self.product} from registering {desired.handler}",
                 why=f"the template includes none of the runtimes that {self.product} finds by itself",
@@ -330,21 +330,21 @@ class Rancher(BundledContainerd):
     def _notes(self, present: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
         if desired.default and present.default != desired.handler:
             yield f"{self.product} reads default-runtime since late 2023; older releases skip it with a warning"
-        if desired.cdi and not present.cdi and (present.schema or 2) < 3:
+        if desired.enable_cdi and not present.cdi and (present.schema or 2) < 3:
             yield f"CDI stays off: this {self.product} reads no drop-ins; its releases with containerd 2 enable CDI"
-        found = present.handlers.get(desired.handler)
-        if found and found != desired.binary and self._is_registered(present, desired):
-            yield f"{self.product} has registered {desired.handler} with {found}, which it found first"
+        present_binary = present.handlers.get(desired.handler)
+        if present_binary and present_binary != desired.binary and self._is_registered(present, desired):
+            yield f"{self.product} has registered {desired.handler} with {present_binary}, which it found first"
 
     def complete_removal(self, removal: Removal, desired: DesiredConfig) -> Removal:
         """Return the removal with the product's own setting taken back; what the product finds by itself stays."""
         removal = containerd.complete_removal(removal, self.locate(removal.files, desired))
-        for path in sorted(removal.after):
-            if path in {self.template(2), self.template(3)} and b"gpunode: begin" in removal.after[path]:
+        for path in sorted(removal.files_after):
+            if path in {self.template(2), self.template(3)} and b"gpunode: begin" in removal.files_after[path]:
                 removal = removal.with_notes(
                     f"{path} keeps the lines between gpunode's two marks: delete them if they were for this"
                 )
-        if removal.after.get(self.settings) == _default_runtime_setting(desired):
+        if removal.files_after.get(self.settings) == _default_runtime_setting(desired):
             former = removal.former.get(self.settings)
             removal = removal.with_file(self.settings, None if former == removal.files[self.settings] else former)
         if desired.handler in _DETECTED_PROGRAM_BY_HANDLER:
@@ -371,16 +371,16 @@ def make_row(product: str, usual: Runtime, kubelet: Kubelet, unit: str, facts: F
     """
     if product == "microk8s":
         # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
-        return Microk8s(product, _MICROK8S_TEMPLATE).row(usual, kubelet, unit)
+        return Microk8s(product, _MICROK8S_TEMPLATE).make_row(usual, kubelet, unit)
     unit = kubelet.unit or unit
     if product == "k0s":
         state = known(facts.file(_K0S_CONFIG_FILE), None)
         is_managed = is_managed_by_k0s(state.content if state else None)
         k0s = K0s(product, _K0S_CONFIG_FILE, (f"{_K0S_DROP_IN_FOLDER}/*.toml",), frozenset({_K0S_DROP_IN}))
         generated = frozenset({k0s.config} if is_managed else ())
-        return replace(k0s.row(usual, kubelet, unit), generated=generated, watches=is_managed)
+        return replace(k0s.make_row(usual, kubelet, unit), generated_files=generated, watches_files=is_managed)
     folder = f"{kubelet.data or f'/var/lib/rancher/{product}'}/agent/etc/containerd"
     rancher = Rancher(product, f"{folder}/config.toml")
     own = (rancher.settings, *(at(schema) for schema in (2, 3) for at in (rancher.template, rancher.drop_in)))
-    rancher = replace(rancher, places=tuple(sorted(own)), beside=frozenset(own))
-    return replace(rancher.row(usual, kubelet, unit), generated=frozenset({rancher.config}))
+    rancher = replace(rancher, read_paths=tuple(sorted(own)), beside=frozenset(own))
+    return replace(rancher.make_row(usual, kubelet, unit), generated_files=frozenset({rancher.config}))

@@ -6,7 +6,15 @@ import posixpath
 from collections.abc import Mapping, Sequence
 
 from gpunode.errors import Refused
-from gpunode.runtimes.documents import MISSING, ConfigLayer, Document, at, compare_documents, parse_document, put
+from gpunode.runtimes.documents import (
+    MISSING_VALUE,
+    ConfigLayer,
+    Document,
+    at,
+    compare_documents,
+    parse_document,
+    with_value,
+)
 from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, DesiredConfig, Edit, Files, Removal, Runtime
 from gpunode.runtimes.reversal import changed_handlers
 
@@ -29,8 +37,8 @@ def find_other_own_handlers(
     """
     was, now = (row.inspect(each, desired).handlers for each in (former_files(files, recorded), files))
     copied = {name for name in now if was.get(name) == now[name]}
-    made = frozenset[str]().union(*map(changed_handlers, recorded))
-    return made & now.keys() - {desired.handler, *RUNC_FAMILY} - copied
+    made_handlers = frozenset[str]().union(*map(changed_handlers, recorded))
+    return made_handlers & now.keys() - {desired.handler, *RUNC_FAMILY} - copied
 
 
 def remove_handler(
@@ -48,7 +56,7 @@ def remove_handler(
         Refused: the files cannot be edited so, or neither gpunode nor nvidia-ctk can have added the handler.
     """
     files, removal = reverted.files, _restore_entry(row, desired, reverted, contents_before)
-    is_recorded = removal.after != files
+    is_recorded = removal.files_after != files
     if not is_recorded:
         if _is_foreign(row, desired, files):
             binary = row.inspect(files, desired).handlers[desired.handler]
@@ -62,12 +70,12 @@ def remove_handler(
     removal = row.complete_removal(remove_dangling_default(row, desired, removal), desired)
     paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
     edits = tuple(
-        Edit(path, files.get(path), removal.after.get(path))
+        Edit(path, files.get(path), removal.files_after.get(path))
         for path in paths
-        if path not in row.generated and files.get(path) != removal.after.get(path)
+        if path not in row.generated_files and files.get(path) != removal.files_after.get(path)
     )
     how, notes = _describe_removal(row, desired, removal, edits, is_recorded=is_recorded)
-    own = (note for note in (*removal.notes, *notes) if not note.startswith((*row.generated,)))
+    own = (note for note in (*removal.notes, *notes) if not note.startswith((*row.generated_files,)))
     return ConfigEdit(edits, how, tuple(dict.fromkeys(own)))
 
 
@@ -75,7 +83,7 @@ def _describe_removal(
     row: Runtime, desired: DesiredConfig, removal: Removal, edits: Sequence[Edit], *, is_recorded: bool
 ) -> tuple[str, tuple[str, ...]]:
     """Return in a sentence what is done, and what the user should know of what stays."""
-    handler, is_left = desired.handler, desired.handler in row.inspect(removal.after, desired).handlers
+    handler, is_left = desired.handler, desired.handler in row.inspect(removal.files_after, desired).handlers
     if not edits:
         return f"no file of {row.product or row.id} that gpunode edits has {handler}", ()
     if not is_recorded:
@@ -87,7 +95,7 @@ def _describe_removal(
     if not is_left:
         return f"{handler} is removed", ()
     how = f"what gpunode made of {handler} is taken back"
-    if row.product or _is_foreign(row, desired, removal.after):
+    if row.product or _is_foreign(row, desired, removal.files_after):
         return how, ()
     left = (
         f"{row.id} still has a runtime {handler}: an entry that gpunode has on no record stays; the same command, run "
@@ -105,20 +113,20 @@ def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
 
 def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
     """Make the handler's entry, and a default that names it, what they were ``before``; else they go."""
-    layers, main = row.layers(removal.after, desired), desired.config or row.config
+    layers, main = row.layers(removal.files_after, desired), desired.config or row.config
     root = next((layer.document for layer in layers if layer.path == main), {})
     for layer in (layer for layer in layers if layer.path in before):
         was, document = parse_document(before[layer.path], layer.path), layer.document
         entry = (*layer.runtimes, desired.handler)
         if at(document, entry) is not None:
-            document = put(document, entry, at(was, entry), prune=True)
+            document = with_value(document, entry, at(was, entry), prune=True)
         if at(document, layer.default) == desired.handler:
-            document = put(document, layer.default, at(was, layer.default), prune=True)
+            document = with_value(document, layer.default, at(was, layer.default), prune=True)
         if document is layer.document:
             continue
         # A drop-in without settings of its own is deleted, unless it has a comment.
-        rest = put(document, ("version",), None)
-        says_more = any(value is not MISSING for _, _, value in compare_documents(root, rest))
+        rest = with_value(document, ("version",), None)
+        says_more = any(value is not MISSING_VALUE for _, _, value in compare_documents(root, rest))
         is_idle = layer.path != main and "#" not in layer.text and not says_more
         removal = removal.with_file(layer.path, None if is_idle else _edit(layer, document))
     return removal
@@ -134,9 +142,9 @@ def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Remov
         found = ((layer.path, at(layer.document, layer.default)) for layer in row.layers(files, desired))
         return {path: name for path, name in found if isinstance(name, str)}
 
-    was, now, left = (read_defaults(files) for files in (removal.former, removal.files, removal.after))
-    present, were_there = (row.inspect(files, desired).handlers for files in (removal.after, removal.former))
-    for layer in row.layers(removal.after, desired):
+    was, now, left = (read_defaults(files) for files in (removal.former, removal.files, removal.files_after))
+    present, were_there = (row.inspect(files, desired).handlers for files in (removal.files_after, removal.former))
+    for layer in row.layers(removal.files_after, desired):
         path, name = layer.path, left.get(layer.path, "")
         if name in {"", *present, *RUNC_FAMILY} or name.startswith(("io.containerd.", "$")):
             continue
@@ -146,7 +154,7 @@ def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Remov
         is_recorded = removal.former.get(path) != removal.files[path]
         if was_dangling and is_recorded:
             continue
-        document = put(layer.document, layer.default, was[path] if was.get(path) in present else None)
+        document = with_value(layer.document, layer.default, was[path] if was.get(path) in present else None)
         is_idle = path not in removal.former and not document and "#" not in layer.text
         removal = removal.with_file(path, None if is_idle else _edit(layer, document)).with_notes(
             f"{path}: the default runtime {name} no longer exists; that default is removed, since containers would not "

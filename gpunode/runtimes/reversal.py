@@ -23,10 +23,10 @@ from gpunode.runtimes.documents import (
     at,
     edit_content,
     is_json,
+    is_same_value,
     parse_document,
-    put,
     reads_as,
-    same,
+    with_value,
 )
 from gpunode.runtimes.model import Edit
 
@@ -46,30 +46,30 @@ class RevertedFile:
     removed: tuple[Path, ...] = ()
 
 
-def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None) -> RevertedFile | None:
-    """Return ``now`` without ``edit``; None if they cannot be separated.
+def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = None) -> RevertedFile | None:
+    """Return ``current`` without ``edit``; None if they cannot be separated.
 
     A file that nobody edited since is as before, byte for byte. A list keeps what was added to it since.
 
     Args:
         edit: what gpunode made of the file; what is neither TOML nor JSON is taken back by lines. Where it took the
             file away, what is there now is somebody else's.
-        now: the file as it is.
+        current: the file as it is.
         entries: the tables that go with all that was written into them since, because they would be useless without
             gpunode's keys. When not given: each new table within another that holds values, unless it also holds
             tables of tables.
     """
-    if now == edit.after:
+    if current == edit.after:
         return RevertedFile(edit.before or b"")
     if edit.after is None:
-        return RevertedFile(now)
-    path, as_json = edit.path, is_json(edit.path, edit.before, edit.after, now)
+        return RevertedFile(current)
+    path, as_json = edit.path, is_json(edit.path, edit.before, edit.after, current)
     try:
-        was, made, found = (parse_document(data, path) for data in (edit.before, edit.after, now))
+        was, made, found = (parse_document(data, path) for data in (edit.before, edit.after, current))
     except (ValueError, Refused):
-        return None if as_json else _revert_lines(edit, now)
-    if same(was, made):
-        return _revert_lines(edit, now)
+        return None if as_json else _revert_lines(edit, current)
+    if is_same_value(was, made):
+        return _revert_lines(edit, current)
     name, new_name = _find_cri_plugin(made), _find_cri_plugin(found)
     is_migrated = bool(name and new_name) and name != new_name
     if is_migrated:
@@ -79,17 +79,17 @@ def revert_edit(edit: Edit, now: bytes, entries: Collection[Path] | None = None)
     if "plugins" in reverted and found.get("version", 1) != 1:
         # The schema of containerd's tables that were written since.
         reverted = {"version": found["version"], **reverted}
-    added = {*_leaves(found)} - {*_leaves(made)} - {*_leaves(reverted)}
+    added = {*_leaf_paths(found)} - {*_leaf_paths(made)} - {*_leaf_paths(reverted)}
     removed = () if is_migrated else tuple(sorted(added))  # a migration writes every default into the entries
-    if edit.before is None and not reverted and (as_json or _adds_no_line(now, edit.after)):
-        return RevertedFile(b"", tuple(keys.changed), removed)
-    content = merging.merged(edit.after, edit.before or b"", now, is_checked=True)
+    if edit.before is None and not reverted and (as_json or _adds_no_line(current, edit.after)):
+        return RevertedFile(b"", tuple(keys.foreign_paths), removed)
+    content = merging.merge_three_ways(edit.after, edit.before or b"", current, is_checked=True)
     if content is None or not reads_as(content, path, reverted):
         try:
-            content = edit_content(now, found, reverted, as_json=as_json)
+            content = edit_content(current, found, reverted, as_json=as_json)
         except Uneditable:
             return None
-    return RevertedFile(content, tuple(keys.changed), removed)
+    return RevertedFile(content, tuple(keys.foreign_paths), removed)
 
 
 def _find_cri_plugin(document: Document) -> str:
@@ -104,23 +104,23 @@ def _migrate_handlers(document: Document, name: str, new_name: str) -> Document:
     """
     plugin, path = at(document, ("plugins", name)) or {}, ("containerd", "runtimes")
     handlers = {one: entry for one, entry in (at(plugin, path) or {}).items() if program_of(entry)}
-    unversioned = put(put(document, ("version",), None), ("plugins", name), None)
-    return put(unversioned, ("plugins", new_name), put(plugin, path, handlers))
+    unversioned = with_value(with_value(document, ("version",), None), ("plugins", name), None)
+    return with_value(unversioned, ("plugins", new_name), with_value(plugin, path, handlers))
 
 
-def _revert_lines(edit: Edit, now: bytes) -> RevertedFile | None:
-    content = merging.merged(edit.after or b"", edit.before or b"", now)
+def _revert_lines(edit: Edit, current: bytes) -> RevertedFile | None:
+    content = merging.merge_three_ways(edit.after or b"", edit.before or b"", current)
     return None if content is None else RevertedFile(content)
 
 
-def _adds_no_line(now: bytes, after: bytes) -> bool:
-    return {line.strip() for line in now.splitlines()} <= {b"", *(line.strip() for line in after.splitlines())}
+def _adds_no_line(current: bytes, after: bytes) -> bool:
+    return {line.strip() for line in current.splitlines()} <= {b"", *(line.strip() for line in after.splitlines())}
 
 
-def _leaves(document: Document, above: Path = ()) -> Iterator[Path]:
+def _leaf_paths(document: Document, above: Path = ()) -> Iterator[Path]:
     for key, value in document.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*above, key))
+            yield from _leaf_paths(value, (*above, key))
         else:
             yield (*above, key)
 
@@ -132,61 +132,63 @@ _NO_VALUE = object()
 
 @dataclass(frozen=True, slots=True)
 class _KeyReversal:
-    """The reversal of an edit by keys; ``changed`` gathers those that somebody changed since."""
+    """The reversal of an edit by keys; ``foreign_paths`` gathers those that somebody changed since."""
 
-    entries: Collection[Path] | None
-    changed: list[Path] = field(default_factory=list)
+    own_entries: Collection[Path] | None
+    foreign_paths: list[Path] = field(default_factory=list)
 
     def revert_table(
-        self, before: Document, after: Document, now: Document, here: Path, *, is_new: bool = False
+        self, before: Document, after: Document, now: Document, path: Path, *, is_new: bool = False
     ) -> Document:
         """Return the table ``now`` without what made ``after`` of ``before``; one that is new has no former values."""
         result = dict(now)
         for key in {**before, **after}:
             was, made, found = (table.get(key, _NO_VALUE) for table in (before, after, now))
-            if same(was, made) or same(found, was):
+            if is_same_value(was, made) or is_same_value(found, was):
                 continue
-            value = was if same(found, made) else self._revert_value(was, made, found, (*here, key), is_new=is_new)
+            value = (
+                was if is_same_value(found, made) else self._revert_value(was, made, found, (*path, key), is_new=is_new)
+            )
             if value is _NO_VALUE:
                 result.pop(key, None)
             else:
                 result[key] = value
         return result
 
-    def _revert_value(self, was: Any, made: Any, found: Any, here: Path, *, is_new: bool) -> Any:
+    def _revert_value(self, old: Any, written: Any, current: Any, path: Path, *, is_new: bool) -> Any:
         """Return a value that is neither what gpunode made it nor what it was."""
-        if isinstance(made, dict):
-            return self._revert_inner_table(was, made, found, here)
-        if isinstance(made, list) and isinstance(found, list) and (was is _NO_VALUE or isinstance(was, list)):
-            former = was if isinstance(was, list) else []
-            if any(item not in former for item in made) or any(item not in made for item in former):
-                return _revert_list(former, made, found)
-        return found if is_new else self._keep(found, here)
+        if isinstance(written, dict):
+            return self._revert_inner_table(old, written, current, path)
+        if isinstance(written, list) and isinstance(current, list) and (old is _NO_VALUE or isinstance(old, list)):
+            former = old if isinstance(old, list) else []
+            if any(item not in former for item in written) or any(item not in written for item in former):
+                return _revert_list(former, written, current)
+        return current if is_new else self._keep(current, path)
 
-    def _revert_inner_table(self, was: Any, made: Document, found: Any, here: Path) -> Any:
-        is_new = not isinstance(was, dict)
-        if not isinstance(found, dict):
-            is_theirs = not is_new and (found is not _NO_VALUE or self.revert_table(was, made, {}, here))
-            return self._keep(found, here) if is_theirs else found
-        if self._is_entry(made, here, is_new=is_new):
-            if program_of(found) != program_of(made):
-                return self._keep(found, here)
+    def _revert_inner_table(self, old: Any, written: Document, current: Any, path: Path) -> Any:
+        is_new = not isinstance(old, dict)
+        if not isinstance(current, dict):
+            is_theirs = not is_new and (current is not _NO_VALUE or self.revert_table(old, written, {}, path))
+            return self._keep(current, path) if is_theirs else current
+        if self._is_entry(written, path, is_new=is_new):
+            if program_of(current) != program_of(written):
+                return self._keep(current, path)
             if is_new:
-                return was
-        reverted = self.revert_table({} if is_new else was, made, found, here, is_new=is_new)
-        return reverted if reverted or not is_new else was
+                return old
+        reverted = self.revert_table({} if is_new else old, written, current, path, is_new=is_new)
+        return reverted if reverted or not is_new else old
 
-    def _is_entry(self, table: Document, here: Path, *, is_new: bool) -> bool:
+    def _is_entry(self, table: Document, path: Path, *, is_new: bool) -> bool:
         """Return whether a table goes and comes as a whole."""
-        if self.entries is not None:
-            return here in self.entries
+        if self.own_entries is not None:
+            return path in self.own_entries
         tables = [value for value in table.values() if isinstance(value, dict)]
         collections = [inner for inner in tables if inner and all(isinstance(value, dict) for value in inner.values())]
-        return is_new and len(here) > 1 and len(tables) < len(table) and not collections
+        return is_new and len(path) > 1 and len(tables) < len(table) and not collections
 
-    def _keep(self, found: Any, here: Path) -> Any:
-        self.changed.append(here)
-        return found
+    def _keep(self, current: Any, path: Path) -> Any:
+        self.foreign_paths.append(path)
+        return current
 
 
 def program_of(entry: Document) -> object:
@@ -197,11 +199,11 @@ def program_of(entry: Document) -> object:
     return named or values.get("runtime_path") or values.get("path")
 
 
-def _revert_list(was: list[Any], made: list[Any], found: list[Any]) -> list[Any]:
-    """Return ``found`` without the items that gpunode added, and with those that it took out."""
-    result = [item for item in found if item in was or item not in made]
-    for index, item in enumerate(was):
-        if item not in made and item not in result:
+def _revert_list(old: list[Any], written: list[Any], current: list[Any]) -> list[Any]:
+    """Return ``current`` without the items that gpunode added, and with those that it took out."""
+    result = [item for item in current if item in old or item not in written]
+    for index, item in enumerate(old):
+        if item not in written and item not in result:
             result.insert(index, item)
     return result
 
@@ -248,6 +250,8 @@ def _differing_entries(before: Document, after: Document) -> Iterator[tuple[str,
         if not isinstance(old, dict) or not isinstance(new, dict):
             continue
         if key == "runtimes":
-            yield from ((name, new.get(name)) for name in {**old, **new} if not same(old.get(name), new.get(name)))
+            yield from (
+                (name, new.get(name)) for name in {**old, **new} if not is_same_value(old.get(name), new.get(name))
+            )
         else:
             yield from _differing_entries(old, new)

@@ -19,7 +19,7 @@ import tomlkit  # noqa: TID253
 from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
-from gpunode.runtimes.documents import Document, Path, Uneditable, VerbatimFloat, parse_toml, same
+from gpunode.runtimes.documents import Document, Path, Uneditable, VerbatimFloat, is_same_value, parse_toml
 
 _Entry: TypeAlias = tuple[Key | None, Item]
 # The second round adds the headers of tables that lose their last key but stay.
@@ -31,7 +31,7 @@ _LINE_ABOVE_HEADER = re.compile(r"^([ \t]*(?:[^#\s].*)?)\n(?=[ \t]*\[)", re.MULT
 _KEY_BELOW_HEADER = re.compile(r"^([ \t]*)\[[^\[\n].*\n\1([ \t]*)[^\s#\[]", re.MULTILINE)
 
 
-def edit(text: str, before: Document, after: Document) -> str:
+def edit_toml(text: str, before: Document, after: Document) -> str:
     """Return ``text``, which reads as ``before``, changed so that it reads as ``after``.
 
     Comments and everything outside the differing keys stay byte for byte; a comment goes only with the line of a value
@@ -40,7 +40,7 @@ def edit(text: str, before: Document, after: Document) -> str:
     Raises:
         Uneditable: tomlkit cannot read the text, or the result would mean something else or lack a foreign line.
     """
-    if same(before, after):
+    if is_same_value(before, after):
         return text
     is_crlf = "\r\n" in text and text.count("\r\n") == text.count("\n")
     is_terminated = not text or text.endswith("\n")
@@ -54,7 +54,7 @@ def edit(text: str, before: Document, after: Document) -> str:
             line = error.line if isinstance(error, ParseError) and result == former else 0
             break  # LookupError and AttributeError are faults of tomlkit's
         replaced = ends if replaced is None else replaced
-        if same(read, after) and _keeps_foreign_lines(former, result, replaced):
+        if is_same_value(read, after) and _keeps_foreign_lines(former, result, replaced):
             result = result if is_terminated else result.removesuffix("\n")
             return result.replace("\n", "\r\n") if is_crlf else result
     raise Uneditable(before, after, line)
@@ -176,13 +176,13 @@ class _Editor:
 
     def change(self, path: Path, old: Document, new: Document) -> None:
         """Make the table at ``path``, which reads as ``old``, read as ``new``."""
-        if same(old, new):
+        if is_same_value(old, new):
             return
         parts = [self.root]
         for name in path:
             parts = [inner for part in parts for inner in part.tables(name)]
         for key, value in new.items():
-            if key not in old or same(old[key], value):
+            if key not in old or is_same_value(old[key], value):
                 continue
             if isinstance(old[key], dict) and isinstance(value, dict):
                 self.change((*path, key), old[key], value)
@@ -348,10 +348,10 @@ def _change_list(array: Array, new: list[Any], quote: str) -> None:
     """Take out and put in single items, so that comments and line breaks between the others stay."""
     old = parse_toml(f"v = {array.as_string()}")["v"]
     head = 0
-    while head < min(len(old), len(new)) and same(old[head], new[head]):
+    while head < min(len(old), len(new)) and is_same_value(old[head], new[head]):
         head += 1
     tail = 0
-    while tail < min(len(old), len(new)) - head and same(old[-1 - tail], new[-1 - tail]):
+    while tail < min(len(old), len(new)) - head and is_same_value(old[-1 - tail], new[-1 - tail]):
         tail += 1
     del array[head : len(old) - tail]
     for index in range(head, len(new) - tail):

@@ -20,12 +20,12 @@ from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import to_toml_literal
-from gpunode.runtimes.documents import ConfigLayer, Path, at, encode, parse_toml_file, put, reads_as
+from gpunode.runtimes.documents import ConfigLayer, Path, at, encode_config, parse_toml_file, reads_as, with_value
 
-CONFIG = "/etc/nvidia-container-runtime/config.toml"
+TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"
 DefaultValue: TypeAlias = "bool | str | tuple[str, ...]"
-KeyKind: TypeAlias = Literal["switch", "text", "list", "feature"]
+ToolkitKeyKind: TypeAlias = Literal["switch", "text", "list", "feature"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ToolkitKey:
     """
 
     name: str
-    kind: KeyKind
+    kind: ToolkitKeyKind
     default: DefaultValue | None = None
     shown: DefaultValue | None = None
     allowed: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class ToolkitKey:
 
 _CLI, _RUNTIME, _MODES = "nvidia-container-cli", "nvidia-container-runtime", "nvidia-container-runtime.modes"
 # In the order of a file that is made anew.
-KEYS: tuple[ToolkitKey, ...] = (
+TOOLKIT_KEYS: tuple[ToolkitKey, ...] = (
     ToolkitKey("accept-nvidia-visible-devices-as-volume-mounts", "switch", shown=False),
     ToolkitKey("accept-nvidia-visible-devices-envvar-when-unprivileged", "switch", shown=True),
     ToolkitKey("disable-require", "switch", default=False),
@@ -100,7 +100,7 @@ KEYS: tuple[ToolkitKey, ...] = (
     ToolkitKey("nvidia-container-runtime-hook.skip-mode-detection", "switch", default=False),
     ToolkitKey("nvidia-ctk.path", "text", default="nvidia-ctk"),
 )
-_TOOLKIT_KEY_BY_NAME: Mapping[str, ToolkitKey] = {key.name: key for key in KEYS}
+_TOOLKIT_KEY_BY_NAME: Mapping[str, ToolkitKey] = {key.name: key for key in TOOLKIT_KEYS}
 _LDCONFIG_KEY = _TOOLKIT_KEY_BY_NAME[f"{_CLI}.ldconfig"]
 _FOREIGN_LDCONFIG_KEY = _TOOLKIT_KEY_BY_NAME["features.allow-ldconfig-from-container"]
 # As Go's strconv.ParseBool reads them.
@@ -122,17 +122,17 @@ class Setting:
 _KEYS_WITHOUT_EFFECT = frozenset({f"{_CLI}.debug", f"{_CLI}.ldconfig", f"{_RUNTIME}.debug", f"{_RUNTIME}.log-level"})
 
 
-def non_default_settings(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
+def non_default_settings(data: bytes, path: str = TOOLKIT_CONFIG) -> tuple[str, ...]:
     """The settings that are not the toolkit's own, as ``key = value``; those that change nothing for containers aside.
 
     Raises:
         Refused: the file is not TOML.
     """
     document = _read_config(data, path).document
-    found = ((key, at(document, key.path)) for key in KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
+    values = ((key, at(document, key.path)) for key in TOOLKIT_KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
     return tuple(
         f"{key.name} = {json.dumps(value, default=str)}"
-        for key, value in found
+        for key, value in values
         if value is not None and value != _default_value(key)
     )
 
@@ -161,11 +161,11 @@ def _parse_setting(word: str) -> Setting:
     name, equals, value = word.partition("=")
     key = _TOOLKIT_KEY_BY_NAME.get(name)
     if key is None:
-        raise _unknown(name)
+        raise _unknown_key_error(name)
     if key.kind in {"switch", "feature"}:
         return Setting(key, _parse_switch(key, value if equals else "true"))
     if not equals:
-        raise UsageError(f"--set {name} has no value", hint=f"write --set {name}={_example(key)}")
+        raise UsageError(f"--set {name} has no value", hint=f"write --set {name}={_example_value(key)}")
     if key.kind == "list":
         return Setting(key, _split_list(key, value))
     if key.allowed and value not in key.allowed:
@@ -177,13 +177,13 @@ def _parse_setting(word: str) -> Setting:
     return Setting(key, value)
 
 
-def _unknown(name: str) -> UsageError:
+def _unknown_key_error(name: str) -> UsageError:
     below = [known for known in _TOOLKIT_KEY_BY_NAME if known.startswith(f"{name}.")]
     if below:
         return UsageError(f"--set {name} names a table", hint=f"name one of its keys: {', '.join(below)}")
     table, _, last = name.rpartition(".")
     siblings = {known.rpartition(".")[2]: known for known in _TOOLKIT_KEY_BY_NAME if known.rpartition(".")[0] == table}
-    similar = [siblings[one] for one in difflib.get_close_matches(last, siblings, 1, 0.75)]
+    similar = [siblings[close_match] for close_match in difflib.get_close_matches(last, siblings, 1, 0.75)]
     similar = similar or [known for known in _TOOLKIT_KEY_BY_NAME if known.rpartition(".")[2] == last]
     hint = "write one of these instead" if siblings else "`gpunode ctk config default` shows the usual ones"
     return UsageError(
@@ -217,7 +217,7 @@ def _split_list(key: ToolkitKey, value: str) -> list[str]:
     return value.split(":") if value else []
 
 
-def _example(key: ToolkitKey) -> str:
+def _example_value(key: ToolkitKey) -> str:
     example = key.default if key.default is not None else key.shown
     return ":".join(example) if isinstance(example, tuple) else str(example or "VALUE")
 
@@ -237,15 +237,15 @@ class HostTraits:
 
 def render_default_config(machine: HostTraits, desired: Sequence[Setting] = ()) -> str:
     """The text of a file that is made anew."""
-    values: dict[str, DefaultValue | Value | None] = {key.name: key.default for key in KEYS}
+    values: dict[str, DefaultValue | Value | None] = {key.name: key.default for key in TOOLKIT_KEYS}
     if machine.suse:
         values[f"{_CLI}.user"] = "root:video"
     if machine.real_ldconfig:
         values[_LDCONFIG_KEY.name] = "@/sbin/ldconfig.real"
-    return _write_new_file({**values, **_values(desired)})
+    return _write_new_file({**values, **_values_by_key(desired)})
 
 
-def _values(desired: Sequence[Setting]) -> dict[str, Value | None]:
+def _values_by_key(desired: Sequence[Setting]) -> dict[str, Value | None]:
     return {setting.key.name: setting.value for setting in desired}
 
 
@@ -253,8 +253,8 @@ def _write_new_file(values: Mapping[str, DefaultValue | Value | None]) -> str:
     """A file that says ``values`` and shows what else there is in comments, laid out as nvidia-ctk does."""
     lines: list[str] = []
     headers: set[Path] = {()}
-    for table, keys in groupby(KEYS, lambda key: key.path[:-1]):
-        if statements := list(_statements(keys, values)):
+    for table, keys in groupby(TOOLKIT_KEYS, lambda key: key.path[:-1]):
+        if statements := list(_render_statements(keys, values)):
             new = [path for depth in range(len(table)) if (path := table[: depth + 1]) not in headers]
             headers.update(new)
             lines += [line for path in new for line in ("", f"[{'.'.join(path)}]")]
@@ -262,19 +262,19 @@ def _write_new_file(values: Mapping[str, DefaultValue | Value | None]) -> str:
     return "\n".join((*lines, ""))
 
 
-def _statements(keys: Iterable[ToolkitKey], values: Mapping[str, DefaultValue | Value | None]) -> Iterator[str]:
+def _render_statements(keys: Iterable[ToolkitKey], values: Mapping[str, DefaultValue | Value | None]) -> Iterator[str]:
     for key in keys:
         if (value := values.get(key.name)) is not None:
-            yield _statement(key, value)
+            yield _render_statement(key, value)
         elif key.shown is not None:
-            yield f"#{_statement(key, key.shown)}"
+            yield f"#{_render_statement(key, key.shown)}"
 
 
-def _statement(key: ToolkitKey, value: Value | DefaultValue) -> str:
+def _render_statement(key: ToolkitKey, value: Value | DefaultValue) -> str:
     return f"{key.path[-1]} = {to_toml_literal(value)}"
 
 
-def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTraits, path: str = CONFIG) -> bytes:
+def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTraits, path: str = TOOLKIT_CONFIG) -> bytes:
     """The file as ``desired``; the same bytes when it says all of that already.
 
     Args:
@@ -290,7 +290,7 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTrait
     if data is None:
         file = _read_config(render_default_config(machine, desired).encode(), path)
     elif not file.text.strip() and any(setting.value is not None for setting in desired):
-        file = _read_config(encode(_write_new_file(_values(desired)), data), path)
+        file = _read_config(encode_config(_write_new_file(_values_by_key(desired)), data), path)
     for setting in desired:
         file = _read_config(_edit_config(file, setting), path)
     if any(setting.key in (_LDCONFIG_KEY, _FOREIGN_LDCONFIG_KEY) for setting in desired):
@@ -309,15 +309,15 @@ def _edit_config(file: ConfigLayer, setting: Setting) -> bytes | None:
     """Return the file with the key set: below the comment that names it with another value, where there is one."""
     keys, value, text = setting.key.path, setting.value, file.text
     file.table(keys[:-1])
-    after = put(file.document, keys, value, prune=True)
+    after = with_value(file.document, keys, value, prune=True)
     if value is not None and at(file.document, keys) is None:
         line = rf"^(?P<indent>[ \t]*)#[ \t]*{re.escape(keys[-1])}[ \t]*=[^\r\n]*"
         for comment in re.finditer(line, text, re.MULTILINE):
             newline = "\r\n" if "\r\n" in text else "\n"
-            added = f"{newline}{comment['indent']}{_statement(setting.key, value)}"
-            found = encode(text[: comment.end()] + added + text[comment.end() :], file.content)
-            if reads_as(found, file.path, after):
-                return found
+            added = f"{newline}{comment['indent']}{_render_statement(setting.key, value)}"
+            new_content = encode_config(text[: comment.end()] + added + text[comment.end() :], file.content)
+            if reads_as(new_content, file.path, after):
+                return new_content
     table = f"[{'.'.join(keys[:-1])}] as a table with a header of its own" if keys[1:] else f"{keys[0]} by hand"
     return file.edit(after, advice=f"write {table} in {file.path}, then run the command again")
 

@@ -16,12 +16,12 @@ from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
 from gpunode.facts.probes import CDI_FOLDERS, CDI_SPEC
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Outcome, Planned, Step
+from gpunode.outcome import Planned, Step, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages.version import numbers
+from gpunode.packages.version import leading_numbers
 from gpunode.recipe import Recipe
-from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.found import contents, inspect_from_facts, states_from_facts
+from gpunode.runtimes import DesiredConfig, find_runtime
+from gpunode.runtimes.found import contents_of_states, inspect_from_facts, states_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.kernel import is_chosen_driver_loaded
@@ -61,24 +61,24 @@ class CdiVerdict:
     notes: tuple[str, ...] = ()
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan a specification for the loaded driver's GPUs, which nvidia-ctk writes at the end of the run."""
     if facts.is_image:
-        return Planned((), "an image's specification is written after its first boot", deferred=True)
+        return Planned((), "an image's specification is written after its first boot", is_deferred=True)
     if not needs_specification(recipe, facts):
         reason = "CDI is not requested, and the toolkit has no unit that would write a specification"
         return Planned((), reason, tuple(_stale_unrequested_spec_notes(recipe, facts)))
     loaded = _expected_driver(facts)
     if loaded is None:
-        return Planned((), "written once the driver is loaded", deferred=True)
+        return Planned((), "written once the driver is loaded", is_deferred=True)
     driver = wanted_driver(recipe, facts)
     is_other = isinstance(driver, WantedDriver) and not is_chosen_driver_loaded(loaded, driver.chosen)
     if loaded.version and is_other:
-        return Planned((), f"written after the reboot, which replaces driver {loaded.version}", deferred=True)
+        return Planned((), f"written after the reboot, which replaces driver {loaded.version}", is_deferred=True)
     path = output_path(facts)
     fact = facts.file(path)
     if isinstance(fact, Unknown) and fact.probe == PLAN_PROBE_KEY:
-        return Planned((), "nvidia-ctk writes it in this run", deferred=True)
+        return Planned((), "nvidia-ctk writes it in this run", is_deferred=True)
     if isinstance(fact, Unknown) and not requests_cdi(recipe):
         return Planned((), f"the recipe does not ask for CDI, and {path} cannot be read")
     before = need(fact, f"what {path} holds")
@@ -88,7 +88,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     has_failed = isinstance(refresh, Known) and refresh.value.failed
     if not requests_cdi(recipe) and judged.spec is None and not has_failed:
         reason = f"CDI is not requested; {CDI_REFRESH_UNIT} writes a specification when it next runs"
-        return Planned((), reason, judged.notes, deferred=True)
+        return Planned((), reason, judged.notes, is_deferred=True)
     units = tuple(_enable_units(facts)) if requests_cdi(recipe) else ()
     if not judged.fault:
         return Planned(units, f"{describe_verdict(judged)}{KEPT_FRESH_PHRASE if units else ''}", judged.notes)
@@ -131,7 +131,7 @@ def needs_specification(recipe: Recipe, facts: Facts) -> bool:
 def requests_cdi(recipe: Recipe) -> bool:
     """Return True if by the recipe containers get GPUs as CDI devices."""
     row = CONTAINER_RUNTIMES.get(recipe.runtime.name)
-    return row is not None and (row.cdi != "switch" or recipe.runtime.cdi is True)
+    return row is not None and (row.cdi_support != "switch" or recipe.runtime.cdi is True)
 
 
 def _has_usable_refresh_unit(facts: Facts) -> bool:
@@ -143,7 +143,7 @@ def _has_usable_refresh_unit(facts: Facts) -> bool:
     to_come = facts.packages.value.get(_TOOLKIT_BASE_PACKAGE)
     if not is_at_version(to_come, "") or to_come is None:
         return False
-    version = numbers(to_come.version)  # none: the newest, known after the index is read
+    version = leading_numbers(to_come.version)  # none: the newest, known after the index is read
     return version is None or version >= _FIRST_VERSION_WITH_UNITS
 
 
@@ -169,26 +169,26 @@ def spec_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     from gpunode.runtimes import podman
 
     return podman.spec_folders(
-        contents(states_from_facts(facts, runtime("podman"), DesiredConfig())), podman_version(facts)
+        contents_of_states(states_from_facts(facts, find_runtime("podman"), DesiredConfig())), podman_version(facts)
     )
 
 
 def _configured_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Return the folders that the runtime's own files name, else the standard's."""
     try:
-        row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
+        row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
         folders = inspect_from_facts(facts, row).cdi_folders
     except (Refused, Undetermined):
         return CDI_FOLDERS  # the runtime's own step says what is wrong
     # /var/run leads to /run wherever systemd is.
-    whole = (re.sub("^/run/", "/var/run/", posixpath.normpath(one)) for one in folders)
+    whole = (re.sub("^/run/", "/var/run/", posixpath.normpath(folder)) for folder in folders)
     return tuple(dict.fromkeys(whole)) or CDI_FOLDERS
 
 
 def podman_version(facts: Facts) -> podman.Version | None:
     """Return the installed package's version; None if there is none or it is unknown."""
     state = known(facts.packages, {}).get(PackageId("podman"))
-    return numbers(state.version) if state else None
+    return leading_numbers(state.version) if state else None
 
 
 def judge_specifications(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> CdiVerdict:
@@ -201,7 +201,7 @@ def judge_specifications(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> 
     notes = [*_unsolved_problems(offer, written), *missed, *_foreign_specifications(offer, spec, loaded)]
     if spec is not None and (fault := _find_fault(spec, facts, loaded)):
         return CdiVerdict(spec, fault, tuple(notes))
-    rivals = [one for one in offer.unreadable if one.path != written and one.path.rpartition("/")[0] == folder]
+    rivals = [spec for spec in offer.unreadable if spec.path != written and spec.path.rpartition("/")[0] == folder]
     # One more file can add the missing devices: the runtime reads it, and nothing conflicts.
     is_addable = _ALL_GPUS_DEVICE not in offer.conflicts and folder in places and not rivals
     return CdiVerdict(spec, "there is no specification yet" if spec is None and is_addable else "", tuple(notes))
@@ -237,7 +237,7 @@ def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
             ", ".join(f"/dev/nvidia{minor}" for minor in sorted(minors)) for minors in (spec.gpus, layout.minors)
         )
         return f"{spec.path} names {listed}, but the driver has {there}"
-    if spec.mig_caps != layout.mig_caps:
+    if spec.mig_capabilities != layout.mig_capabilities:
         return f"{spec.path} does not have the MIG instances of the driver"
     named = frozenset(name for name in spec.devices if name.startswith("GPU-"))
     if strange := sorted(named - layout.uuids):
@@ -251,19 +251,19 @@ def _explain_missed_folder(name: str, written: str, places: Sequence[str]) -> st
 
     wanted = json.dumps([*dict.fromkeys((*places, *CDI_FOLDERS))])
     file, line = {
-        "podman": (podman.CONFIG, f"[engine] cdi_spec_dirs = {wanted}"),
+        "podman": (podman.PODMAN_CONFIG, f"[engine] cdi_spec_dirs = {wanted}"),
         "docker": (CONTAINER_RUNTIMES["docker"].config, f'"cdi-spec-dirs": {wanted}'),
     }.get(name, ("its configuration", f"cdi_spec_dirs = {wanted}"))
-    seen = f"the specification is written to {written}, and {name} looks only in {', '.join(places)}"
-    return f"{seen}: name both folders in {file} ({line})"
+    mismatch = f"the specification is written to {written}, and {name} looks only in {', '.join(places)}"
+    return f"{mismatch}: name both folders in {file} ({line})"
 
 
 def _unsolved_problems(offer: CdiDevices, written: str) -> Iterator[str]:
     for name, paths in offer.conflicts.items():
         yield f"{' and '.join(paths)} both offer nvidia.com/gpu={name}, so no container gets it: remove one of them"
-    for one in offer.unreadable:
-        if one.path != written:
-            yield f"{one.path} cannot be parsed ({one.reason}); a container engine may still read it"
+    for spec in offer.unreadable:
+        if spec.path != written:
+            yield f"{spec.path} cannot be parsed ({spec.reason}); a container engine may still read it"
 
 
 def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: LoadedDriver) -> Iterator[str]:

@@ -11,7 +11,7 @@ from gpunode.catalog.cuda import CudaRelease, Version, format_release, toolkit_p
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
 from gpunode.facts.model import Facts, Known, known, need, plan_file
-from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import CudaToolkit, Recipe
@@ -54,7 +54,7 @@ class _DriverLimit:
     branch: int
 
 
-def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the toolkit's packages and the file that puts it in PATH; other releases stay beside it."""
     if refused := _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
         return refused
@@ -71,11 +71,11 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
     absent = [name for name in names if recipe.upgrade or not is_at_version(packages.get(name), "")]
-    along = [one for one in (recipe.lock.packages if recipe.lock else ()) if _is_component(one, version)]
-    strays = [one for one in packages_off_lock(recipe, packages, along) if one not in names]
+    along = [package for package in (recipe.lock.packages if recipe.lock else ()) if _is_component(package, version)]
+    strays = [package for package in packages_off_lock(recipe, packages, along) if package not in names]
     wanted = tuple(dict.fromkeys((*absent, *packages_off_lock(recipe, packages, names), *strays)))
-    if held := [name for name in wanted if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held, f"CUDA {format_release(version)}")
+    if held_packages := [name for name in wanted if name in packages and packages[name].held]:
+        return refuse_held_packages(facts, held_packages, f"CUDA {format_release(version)}")
     marked = plan_manual_marks(packages, [name for name in names if name not in wanted])
     states = ((name, desired_state(recipe, name, KnownAfter(why="CUDA toolkit"))) for name in wanted)
     changes: list[Change] = [
@@ -183,20 +183,20 @@ def _find_driver_limit(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
 def _find_oldest_and_newest_gpu(facts: Facts) -> tuple[GpuModel | None, GpuModel | None]:
     """Return the GPUs with the lowest and the highest compute capability; None where none is known."""
     models = [model for model in find_models(known(facts.devices, ())) if model.compute_capability]
-    models.sort(key=lambda model: cuda.parts(model.compute_capability))
+    models.sort(key=lambda model: cuda.parse_version(model.compute_capability))
     return (models[0], models[-1]) if models else (None, None)
 
 
 def _find_first_release(facts: Facts) -> Version:
     """Return the oldest release that compiles for the newest GPU; empty where that is unknown."""
     _, newest = _find_oldest_and_newest_gpu(facts)
-    return cuda.first_for_capability(cuda.parts(newest.compute_capability)) if newest else ()
+    return cuda.first_for_capability(cuda.parse_version(newest.compute_capability)) if newest else ()
 
 
 def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
     asked = recipe.cuda.version
     if asked != "auto":
-        return _check_release(cuda.parts(asked), facts, driver)
+        return _check_release(cuda.parse_version(asked), facts, driver)
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
@@ -209,9 +209,9 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
         return max(working)
     oldest, _ = _find_oldest_and_newest_gpu(facts)
     limits = [cuda.releases()[-1].version]
-    if oldest is not None and (compiles := cuda.newest_for_capability(cuda.parts(oldest.compute_capability))):
+    if oldest is not None and (compiles := cuda.newest_for_capability(cuda.parse_version(oldest.compute_capability))):
         limits.append(compiles)
-    if driver.version and (runs := cuda.newest_supported_by(driver.version)):
+    if driver.version and (runs := cuda.newest_supported_by_driver(driver.version)):
         limits.append(runs)
     # Nor does an upgrade go back: the run after it would keep the newer release again.
     return _check_release(max([min(limits), *working]), facts, driver)
@@ -223,7 +223,7 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
     if release is None:
         newest_listed = cuda.releases()[-1]
         if version < newest_listed.version:
-            listed = ", ".join(format_release(one.version) for one in cuda.releases()[-6:])
+            listed = ", ".join(format_release(release.version) for release in cuda.releases()[-6:])
             return Refusal(
                 what=f"there is no CUDA {format_release(version)}",
                 why=f"the newest releases are {listed}",
@@ -232,8 +232,8 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
         # A newer one needs what that needs, or more; the note says that the table does not have it.
         release = replace(newest_listed, version=version)
     oldest, _ = _find_oldest_and_newest_gpu(facts)
-    if oldest is not None and release.oldest_capability > cuda.parts(oldest.compute_capability):
-        newest = cuda.newest_for_capability(cuda.parts(oldest.compute_capability))
+    if oldest is not None and release.oldest_capability > cuda.parse_version(oldest.compute_capability):
+        newest = cuda.newest_for_capability(cuda.parse_version(oldest.compute_capability))
         last = format_release(newest) if newest else "none"
         return Refusal(
             what=f"CUDA {format_release(version)} does not compile for {oldest.label}",
@@ -246,7 +246,7 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
 
 
 def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
-    newest = cuda.newest_supported_by(driver.version) if driver.version else None
+    newest = cuda.newest_supported_by_driver(driver.version) if driver.version else None
     instead = f' or cuda.version = "{format_release(newest)}"' if newest else ""
     return Refusal(
         what=f"CUDA {format_release(release.version)} does not run on driver {driver.version or driver.branch}",
@@ -267,18 +267,18 @@ def installed_releases(facts: Facts) -> list[Version]:
 
 def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[Version]:
     """Return the releases of which ``packages`` have all that the recipe asks for."""
-    found = {version for one in packages if (version := cuda.release_of_toolkit_package(one.name))}
-    return {one for one in found if {*packages}.issuperset(map(PackageId, toolkit_packages(one, recipe.cuda.parts)))}
+    releases = {version for package in packages if (version := cuda.release_of_toolkit_package(package.name))}
+    return {one for one in releases if {*packages}.issuperset(map(PackageId, toolkit_packages(one, recipe.cuda.parts)))}
 
 
 def _plan_pin(version: Version, facts: Facts) -> tuple[FileChange, ...]:
     """Return the pin that keeps packages of the same names out, where the distribution has such."""
     family = family_of(facts)
-    if isinstance(family, Refusal) or not family.cuda_origins:
+    if isinstance(family, Refusal) or not family.cuda_archive_origins:
         return ()
     release, package_system = "-".join(map(str, version)), system(facts)
     patterns = (f"cuda-*-{release}", f"lib*-{release}")
-    pin = package_system.render_cuda_pin(patterns, family.cuda_origins)
+    pin = package_system.render_cuda_pin(patterns, family.cuda_archive_origins)
     return plan_file(facts, package_system.cuda_pin_file, FileState(pin))
 
 
@@ -286,10 +286,10 @@ def _explain_choice(version: Version, facts: Facts, driver: _DriverLimit) -> str
     """Return which release it is, and what rules out a newer one."""
     text, limits = f"CUDA {format_release(version)} in /usr/local/cuda-{format_release(version)}", list[str]()
     oldest, _ = _find_oldest_and_newest_gpu(facts)
-    compiles = cuda.newest_for_capability(cuda.parts(oldest.compute_capability)) if oldest else None
+    compiles = cuda.newest_for_capability(cuda.parse_version(oldest.compute_capability)) if oldest else None
     if oldest is not None and compiles == version and compiles != cuda.releases()[-1].version:
         limits.append(f"the newest that compiles for {oldest.label}")
-    if driver.version and cuda.newest_supported_by(driver.version) == version:
+    if driver.version and cuda.newest_supported_by_driver(driver.version) == version:
         limits.append(f"the newest that driver {driver.version} supports in full")
     return f"{text}: {' and '.join(limits)}" if limits else text
 
@@ -302,7 +302,7 @@ def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str
             "its release notes do"
         )
         return
-    newest = cuda.newest_supported_by(driver.version) if driver.version else None
+    newest = cuda.newest_supported_by_driver(driver.version) if driver.version else None
     if newest is not None and newest < version:
         yield (
             f"driver {driver.version} supports CUDA {format_release(newest)} in full: programs compiled by "
@@ -322,7 +322,7 @@ def _older_than_gpu_notes(version: Version, facts: Facts) -> Iterator[str]:
 
 
 def _side_by_side_notes(version: Version, facts: Facts) -> Iterator[str]:
-    others = [format_release(one) for one in installed_releases(facts) if one != version]
+    others = [format_release(release) for release in installed_releases(facts) if release != version]
     if others:
         stay = "stay beside it, each in its own folder" if others[1:] else "stays beside it in a folder of its own"
         yield f"CUDA {', '.join(others)} {stay}; PATH has {format_release(version)} first"

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog.conflicts import STANDALONE_TOOLS, purge_reason
+from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, purge_reason
 from gpunode.catalog.driver import Choice
 from gpunode.change import (
     GPU_SERVICES,
@@ -25,26 +25,26 @@ from gpunode.command import command
 from gpunode.facts.model import Facts, Known, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
-from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
+from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import preexisting_driver, wants_driver
 from gpunode.steps.kernel import is_chosen_driver_loaded, plan_module_load
-from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, driver_awaits_enrolment
 from gpunode.steps.selection import choose_driver
 
 PERSISTENCED_UNIT = "nvidia-persistenced.service"
 
 
-def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the daemon enabled, and running once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
-        return Planned((), "not requested", requested=False)
-    if awaits_enrolment(recipe, facts) and not preexisting_driver(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT_REASON, deferred=True)
+        return Planned((), "not requested", is_requested=False)
+    if driver_awaits_enrolment(recipe, facts) and not preexisting_driver(recipe, facts):
+        return Planned((), AWAITS_ENROLMENT_REASON, is_deferred=True)
     fact = facts.unit(PERSISTENCED_UNIT)
     if isinstance(fact, Unknown):
         return Planned(
-            (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", deferred=True
+            (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", is_deferred=True
         )
     unit = fact.value
     if unit.masked:
@@ -58,7 +58,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = ServiceState(enabled=True, active=unit.state.active or _can_run_persistenced(recipe, facts))
     if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
-        return Planned((), state, deferred=fact.probe == PLAN_PROBE_KEY)
+        return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     return Planned(
         (ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), "keeps the GPU initialised while nothing uses it"
     )
@@ -86,7 +86,7 @@ MPS_SERVICE: Final = MPS_UNIT_FILE.rpartition("/")[2]
 # Source: NVIDIA, "Multi-Process Service": "Considerations", "Environment Variables", "Common Tasks".
 # The default /tmp/nvidia-mps can be taken by any user before the daemon makes it, hence the folder in /run.
 MPS_PIPE_DIRECTORY: Final = "/run/nvidia-mps"
-_MPS_JOIN_NOTE: Final = (
+_MPS_PIPE_DIRECTORY_NOTE: Final = (
     f"MPS: a program takes part only with CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE_DIRECTORY} in its environment; a container "
     "needs that folder mounted, and --ipc=host"
 )
@@ -96,15 +96,15 @@ _MPS_ISOLATION_NOTE: Final = (
 )
 
 
-def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the daemon's unit, enabled, and running once the driver is loaded."""
     if not recipe.mps.enabled:
-        return Planned((), "not requested", _note_left_mps(facts), requested=False)
+        return Planned((), "not requested", _note_left_mps(facts), is_requested=False)
     if refused := refuse_mps_with_others(recipe):
         return refused
     fact = facts.unit(MPS_SERVICE)
     if isinstance(fact, Unknown) and not facts.is_image:
-        return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", deferred=True)
+        return Planned((), f"systemd does not say whether {MPS_SERVICE} runs ({fact.reason})", is_deferred=True)
     content = FileState(render_mps_unit(exclusive=recipe.mps.exclusive))
     before = need(facts.file(MPS_UNIT_FILE), f"what {MPS_UNIT_FILE} holds")
     state = ServiceState(False, False) if isinstance(fact, Unknown) else fact.value.state
@@ -116,7 +116,7 @@ def plan_mps(recipe: Recipe, facts: Facts) -> Outcome:
     if state != wanted:
         changes.append(ServiceChange(MPS_SERVICE, state, wanted))
     running = "runs" if wanted.active else "starts with the next boot"
-    notes = (_MPS_JOIN_NOTE, _MPS_ISOLATION_NOTE) if changes else ()
+    notes = (_MPS_PIPE_DIRECTORY_NOTE, _MPS_ISOLATION_NOTE) if changes else ()
     return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
 
 
@@ -168,7 +168,7 @@ _EXCLUSIVE_MODE_UNIT_LINES: Final = (
     f"> {_SAVED_MODES_FILE}'\n"
     "ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS\n"
 )
-_RESTORE_MODES_UNIT_LINE: Final = (
+_RESTORE_COMPUTE_MODES_LINE: Final = (
     f'ExecStopPost=/bin/sh -c \'tr "a-z," "A-Z " < {_SAVED_MODES_FILE} | '
     'while read -r gpu mode; do /usr/bin/nvidia-smi -i "$$gpu" -c "$$mode"; done\'\n'
 )
@@ -176,7 +176,7 @@ _RESTORE_MODES_UNIT_LINE: Final = (
 
 def render_mps_unit(*, exclusive: bool) -> bytes:
     """Return the daemon's unit; ``exclusive`` keeps processes without MPS off the GPUs while it runs."""
-    mode, after = (_EXCLUSIVE_MODE_UNIT_LINES, _RESTORE_MODES_UNIT_LINE) if exclusive else ("", "")
+    mode, after = (_EXCLUSIVE_MODE_UNIT_LINES, _RESTORE_COMPUTE_MODES_LINE) if exclusive else ("", "")
     return f"""# Written by gpunode: programs share the GPUs through CUDA's Multi-Process Service.
 [Unit]
 Description=NVIDIA CUDA MPS control daemon
@@ -213,20 +213,20 @@ def find_worst_gpu_loss(changes: Collection[Change], pending_triggers: Collectio
     A driver's packages count as soon as one of its version is replaced or removed: programs that start meanwhile find
     no GPU, and the fabric manager's end aborts those that run (ABORT_CUDA_JOBS_ON_FM_EXIT in its user guide).
     """
-    unloads = any(change.module.startswith("nvidia") and not change.after for change in ModuleChange.among(changes))
+    unloads = any(change.module.startswith("nvidia") and not change.after for change in ModuleChange.of_kind(changes))
     uninstalls = any(change.runs_command(*UNINSTALL_RUN_DRIVER) for change in changes)
-    if unloads or uninstalls or any(_removes_or_replaces_driver(change) for change in PackageChange.among(changes)):
+    if unloads or uninstalls or any(_removes_or_replaces_driver(change) for change in PackageChange.of_kind(changes)):
         return "driver"
-    if MigChange.among(changes):
+    if MigChange.of_kind(changes):
         return "layout"
-    stops = any(one.unit == MPS_SERVICE and not one.after.active for one in ServiceChange.among(changes))
+    stops = any(change.unit == MPS_SERVICE and not change.after.active for change in ServiceChange.of_kind(changes))
     return "mps" if stops or Trigger("restart", MPS_SERVICE) in {*triggers_of(changes), *pending_triggers} else None
 
 
 def _removes_or_replaces_driver(change: PackageChange) -> bool:
     name, before = change.id.name, change.before
     is_part = before is not None and purge_reason(name, before.version) not in {None, "relation"}
-    return is_part and name not in STANDALONE_TOOLS and change.removes_or_replaces
+    return is_part and name not in STANDALONE_TOOL_PACKAGES and change.removes_or_replaces
 
 
 def plan_service_stops(changes: Collection[Change], facts: Facts) -> tuple[ServiceChange, ...]:
@@ -234,7 +234,7 @@ def plan_service_stops(changes: Collection[Change], facts: Facts) -> tuple[Servi
     loss = find_worst_gpu_loss(changes)
     if loss not in ("driver", "layout"):
         return ()
-    others = {change.unit for change in ServiceChange.among(changes)}
+    others = {change.unit for change in ServiceChange.of_kind(changes)}
     units = (unit for unit in reversed(GPU_SERVICES) if loss == "driver" or unit in _SERVICES_HOLDING_MIG_LAYOUTS)
     candidates = ((unit, facts.units.get(unit)) for unit in units if unit not in others)
     return tuple(
@@ -251,5 +251,8 @@ def plan_gpu_service_pauses(changes: Collection[Change], facts: Facts) -> Planne
 
 # Not in the table of steps: its changes follow from those of the other steps of a stage.
 GPU_SERVICES_STEP: Final = Step(
-    "gpu-services", "GPU services", "packages", lambda _, __: Planned((), _SERVICES_STOP_FIRST_REASON, requested=False)
+    "gpu-services",
+    "GPU services",
+    "packages",
+    lambda _, __: Planned((), _SERVICES_STOP_FIRST_REASON, is_requested=False),
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpunode.catalog.gpus import is_nvswitch, lookup, vgpu_profile
+from gpunode.catalog.gpus import find_model, is_nvswitch, vgpu_profile
 from gpunode.catalog.tables import note_old_tables
 from gpunode.command import gpunode
-from gpunode.distros import list_supported
+from gpunode.distros import list_supported_distros
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
-from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import GPU_CLASS_CODES, GPU_OPTION, VFIO_DRIVER, find_gpus, find_other_gpus, find_own_gpus
@@ -44,7 +44,7 @@ _OTHER_GPU_VENDORS = {"1002": "AMD", "8086": "Intel"}
 _PLACE_NAME_BY_PROBE = {"pci-modalias": "/sys/bus/pci/devices"}
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Name the GPUs; refuse systems without a driver if one is requested, and a lock of other systems."""
     if recipe.lock is not None and (refused := _refuse_foreign_lock(recipe.lock, facts)):
         return refused
@@ -56,11 +56,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return replace(found, notes=(*found.notes, *node_replacement_notes(facts))) if isinstance(found, Planned) else found
 
 
-def _plan_detection(recipe: Recipe, facts: Facts) -> Outcome:
+def _plan_detection(recipe: Recipe, facts: Facts) -> StepOutcome:
     if isinstance(facts.platform, Known) and not facts.platform.value.can_install_kernel_driver:
         return _plan_without_own_kernel(recipe, facts.platform.value)
-    if isinstance(found := _supported_family_or_refusal(recipe, facts), Refusal):
-        return found
+    if isinstance(family := _supported_family_or_refusal(recipe, facts), Refusal):
+        return family
     if not wants_driver(recipe, facts):
         return _plan_without_driver(recipe, facts)
     devices = need(facts.devices, "which PCI devices there are")
@@ -85,10 +85,10 @@ def _plan_detection(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _unmet_expectations(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
     """Yield what of ``[expect]`` the PCI bus already contradicts; verify compares the rest."""
-    names = sorted({lookup(device.device).name for device in usable if lookup(device.device).listed})
-    found = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
+    names = sorted({find_model(device.device).name for device in usable if find_model(device.device).listed})
+    count_text = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
     if expect.gpus not in {None, len(usable)}:
-        yield f"the recipe expects gpus = {expect.gpus}, but this node has {found}: verify will fail"
+        yield f"the recipe expects gpus = {expect.gpus}, but this node has {count_text}: verify will fail"
     if expect.model and names and not all(expect.model in name for name in names):
         yield f'the recipe expects model = "{expect.model}", but this node has {", ".join(names)}: verify will fail'
 
@@ -102,10 +102,10 @@ def _plan_without_driver(recipe: Recipe, facts: Facts) -> Planned:
             _describe_gpus(usable) + _describe_other_gpus(devices),
             (*_collect_notes(recipe, devices, facts), *_ignored_gpu_option_notes(facts)),
         )
-    seen = (
+    reason_text = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
     )
-    return Planned((), f"{seen}; none is needed, because no driver is installed")
+    return Planned((), f"{reason_text}; none is needed, because no driver is installed")
 
 
 def _refuse_foreign_lock(lock: VersionLock, facts: Facts) -> Refusal | None:
@@ -131,13 +131,13 @@ def _supported_family_or_refusal(recipe: Recipe, facts: Facts) -> Family | Refus
         return None
     return Refusal(
         what=f"{distro.name} is not supported",
-        why=f"gpunode works on {list_supported()} and their relatives; /etc/os-release says "
+        why=f"gpunode works on {list_supported_distros()} and their relatives; /etc/os-release says "
         f"ID={distro.id} VERSION_ID={distro.version_id}",
         hint="install the driver and the container toolkit by hand, as NVIDIA's guides say",
     )
 
 
-def _plan_without_own_kernel(recipe: Recipe, platform: Platform) -> Outcome:
+def _plan_without_own_kernel(recipe: Recipe, platform: Platform) -> StepOutcome:
     """Plan for a container, WSL2 or Jetson, whose kernel driver comes from elsewhere."""
     where, owner = {
         "container": ("a container", "the host of the container"),
@@ -197,7 +197,7 @@ def _find_vgpu(usable: tuple[PciDevice, ...]) -> str:
 def _describe_gpus(usable: tuple[PciDevice, ...]) -> str:
     counts: dict[str, int] = {}
     for device in usable:
-        model = lookup(device.device)
+        model = find_model(device.device)
         label = model.name if model.listed else f"{device.name or 'unknown NVIDIA GPU'} [10de:{device.device}]"
         counts[label] = counts.get(label, 0) + 1
     listed = ", ".join(f"{count} × {label}" if count > 1 else label for label, count in counts.items())

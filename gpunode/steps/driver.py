@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from gpunode.catalog.conflicts import (
     SEPARATELY_VERSIONED_IN_DISTROS,
     STANDALONE_PREFIX,
-    STANDALONE_TOOLS,
+    STANDALONE_TOOL_PACKAGES,
+    driver_versioned_packages,
     is_cuda_metapackage,
     purge_reason,
     upstream,
-    versioned_names,
 )
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.facts.probes import LD_SO_CONFIG_FILE
-from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import has_prefix
@@ -49,13 +49,13 @@ from gpunode.steps.selection import (
     tools_of_mismatched,
     wanted_driver,
 )
-from gpunode.wording import count
+from gpunode.wording import count_noun
 
 if TYPE_CHECKING:
     from gpunode.steps.metapackages import DependentRemoval
 
 
-def plan_driver_pin(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_driver_pin(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the pin that makes packages of other branches no candidates; leave a pinning package that agrees.
 
     NVIDIA's pinning package cannot be installed together with the driver: pins are read before a transaction starts, so
@@ -72,10 +72,12 @@ def plan_driver_pin(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"this node needs {_describe_pin(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"sudo {package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
-    pin = package_system.pin(chosen, driver.family.origins, driver.foreign_archives)
+    pin = package_system.render_driver_pin(chosen, driver.family.origins, driver.foreign_archives)
     changes = plan_file(facts, package_system.pin_file, FileState(pin))
-    names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *versioned_names(chosen.branch)))
-    notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
+    names = dict.fromkeys(
+        (*(package.name for package in driver.packages(recipe)), *driver_versioned_packages(chosen.branch))
+    )
+    notes = (*chosen.warnings, *package_system.note_overriding_records(facts, chosen, names))
     if not changes:
         return Planned((), f"held at {_describe_pin(chosen.branch, chosen.exact)}", notes)
     reason = f"driver {_describe_pin(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
@@ -95,10 +97,10 @@ def _are_compatible(pinned: str, chosen: Choice) -> bool:
 DRIVER_PIN_STEP = Step("driver-pin", "driver branch", "sources", plan_driver_pin, for_driver=True)
 
 
-def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the uninstallation of a .run driver where the command line asks for it."""
     if not recipe.remove_runfile_driver:
-        return Planned((), "only --remove-runfile-driver asks for this", requested=False)
+        return Planned((), "only --remove-runfile-driver asks for this", is_requested=False)
     from gpunode.steps.leftovers import plan_run_driver_uninstall  # loaded on use
 
     return plan_run_driver_uninstall(facts)
@@ -116,7 +118,7 @@ _RUN_INSTALLER_REFUSAL = Refusal(
 )
 
 
-def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the purge of exactly the installed driver packages of another version: no pattern, not the toolkit.
 
     Each has its reason, see ``purge_reason``: a package that builds the same kernel module, or works with one version
@@ -152,7 +154,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
 
         old |= find_other_packagers(installed, old, driver)
     foreign = packages_built_for_ubuntu(facts, driver)
-    rebuilt = [one for one in foreign if one not in kept and one.name not in STANDALONE_TOOLS]
+    rebuilt = [package for package in foreign if package not in kept and package.name not in STANDALONE_TOOL_PACKAGES]
     old |= {package: installed[package] for package in rebuilt}
     moves: tuple[PackageChange, ...] = ()
     if of_fabric:
@@ -165,19 +167,19 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "no package of another driver is installed", notes)
     moving = {change.id: change.before for change in moves if change.before}
     along = departure.packages if departure else {}
-    if held := [package for package, state in {**old, **along, **moving}.items() if state.held]:
-        return refuse_held_packages(facts, held, f"driver {chosen.branch}", "another version, or none of it")
+    if held_packages := [package for package, state in {**old, **along, **moving}.items() if state.held]:
+        return refuse_held_packages(facts, held_packages, f"driver {chosen.branch}", "another version, or none of it")
     purges = [PackageChange(package, state, None) for package, state in {**old, **along}.items()]
-    if any(_lacks_module_source(one, facts) for one in purges):
+    if any(_lacks_module_source(purge, facts) for purge in purges):
         from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use
 
         if refused := refuse_modules_without_source(purges, facts):
             return refused
-    said = _explain_conflicts(chosen, old, moves, departure)
+    explanation = _explain_conflicts(chosen, old, moves, departure)
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
     may_go = f", maybe {helpers} helpers too" if helpers else ""
     may_go += f"; built for Ubuntu: {', '.join(map(str, rebuilt))}" if rebuilt else ""
-    return Planned((*purges, *moves, *(departure.marks if departure else ())), said + may_go, notes)
+    return Planned((*purges, *moves, *(departure.marks if departure else ())), explanation + may_go, notes)
 
 
 def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
@@ -188,15 +190,15 @@ def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
 
 
 def _find_dependent_removal(
-    driver: WantedDriver, old: Collection[PackageId], kept: Collection[PackageId], facts: Facts
+    driver: WantedDriver, old: Collection[PackageId], kept_packages: Collection[PackageId], facts: Facts
 ) -> DependentRemoval | None:
     """Return the departure of what needs one of the ``old`` packages, or the modules of the other flavour."""
     packages = known(facts.packages, {})
-    if driver.rival not in packages and not any(is_cuda_metapackage(one.name) for one in packages):
+    if driver.rival not in packages and not any(is_cuda_metapackage(package.name) for package in packages):
         return None
     from gpunode.steps.metapackages import plan_dependent_removal  # loaded on use: few nodes have one
 
-    return plan_dependent_removal({*old, driver.rival}, kept, facts)
+    return plan_dependent_removal({*old, driver.rival}, kept_packages, facts)
 
 
 def _explain_conflicts(
@@ -208,7 +210,7 @@ def _explain_conflicts(
     """Return why packages leave, or get another version."""
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
     verb = "conflicts" if len(old) == 1 else "conflict"
-    said = [f"{count(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"] if old else []
+    said = [f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"] if old else []
     if moves:
         said.append(f"{', '.join(change.subject for change in moves)} must have the driver's version")
     return "; ".join((*said, *([departure.reason] if departure else ())))
@@ -252,7 +254,7 @@ def _is_helper(package: PackageId, state: PackageState) -> bool:
 
 def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
     """Return whether a package is of another driver version and cannot stand beside the chosen one."""
-    if name in STANDALONE_TOOLS and (branch_of(version) == chosen.branch or chosen.source == "distro"):
+    if name in STANDALONE_TOOL_PACKAGES and (branch_of(version) == chosen.branch or chosen.source == "distro"):
         return False
     if chosen.source == "distro" and name in SEPARATELY_VERSIONED_IN_DISTROS:
         return branch_of(version) != chosen.branch
@@ -292,7 +294,7 @@ _PURPOSE_BY_FIRMWARE_GLOB = dict.fromkeys(
 )
 
 
-def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan every driver package of the scope in the chosen branch; upgrade a satisfied one only when asked."""
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
@@ -309,15 +311,15 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
     along = tools_of_mismatched(strays, packages)
     # Of the same version by another build: named with its revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
-    rebuilt = [one for one in foreign if one in names or one.name in STANDALONE_TOOLS]
+    rebuilt = [package for package in foreign if package in names or package.name in STANDALONE_TOOL_PACKAGES]
     # With a lock also what came along with them, each in its own version.
     locked = packages_off_lock(recipe, packages, locked_driver_packages(recipe))
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
-    if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held, f"driver {version_prefix(chosen)}*")
+    if held_packages := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
+        return refuse_held_packages(facts, held_packages, f"driver {version_prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
-    away = tuple(system(facts).diverted(facts, _DIVERTIBLE_FILES))
+    away = tuple(system(facts).note_diversions(facts, _DIVERTIBLE_FILES))
     marked = plan_manual_marks(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
         installed = f"driver {packages[names[0]].version} is installed"
@@ -325,12 +327,12 @@ def plan_driver(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned(marked, f"{installed}; {reason}", away)
     purposes = {**({} if driver.modules else PURPOSE_BY_SOURCE_GLOB)}
     purposes |= _PURPOSE_BY_FIRMWARE_GLOB if chosen.flavour == "open" else {}
-    if wanted and (refused := system(facts).refuse_left_out(facts, purposes)):
+    if wanted and (refused := system(facts).refuse_excluded_files(facts, purposes)):
         return refused
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_driver_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else version_prefix(chosen), "driver")
-    states = ((one, packages.get(one)) for one in wanted)
+    states = ((package, packages.get(package)) for package in wanted)
     as_modules = PackageState(module_package_version(facts, driver)) if rebuilt else after
     changes = tuple(
         PackageChange(one, now, _target_state(driver, recipe, one, now, as_modules if one in rebuilt else after))
@@ -437,5 +439,5 @@ DRIVER_STEP = Step(
     plan_driver,
     needs=("cuda-repository",),
     for_driver=True,
-    packages=StepPackages(_wanted_packages, frozenset[PackageId]().__contains__),
+    packages=StepPackageRules(_wanted_packages, frozenset[PackageId]().__contains__),
 )

@@ -12,7 +12,7 @@ from gpunode.errors import ChangeFailed
 from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Facts, Kernels, Known, ModuleKey, Unknown, known, need
 from gpunode.facts.module_key import DKMS_KEY_FILES, PKCS11_KEY_PREFIX, UBUNTU_KEY_FILES, read_serial
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
-from gpunode.outcome import Blocked, Outcome, Planned, Refusal
+from gpunode.outcome import Blocked, Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.steps.installed_driver import is_at_version
@@ -47,7 +47,7 @@ mv "$2.new" "$2"
 """.replace("@BACKUP@", KEY_BACKUP_FOLDER)
 
 
-def plan_enrolment(facts: Facts) -> Outcome:
+def plan_enrolment(facts: Facts) -> StepOutcome:
     """Plan the key made, and its enrolment queued; wait for the console until the firmware has it."""
     key = need(facts.module_key or _MODULE_KEY_NOT_PROBED, "which key signs kernel modules")
     if refused := _refuse_unusable(key):
@@ -59,9 +59,9 @@ def plan_enrolment(facts: Facts) -> Outcome:
         return Blocked("console", f"Secure Boot is on, and the next boot asks whether to enrol {_describe_key(key)}")
     packages = need(facts.packages, "which packages are installed")
     tools = tuple(
-        PackageChange(one, packages.get(one), KnownAfter(why="Secure Boot"))
-        for one in map(PackageId, _REQUIRED_TOOL_PACKAGES)
-        if not is_at_version(packages.get(one), "")
+        PackageChange(package, packages.get(package), KnownAfter(why="Secure Boot"))
+        for package in map(PackageId, _REQUIRED_TOOL_PACKAGES)
+        if not is_at_version(packages.get(package), "")
     )
     again = "nobody has confirmed its enrolment at the console, so it is queued again"
     reason = again if request is not None else "the kernel loads the driver only once the firmware has this key"
@@ -183,7 +183,7 @@ def _read_saved_timeout(request: FileState) -> int:
     return int(before) if before.lstrip("-").isdecimal() else MOK_TIMEOUT_S
 
 
-def refuse_rejected_modules(facts: Facts) -> Refusal | None:
+def refuse_wrongly_signed_modules(facts: Facts) -> Refusal | None:
     """Return the refusal of modules that the kernel would reject: unsigned ones, and those of another key."""
     if not isinstance(facts.module_key, Known):
         return None

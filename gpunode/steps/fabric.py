@@ -21,12 +21,12 @@ from gpunode.catalog.fabric import (
     find_packages,
     is_fabric_package,
 )
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.change import Change, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.machine import MELLANOX_VENDOR_ID
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known, need, plan_file
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.gpus import GPU_OPTION, VFIO_DRIVER, find_nvswitches, find_own_gpus
@@ -35,7 +35,7 @@ from gpunode.steps.kernel import is_chosen_driver_loaded
 from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
 
-MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
+FABRIC_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
 _BRIDGES_NOT_PROBED: Final = Unknown("not captured", "switch-bridges")
 _MODULES_TEXT: Final = f"# Written by gpunode: the fabric manager reaches the NVSwitches through it.\n{BRIDGE_MODULE}\n"
 
@@ -71,7 +71,7 @@ def find_fabric(facts: Facts) -> Fabric | None:
     ]
     if switches:
         return Fabric("nvswitch", "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches")
-    models = {model.name: model for model in (lookup(one.device) for one in find_own_gpus(devices))}
+    models = {model.name: model for model in (find_model(gpu.device) for gpu in find_own_gpus(devices))}
     if models and (bridges := _find_bridges(facts, devices)):
         found = f"ConnectX bridge{'s' if bridges[1:] else ''} {', '.join(bridges)} (SW_MNG in the vital product data)"
         return Fabric("nvlink5", f"{', '.join(sorted(models))} with NVSwitches behind {found}")
@@ -87,10 +87,10 @@ def find_fabric(facts: Facts) -> Fabric | None:
 
 def _find_bridges(facts: Facts, devices: Iterable[PciDevice]) -> list[str]:
     """Return the addresses of the bridges to this machine's switches, but for those that a virtual machine has."""
-    found = known(facts.switch_bridges or _BRIDGES_NOT_PROBED, ())
+    probed_bridges = known(facts.switch_bridges or _BRIDGES_NOT_PROBED, ())
     if facts.devices.probe == GPU_OPTION:
         return []
-    return [one.address for one in devices if one.address in found and one.driver != VFIO_DRIVER]
+    return [device.address for device in devices if device.address in probed_bridges and device.driver != VFIO_DRIVER]
 
 
 def _leaves_switches_to_host(facts: Facts, devices: Iterable[PciDevice]) -> bool:
@@ -99,10 +99,10 @@ def _leaves_switches_to_host(facts: Facts, devices: Iterable[PciDevice]) -> bool
         return False
     if isinstance(facts.switch_bridges, Known):
         return True  # no card of the machine is a bridge, else its fabric was found by that
-    return all(one.vendor != MELLANOX_VENDOR_ID for one in devices)
+    return all(device.vendor != MELLANOX_VENDOR_ID for device in devices)
 
 
-def plan_fabric_packages(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the packages of the fabric, in the driver's transaction and at its version."""
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
@@ -110,8 +110,8 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> Outcome:
     fabric = find_fabric(facts)
     if fabric is None:
         notes = (*_old_switch_notes(facts), *_needless_manager_notes(facts), *_unnamed_switch_notes(facts))
-        return Planned((), "no NVSwitch joins the GPUs of this machine", notes, requested=False)
-    if driver.chosen.source == "distro" and not (driver.family.signs_modules and fabric.kind == "nvswitch"):
+        return Planned((), "no NVSwitch joins the GPUs of this machine", notes, is_requested=False)
+    if driver.chosen.source == "distro" and not (driver.family.signs_own_modules and fabric.kind == "nvswitch"):
         return Refusal(
             what=f"{driver.family.name}'s own archive has no fabric manager for this machine",
             why=f"{fabric.seen}: CUDA on these GPUs needs it at the driver's exact version",
@@ -121,14 +121,14 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> Outcome:
     needed = _fabric_packages(fabric, driver, facts)
     version = "" if recipe.upgrade else installed_driver_version(facts, driver)
     of_driver = f"{version}-" if version else version_prefix(driver.chosen)
-    locked, free = tuple(map(PackageId, needed.locked)), tuple(map(PackageId, needed.free))
+    locked, free = tuple(map(PackageId, needed.version_locked)), tuple(map(PackageId, needed.unlocked))
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
     missing = [name for name in locked if recipe.upgrade or not is_at_version(packages.get(name), of_driver)]
     absent = [name for name in free if not is_at_version(packages.get(name), "")]
     wanted = tuple(dict.fromkeys((*missing, *absent, *packages_off_lock(recipe, packages, (*locked, *free)))))
-    if held := [name for name in wanted if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held, f"the driver {of_driver}*")
+    if held_packages := [name for name in wanted if name in packages and packages[name].held]:
+        return refuse_held_packages(facts, held_packages, f"the driver {of_driver}*")
     changes = [
         PackageChange(
             name,
@@ -141,7 +141,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> Outcome:
     ]
     marked = plan_manual_marks(packages, [name for name in (*locked, *free) if name not in wanted])
     what = "memory that trays share" if fabric.kind == "rack" else "CUDA on these GPUs"
-    reason = f"{fabric.seen}: {what} needs {needed.locked[0]} at the driver's exact version"
+    reason = f"{fabric.seen}: {what} needs {needed.version_locked[0]} at the driver's exact version"
     return Planned((*changes, *marked), reason, tuple(_imex_notes(fabric, facts)))
 
 
@@ -156,13 +156,13 @@ def wanted_fabric_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...
     if not isinstance(driver, WantedDriver) or fabric is None:
         return ()
     found = _fabric_packages(fabric, driver, facts)
-    return tuple(map(PackageId, (*found.locked, *found.free)))
+    return tuple(map(PackageId, (*found.version_locked, *found.unlocked)))
 
 
 def _old_switch_notes(facts: Facts) -> Iterator[str]:
     """Yield that switches are there which no driver of today binds."""
     devices = find_nvswitches(known(facts.devices, ()))
-    if any(one.device in UNSUPPORTED_SWITCH_IDS and one.driver != VFIO_DRIVER for one in devices):
+    if any(device.device in UNSUPPORTED_SWITCH_IDS and device.driver != VFIO_DRIVER for device in devices):
         yield UNSUPPORTED_NOTE
 
 
@@ -181,7 +181,7 @@ def _unnamed_switch_notes(facts: Facts) -> Iterator[str]:
     """Yield that an image's GPUs may sit on a board with switches, which only their own ids tell."""
     if facts.devices.probe != GPU_OPTION:
         return
-    models = (lookup(one.device) for one in find_own_gpus(known(facts.devices, ())))
+    models = (find_model(gpu.device) for gpu in find_own_gpus(known(facts.devices, ())))
     if names := sorted({one.name for one in models if one.nvswitch_board == "possible" and not one.has_old_switches}):
         yield (
             f"{', '.join(names)}: sold on boards with NVSwitches and without; for a board with them name one, too, as "
@@ -198,14 +198,14 @@ def _imex_notes(fabric: Fabric, facts: Facts) -> Iterator[str]:
         )
 
 
-def plan_bridge_module(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_bridge_module(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the module through which the fabric manager reaches switches behind a ConnectX bridge, before it starts."""
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver):
         return driver
     if fabric is None or fabric.kind != "nvlink5":
-        return Planned((), "no NVSwitch of this machine is behind a ConnectX bridge", requested=False)
-    changes: list[Change] = [*plan_file(facts, MODULES_FILE, FileState(_MODULES_TEXT.encode()))]
+        return Planned((), "no NVSwitch of this machine is behind a ConnectX bridge", is_requested=False)
+    changes: list[Change] = [*plan_file(facts, FABRIC_MODULES_FILE, FileState(_MODULES_TEXT.encode()))]
     loaded = facts.modules.value if isinstance(facts.modules, Known) else None
     # Without the card's own module the kernel has no InfiniBand at all, and whoever brings it loads both.
     if loaded is not None and "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:
@@ -222,31 +222,31 @@ _MISSING_MLX5_IB_NOTE: Final = (
 )
 
 
-def plan_fabric_service(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the fabric's service enabled, and running once the driver of its version is loaded."""
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver):
         return driver
     if fabric is None:
-        return Planned((), "no NVSwitch joins the GPUs of this machine", requested=False)
+        return Planned((), "no NVSwitch joins the GPUs of this machine", is_requested=False)
     fact = facts.unit(fabric.unit)
     if not isinstance(fact, Known):
-        return Planned((), f"systemd does not say ({fact.reason})", deferred=True)
+        return Planned((), f"systemd does not say ({fact.reason})", is_deferred=True)
     unit = fact.value
     if unit.masked:
         # Kubernetes' DRA driver runs IMEX in pods, and then masks it.
         notes = () if fabric.kind == "rack" else (f"{fabric.unit} is masked, so CUDA does not start here",)
         return Planned((), f"{fabric.unit} is masked", notes)
-    package = PackageId(_fabric_packages(fabric, driver, facts).locked[0])
+    package = PackageId(_fabric_packages(fabric, driver, facts).version_locked[0])
     if not unit.exists and not is_at_version(known(facts.packages, {}).get(package), ""):
-        return Planned((), f"{fabric.unit} is not there: {package} is not installed", deferred=True)
+        return Planned((), f"{fabric.unit} is not there: {package} is not installed", is_deferred=True)
     if fabric.kind == "rack" and known(facts.file(IMEX_NODES_FILE), None) is None:
-        return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES_FILE} names the nodes of the rack", deferred=True)
+        return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES_FILE} names the nodes of the rack", is_deferred=True)
     runs = facts.can_start(fabric.unit) and is_chosen_driver_loaded(known(facts.loaded_driver, None), driver.chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or runs)
     if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
-        return Planned((), state, deferred=fact.probe == PLAN_PROBE_KEY)
+        return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     return Planned((ServiceChange(fabric.unit, unit.state, wanted),), "it programs the NVSwitches at every boot")
 
 
@@ -257,7 +257,7 @@ FABRIC_STEP = Step(
     plan_fabric_packages,
     needs=("driver",),
     for_driver=True,
-    packages=StepPackages(wanted_fabric_packages, lambda package: is_fabric_package(package.name)),
+    packages=StepPackageRules(wanted_fabric_packages, lambda package: is_fabric_package(package.name)),
 )
 FABRIC_BRIDGE_STEP = Step(
     "fabric-bridge", "fabric module", "kernel", plan_bridge_module, needs=("fabric",), for_driver=True

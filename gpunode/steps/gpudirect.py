@@ -10,7 +10,7 @@ from gpunode.catalog.gpudirect import FEATURES, GDRCOPY_FEATURE, GpuDirectFeatur
 from gpunode.change import FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.facts.patterns import Pattern
-from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step, StepPackages
+from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
@@ -25,7 +25,7 @@ from gpunode.steps.kernel import MODULE_LOAD_STEP
 from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, wanted_driver
 
-MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
+GPUDIRECT_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _MODULES_FILE_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
 _KERNEL_MAJOR_MINOR: Final = Pattern(r"(\d+)\.(\d+)")
 # The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS: NVIDIA's, and Ubuntu's own from 26.04 on
@@ -53,12 +53,12 @@ class _DriverTraits:
     """The driver that this node has or gets.
 
     Attributes:
-        built_here: whether DKMS builds its modules, so that its source and the kernel's headers are there.
+        is_built_by_dkms: whether DKMS builds its modules, so that its source and the kernel's headers are there.
     """
 
     label: str
     open_modules: bool
-    built_here: bool
+    is_built_by_dkms: bool
 
 
 def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
@@ -68,7 +68,7 @@ def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
     if isinstance(driver, WantedDriver):
         chosen = driver.chosen
         label = f"driver {chosen.exact or chosen.branch}"
-        return _DriverTraits(label, chosen.flavour == "open", built_here=not driver.modules)
+        return _DriverTraits(label, chosen.flavour == "open", is_built_by_dkms=not driver.modules)
     preexisting = preexisting_driver(recipe, facts)
     loaded = preexisting.loaded if preexisting else known(facts.loaded_driver, None)
     if loaded is None:
@@ -78,7 +78,7 @@ def _find_driver(recipe: Recipe, facts: Facts) -> _DriverTraits | Refusal:
             hint="set driver.version in the recipe, or load the driver first (modprobe nvidia)",
         )
     is_prebuilt = preexisting.prebuilt if preexisting else not any(file.dkms for file in known(facts.module_files, ()))
-    return _DriverTraits(f"driver {loaded.version}", loaded.open_module, built_here=not is_prebuilt)
+    return _DriverTraits(f"driver {loaded.version}", loaded.open_module, is_built_by_dkms=not is_prebuilt)
 
 
 def _refuse_unsupported(recipe: Recipe, facts: Facts, features: Sequence[GpuDirectFeature]) -> Refusal | None:
@@ -91,14 +91,14 @@ def _refuse_unsupported(recipe: Recipe, facts: Facts, features: Sequence[GpuDire
 
 def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
     kernels = need(facts.kernels, "which kernels are installed").wanted
-    if old := [kernel for kernel in kernels if _parse_kernel_version(kernel) < feature.kernel]:
-        oldest = ".".join(map(str, feature.kernel))
+    if old := [kernel for kernel in kernels if _parse_kernel_version(kernel) < feature.oldest_kernel]:
+        oldest = ".".join(map(str, feature.oldest_kernel))
         return Refusal(
             what=f"{feature.name} needs Linux {oldest} or newer",
             why=f"this node has kernel {', '.join(old)}, and the recipe says {feature.asked}",
             hint=f"boot a newer kernel, or {feature.instead}",
         )
-    if feature.open_modules and not driver.open_modules:
+    if feature.needs_open_modules and not driver.open_modules:
         return Refusal(
             what=f"{feature.name} needs the open kernel modules of the driver",
             why=f"this node has or gets {driver.label} with proprietary ones, and the recipe says {feature.asked}",
@@ -106,7 +106,7 @@ def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTrait
         )
     if feature.packages and (refusal := _find_build_obstacle(feature, facts, driver)):
         return refusal
-    if feature.ofed and not _has_ofed_stack(feature, facts):
+    if feature.needs_ofed and not _has_ofed_stack(feature, facts):
         return Refusal(
             what=f"{feature.name} needs MLNX_OFED or DOCA-OFED",
             why=f"neither is installed, and {feature.module} cannot use the kernel's own RDMA stack",
@@ -117,7 +117,7 @@ def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTrait
 
 def _find_build_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTraits) -> Refusal | None:
     """Refuse if DKMS could not build the module of ``feature``."""
-    if not driver.built_here:
+    if not driver.is_built_by_dkms:
         return Refusal(
             what=f"{feature.name} cannot be built for this driver",
             why=f"DKMS builds {feature.module} from the driver's source, and {driver.label} came as prebuilt modules",
@@ -154,13 +154,13 @@ def _has_ofed_stack(feature: GpuDirectFeature, facts: Facts) -> bool:
 def _plan_if_unneeded(recipe: Recipe, facts: Facts) -> Planned | None:
     """Plan nothing if GPUDirect is not requested, or another system loads its kernel modules."""
     if not wanted_features(recipe):
-        return Planned((), "not requested", requested=False)
+        return Planned((), "not requested", is_requested=False)
     if not need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver:
-        return Planned((), "its kernel modules belong to the host of this system", deferred=True)
+        return Planned((), "its kernel modules belong to the host of this system", is_deferred=True)
     return None
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the packages of the requested features; installed ones stay."""
     if (nothing := _plan_if_unneeded(recipe, facts)) is not None:
         return nothing
@@ -172,8 +172,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return refuse_package_without_lock(recipe.lock, unknown[0])
     missing = asked if recipe.upgrade else tuple(one for one in asked if not is_at_version(packages.get(one), ""))
     strays = packages_off_lock(recipe, packages, asked)
-    if recipe.lock and (held := [one for one in strays if packages[one].held]):
-        return refuse_held_packages(facts, held, recipe.lock.file)
+    if recipe.lock and (held_packages := [stray for stray in strays if packages[stray].held]):
+        return refuse_held_packages(facts, held_packages, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
     changes = tuple(
         PackageChange(
@@ -197,7 +197,7 @@ def _join_feature_names(features: Sequence[GpuDirectFeature]) -> str:
     return ", ".join(feature.name for feature in features)
 
 
-def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_modules(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan to load the modules, now if the driver is loaded, and at each boot."""
     if (nothing := _plan_if_unneeded(recipe, facts)) is not None:
         return nothing
@@ -206,11 +206,11 @@ def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
         return refusal
     modules = tuple(feature.module for feature in features)
     text = "".join((_MODULES_FILE_HEADER, *(f"{module}\n" for module in modules)))
-    file = plan_file(facts, MODULES_FILE, FileState(text.encode()) if modules else None)
+    file = plan_file(facts, GPUDIRECT_MODULES_FILE, FileState(text.encode()) if modules else None)
     if not modules:
         return Planned(file, "DMA-BUF needs no module beside the driver's")
     if not _is_driver_loaded(recipe, facts):
-        return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", deferred=not file)
+        return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", is_deferred=not file)
     loaded = need(facts.modules, "which kernel modules are loaded")
     loads = tuple(ModuleChange(module, before=False, after=True) for module in modules if module not in loaded)
     starts = tuple(_plan_service_starts(features, facts))
@@ -242,7 +242,7 @@ GPUDIRECT_STEP = Step(
     "packages",
     plan,
     needs=("driver",),
-    packages=StepPackages(
+    packages=StepPackageRules(
         lambda recipe, _: feature_packages(recipe),
         {PackageId(name) for feature in FEATURES for name in feature.packages}.__contains__,
     ),

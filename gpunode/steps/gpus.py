@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
+from gpunode.catalog.gpus import GpuModel, find_model, is_nvswitch
 from gpunode.facts.model import PciDevice
 
 NVIDIA_VENDOR_ID = "10de"
@@ -49,4 +49,4 @@ def find_nvswitches(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
 
 def find_models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
     """Return the catalog's model of each of this system's GPUs."""
-    return tuple(lookup(d.device) for d in find_own_gpus(devices))
+    return tuple(find_model(d.device) for d in find_own_gpus(devices))

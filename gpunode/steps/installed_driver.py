@@ -12,14 +12,14 @@ from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import (
     SEPARATELY_VERSIONED_IN_DISTROS,
     STANDALONE_PREFIX,
-    STANDALONE_TOOLS,
+    STANDALONE_TOOL_PACKAGES,
     driver_packages,
     purge_reason,
     upstream,
 )
 from gpunode.catalog.driver import Choice, choose
 from gpunode.change import PackageChange, PackageState
-from gpunode.distros import family, list_supported
+from gpunode.distros import family, list_supported_distros
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
 from gpunode.outcome import Refusal
@@ -44,7 +44,7 @@ def family_of(facts: Facts) -> Family | Refusal:
     if found is None:
         return Refusal(
             what=f"{distro.name} is not supported",
-            why=f"NVIDIA's repositories and package names are known for {list_supported()}; "
+            why=f"NVIDIA's repositories and package names are known for {list_supported_distros()}; "
             f"/etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
             hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
         )
@@ -57,7 +57,7 @@ BRANCH_KINDS: Final = frozenset({"lts", "production"})
 _BRANCH_IN_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARY_PACKAGE_NAME = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
-_SINGLE_LIBRARY_PACKAGES = frozenset({"libcuda1", "libnvidia-ml1"})
+_CUDA_OR_NVML_PACKAGES = frozenset({"libcuda1", "libnvidia-ml1"})
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
 _PREFIXES_WITH_OWN_VERSION = (STANDALONE_PREFIX, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
 
@@ -111,7 +111,7 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
     # A recipe that asks for the distribution's own driver has gpunode manage that one, and replace NVIDIA's.
     sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
-    theirs = (replace(chosen, flavour=one, source=source) for one in flavours for source in sources)
+    theirs = (replace(chosen, flavour=flavour, source=source) for flavour in flavours for source in sources)
     if any(
         is_dkms_package_installed(found.dkms_package(one), one, facts) or is_chosen_driver_installed(facts, one, recipe)
         for one in theirs
@@ -128,7 +128,7 @@ def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour:
     """Return the loaded driver as a choice, if it drives all GPUs and is what the recipe asks for."""
     devices = known(facts.devices, ())
     if flavour not in allowed_flavours(recipe) or any(
-        one.driver not in {None, "nvidia"} for one in find_own_gpus(devices)
+        gpu.driver not in {None, "nvidia"} for gpu in find_own_gpus(devices)
     ):
         return None
     version = str(branch)
@@ -150,7 +150,7 @@ def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
         package: version
         for package in driver_packages(packages)
         if not packages[package].config_files_only
-        and package.name not in STANDALONE_TOOLS
+        and package.name not in STANDALONE_TOOL_PACKAGES
         and not package.name.startswith(_PREFIXES_WITH_OWN_VERSION)
         and (version := upstream(packages[package].version))
     }
@@ -163,14 +163,14 @@ def _are_running_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ..
     """Return of each module of ``version`` for the running kernel whether DKMS built it."""
     running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
     files = (file for file in known(facts.module_files, ()) if file.kernel == running)
-    return tuple(one.dkms for one in files if one.version and f"{version}.".startswith(f"{one.version}."))
+    return tuple(file.dkms for file in files if file.version and f"{version}.".startswith(f"{file.version}."))
 
 
 def pinned_by_nvidia_package(packages: Mapping[PackageId, PackageState]) -> str:
     """Return the branch or version that NVIDIA's pinning package holds; empty when none is installed."""
     # By the name first: a node has a thousand packages, and every step asks this.
     held = (one for one in packages if one.name.startswith(PINNING_PACKAGE_PREFIX) and is_at_version(packages[one], ""))
-    branches_held = sorted(one.name.removeprefix(PINNING_PACKAGE_PREFIX) for one in held)
+    branches_held = sorted(package.name.removeprefix(PINNING_PACKAGE_PREFIX) for package in held)
     return next((one for one in branches_held if one[:1].isdigit()), "")
 
 
@@ -189,16 +189,16 @@ def is_dkms_package_installed(dkms_package: str, chosen: Choice, facts: Facts) -
 def is_branch_maintained(number: int) -> bool:
     """Return whether NVIDIA still publishes drivers of the branch."""
     row = branches.find(number)
-    return row is not None and row.active
+    return row is not None and row.is_maintained
 
 
-def is_branch_of_kind(number: int, wanted: str) -> bool:
+def is_branch_of_kind(number: int, kind: str) -> bool:
     """Return whether a branch is of the kind that a recipe names; one newer than the table may be of any kind.
 
-    True for a ``wanted`` that names no kind (``auto``).
+    True for a ``kind`` that names no kind (``auto``).
     """
     row = branches.find(number)
-    return wanted not in BRANCH_KINDS or branches.is_unlisted(number) or (row is not None and row.kind == wanted)
+    return kind not in BRANCH_KINDS or branches.is_unlisted(number) or (row is not None and row.kind == kind)
 
 
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
@@ -227,7 +227,7 @@ def packages_with_library(
         package: state
         for package, state in sorted(packages.items())
         if _LIBRARY_PACKAGE_NAME.fullmatch(package.name)
-        and package.name not in _SINGLE_LIBRARY_PACKAGES - {library}
+        and package.name not in _CUDA_OR_NVML_PACKAGES - {library}
         and not package.arch
         and not state.config_files_only
     }
@@ -277,9 +277,9 @@ def is_version_of(version: str, chosen: Choice) -> bool:
     return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
 
 
-def is_at_version(state: PackageState | None, wanted: str) -> bool:
-    """Return whether a package is installed in a version that starts with ``wanted``."""
-    return state is not None and not state.config_files_only and has_prefix(state.version, wanted)
+def is_at_version(state: PackageState | None, version: str) -> bool:
+    """Return whether a package is installed in a version that starts with ``version``."""
+    return state is not None and not state.config_files_only and has_prefix(state.version, version)
 
 
 def plan_manual_marks(
@@ -297,4 +297,4 @@ def plan_manual_marks(
 def explain_manual_marks(marked: Iterable[PackageChange], facts: Facts) -> str:
     """Return why marks change."""
     names = ", ".join(str(change.id) for change in marked)
-    return f"{system(facts).autoremove} may remove {names}, marked as automatically installed"
+    return f"{system(facts).autoremove_command} may remove {names}, marked as automatically installed"

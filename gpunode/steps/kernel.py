@@ -16,7 +16,7 @@ from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, kn
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import BOOT_LOADER_FOLDER, DRIVER_PARAMETERS_FILE, GRUB_DEFAULTS_FILE, KERNEL_ARGUMENTS_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
+from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
@@ -30,14 +30,14 @@ from gpunode.steps.installed_driver import (
     version_prefix,
     wants_driver,
 )
-from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment, lacks_enrolment
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, driver_awaits_enrolment, lacks_enrolment
 from gpunode.steps.selection import WantedDriver, installed_driver_version, wanted_driver
 
 
 def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     """Return the header packages of the kernels that must have a driver, and the one for later kernels."""
     kernels = known(facts.kernels, Kernels(None, ()))
-    found = [family.headers(kernel) for kernel in kernels.wanted]
+    found = [family.headers_package(kernel) for kernel in kernels.wanted]
     meta = family.headers_meta(kernels.wanted[-1], known(facts.packages, {})) if kernels.wanted else None
     return (*found, PackageId(meta)) if meta else tuple(found)
 
@@ -45,17 +45,17 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
 _PURPOSE_BY_HEADER_GLOB: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
 
 
-def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the headers of every kernel that must have the driver, for DKMS, and of those that upgrades bring."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
-    if not preexisting and awaits_enrolment(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT_REASON, deferred=True)
-    found = family_of(facts)
-    if isinstance(found, Refusal):
-        return found
+    if not preexisting and driver_awaits_enrolment(recipe, facts):
+        return Planned((), AWAITS_ENROLMENT_REASON, is_deferred=True)
+    family = family_of(facts)
+    if isinstance(family, Refusal):
+        return family
     kernels = need(facts.kernels, "which kernels are installed")
     if not kernels.wanted:
         return Refusal(
@@ -63,12 +63,12 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
             why="/boot holds no vmlinuz, so there is nothing to build the driver for",
             hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
         )
-    if not preexisting and found.brings_signed_modules(recipe.driver.source):
-        return Planned((), "not needed: the driver's modules come prebuilt in packages", requested=False)
+    if not preexisting and family.brings_signed_modules(recipe.driver.source):
+        return Planned((), "not needed: the driver's modules come prebuilt in packages", is_requested=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
-    wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
-    followed = found.headers_meta(kernels.wanted[-1], packages)
+    wanted = [family.headers_package(kernel) for kernel in kernels.wanted if kernel not in built_for]
+    followed = family.headers_meta(kernels.wanted[-1], packages)
     meta = PackageId(followed) if followed else None
     if meta:
         wanted.append(meta)
@@ -78,14 +78,14 @@ def plan_headers(recipe: Recipe, facts: Facts) -> Outcome:
         return refused
     listed = " and ".join(kernels.wanted)
     marked = plan_manual_marks(packages, [meta] if meta and meta not in missing else [])
-    held = meta is not None and meta not in missing and packages[meta].held
-    notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if held else ()
+    is_meta_held = meta is not None and meta not in missing and packages[meta].held
+    notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if is_meta_held else ()
     if not missing:
         return Planned(
             marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
         )
     # Those of one kernel go with it, as those do that the metapackage brings.
-    states = ((one, KnownAfter(why="headers", auto=meta is not None and one != meta)) for one in missing)
+    states = ((package, KnownAfter(why="headers", auto=meta is not None and package != meta)) for package in missing)
     changes = tuple(PackageChange(one, packages.get(one), after) for one, after in states)
     reason = f"the driver's module is built for {listed}"
     return Planned(
@@ -97,7 +97,7 @@ def _refuse_without_header_files(
     missing: Sequence[PackageId], lost: Sequence[PackageId], facts: Facts
 ) -> Refusal | None:
     """Return the refusal of headers whose files somebody has deleted, or which would come without them."""
-    if (missing or lost) and (refused := system(facts).refuse_left_out(facts, _PURPOSE_BY_HEADER_GLOB)):
+    if (missing or lost) and (refused := system(facts).refuse_excluded_files(facts, _PURPOSE_BY_HEADER_GLOB)):
         return refused
     if not lost:
         return None
@@ -109,7 +109,7 @@ def _refuse_without_header_files(
 HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
 
 
-BLACKLIST_FILE: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
+NOUVEAU_BLACKLIST_FILE: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 # nova_core and nova_drm bind GSP GPUs from Linux 6.18 on; a blacklist line for an absent module does nothing.
 RIVAL_MODULES: Final = frozenset({"nouveau", "nova_core", "nova_drm"})
 _DRIVER_MODULES: Final = frozenset({"nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_uvm"})
@@ -117,7 +117,7 @@ _NO_OP_PROGRAMS: Final = frozenset({"true", "false", ":"})
 # Kernel parameters that keep modules out: kernel-parameters.txt (module_blacklist) and modprobe.d(5).
 _BLACKLIST_ARGUMENT_PREFIXES: Final = ("modprobe.blacklist=", "module_blacklist=")
 _NOUVEAU_DISPLAY_EFFECT: Final = "makes nouveau take the display when it is loaded"
-_GRUB_LINE: Final = Pattern(r"\s*(?:export\s+)?GRUB_CMDLINE_LINUX\w*=(.*)")
+_GRUB_CMDLINE_LINE: Final = Pattern(r"\s*(?:export\s+)?GRUB_CMDLINE_LINUX\w*=(.*)")
 _DEVICE_FILES_GLOB: Final = "/dev/nvidia*"
 _DEVICE_MODE_OPTION: Final = "NVreg_DeviceFileMode="
 _DEVICE_GROUP_OPTION: Final = "NVreg_DeviceFileGID="
@@ -126,32 +126,32 @@ _DEVICE_FILE_PARAMETER: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P
 
 def driver_hazard_notes(facts: Facts) -> tuple[str, ...]:
     """Return a note for every line by which modules or device files will not be as the driver needs them."""
-    loads = (one for one in module_load_lines(facts) if one.words[0] in RIVAL_MODULES)
-    rivals = (f"{one.file}:{one.line} loads {one.words[0]} by name, which ignores any blacklist" for one in loads)
+    loads = (load_line for load_line in module_load_lines(facts) if load_line.words[0] in RIVAL_MODULES)
+    rivals = (f"{load.file}:{load.line} loads {load.words[0]} by name, which ignores any blacklist" for load in loads)
     removals = (f"{note}: remove it" for note in (*rivals, *_modprobe_directive_notes(facts)))
-    said = (*removals, *_notes_of_kernel_arguments(facts))
-    closed = () if any(_DEVICE_FILES_GLOB in note for note in said) else tuple(_closed_device_notes(facts))
-    return (*said, *closed, *_old_initramfs_notes(facts))
+    notes = (*removals, *_notes_of_kernel_arguments(facts))
+    closed = () if any(_DEVICE_FILES_GLOB in note for note in notes) else tuple(_closed_device_notes(facts))
+    return (*notes, *closed, *_old_initramfs_notes(facts))
 
 
 def _modprobe_directive_notes(facts: Facts) -> Iterator[str]:
     group = _device_group(facts)
-    for one in modprobe_directives(facts):
-        if one.file != BLACKLIST_FILE and (effect := _describe_directive_effect(one.words, group)):
-            yield f"{one.file}:{one.line} {effect}"
+    for directive in modprobe_directives(facts):
+        if directive.file != NOUVEAU_BLACKLIST_FILE and (effect := _describe_directive_harm(directive.words, group)):
+            yield f"{directive.file}:{directive.line} {effect}"
 
 
 def _device_group(facts: Facts) -> int:
     """Return the group that any option gives the device files, 0 for root's: modprobe joins options of all files."""
     options = [
-        word for one in modprobe_directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
+        word for line in modprobe_directives(facts) if line.words[:2] == ("options", "nvidia") for word in line.words
     ]
     words = facts.text(KERNEL_ARGUMENTS_FILE).split()
     options += [word.removeprefix("nvidia.") for word in words if word.startswith("nvidia.")]
     return _option_value(options, _DEVICE_GROUP_OPTION) or 0
 
 
-def _describe_directive_effect(words: tuple[str, ...], group: int) -> str:
+def _describe_directive_harm(words: tuple[str, ...], group: int) -> str:
     """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
 
     ``group`` is what the device files get.
@@ -182,7 +182,7 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     settings = sorted(one for one in facts.files if one.startswith(f"{BOOT_LOADER_FOLDER}/") and one.endswith(".cfg"))
     for path in (GRUB_DEFAULTS_FILE, *settings):
         for number, line in enumerate(facts.text(path).split("\n"), 1):
-            match = _GRUB_LINE.match(line)
+            match = _GRUB_CMDLINE_LINE.match(line)
             for word in match[1].replace('"', " ").replace("'", " ").split() if match else ():
                 if effect := _argument_effect(word, group):
                     said.add(word)
@@ -209,11 +209,11 @@ def _argument_effect(word: str, group: int) -> str:
 
 def _closed_device_notes(facts: Facts) -> Iterator[str]:
     """Yield a note where the loaded driver gives its device files a mode that only root can use."""
-    found = {
+    parameters = {
         match["what"]: int(match["value"])
         for match in _DEVICE_FILE_PARAMETER.finditer(facts.text(DRIVER_PARAMETERS_FILE))
     }
-    if "Mode" in found and (effect := _describe_closed_mode(found["Mode"], found.get("GID", 0))):
+    if "Mode" in parameters and (effect := _describe_closed_mode(parameters["Mode"], parameters.get("GID", 0))):
         yield f"the loaded driver {effect} ({DRIVER_PARAMETERS_FILE}); options of the module nvidia set that"
 
 
@@ -242,15 +242,15 @@ def _parse_parameter(text: str) -> int | None:
 
 def _old_initramfs_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each initramfs of a kernel that will boot and that was made before the blacklist was."""
-    written = facts.modified_at.get(BLACKLIST_FILE)
+    written = facts.modified_at.get(NOUVEAU_BLACKLIST_FILE)
     kernels = facts.kernels.value.wanted if not isinstance(facts.kernels, Unknown) else ()
     for kernel in kernels:
-        image = system(facts).initramfs_image(kernel)
-        made = facts.modified_at.get(image)
-        if written is not None and made is not None and made < written:
+        image = system(facts).initramfs_image_path(kernel)
+        initramfs_time = facts.modified_at.get(image)
+        if written is not None and initramfs_time is not None and initramfs_time < written:
             yield (
-                f"{image} is older than {BLACKLIST_FILE}, so nouveau may take the GPU early in the next boot: "
-                f"`{command('sudo', *system(facts).rebuild_initramfs(kernel))}` rebuilds it"
+                f"{image} is older than {NOUVEAU_BLACKLIST_FILE}, so nouveau may take the GPU early in the next boot: "
+                f"`{command('sudo', *system(facts).rebuild_initramfs_command(kernel))}` rebuilds it"
             )
 
 
@@ -262,16 +262,16 @@ options nouveau modeset=0
 """
 
 
-def plan_blacklist(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_blacklist(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the file that keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     notes = driver_hazard_notes(facts)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason, notes)
-    if awaits_enrolment(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT_REASON, notes, deferred=True)
-    changes = plan_file(facts, BLACKLIST_FILE, FileState(_BLACKLIST_TEXT), frozenset({Trigger("initramfs")}))
+    if driver_awaits_enrolment(recipe, facts):
+        return Planned((), AWAITS_ENROLMENT_REASON, notes, is_deferred=True)
+    changes = plan_file(facts, NOUVEAU_BLACKLIST_FILE, FileState(_BLACKLIST_TEXT), frozenset({Trigger("initramfs")}))
     if not changes:
         return Planned((), "nouveau and nova are blacklisted", notes)
     loaded = sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)
@@ -290,7 +290,7 @@ NOUVEAU_STEP = Step(
 )
 
 
-def plan_module_build(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan a module of the chosen version on disk for every kernel that must have one.
 
     The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
@@ -309,9 +309,9 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> Outcome:
         return plan_prebuilt(driver, kernels, facts)
     missing = kernels_without_module(chosen, kernels, facts)
     if facts.module_key is not None:
-        from gpunode.steps.enrolment import refuse_rejected_modules  # only where Secure Boot is on
+        from gpunode.steps.enrolment import refuse_wrongly_signed_modules  # only where Secure Boot is on
 
-        if refused := refuse_rejected_modules(facts):
+        if refused := refuse_wrongly_signed_modules(facts):
             return refused
     has_source = _has_module_source(driver, facts)
     if not has_source:
@@ -323,7 +323,7 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> Outcome:
         is_planned = facts.module_files.probe == PLAN_PROBE_KEY
         by = "the driver's package builds it" if is_planned else "built"
         notes = () if has_source else (note_lost_source(driver, facts),)
-        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", notes, deferred=is_planned)
+        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", notes, is_deferred=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {version_prefix(chosen)}* for {' and '.join(missing)}")
 
@@ -363,11 +363,11 @@ def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tu
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
     # Of one without a version, only DKMS tells that it is the chosen driver's.
-    built = {one.kernel for one in files if (is_version_of(one.version, chosen) if one.version else one.dkms)}
+    built = {file.kernel for file in files if (is_version_of(file.version, chosen) if file.version else file.dkms)}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
 
-def plan_module_load(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_module_load(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the installed module as the loaded one; wait for a reboot where only that can change it."""
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.loaded.version != preexisting.version:
         versions = f"{preexisting.loaded.version}, and the libraries are {preexisting.version}"
@@ -376,7 +376,7 @@ def plan_module_load(recipe: Recipe, facts: Facts) -> Outcome:
     if not isinstance(driver, WantedDriver):
         return driver
     if facts.is_image:
-        return Planned((), "the kernel of the image loads it at boot", deferred=True)
+        return Planned((), "the kernel of the image loads it at boot", is_deferred=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_driver_version(facts, driver))
@@ -388,7 +388,7 @@ def plan_module_load(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((ModuleChange("nvidia", before=False, after=True),), "the module is not loaded")
 
 
-def _compare_loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
+def _compare_loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> StepOutcome:
     """Compare the loaded driver with the installed one by version: libraries work with a module of theirs alone."""
     flavour = "open" if loaded.open_module else "proprietary"
     if is_chosen_driver_loaded(loaded, chosen) and installed in {"", loaded.version}:

@@ -18,7 +18,7 @@ from gpunode.facts.model import Facts, Kernels, Known, ModuleFile, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import LD_SO_CONFIG_FILE, LD_SO_CONFIG_FOLDER
 from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
-from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.steps.selection import PURPOSE_BY_SOURCE_GLOB, WantedDriver
@@ -86,7 +86,7 @@ def find_run_toolkits(facts: Facts) -> dict[str, str]:
             continue
         folder = f"/usr/local/cuda-{release}"
         uninstallers = sorted(
-            one for one in paths if _TOOLKIT_UNINSTALLER_PATH.fullmatch(one) and one.startswith(f"{folder}/")
+            path for path in paths if _TOOLKIT_UNINSTALLER_PATH.fullmatch(path) and path.startswith(f"{folder}/")
         )
         found[release] = (
             f"`{command('sudo', uninstallers[0])}` removes it"
@@ -135,7 +135,7 @@ def _list_loader_folders(facts: Facts, path: str) -> Iterator[tuple[str, int, st
         if not folder.startswith("include"):
             yield path, number, folder.rstrip("/")
         elif path == LD_SO_CONFIG_FILE:
-            for other in sorted(one for one in facts.files if one.startswith(f"{LD_SO_CONFIG_FOLDER}/")):
+            for other in sorted(file for file in facts.files if file.startswith(f"{LD_SO_CONFIG_FOLDER}/")):
                 yield from _list_loader_folders(facts, other) if other.endswith(".conf") else ()
 
 
@@ -172,13 +172,13 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
     path = system(facts).common_keyring
     if (state := known(facts.file(path), None)) is None or not state.content:
         return
-    from gpunode.catalog.openpgp import fingerprints
+    from gpunode.catalog.openpgp import list_key_fingerprints
 
     try:
-        keys = fingerprints(state.content)
+        keys = list_key_fingerprints(state.content)
     except ValueError:
         return  # the package manager itself says what it cannot read there
-    if any(one.endswith(_WITHDRAWN_KEY_ID) for one in keys):
+    if any(key.endswith(_WITHDRAWN_KEY_ID) for key in keys):
         yield (
             f"{path} has NVIDIA's key {_WITHDRAWN_KEY_ID}, which NVIDIA withdrew in 2022. {system(facts).manager} "
             f"accepts it for every archive: `sudo gpg --no-default-keyring --keyring {path} --delete-keys "
@@ -198,7 +198,7 @@ _RUN_DRIVER_REMOVAL_NOTES: Final = (
 )
 
 
-def plan_run_driver_uninstall(facts: Facts) -> Outcome:
+def plan_run_driver_uninstall(facts: Facts) -> StepOutcome:
     """Plan the uninstallation of a .run driver, in a stage before the packages.
 
     Debian's nvidia-installer-cleanup would meet it in the transaction otherwise, and fails there without a terminal.
@@ -219,7 +219,7 @@ def plan_run_driver_uninstall(facts: Facts) -> Outcome:
 
 
 _DRIVER_LIBRARY_PATH: Final = Pattern(r"/lib(?:cuda|nvidia-ml)\.so\.(?P<version>\d{3}\.\d+(?:\.\d+)?)\Z")
-_LOCAL_PREFIX: Final = "/usr/local/"
+_LOCAL_FOLDER: Final = "/usr/local/"
 # Where the installer puts modules without DKMS, and no package does.
 _INSTALLER_MODULE_FOLDER: Final = "/kernel/drivers/video/"
 _COMPAT_PACKAGE_PREFIX: Final = "cuda-compat-"
@@ -243,7 +243,7 @@ def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
     found = {
         path: match["version"] for path in _unpackaged_libraries(facts) if (match := _DRIVER_LIBRARY_PATH.search(path))
     }
-    foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL_PREFIX)}
+    foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL_FOLDER)}
     if not foreign:
         return None
     modules = [
@@ -267,7 +267,7 @@ def local_library_notes(facts: Facts) -> Iterator[str]:
     Source: /etc/ld.so.conf.d of Debian and Ubuntu, read by name: libc.conf has /usr/local/lib, and comes before the
     file with the system's own folders.
     """
-    if paths := [path for path in _unpackaged_libraries(facts) if path.startswith(_LOCAL_PREFIX)]:
+    if paths := [path for path in _unpackaged_libraries(facts) if path.startswith(_LOCAL_FOLDER)]:
         belong = "belongs" if len(paths) == 1 else "belong"
         yield (
             f"{', '.join(paths)} {belong} to no package, and programs load libraries in /usr/local/lib before the "
@@ -302,7 +302,7 @@ def _installed_upstream_versions(facts: Facts) -> frozenset[str]:
 def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
     """Return the refusal of the ``lost`` packages of headers, whose files are gone: DKMS would build nothing."""
     # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which lies there, too.
-    stems = tuple(one.name.rpartition("-")[0] for one in lost)
+    stems = tuple(package.name.rpartition("-")[0] for package in lost)
     packages = sorted(known(facts.packages, {}).items())
     reinstall = system(facts).reinstall({one: state for one, state in packages if one.name.startswith(stems)})
     return Refusal(
@@ -323,7 +323,7 @@ def note_lost_source(driver: WantedDriver, facts: Facts) -> str:
 
 def refuse_lost_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
     """Return the refusal of ``kernels`` for which nothing can build modules, or of what leaves the source out."""
-    return system(facts).refuse_left_out(facts, PURPOSE_BY_SOURCE_GLOB) or Refusal(
+    return system(facts).refuse_excluded_files(facts, PURPOSE_BY_SOURCE_GLOB) or Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
         why=_LOST_SOURCE_PHRASE,
         hint=f"sudo {_reinstall_modules_hint(driver, facts)}\nthen run the same command again",
@@ -340,7 +340,7 @@ def refuse_modules_without_source(changes: Iterable[PackageChange], facts: Facts
     if dkms is None or system(facts).is_older(dkms.version, _FIRST_DKMS_THAT_NEEDS_THE_SOURCE):
         return None
     for change in changes:
-        is_going = change.is_there_before and not change.is_there_after
+        is_going = change.exists_before and not change.exists_after
         if change.before is None or not is_going or not system(facts).builds_driver(change.id):
             continue
         version = upstream(change.before.version)
@@ -374,7 +374,7 @@ def refuse_hand_placed_modules(driver: WantedDriver, facts: Facts) -> Refusal | 
     Nothing else would tell before the end: DKMS builds its own beside them.
     """
     kernels = known(facts.kernels, Kernels(None, ())).wanted
-    found = [one for one in _find_shadowing_modules(driver, facts) if one.kernel in kernels]
+    found = [module for module in _find_shadowing_modules(driver, facts) if module.kernel in kernels]
     if not found:
         return None
     paths = [one.path for one in found]
@@ -431,7 +431,7 @@ def note_stray_modules(driver: WantedDriver, facts: Facts) -> Iterator[str]:
         (True, "the kernel may load such a module in place of the driver's own"),
         (False, "depmod prefers the driver's own module, so a kernel loads such a one only where that is missing"),
     ):
-        paths = [one.path for one in list_stray_modules(facts) if (one in shadowing) == is_first]
+        paths = [module.path for module in list_stray_modules(facts) if (module in shadowing) == is_first]
         if paths:
             kernels = sorted({path.split("/")[3] for path in paths})
             renew = " && ".join(command("sudo", "depmod", kernel) for kernel in kernels)

@@ -29,11 +29,11 @@ class DependentRemoval:
 
 
 def plan_dependent_removal(
-    leaving: Collection[PackageId], kept: Collection[PackageId], facts: Facts
+    leaving: Collection[PackageId], kept_packages: Collection[PackageId], facts: Facts
 ) -> DependentRemoval | None:
     """Return the departure of what needs, directly or not, a driver's package that is ``leaving``.
 
-    What is ``kept`` stays, or is replaced.
+    What is ``kept_packages`` stays, or is replaced.
     """
     if isinstance(facts.dependencies, Unknown):
         return None
@@ -42,11 +42,11 @@ def plan_dependent_removal(
         one: state for one, state in packages.items() if is_cuda_metapackage(one.name) and is_at_version(state, "")
     }
     locked = (one for one, state in installed.items() if purge_reason(one.name, state.version) != "relation")
-    candidates = {*there, *locked} - {*kept, *leaving}
-    needs = facts.dependencies.value.answers(packages, candidates)
+    candidates = {*there, *locked} - {*kept_packages, *leaving}
+    needs = facts.dependencies.value.satisfying_packages(packages, candidates)
     gone = {*leaving}
     while new := {one for one in candidates - gone if any(met and met <= gone for met in needs.get(one, ()))}:
         gone |= new
-    found = {one: packages[one] for one in sorted(gone & candidates)}
-    parts = {part for one in found.keys() & there for met in needs[one] for part in met}
+    found = {package: packages[package] for package in sorted(gone & candidates)}
+    parts = {part for package in found.keys() & there for met in needs[package] for part in met}
     return DependentRemoval(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None

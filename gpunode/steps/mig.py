@@ -11,7 +11,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need, plan_file
 from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE, MIG_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Step
+from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Recipe
 from gpunode.steps import cdi
 from gpunode.steps.daemons import refuse_mps_with_others
@@ -21,7 +21,7 @@ from gpunode.steps.kernel import plan_module_load
 if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes
 
-MANAGER_UNIT: Final = "nvidia-mig-manager.service"
+MIG_MANAGER_UNIT: Final = "nvidia-mig-manager.service"
 # In a drop-in it enables the unit as a file does: all of this is configuration that a rollback puts back.
 _WANTS_DROP_IN: Final = b"# Written by gpunode.\n[Unit]\nWants=gpunode-mig.service\n"
 _DAEMON_RELOAD_TRIGGERS: Final = frozenset({Trigger("daemon-reload")})
@@ -33,11 +33,11 @@ _UNITS_STARTED_AFTER_MIG: Final = (
 )
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the layout of every GPU, and a unit that restores the layouts at each boot."""
     try:
         layout = wanted_layout(
-            recipe, [gpus.lookup(one.device).name for one in find_own_gpus(known(facts.devices, ()))]
+            recipe, [gpus.find_model(gpu.device).name for gpu in find_own_gpus(known(facts.devices, ()))]
         )
         if not layout:
             return _plan_nothing(recipe.kubernetes)
@@ -59,7 +59,7 @@ def may_use_mig(recipe: Recipe) -> bool:
     wanted = recipe.kubernetes
     if recipe.mig.layout or wanted is None or wanted.stack != "device-plugin":
         return bool(recipe.mig.layout)
-    return bool(wanted.mig.layout) or any(one.layout for one in wanted.configs.values())
+    return bool(wanted.mig.layout) or any(config.layout for config in wanted.configs.values())
 
 
 def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
@@ -91,30 +91,30 @@ def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
     return own or theirs
 
 
-def _cluster_layout(wanted: Kubernetes | None, names: Sequence[str]) -> str:
-    if wanted is None or wanted.stack != "device-plugin":
+def _cluster_layout(kubernetes: Kubernetes | None, names: Sequence[str]) -> str:
+    if kubernetes is None or kubernetes.stack != "device-plugin":
         return ""
-    fitting = [one for one in wanted.configs.values() if one.fits(names)] if names else []
-    return fitting[0].layout if fitting else wanted.mig.layout
+    fitting = [config for config in kubernetes.configs.values() if config.fits(names)] if names else []
+    return fitting[0].layout if fitting else kubernetes.mig.layout
 
 
-def _is_operator_managed(wanted: Kubernetes | None) -> bool:
-    return wanted is not None and wanted.stack == "gpu-operator"
+def _is_operator_managed(kubernetes: Kubernetes | None) -> bool:
+    return kubernetes is not None and kubernetes.stack == "gpu-operator"
 
 
-def _plan_nothing(wanted: Kubernetes | None) -> Planned:
-    if wanted is not None and _is_operator_managed(wanted) and wanted.mig.layout:
-        return Planned((), "the GPU Operator's MIG manager sets the layout", deferred=True)
-    return Planned((), "not requested", requested=False)
+def _plan_nothing(kubernetes: Kubernetes | None) -> Planned:
+    if kubernetes is not None and _is_operator_managed(kubernetes) and kubernetes.mig.layout:
+        return Planned((), "the GPU Operator's MIG manager sets the layout", is_deferred=True)
+    return Planned((), "not requested", is_requested=False)
 
 
 def _refuse_mig_manager(facts: Facts) -> None:
-    unit = facts.unit(MANAGER_UNIT)
+    unit = facts.unit(MIG_MANAGER_UNIT)
     if isinstance(unit, Known) and unit.value.state.enabled:
         raise Refused(
-            f"{MANAGER_UNIT} is enabled and would set another MIG layout at the next boot",
+            f"{MIG_MANAGER_UNIT} is enabled and would set another MIG layout at the next boot",
             why="NVIDIA's package nvidia-mig-manager is installed on this host",
-            hint=f"disable it, then run the same command again:\nsystemctl disable --now {MANAGER_UNIT}\n"
+            hint=f"disable it, then run the same command again:\nsystemctl disable --now {MIG_MANAGER_UNIT}\n"
             "or leave layout out of the recipe",
         )
 
@@ -123,7 +123,7 @@ def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
     """Refuse a layout for GPUs without MIG by the catalog, even before a driver is installed."""
     from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
-    models = [gpus.lookup(one.device) for one in find_own_gpus(known(facts.devices, ()))]
+    models = [gpus.find_model(gpu.device) for gpu in find_own_gpus(known(facts.devices, ()))]
     if without := [model.label for model in models if mig.cannot_have_mig(model)]:
         of_others = "use a file of mig-parted with a device-filter for the others, as file in [mig]"
         raise Refused(
@@ -138,18 +138,18 @@ def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
 def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
     """Return the GPUs as NVML shows them, or the plan that waits for that."""
     if facts.is_image:
-        return Planned((), "set by the first `gpunode setup` on the booted node", deferred=True)
+        return Planned((), "set by the first `gpunode setup` on the booted node", is_deferred=True)
     if isinstance(plan_module_load(recipe, facts), Blocked):
-        return Planned((), "set after the reboot, which changes the driver", deferred=True)
+        return Planned((), "set after the reboot, which changes the driver", is_deferred=True)
     if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN_PROBE_KEY:
-        return Planned((), "set once the driver is loaded", deferred=True)
+        return Planned((), "set once the driver is loaded", is_deferred=True)
     if not isinstance(facts.mig, Known):
         why = facts.mig.reason if facts.mig else "it was not queried"
-        return Planned((), f"not checked: NVML does not say how MIG divides the GPUs ({why})", deferred=True)
+        return Planned((), f"not checked: NVML does not say how MIG divides the GPUs ({why})", is_deferred=True)
     return facts.mig.value
 
 
-def _plan_layouts(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) -> Outcome:
+def _plan_layouts(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) -> StepOutcome:
     wanted = dict(_wanted_layouts(recipe, facts, name, present))
     changes = [
         MigChange(gpu.uuid, gpu.layout, wanted[gpu.uuid], _cdi_triggers(recipe, facts))
@@ -173,9 +173,9 @@ def _plan_layouts(recipe: Recipe, facts: Facts, name: str, present: Sequence[Mig
     return Planned(tuple(every), reason)
 
 
-def _waits_for_reset(gpu: MigGpu, wanted: Mapping[str, MigLayout]) -> bool:
+def _waits_for_reset(gpu: MigGpu, layouts: Mapping[str, MigLayout]) -> bool:
     """Return True if the GPU's next reset switches MIG as wanted."""
-    layout = wanted.get(gpu.uuid)
+    layout = layouts.get(gpu.uuid)
     if layout is None or gpu.layout is None or gpu.layout.enabled == layout.enabled:
         return False
     return gpu.pending == layout.enabled
@@ -192,7 +192,7 @@ def _wanted_layouts(
     recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]
 ) -> Iterator[tuple[str, MigLayout]]:
     """Yield the wanted layout of each affected GPU, by UUID."""
-    devices = {one.address: one for one in need(facts.devices, "which GPUs there are")}
+    devices = {device.address: device for device in need(facts.devices, "which GPUs there are")}
     for gpu in present:
         if (device := devices.get(gpu.address)) is None:
             raise Refused(
@@ -216,16 +216,16 @@ def _instance_counts(
     if recipe.mig.file:
         return _counts_from_file(recipe.mig.file, facts, name, index, device)
     try:
-        found = mig.instances_in_layout(device.device, name)
+        instance_counts = mig.instances_in_layout(device.device, name)
     except KeyError:
-        return True, {mig.profile_of(name): 1}
-    if found is None:
+        return True, {mig.profile_of_layout(name): 1}
+    if instance_counts is None:
         raise Refused(
             f"gpunode knows no MIG layout {name}",
             why="it knows the layouts with one profile, and all-balanced, all-enabled and all-disabled of mig-parted",
             hint="set file in [mig] to a configuration file of mig-parted that has it",
         )
-    return True, None if name == mig.ALL_DISABLED_LAYOUT else found
+    return True, None if name == mig.ALL_DISABLED_LAYOUT else instance_counts
 
 
 def _counts_from_file(
@@ -251,7 +251,7 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
     """Return a layout with these instances placed, or the current one if it already has them."""
     from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
-    label, profiles = gpus.lookup(device.device).name, mig.max_instances_by_profile(device.device)
+    label, profiles = gpus.find_model(device.device).name, mig.max_instances_by_profile(device.device)
     if gpu.layout is None or not profiles:
         raise Refused(
             f"{label} ({gpu.uuid}) cannot have the MIG layout {name}",
@@ -272,19 +272,19 @@ def _place_instances(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[
             why=f"alone, at most these fit: {most}; mixed, they share its memory slices",
             hint="ask for fewer or smaller instances",
         )
-    made = tuple(MigInstance(one, start, size, (str(mig.compute_slices(one)),)) for one, start, size in places)
-    return gpu.layout if _has_instances(gpu.layout, made) else MigLayout(enabled=True, instances=made)
+    instances = tuple(MigInstance(one, start, size, (str(mig.compute_slices(one)),)) for one, start, size in places)
+    return gpu.layout if _has_instances(gpu.layout, instances) else MigLayout(enabled=True, instances=instances)
 
 
-def _has_instances(present: MigLayout, wanted: Sequence[MigInstance]) -> bool:
+def _has_instances(present: MigLayout, instances: Sequence[MigInstance]) -> bool:
     """Return True if the GPU has these instances, at any position."""
-    has, wants = (sorted((one.profile, one.compute) for one in every) for every in (present.instances, wanted))
+    has, wants = (sorted((one.profile, one.compute) for one in every) for every in (present.instances, instances))
     return present.enabled and has == wants
 
 
-def _unit_changes(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[FileChange]:
+def _unit_changes(facts: Facts, layouts: Mapping[str, MigLayout]) -> Iterator[FileChange]:
     """Yield the files of the unit that restores the layouts and is started at boot; none with MIG off."""
-    divided = {uuid: layout for uuid, layout in wanted.items() if layout.enabled}
+    divided = {uuid: layout for uuid, layout in layouts.items() if layout.enabled}
     states = ((MIG_UNIT_FILE, render_mig_unit(divided)), (MIG_BOOT_DROP_IN_FILE, _WANTS_DROP_IN))
     for path, content in states:
         yield from plan_file(facts, path, FileState(content) if divided else None, _DAEMON_RELOAD_TRIGGERS)
@@ -318,7 +318,7 @@ def _nvidia_smi_commands(uuid: str, layout: MigLayout) -> str:
     switch = f"/usr/bin/nvidia-smi -i {uuid} -mig 1"
     if not layout.instances:
         return f"{{ {switch}; }}"
-    places = ",".join(f"{one.profile}:{one.start}" for one in layout.instances)
+    places = ",".join(f"{instance.profile}:{instance.start}" for instance in layout.instances)
     return f"{{ {switch} && /usr/bin/nvidia-smi mig -i {uuid} -cgi {places} -C; }}"
 
 

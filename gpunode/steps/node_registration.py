@@ -19,7 +19,7 @@ from gpunode.errors import Refused
 from gpunode.facts.kubelet import has_joined_cluster
 from gpunode.facts.model import Facts, Known, KubeletKind, known, need
 from gpunode.facts.patterns import Pattern
-from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ _TAINT_SETTING_BY_FILE: Final = {
 }
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Return the change of the file from which the kubelet takes its labels and taints."""
     wanted = recipe.kubernetes
     if wanted is None or wanted.node_registration == "none":
-        return Planned((), "not requested", requested=False)
+        return Planned((), "not requested", is_requested=False)
     from gpunode.recipe.kubernetes import refuse_foreign_labels  # loaded on use: most recipes have no such table
 
     try:
@@ -67,7 +67,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         path = KUBELET_ENVIRONMENT_FILE
         if not _reads_environment_file(facts):
             return Planned(
-                (), f"waits for a kubelet that reads {KUBELET_ENVIRONMENT_FILE}, as kubeadm's does", deferred=True
+                (), f"waits for a kubelet that reads {KUBELET_ENVIRONMENT_FILE}, as kubeadm's does", is_deferred=True
             )
         settings = _TAINT_SETTING_BY_FILE.items()
         elsewhere = next((path for path, setting in settings if setting.search(facts.text(path))), "")
@@ -101,11 +101,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((change,), reason, change_notes=_joined_node_notes(facts, register, labels, taints))
 
 
-def registration_labels(wanted: Kubernetes) -> dict[str, str]:
+def registration_labels(kubernetes: Kubernetes) -> dict[str, str]:
     """Return the labels that do not depend on the node's GPUs."""
     from gpunode.recipe.kubernetes import stack_labels  # loaded on use: most recipes have no such table
 
-    return {**wanted.labels, **stack_labels(wanted.stack)}
+    return {**kubernetes.labels, **stack_labels(kubernetes.stack)}
 
 
 def _joined_node_notes(
@@ -134,10 +134,10 @@ def _reads_environment_file(facts: Facts) -> bool:
 def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
     """Return the environment file with these among the kubelet's flags; None where its syntax is not understood."""
     text = content.decode("utf-8", "surrogateescape")
-    found = list(_EXTENDABLE_EXTRA_ARGS_LINE.finditer(text))
-    if len(found) != len(_ANY_EXTRA_ARGS_LINE.findall(text)):
+    matches = list(_EXTENDABLE_EXTRA_ARGS_LINE.finditer(text))
+    if len(matches) != len(_ANY_EXTRA_ARGS_LINE.findall(text)):
         return None
-    words = found[-1][2].split() if found else []
+    words = matches[-1][2].split() if matches else []
     for flag, items in (("--node-labels", labels), ("--register-with-taints", taints)):
         if flag in words:
             return None
@@ -151,11 +151,11 @@ def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[s
             keys = {re.split("[=:]", item)[0] for item in missing}
             kept = [item for item in present if item and re.split("[=:]", item)[0] not in keys]
             words[at] = f"{flag}={','.join([*kept, *missing])}"
-    if found and words == found[-1][2].split():
+    if matches and words == matches[-1][2].split():
         return content
     line = f'{_EXTRA_ARGS_VARIABLE}="{" ".join(words)}"'
-    if found:
-        text = text[: found[-1].start()] + line + text[found[-1].end() :]
+    if matches:
+        text = text[: matches[-1].start()] + line + text[matches[-1].end() :]
     else:
         text += ("" if not text or text.endswith("\n") else "\n") + line + "\n"
     return text.encode("utf-8", "surrogateescape")

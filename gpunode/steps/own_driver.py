@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpunode.catalog.conflicts import STANDALONE_TOOLS, driver_packages, upstream
+from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, driver_packages, upstream
 from gpunode.catalog.distro_drivers import list_distro_drivers
 from gpunode.change import PackageState
 from gpunode.distros.own_driver import is_foreign_driver_package
 from gpunode.facts.model import Facts, Kernels, known, need
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
@@ -20,20 +20,20 @@ from gpunode.steps.packages import plan_cuda_repository, wants_cuda_toolkit
 from gpunode.steps.selection import WantedDriver, choose_driver
 
 
-def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan NVIDIA's repository only for what the distribution's own archive does not have beside the driver."""
     chosen = choose_driver(recipe, facts)
     if isinstance(chosen, Refusal):
         return chosen
     own = list_distro_drivers(need(facts.distro, "which distribution this is"))
-    components = next((one.components for one in own if one.branch == chosen.branch), ())
-    if refused := system(facts).refuse_without(facts, components):
+    components = next((driver.components for driver in own if driver.branch == chosen.branch), ())
+    if refused := system(facts).refuse_missing_components(facts, components):
         return refused
     asked = {"CUDA toolkit": wants_cuda_toolkit(recipe), "GPUDirect Storage": recipe.gpudirect.gds}
     wanted = [what for what, is_wanted in asked.items() if is_wanted]
     where = f"the driver comes from the distribution's own archive ({', '.join(components)})"
     if not wanted:
-        return Planned((), f"{where}; nothing else needs NVIDIA's repository", requested=False)
+        return Planned((), f"{where}; nothing else needs NVIDIA's repository", is_requested=False)
     outcome = plan_cuda_repository(recipe, facts)
     what = f"{where}; {' and '.join(wanted)} from NVIDIA's, whose driver packages are pinned out"
     return replace(outcome, reason=f"{what}; {outcome.reason}") if isinstance(outcome, Planned) else outcome
@@ -42,7 +42,7 @@ def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> Outcome:
 def find_foreign_packages(packages: Iterable[PackageId], driver: WantedDriver) -> tuple[PackageId, ...]:
     """Return those of ``packages`` that are of another packager's driver than the distribution's own."""
     found = sorted(driver_packages(packages))
-    return tuple(one for one in found if is_foreign_driver_package(driver.family, driver.chosen, one.name))
+    return tuple(package for package in found if is_foreign_driver_package(driver.family, driver.chosen, package.name))
 
 
 def find_other_packagers(
@@ -50,17 +50,21 @@ def find_other_packagers(
 ) -> dict[PackageId, PackageState]:
     """Return the packages of another packager's driver, and the tools that came with it or with those of ``old``."""
     foreign = find_foreign_packages(installed, driver)
-    versions = {upstream(installed[one].version) for one in (*foreign, *old)} - {""}
-    tools = (one for one in installed if one.name in STANDALONE_TOOLS and upstream(installed[one].version) in versions)
-    return {one: installed[one] for one in (*foreign, *tools)}
+    versions = {upstream(installed[package].version) for package in (*foreign, *old)} - {""}
+    tools = (
+        package
+        for package in installed
+        if package.name in STANDALONE_TOOL_PACKAGES and upstream(installed[package].version) in versions
+    )
+    return {package: installed[package] for package in (*foreign, *tools)}
 
 
-def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outcome:
+def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> StepOutcome:
     """Plan nothing: packages bring the modules; refuse where they have not."""
     # Of a prebuilt module the branch alone is known.
     if lacking := kernels_without_module(replace(driver.chosen, exact=""), kernels, facts):
         packages = known(facts.packages, {})
-        there = {one: packages[one] for one in map(PackageId, driver.modules) if one in packages}
+        there = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}
         return Refusal(
             what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
             why="the package that is to bring it is installed, and its file is not there: it links the module when it "
@@ -69,4 +73,4 @@ def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> Outco
         )
     is_planned = facts.module_files.probe == PLAN_PROBE_KEY
     by = "a package brings it" if is_planned else "prebuilt"
-    return Planned((), f"{by} for {' and '.join(kernels.wanted)}", deferred=is_planned)
+    return Planned((), f"{by} for {' and '.join(kernels.wanted)}", is_deferred=is_planned)

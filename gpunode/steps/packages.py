@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from gpunode.catalog.conflicts import versioned_names
+from gpunode.catalog.conflicts import driver_versioned_packages
 from gpunode.catalog.repositories import CUDA_KEYRING, TOOLKIT_KEYRING, cuda_repository, toolkit_repository
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import ANY_PROVIDER
@@ -22,12 +22,12 @@ from gpunode.steps.kernel import header_packages
 from gpunode.steps.selection import WantedDriver, installed_driver_version, wanted_driver
 
 
-def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_repair(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan what makes every package whole, where a change of packages was stopped in its middle.
 
     A driver's module that did not build is not built once more where its package leaves for the wanted driver.
     """
-    notes = tuple(system(facts).note_trust(facts))
+    notes = tuple(system(facts).note_relaxed_checks(facts))
     if not need(facts.packages_interrupted, "whether a package change was interrupted"):
         return Planned((), "no package change was interrupted", notes)
     if leaving := find_packages_leaving_first(facts, _plan_driver_changes(recipe, facts)):
@@ -35,7 +35,7 @@ def plan_repair(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned(
             (), f"{names} leaves or is replaced in this run, and is not configured, or built, before that", notes
         )
-    repair = system(facts).repair
+    repair = system(facts).repair_change
     return Planned((repair,), repair.purpose, notes)
 
 
@@ -47,11 +47,11 @@ def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> froz
     """
     if not facts.unconfigured:
         return frozenset()
-    leaving = frozenset(change.id for change in PackageChange.among(changes) if change.removes_or_replaces)
+    leaving = frozenset(change.id for change in PackageChange.of_kind(changes) if change.removes_or_replaces)
     if facts.unconfigured <= leaving:
         return facts.unconfigured
     builds, triggers_dkms = system(facts).builds_driver, system(facts).triggers_dkms
-    would_build = any(builds(one) or triggers_dkms(one) for one in facts.unconfigured)
+    would_build = any(builds(package) or triggers_dkms(package) for package in facts.unconfigured)
     return frozenset(filter(builds, leaving)) if would_build else frozenset()
 
 
@@ -67,13 +67,13 @@ def _plan_driver_changes(recipe: Recipe, facts: Facts) -> Iterator[Change]:
     desired = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
     projected = replace(facts, run_installer=Known(False, PLAN_PROBE_KEY)) if recipe.remove_runfile_driver else facts
     outcomes = [step.plan(desired, projected) for step in (CONFLICTS_STEP, DRIVER_STEP) if step.id not in recipe.skip]
-    yield from chain.from_iterable(one.changes for one in outcomes if isinstance(one, Planned))
+    yield from chain.from_iterable(outcome.changes for outcome in outcomes if isinstance(outcome, Planned))
 
 
 REPAIR_STEP = Step("repair", "package database", "sources", plan_repair)
 
 
-def plan_driver_repository(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_driver_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the CUDA repository of this distribution, signed by the key with the pinned fingerprint."""
     if recipe.driver.source == "distro" and wants_driver(recipe, facts):
         from gpunode.steps.own_driver import plan_repository_for_own_driver  # loaded on use: few recipes take it
@@ -82,16 +82,16 @@ def plan_driver_repository(recipe: Recipe, facts: Facts) -> Outcome:
     return plan_cuda_repository(recipe, facts)
 
 
-def plan_cuda_repository(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_cuda_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the CUDA repository where the driver or the CUDA toolkit come from it."""
     if not wants_driver(recipe, facts) and not wants_cuda_toolkit(recipe):
         return Planned((), "this driver is not managed by gpunode")
     # With it, the next upgrade would bring NVIDIA's packages over those of another maker.
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
-    found = family_of(facts)
-    if isinstance(found, Refusal):
-        return found if wants_driver(recipe, facts) else replace(found, hint=_missing_cuda_repository_hint(facts))
+    family = family_of(facts)
+    if isinstance(family, Refusal):
+        return family if wants_driver(recipe, facts) else replace(family, hint=_missing_cuda_repository_hint(facts))
     distro = need(facts.distro, "which distribution this is")
     architecture = need(facts.architecture, "the architecture of this system")
     asked = recipe.repositories
@@ -115,7 +115,7 @@ def _missing_cuda_repository_hint(facts: Facts) -> str:
     )
 
 
-def plan_toolkit_repository(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_toolkit_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the container toolkit's repository, signed by the key with the pinned fingerprint."""
     if not wants_container_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
@@ -156,17 +156,17 @@ def packages_off_lock(
 ) -> tuple[PackageId, ...]:
     """Return those of ``requested`` that are installed in another version than the lock holds."""
     locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
-    there = (one for one in requested if one in locked and is_at_version(packages.get(one), ""))
-    return tuple(one for one in there if packages[one].version != locked[one])
+    there = (package for package in requested if package in locked and is_at_version(packages.get(package), ""))
+    return tuple(package for package in there if packages[package].version != locked[package])
 
 
 def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     """Return the locked packages of no other step: the driver, and its dependencies."""
     from gpunode.steps.table import STEPS  # which imports this module's users
 
-    owners = [step.packages.owns for step in STEPS if step.packages]
+    owners = [step.packages.is_owned for step in STEPS if step.packages]
     locked = recipe.lock.packages if recipe.lock else ()
-    return tuple(one for one in sorted(locked) if not any(owns(one) for owns in owners))
+    return tuple(package for package in sorted(locked) if not any(owns(package) for owns in owners))
 
 
 def refuse_held_packages(
@@ -177,7 +177,7 @@ def refuse_held_packages(
     return Refusal(
         what=f"{', '.join(map(str, listed))} is held, and {requester} needs {needed}",
         why="somebody put it on hold; gpunode breaks no holds",
-        hint=f"sudo {system(facts).unhold(listed)}\nthen run the same command again",
+        hint=f"sudo {system(facts).unhold_command(listed)}\nthen run the same command again",
         held=listed,
     )
 
@@ -185,19 +185,19 @@ def refuse_held_packages(
 def merge_hold_refusals(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
     """Return the first of ``refusals``; where it is for a hold, with the holds of all others in one command."""
     first, *others = refusals
-    held = tuple(dict.fromkeys(chain.from_iterable(one.held for one in refusals)))
+    held = tuple(dict.fromkeys(chain.from_iterable(refusal.held for refusal in refusals)))
     if not first.held or held == first.held:
         return first
     return replace(
         first,
         what=f"{', '.join(map(str, held))} are held, and this recipe needs them in other versions or not at all",
-        why="\n".join((*(one.what for one in (first, *others) if one.held), first.why)),
-        hint=f"sudo {system(facts).unhold(held)}\nthen run the same command again",
+        why="\n".join((*(refusal.what for refusal in (first, *others) if refusal.held), first.why)),
+        hint=f"sudo {system(facts).unhold_command(held)}\nthen run the same command again",
         held=held,
     )
 
 
-def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan to install what the recipe's packages need, directly or not, and the node lacks.
 
     Each missing package is named to the package manager, which refuses to do anything to a node with unmet
@@ -205,16 +205,16 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> Outcome:
     """
     packages = need(facts.packages, "which packages are installed")
     if not isinstance(facts.dependencies, Known):
-        return Planned((), f"dependencies of packages are unknown: {facts.dependencies.reason}", requested=False)
+        return Planned((), f"dependencies of packages are unknown: {facts.dependencies.reason}", is_requested=False)
     driver = wanted_driver(recipe, facts)
     chosen = driver if isinstance(driver, WantedDriver) else None
     missing = facts.dependencies.value.missing(packages, tuple(_requested_packages(recipe, facts, chosen)))
     if missing is None:
-        return Planned((), "none of the packages that the recipe asks for is installed yet", requested=False)
+        return Planned((), "none of the packages that the recipe asks for is installed yet", is_requested=False)
     if not missing:
         return Planned((), "all that the recipe's packages depend on is installed")
-    if held := [one.package for one in missing if one.package in packages and packages[one.package].held]:
-        return refuse_held_packages(facts, held, f"{missing[0].needed_by}")
+    if held_packages := [one.package for one in missing if one.package in packages and packages[one.package].held]:
+        return refuse_held_packages(facts, held_packages, f"{missing[0].needed_by}")
     changes = tuple(
         PackageChange(one.package, packages.get(one.package), _missing_dependency_state(recipe, facts, chosen, one))
         for one in missing
@@ -232,7 +232,7 @@ def _requested_packages(recipe: Recipe, facts: Facts, driver: WantedDriver | Non
         yield from header_packages(driver.family, facts)
     for step in STEPS:
         if step.packages:
-            yield from step.packages.wanted(recipe, facts)
+            yield from step.packages.list_wanted(recipe, facts)
 
 
 def _missing_dependency_state(
@@ -243,7 +243,7 @@ def _missing_dependency_state(
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
     is_nvidias = driver is not None and driver.chosen.source == "nvidia"
-    if driver is not None and is_nvidias and missing.package.name in versioned_names(driver.chosen.branch):
+    if driver is not None and is_nvidias and missing.package.name in driver_versioned_packages(driver.chosen.branch):
         # Whoever needs another version, the driver has one.
         version = "" if recipe.upgrade else installed_driver_version(facts, driver)
         anyhow = KnownAfter(f"{version}-" if version else version_prefix(driver.chosen), "driver", auto=True)
@@ -256,10 +256,10 @@ MISSING_DEPENDENCIES_STEP = Step("missing-dependencies", "dependencies", "packag
 CUDA_PROFILE_SCRIPT: Final = "/etc/profile.d/gpunode-cuda.sh"
 
 
-def plan_cuda_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_cuda_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the toolkit that the recipe asks for; see ``cuda_release``."""
     if not wants_cuda_toolkit(recipe):
-        return Planned((), "the recipe asks for no CUDA toolkit", requested=False)
+        return Planned((), "the recipe asks for no CUDA toolkit", is_requested=False)
     from gpunode.steps.cuda_release import plan_toolkit
 
     return plan_toolkit(recipe, facts)
@@ -286,5 +286,5 @@ CUDA_TOOLKIT_STEP = Step(
     plan_cuda_toolkit,
     needs=("cuda-repository",),
     files=(CUDA_PROFILE_SCRIPT,),
-    packages=StepPackages(_wanted_cuda_packages, _is_cuda_toolkit_package),
+    packages=StepPackageRules(_wanted_cuda_packages, _is_cuda_toolkit_package),
 )

@@ -23,15 +23,24 @@ from gpunode.command import Command, command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files, restrict_to_root
-from gpunode.facts.model import Facts, Known, Unit, Unknown, holds, known, need
+from gpunode.facts.model import Facts, Known, Unit, Unknown, file_matches, known, need
 from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.runtimes import RUNTIMES, ConfigEdit, DesiredConfig, Files, ObservedConfig, Runtime, apply_edits, runtime
-from gpunode.runtimes.found import States, contents, file_changes, packaged_version, states_from_facts
+from gpunode.runtimes import (
+    RUNTIMES,
+    ConfigEdit,
+    DesiredConfig,
+    Files,
+    ObservedConfig,
+    Runtime,
+    apply_edits,
+    find_runtime,
+)
+from gpunode.runtimes.found import States, contents_of_states, file_changes, packaged_version, states_from_facts
 from gpunode.runtimes.installations import (
     ChosenRuntime,
     choose_row,
@@ -46,12 +55,12 @@ from gpunode.steps.selection import refuse_package_without_lock
 from gpunode.steps.toolkit import TOOLKIT_CONFIG_FILE
 
 
-def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_runtime_install(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan a package that provides the runtime."""
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
-        row = choose_row(runtime(recipe.runtime.name), facts).row
+        row = choose_row(find_runtime(recipe.runtime.name), facts).row
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
     if row.product:
@@ -68,7 +77,7 @@ def plan_runtime_install(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _plan_missing_runtime(
     recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]
-) -> Outcome:
+) -> StepOutcome:
     """Plan the distribution's package of a runtime that is not here."""
     if recipe.kubernetes and recipe.kubernetes.kind.workers and known(facts.rootless_docker, default=False):
         # nvkind issue 48.
@@ -80,11 +89,11 @@ def _plan_missing_runtime(
             hint=f"install docker for the whole machine, and use it for kind:\nsudo {install}\n"
             "docker context use default",
         )
-    if row.external_source:
+    if row.package_source_hint:
         return Refusal(
             what=f"{row.id} is not installed",
             why="no supported distribution packages it",
-            hint=f"install it from {row.external_source}; then run the command again",
+            hint=f"install it from {row.package_source_hint}; then run the command again",
         )
     if recipe.runtime.install == "never":
         product = ", or k3s or RKE2, which include theirs" if is_brought_by_products(row) else ""
@@ -103,7 +112,7 @@ def _plan_missing_runtime(
 
 def _plan_installed_runtime(
     recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]
-) -> Outcome:
+) -> StepOutcome:
     """Return the package that provides the runtime, in the locked version where there is one."""
     present, lock = packages[package], recipe.lock
     if lock is not None and package not in lock.packages:
@@ -120,8 +129,8 @@ def _plan_installed_runtime(
 def _installed_runtime_package(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     """Return the package that provides the recipe's runtime on this node."""
     packages = need(facts.packages, "which packages are installed")
-    named = runtime(recipe.runtime.name).packages if recipe.runtime.name != "none" else ()
-    return tuple(one for one in map(PackageId, named) if is_at_version(packages.get(one), ""))[:1]
+    named = find_runtime(recipe.runtime.name).packages if recipe.runtime.name != "none" else ()
+    return tuple(package for package in map(PackageId, named) if is_at_version(packages.get(package), ""))[:1]
 
 
 RUNTIME_INSTALL_STEP = Step(
@@ -129,7 +138,7 @@ RUNTIME_INSTALL_STEP = Step(
     "container runtime",
     "packages",
     plan_runtime_install,
-    packages=StepPackages(
+    packages=StepPackageRules(
         _installed_runtime_package, {PackageId(name) for row in RUNTIMES for name in row.packages}.__contains__
     ),
 )
@@ -139,12 +148,12 @@ RUNTIME_INSTALL_STEP = Step(
 _TOOLKIT_CONFIG_FILES = (TOOLKIT_CONFIG_FILE, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 
 
-def plan_runtime_config(recipe: Recipe, facts: Facts) -> Outcome:
+def plan_runtime_config(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the runtime's files with NVIDIA's handler; its own parser checks them before they are used."""
     if recipe.runtime.name == "none":
         return Planned((), "the recipe has no container runtime")
     try:
-        place = choose_row(runtime(recipe.runtime.name), facts)
+        place = choose_row(find_runtime(recipe.runtime.name), facts)
         return _with_toolkit_config(recipe, facts, _plan_configuration(recipe, facts, place))
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
@@ -172,10 +181,10 @@ def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> 
     desired = _desired_config(recipe, row, facts)
     present = states_from_facts(facts, row, desired)
     if recipe.runtime.cgroup_driver == "auto":
-        desired = with_kubelet_cgroup_driver(row, facts, desired, contents(present))
-    found = row.inspect(contents(present), desired)
-    if _uses_cdi_for_pods(recipe) and should_enable_cdi(row, found, desired.version):
-        desired = replace(desired, cdi=True)
+        desired = with_kubelet_cgroup_driver(row, facts, desired, contents_of_states(present))
+    observed = row.inspect(contents_of_states(present), desired)
+    if _uses_cdi_for_pods(recipe) and should_enable_cdi(row, observed, desired.version):
+        desired = replace(desired, enable_cdi=True)
     target = RuntimeTarget(row, desired, present, facts, choice.notes)
     lacks = find_missing_toolkit(facts, row)
     if lacks and facts.is_image:
@@ -187,7 +196,7 @@ def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> 
     planned = _restrict_files(
         target, replace(planned, changes=(*planned.changes, *_service_changes(row, facts, present)))
     )
-    notes = (*planned.notes, *_notes_on_recipe(recipe, target, found))
+    notes = (*planned.notes, *_notes_on_recipe(recipe, target, observed))
     lacking = (lacks.note,) if lacks else ()
     if not planned.changes:
         return replace(planned, notes=(*notes, *lacking))
@@ -227,7 +236,7 @@ def _notes_on_recipe(recipe: Recipe, target: RuntimeTarget, observed: ObservedCo
     cluster, version = recipe.kubernetes, desired.version
     if not (cluster and cluster.runtime_class) or not _uses_cdi_for_pods(recipe):
         return
-    if not desired.cdi and not reads_cdi(row, observed, version):
+    if not desired.enable_cdi and not reads_cdi(row, observed, version):
         needs = f"pods on this node get a GPU only with runtimeClassName: {cluster.runtime_class}"
         yield f"{needs}: {explain_no_cdi(row, observed, version)}"
 
@@ -241,9 +250,9 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     found = {change.path: change for change in restrict_to_root(facts, own)}
     # Who may write to a file is no setting that takes a restart.
     trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
-    touched = {change.path for change in FileChange.among(planned.changes)}
-    edited = (one.restrict_writes_to_root() if one.subject in found else one for one in planned.changes)
-    beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
+    touched = {change.path for change in FileChange.of_kind(planned.changes)}
+    edited = (change.restrict_writes_to_root() if change.subject in found else change for change in planned.changes)
+    beside = (replace(change, triggers=trigger if change.path in present else frozenset()) for change in found.values())
     others = [path for path in present if path not in own and describe_nonroot_writers(present[path])]
     notes = (
         *(
@@ -280,7 +289,7 @@ def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig
         not_default=recipe.runtime.set_as_default is False,
         # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
         systemd_cgroup=recipe.runtime.cgroup_driver == "systemd" and not row.product,
-        cdi=recipe.runtime.cdi is True,
+        enable_cdi=recipe.runtime.cdi is True,
         version=packaged_version(row, known(facts.packages, {})),
         enable_cri=row.has_cri_plugin and kubelet_using(row, facts) is not None,
     )
@@ -290,7 +299,7 @@ def _plan_deferred(row: Runtime, fact: Unknown) -> Planned:
     """Plan a file whose content is known after the package that brings it is installed."""
     promise = Deferred("the package's file, with NVIDIA's runtime added", f"{row.packages[0]} is installed")
     reason = f"{row.packages[0]} installs its own configuration; NVIDIA's runtime is added to it"
-    if holds(fact, promise):
+    if file_matches(fact, promise):
         return Planned((), reason)
     return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
 
@@ -303,7 +312,7 @@ def _service_changes(row: Runtime, facts: Facts, present: States) -> tuple[Chang
     fact = facts.unit(row.unit)
     if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
-    is_startable = row.inspect(contents(present), DesiredConfig()).is_startable
+    is_startable = row.inspect(contents_of_states(present), DesiredConfig()).is_startable
     can_start = is_startable and not facts.is_image and facts.can_start(row.unit)
     wanted = ServiceState(enabled=True, active=can_start or fact.value.state.active)
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
@@ -346,12 +355,12 @@ class RuntimeTarget:
         """True if ``main`` is the file that the runtime reads by itself."""
         config = self.desired.config
         usual = replace(self.desired, config="")
-        return not config or config == self.row.locate_row(self.row, contents(self.present), usual).config
+        return not config or config == self.row.locate_row(self.row, contents_of_states(self.present), usual).config
 
     @property
     def own(self) -> frozenset[str]:
         """The files that say what it does; of the others that it reads some say how it is started."""
-        return frozenset({self.main, self.desired.drop_in, *self.row.own_files} - {"", *self.row.generated})
+        return frozenset({self.main, self.desired.drop_in, *self.row.own_files} - {"", *self.row.generated_files})
 
     @property
     def unit(self) -> Unit | None:
@@ -366,20 +375,20 @@ class RuntimeTarget:
         A reload does not apply docker's features: if ctk is to set them, it is unknown whether dockerd has read them.
         Somebody else's edit of them is no reason for setup to stop containers.
         """
-        files = contents(self.present)
+        files = contents_of_states(self.present)
         unwritten = {path: content for path, content in files.items() if path != self.main}
-        return self._trigger(unwritten if self.desired.cdi and self.desired.exact else files, files)
+        return self._trigger(unwritten if self.desired.enable_cdi and self.desired.exact else files, files)
 
     def trigger_of_edit(self, after: Files) -> Trigger | None:
         """Return a restart for containerd, which reads its file only at start, or a reload for dockerd (SIGHUP).
 
         Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
         """
-        return self._trigger(contents(self.present), after)
+        return self._trigger(contents_of_states(self.present), after)
 
     def _trigger(self, before: Files, after: Files) -> Trigger | None:
         row = self.row
-        if not row.unit or row.watches:
+        if not row.unit or row.watches_files:
             return None
         reloads = row.reloads and (before == after or row.applies_on_reload(before, after, self.desired))
         return Trigger("reload" if reloads else "restart", row.unit)
@@ -391,7 +400,7 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     Raises:
         Refused: if the files cannot be edited.
     """
-    row, desired, files = target.row, target.desired, contents(target.present)
+    row, desired, files = target.row, target.desired, contents_of_states(target.present)
     edited = row.configure(files, desired)
     written = apply_edits(files, edited)
     after = row.inspect(written, desired)
@@ -429,18 +438,18 @@ def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected:
         reason: why they change.
         expected: what its parser must find in them; what a product makes of its files is there after its next start.
     """
-    row, files = target.row, contents(target.present)
+    row, files = target.row, contents_of_states(target.present)
     expectation = None if row.product else expected
     notes = target.notes
     if target.unit is not None and target.unit.masked:
         notes = (*notes, f"{row.unit} is masked, so nothing reads {target.main} until it is unmasked")
     if not edited.edits:
         again, notes = _plan_reread_if_stale(target, edited) or Planned((), edited.how), (*notes, *edited.notes)
-        if edited.restart and _started_after_toolkit(target):
+        if edited.restart_reason and _started_after_toolkit(target):
             was_started = f"{row.product} was started since the toolkit came and has not registered"
             look = f"see `{row.product} --version` and `systemctl show {row.unit} -p Environment`"
             check = f"Check that {target.desired.binary} is on its PATH: {look}"
-            notes = (*notes, f"{was_started} {target.desired.handler}: {edited.restart}. {check}")
+            notes = (*notes, f"{was_started} {target.desired.handler}: {edited.restart_reason}. {check}")
         return replace(again, notes=notes, expectation=expectation)
     trigger = target.trigger_of_edit(apply_edits(files, edited))
     triggers = frozenset({trigger}) if trigger else frozenset[Trigger]()
@@ -454,7 +463,7 @@ def plan_reread(target: RuntimeTarget, paths: Iterable[str], reason: str) -> Pla
     owed = frozenset({trigger}) if trigger else frozenset[Trigger]()
     states = ((path, target.present.get(path)) for path in paths)
     changes = tuple(FileChange(path, state, state, owed) for path, state in states)
-    return Planned(changes, reason, disrupts=_name_stopped_containers(target, trigger))
+    return Planned(changes, reason, stopped_workloads=_name_stopped_containers(target, trigger))
 
 
 def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned | None:
@@ -469,12 +478,12 @@ def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned 
     is_told = unit is not None and unit.started_at is not None
     # ctk asks for no restart of what it knows nothing of.
     if (
-        edited.restart
+        edited.restart_reason
         and row.config in changed_at
         and not _started_after_toolkit(target)
         and (is_told or not target.desired.exact)
     ):
-        return plan_reread(target, (row.config,), edited.restart)
+        return plan_reread(target, (row.config,), edited.restart_reason)
     return None
 
 
@@ -492,9 +501,9 @@ def enable_cri_command(row: Runtime) -> Command:
 def _name_stopped_containers(target: RuntimeTarget, trigger: Trigger | None) -> str:
     """Describe what a restart stops: docker's containers, unless live-restore is on; containerd's continue."""
     row = target.row
-    if not row.stopped or trigger is None or trigger.kind != "restart":
+    if not row.stopped_by_restart or trigger is None or trigger.kind != "restart":
         return ""
-    return "" if row.keeps_containers(contents(target.present), target.desired) else row.stopped
+    return "" if row.keeps_containers(contents_of_states(target.present), target.desired) else row.stopped_by_restart
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gpunode.command import gpunode
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, known
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE, KERNEL_ARGUMENTS_FILE, LOCKDOWN, SIG_ENFORCE, SIGNATURE_FILES
-from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import family_of, is_at_version, preexisting_driver, wants_driver
@@ -21,7 +21,7 @@ AWAITS_ENROLMENT_REASON: Final = "waits until the firmware has this machine's ke
 _ENFORCEMENT_ARGUMENT: Final = "module.sig_enforce"
 
 
-def awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
+def driver_awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
     """Return whether the driver has to wait: modules that DKMS builds would not load, as their key is not enrolled.
 
     A recipe that leaves the step out waits for nobody: it says that somebody else sees to the key.
@@ -43,27 +43,27 @@ def _brings_signed_modules(recipe: Recipe, facts: Facts) -> bool:
     return isinstance(found, Family) and found.brings_signed_modules(recipe.driver.source)
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the key enrolled that DKMS signs modules with; see ``enrolment``."""
     if not wants_driver(recipe, facts):
-        return Planned((), "this driver is not managed by gpunode", requested=False)
+        return Planned((), "this driver is not managed by gpunode", is_requested=False)
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
     if _brings_signed_modules(recipe, facts):
         state = "off" if not known(facts.secure_boot, True) else "no key of this machine is needed"
-        return Planned((), f"{state}: the distribution has signed the driver's modules", requested=False)
+        return Planned((), f"{state}: the distribution has signed the driver's modules", is_requested=False)
     if facts.is_image:
         # Without shim only firmware with Secure Boot off boots the image.
         has_shim = is_at_version(known(facts.packages, {}).get(PackageId("shim-signed")), "")
         notes = (_IMAGE_ENROLMENT_NOTE,) if has_shim else ()
-        return Planned((), "whether it is on, the first boot of the image tells", notes, deferred=True)
+        return Planned((), "whether it is on, the first boot of the image tells", notes, is_deferred=True)
     if facts.module_key is None and known(facts.secure_boot, False):
         notes = () if known(facts.loaded_driver, None) else (_ENROLMENT_NOTE,)
-        return Planned((), "on; which key signs modules was not captured", notes, deferred=True)
+        return Planned((), "on; which key signs modules was not captured", notes, is_deferred=True)
     if facts.module_key is None:
         if isinstance(facts.secure_boot, Known):
-            return _refuse_unsignable(facts) or Planned((), "off", requested=False)
-        return Planned((), f"unknown: {facts.secure_boot.reason}", requested=False)
+            return _refuse_unsignable(facts) or Planned((), "off", is_requested=False)
+        return Planned((), f"unknown: {facts.secure_boot.reason}", is_requested=False)
     from gpunode.steps.enrolment import plan_enrolment
 
     return plan_enrolment(facts)
@@ -91,13 +91,13 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
 def _explain_signature_policy(facts: Facts) -> str:
     """Return what says that the kernel takes signed modules alone; empty where nothing does."""
     arguments = facts.text(KERNEL_ARGUMENTS_FILE).split()
-    found = [
+    enforcing_words = [
         word
         for word in arguments
         if word in {_ENFORCEMENT_ARGUMENT, *(f"{_ENFORCEMENT_ARGUMENT}={on}" for on in "1yY")}
     ]
-    if found:
-        return f"it was started with {found[0]}"
+    if enforcing_words:
+        return f"it was started with {enforcing_words[0]}"
     if facts.text(SIG_ENFORCE).strip() in {"Y", "1"}:
         return f"{SIG_ENFORCE} says Y"
     mode = facts.text(LOCKDOWN).partition("[")[2].partition("]")[0]

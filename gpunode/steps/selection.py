@@ -12,7 +12,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import (
     SEPARATELY_VERSIONED_IN_DISTROS,
-    STANDALONE_TOOLS,
+    STANDALONE_TOOL_PACKAGES,
     driver_packages,
     upstream,
     version_locked_packages,
@@ -47,7 +47,7 @@ from gpunode.steps.installed_driver import (
     version_prefix,
     wants_driver,
 )
-from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, awaits_enrolment
+from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, driver_awaits_enrolment
 
 _UBUNTU_VERSION_MARK = "ubuntu"
 _REVISION_SUFFIX = re.compile(r"-[^-]*\Z")
@@ -96,8 +96,8 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
         return chosen
     if refused := _refuse_mixed_packagers(found, chosen, facts):
         return refused
-    if awaits_enrolment(recipe, facts):
-        return Planned((), AWAITS_ENROLMENT_REASON, deferred=True)
+    if driver_awaits_enrolment(recipe, facts):
+        return Planned((), AWAITS_ENROLMENT_REASON, is_deferred=True)
     if chosen.source == "nvidia":
         return WantedDriver(found, chosen)
     from gpunode.distros import own_driver  # loaded on use: few recipes take it
@@ -114,20 +114,20 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
     Neither would leave for the other: what is there counts as the wanted driver, whose other packages join it. Debian's
     nvidia-alternative then goes on replacing and removing the links of NVIDIA's libraries (535.309.01 of both).
     """
-    if family.signs_modules:  # Ubuntu's own have other names
+    if family.signs_own_modules:  # Ubuntu's own have other names
         return None
     packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
-    there = [one for one in _PACKAGES_NAMED_ALIKE if is_at_version(packages.get(one), f"{chosen.branch}.")]
+    there = [one for one in _PACKAGES_OF_BOTH_SOURCES if is_at_version(packages.get(one), f"{chosen.branch}.")]
     # Of a planned package the branch alone is known.
-    revisions = {one: packages[one].version.partition("-")[2] for one in there}
+    revisions = {package: packages[package].version.partition("-")[2] for package in there}
     # NVIDIA's packages for Debian have the revision 1; Debian's own have 0+deb12u1 or 2.
     nvidias = {one for one, revision in revisions.items() if revision == "1" or _UBUNTU_VERSION_MARK in revision}
     others = [one for one, revision in revisions.items() if revision and (one in nvidias) == wants_own]
     if not others:
         return None
     ours, theirs = (family.name, "NVIDIA") if wants_own else ("NVIDIA", family.name)
-    named = ", ".join(f"{one} {packages[one].version}" for one in others)
-    purge = system(facts).purge(tuple(str(one) for one in sorted(driver_packages(packages))))
+    named = ", ".join(f"{other} {packages[other].version}" for other in others)
+    purge = system(facts).purge(tuple(str(package) for package in sorted(driver_packages(packages))))
     ways = [f"purge the driver first: `sudo {purge}`"]
     if len(others) == len(revisions):  # else the other source would be mixed, too
         ways.insert(0, f"take the driver of the other source (--driver-source {'nvidia' if wants_own else 'distro'})")
@@ -142,7 +142,7 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
     )
 
 
-_PACKAGES_NAMED_ALIKE = tuple(
+_PACKAGES_OF_BOTH_SOURCES = tuple(
     map(
         PackageId,
         ("nvidia-kernel-dkms", "nvidia-kernel-support", "libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "nvidia-smi"),
@@ -177,8 +177,8 @@ def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     if recipe.driver.version == "auto":
         is_nvidias = recipe.driver.source == "nvidia"
         pinned = pinned_by_nvidia_package(known(facts.packages, {})) if is_nvidias else ""
-        if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
-            return replace(found, reason=f"{PINNING_PACKAGE_PREFIX}{pinned} is installed and respected")
+        if pinned and isinstance(choice := choose(present, replace(recipe.driver, version=pinned)), Choice):
+            return replace(choice, reason=f"{PINNING_PACKAGE_PREFIX}{pinned} is installed and respected")
         if not pinned and (kept := _choose_installed_driver(recipe, facts, present)) is not None:
             return kept
         if (
@@ -196,13 +196,13 @@ def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuMode
 
     An incomplete driver is completed; that is no reason for another branch or other modules.
     """
-    found = family_of(facts)
-    fitting = [] if isinstance(found, Refusal) else list(_fitting_choices(recipe, facts, models))
+    family = family_of(facts)
+    fitting = [] if isinstance(family, Refusal) else list(_fitting_choices(recipe, facts, models))
     whole = (chosen for chosen in fitting if is_chosen_driver_installed(facts, chosen, recipe))
     begun = (
         chosen
         for chosen in fitting
-        if isinstance(found, Family) and is_dkms_package_installed(found.dkms_package(chosen), chosen, facts)
+        if isinstance(family, Family) and is_dkms_package_installed(family.dkms_package(chosen), chosen, facts)
     )
     chosen = next(chain(whole, begun), None)
     if chosen is None:
@@ -213,7 +213,7 @@ def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuMode
     best = choose_from_source(facts, models, recipe.driver)
     if recipe.driver.version in BRANCH_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
         kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
-    if not recipe.upgrade and isinstance(found, Family) and (exact := _pinned_version(found, chosen, facts)):
+    if not recipe.upgrade and isinstance(family, Family) and (exact := _pinned_version(family, chosen, facts)):
         return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
     return replace(chosen, reason=kept)
 
@@ -225,7 +225,7 @@ def _choose_successor_branch(recipe: Recipe, facts: Facts, models: tuple[GpuMode
         return None
     may_be = (replace(best, branch=n, flavour=f) for n in installed_branches(facts) for f in ("open", "proprietary"))
     former = next((one.branch for one in may_be if is_dkms_package_installed(found.dkms_package(one), one, facts)), 0)
-    newer = [row for row in branches.all_branches() if row.active and row.number > former > best.branch]
+    newer = [row for row in branches.all_branches() if row.is_maintained and row.number > former > best.branch]
     for row in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
         chosen = choose(models, replace(recipe.driver, version=str(row.number)))
         if isinstance(chosen, Choice):
@@ -249,15 +249,15 @@ def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
         from gpunode.distros.own_driver import foreign_archives
 
         foreign = foreign_archives(found)
-    is_own = present.content == package_system.pin(replace(chosen, exact=version), found.origins, foreign)
+    is_own = present.content == package_system.render_driver_pin(replace(chosen, exact=version), found.origins, foreign)
     return version if is_own and is_version_of(version, chosen) else ""
 
 
 def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tuple[GpuModel, ...]) -> Choice | Refusal:
     """Return the locked driver, if it supports this node's GPUs and agrees with the recipe."""
-    found = family_of(facts)
-    if isinstance(found, Refusal):
-        return found
+    family = family_of(facts)
+    if isinstance(family, Refusal):
+        return family
     version = locked_driver_version(lock)
     if not version:
         return Refusal(
@@ -281,12 +281,12 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
     if not fitting:
         return outcomes[0]
     # Of prebuilt modules each kernel has its own, which no lock holds.
-    drivers = [WantedDriver(found, chosen) for chosen in fitting]
+    drivers = [WantedDriver(family, chosen) for chosen in fitting]
     for driver in drivers:
         if lock.packages.keys() >= {*driver.packages(recipe)}:
             return replace(driver.chosen, reason=f"{lock.file} has it")
     return refuse_package_without_lock(
-        lock, next(one for one in drivers[0].packages(recipe) if one not in lock.packages)
+        lock, next(package for package in drivers[0].packages(recipe) if package not in lock.packages)
     )
 
 
@@ -294,8 +294,8 @@ def locked_driver_version(lock: VersionLock) -> str:
     """Return a lock's driver version (``580.178.04``); empty if it has none, or several."""
     named = (one for one in driver_packages(lock.packages) if one.name not in SEPARATELY_VERSIONED_IN_DISTROS)
     versions = {lock.packages[package] for package in named}
-    found = {_REVISION_SUFFIX.sub("", without_epoch(version)) for version in versions if branch_of(version)}
-    return found.pop() if len(found) == 1 else ""
+    locked_versions = {_REVISION_SUFFIX.sub("", without_epoch(version)) for version in versions if branch_of(version)}
+    return locked_versions.pop() if len(locked_versions) == 1 else ""
 
 
 def refuse_package_without_lock(lock: VersionLock, package: PackageId) -> Refusal:
@@ -363,7 +363,7 @@ def packages_built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[Packa
     version, packages = module_package_version(facts, driver), known(facts.packages, {})
     if not version or _UBUNTU_VERSION_MARK in version or driver.chosen.source == "distro":
         return ()
-    of_driver = ((one, packages[one]) for one in sorted(driver_packages(packages)))
+    of_driver = ((package, packages[package]) for package in sorted(driver_packages(packages)))
     return tuple(
         one
         for one, state in of_driver
@@ -383,11 +383,11 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     if recipe.lock is not None or (driver.chosen.exact and not version):
         return ()
     branch = driver.chosen.branch
-    loose = STANDALONE_TOOLS if driver.chosen.source == "nvidia" else SEPARATELY_VERSIONED_IN_DISTROS
+    loose = STANDALONE_TOOL_PACKAGES if driver.chosen.source == "nvidia" else SEPARATELY_VERSIONED_IN_DISTROS
     found = version_locked_packages(known(facts.packages, {}), branch, loose)
     # What is of another branch leaves with that one, unless it strayed into a driver that stays.
     fitting = (one for one, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
-    return tuple(one for one in fitting if one != driver.rival)
+    return tuple(package for package in fitting if package != driver.rival)
 
 
 def tools_of_mismatched(
@@ -395,5 +395,5 @@ def tools_of_mismatched(
 ) -> tuple[PackageId, ...]:
     """Return the tools of mismatched packages, in their version: NVIDIA's packages depend on the same one."""
     theirs = {upstream(packages[package].version) for package in mismatched}
-    installed = ((one, packages[one]) for one in map(PackageId, sorted(STANDALONE_TOOLS)) if one in packages)
+    installed = ((one, packages[one]) for one in map(PackageId, sorted(STANDALONE_TOOL_PACKAGES)) if one in packages)
     return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in theirs)

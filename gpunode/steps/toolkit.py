@@ -11,7 +11,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Unknown, known, need
 from gpunode.facts.project import PLAN_PROBE_KEY
-from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
+from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
@@ -26,7 +26,7 @@ CONFIG_PACKAGE = TOOLKIT_PACKAGES[1]
 VOLUME_MOUNTS_KEY = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
-def plan(recipe: Recipe, facts: Facts) -> Outcome:
+def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the four packages at one version: the recipe's, else the installed one, else the newest."""
     if not wants_container_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
@@ -38,13 +38,13 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     names = (
         TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _has_right_version(packages, n, wanted))
     )
-    if held := [name for name in names if name in packages and packages[name].held]:
-        return refuse_held_packages(facts, held, "the toolkit", f"all of it in {wanted or 'one version'}")
+    if held_packages := [name for name in names if name in packages and packages[name].held]:
+        return refuse_held_packages(facts, held_packages, "the toolkit", f"all of it in {wanted or 'one version'}")
     notes = (
         *_changed_config_notes(recipe, facts),
         *_hold_notes(recipe, packages),
         *_replaced_program_notes(facts),
-        *system(facts).diverted(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
+        *system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
     marked = plan_manual_marks(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
     if not names:
@@ -61,7 +61,7 @@ def _replaced_program_notes(facts: Facts) -> Iterator[str]:
     """Yield a note for each program of the toolkit in whose place something else stands; it may be meant."""
     packages = known(facts.packages, {})
     anew = system(facts).reinstall(
-        {one: packages[one] for one in TOOLKIT_PACKAGES if is_at_version(packages.get(one), "")}
+        {package: packages[package] for package in TOOLKIT_PACKAGES if is_at_version(packages.get(package), "")}
     )
     for path in known(facts.replaced_programs, ()):
         yield f"{path} is not the program of its package; it may be a wrapper. To restore the package's program: {anew}"
@@ -81,16 +81,16 @@ def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     from gpunode.runtimes import toolkit  # loaded on use: many nodes have no such file
 
     try:
-        found = toolkit.non_default_settings(state.content)
+        settings = toolkit.non_default_settings(state.content)
         if recipe.toolkit.volume_mounts is not None:
-            found = tuple(one for one in found if not one.startswith(f"{VOLUME_MOUNTS_KEY} "))
+            settings = tuple(one for one in settings if not one.startswith(f"{VOLUME_MOUNTS_KEY} "))
     except Refused as refusal:
         yield f"{refusal.what}: {refusal.why}"
         return
-    if found:
+    if settings:
         yield (
             f"{TOOLKIT_CONFIG_FILE} differs from the toolkit's defaults; it is kept, because the difference may be "
-            f"intended: {'; '.join(found)}"
+            f"intended: {'; '.join(settings)}"
         )
 
 
@@ -107,13 +107,13 @@ def _is_dependency(package: PackageId, before: PackageState | None) -> bool:
     return package != TOOLKIT_PACKAGES[0] and before is not None and before.auto and not before.config_files_only
 
 
-def _explain_changes(packages: Mapping[PackageId, PackageState], wanted: str) -> str:
+def _explain_changes(packages: Mapping[PackageId, PackageState], version: str) -> str:
     """Explain why packages change, with the versions that differ."""
     present = {name: packages[name].version for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")}
     if len(set(present.values())) > 1:
         versions = ", ".join(f"{name} {version}" for name, version in present.items())
         return f"its four packages must have the same version, but they differ: {versions}"
-    return "containers need it to use the GPU" + (f"; all four at {wanted}" if wanted else "")
+    return "containers need it to use the GPU" + (f"; all four at {version}" if version else "")
 
 
 def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> str | Refusal:
@@ -147,11 +147,11 @@ def _locked_version(lock: VersionLock, requested: str) -> str | Refusal:
     return versions.pop()
 
 
-def _has_right_version(packages: Mapping[PackageId, PackageState], package: PackageId, wanted: str) -> bool:
+def _has_right_version(packages: Mapping[PackageId, PackageState], package: PackageId, version: str) -> bool:
     """Return True if the package has the wanted version or, without one, if all four share one."""
     state = packages.get(package)
-    if state is None or state.config_files_only or wanted:
-        return state is not None and not state.config_files_only and state.version == wanted
+    if state is None or state.config_files_only or version:
+        return state is not None and not state.config_files_only and state.version == version
     return len({packages[other].version for other in TOOLKIT_PACKAGES if is_at_version(packages.get(other), "")}) == 1
 
 
@@ -162,7 +162,7 @@ TOOLKIT_STEP = Step(
     plan,
     needs=("toolkit-repository", "driver"),
     files=(TOOLKIT_CONFIG_FILE,),
-    packages=StepPackages(
+    packages=StepPackageRules(
         lambda recipe, _: TOOLKIT_PACKAGES if wants_container_toolkit(recipe) else (), TOOLKIT_PACKAGES.__contains__
     ),
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, FileState, restrict_writes_to_root
-from gpunode.facts.model import Facts, Known, Unknown, holds, need
+from gpunode.facts.model import Facts, Known, Unknown, file_matches, need
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.recipe import Recipe
 from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE, VOLUME_MOUNTS_KEY
@@ -46,7 +46,11 @@ def _plan_deferred(facts: Facts, *, enabled: bool) -> tuple[FileChange, ...]:
     promise = Deferred(
         f"the package's file, with {VOLUME_MOUNTS_KEY} = {str(enabled).lower()}", f"{CONFIG_PACKAGE} is installed"
     )
-    return () if holds(facts.file(TOOLKIT_CONFIG_FILE), promise) else (FileChange(TOOLKIT_CONFIG_FILE, None, promise),)
+    return (
+        ()
+        if file_matches(facts.file(TOOLKIT_CONFIG_FILE), promise)
+        else (FileChange(TOOLKIT_CONFIG_FILE, None, promise),)
+    )
 
 
 def _find_host_traits(facts: Facts) -> HostTraits:

@@ -38,7 +38,7 @@ from gpunode.workflow.events import TRANSACTION_STEP_ID, Applied, Applying, Noti
 
 InterruptCheck = Callable[[], None]
 _UNIT_TRIGGER_KINDS = frozenset({"reload", "restart"})
-_RECOVERY_STAGE = "recovery"
+_RECOVERY_STAGE_NAME = "recovery"
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Applier:
         """
         done: list[TriggerResult] = []
         failures: list[ChangeFailed] = []
-        for _, same in groupby(pending_triggers, key=_batch_key):
+        for _, same in groupby(pending_triggers, key=_trigger_batch_key):
             batch = tuple(same)
             if failures and batch[0].kind != "start":
                 break
@@ -108,17 +108,17 @@ class Applier:
         self._attempted_triggers.update(batch)
         try:
             settled = self.host.run_triggers(batch)
-            for one in settled:
-                if one.trigger in self._expectations and not one.skipped:
-                    self.host.check_daemon(self._expectations[one.trigger])
+            for result in settled:
+                if result.trigger in self._expectations and not result.skipped:
+                    self.host.check_daemon(self._expectations[result.trigger])
         except ChangeFailed as failure:
             if batch[0].kind in _UNIT_TRIGGER_KINDS:
                 self._restore_and_restart(batch, failure)
             raise
-        for one in settled:
-            self.run.record_trigger(one.trigger, one.skipped)
-            self.on_event(Triggered(one))
-            yield one
+        for result in settled:
+            self.run.record_trigger(result.trigger, result.skipped)
+            self.on_event(Triggered(result))
+            yield result
 
     def _restore_and_restart(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
         """Restore what the failed daemon read and start it with that; ``failure`` then says how it went."""
@@ -131,9 +131,9 @@ class Applier:
             if not restored and failed[0].kind == "reload":
                 failure.why += "\ngpunode did not write the rejected file, so nothing was restored"
                 return
-            for one in self.host.run_triggers(failed):
-                self.run.record_trigger(one.trigger, "with the former configuration")
-                self.on_event(Triggered(one))
+            for run_trigger in self.host.run_triggers(failed):
+                self.run.record_trigger(run_trigger.trigger, "with the former configuration")
+                self.on_event(Triggered(run_trigger))
         except GpunodeError as second:
             if restored:
                 failure.why += (
@@ -153,7 +153,7 @@ class Applier:
         """Yield the written changes, newest first, that have one of the ``failed`` triggers."""
         for change in (*self._written_files(), *self.untriggered_changes):
             # A file that only had to be read again holds what somebody else wrote.
-            if change.triggers & set(failed) and not change.is_reread:
+            if change.triggers & set(failed) and not change.only_triggers_reread:
                 yield change
 
     def _written_files(self) -> list[FileChange]:
@@ -161,9 +161,9 @@ class Applier:
         entries = self.run.entries()
         failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
         made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
-        back = {entry.change for entry in made if entry.stage == _RECOVERY_STAGE}
-        files = FileChange.among(entry.change for entry in reversed(made) if entry.stage != _RECOVERY_STAGE)
-        return [change for change in files if not change.is_reread and change.inverse() not in back]
+        back = {entry.change for entry in made if entry.stage == _RECOVERY_STAGE_NAME}
+        files = FileChange.of_kind(entry.change for entry in reversed(made) if entry.stage != _RECOVERY_STAGE_NAME)
+        return [change for change in files if not change.only_triggers_reread and change.inverse() not in back]
 
     def _restore_file(self, change: FileChange, failure: ChangeFailed) -> None:
         """Undo ``change``; the rejected file is kept, and ``failure`` says where."""
@@ -171,7 +171,7 @@ class Applier:
             kept = self.run.save_rejected_file(change.path, change.after.content)
             failure.why += f"\nthe rejected {change.path} is kept as {kept}"
         if (back := change.inverse()) is not None:
-            self.apply_change(_RECOVERY_STAGE, "put-back", back, failure.what)
+            self.apply_change(_RECOVERY_STAGE_NAME, "put-back", back, failure.what)
 
     def _apply_batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
         if isinstance(batch[0], PackageChange):
@@ -181,7 +181,7 @@ class Applier:
                 found = plan.step_of(change)
                 return found.step.id if found else DEPENDENCIES_STEP_ID
 
-            self.apply_packages(plan.stage, PackageChange.among(batch), step_of)
+            self.apply_packages(plan.stage, PackageChange.of_kind(batch), step_of)
             return
         for change in batch:
             self.check_interrupt()
@@ -192,7 +192,7 @@ class Applier:
             try:
                 self.apply_change(plan.stage, step.step.id, change, reason, note)
                 expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
-                if expectation is not None and (change,) == FileChange.among(step.changes)[-1:]:
+                if expectation is not None and (change,) == FileChange.of_kind(step.changes)[-1:]:
                     self.host.check_written_files(expectation)
             except GpunodeError as failure:
                 if isinstance(failure, ChangeFailed):
@@ -204,12 +204,12 @@ class Applier:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
         if step.step.id != RUNTIME_CONFIG_STEP.id or not isinstance(change, FileChange):
             return
-        files = FileChange.among(step.changes)
-        paths, is_left = {one.path for one in files}, False
+        files = FileChange.of_kind(step.changes)
+        paths, is_left = {file.path for file in files}, False
         for written in self._written_files():
             if written.path in paths and (back := written.inverse()) is not None:
                 try:
-                    self.apply_change(_RECOVERY_STAGE, "put-back", back, failure.what)
+                    self.apply_change(_RECOVERY_STAGE_NAME, "put-back", back, failure.what)
                     failure.why += f"\nrestored: {written.path}"
                 except GpunodeError as second:
                     is_left = True
@@ -228,17 +228,17 @@ class Applier:
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
         if expectation is None or step.step.id in self.parser_answers:
             return ""
-        changes = FileChange.among(step.changes)
+        changes = FileChange.of_kind(step.changes)
         self.parser_answers[step.step.id] = self.host.check_candidate_files(expectation, changes)
         self._expectations.update(dict.fromkeys(triggers_of(changes), expectation))
         return self.parser_answers[step.step.id]
 
     def _restore_unit_config(self, change: Change, failure: ChangeFailed) -> None:
         """Restore the former configuration, too, of a daemon that could not be started and did not run."""
-        for one in self._written_files() if change.running_unit else ():
-            if any(trigger.target == change.running_unit for trigger in one.triggers):
-                self._restore_file(one, failure)
-                failure.why += f"\nrestored: {one.path}"
+        for written_file in self._written_files() if change.unit_running_after else ():
+            if any(trigger.target == change.unit_running_after for trigger in written_file.triggers):
+                self._restore_file(written_file, failure)
+                failure.why += f"\nrestored: {written_file.path}"
 
     def apply_change(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Make one change: realized, journaled with its backup, made, recorded as done."""
@@ -281,9 +281,9 @@ class Applier:
         ``former`` are the files beside configuration before it. A purge of such a package would delete the user's file.
         """
         aside = live_state.find_set_aside_changes(self.host, former)
-        new = [change.id for change in batch if change.is_there_after and change.before is None]
+        new = [change.id for change in batch if change.exists_after and change.before is None]
         database = live_state.read_package_database(self.host)
-        shipped = database.shipped() if new else {}
+        shipped = database.shipped_conffiles() if new else {}
         paths = sorted({path for listed in database.config_files(new).values() for path in listed if path in shipped})
         theirs: list[FileChange] = []
         for path in paths:
@@ -393,13 +393,13 @@ def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True
         UsageError: only root may read the journals.
         JournalDamaged: one of the journals is.
     """
-    for run, intents in store.open_intents().items():
+    for run, intents in store.find_open_intents().items():
         # Where the disk has no room, or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
             removals, not_made = _split_package_intents_by_outcome(host, intents) if is_idle else ([], [])
-            made = [*_find_made_files(host, intents), *removals]
-            if made or not_made:
-                store.record_change_outcomes(run, made, not_made)
+            made_intents = [*_find_made_files(host, intents), *removals]
+            if made_intents or not_made:
+                store.record_change_outcomes(run, made_intents, not_made)
 
 
 def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
@@ -408,7 +408,7 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
         change = intent.change
         if not isinstance(change, FileChange) or not change.is_final_state_known:
             continue
-        if not change.is_there_before and not change.is_there_after:
+        if not change.exists_before and not change.exists_after:
             continue  # only folders of a file go, which may be others' by now
         now = live_state.read_file_state(host, change.path)
         is_left = change.after is None and live_state.has_empty_folder(host, change.folders)
@@ -421,7 +421,7 @@ def _split_package_intents_by_outcome(host: HostView, intents: Sequence[Intent])
 
     A package that is half-installed or not configured belongs to neither.
     """
-    changes = [(one, one.change) for one in intents if isinstance(one.change, PackageChange)]
+    changes = [(intent, intent.change) for intent in intents if isinstance(intent.change, PackageChange)]
     if not changes:
         return [], []
     database = live_state.read_package_database(host)
@@ -437,7 +437,7 @@ def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
 
     A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
     """
-    written = (change.path for change in FileChange.among(run.changes("done", "unknown")))
+    written = (change.path for change in FileChange.of_kind(run.changes("done", "unknown")))
     candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
     return tuple(dict.fromkeys((*written, *candidates)))
 
@@ -447,7 +447,7 @@ def _installed_version(state: PackageState | None) -> str:
     return "" if state is None or state.config_files_only else state.version
 
 
-def _batch_key(trigger: Trigger) -> Trigger | str:
+def _trigger_batch_key(trigger: Trigger) -> Trigger | str:
     """Return the key of what settles together: units one by one, so that a failure restores no other unit's files."""
     return trigger if trigger.kind in {*_UNIT_TRIGGER_KINDS, "start"} else trigger.kind
 

@@ -11,8 +11,8 @@ from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.probes import DEVICE_PLUGIN_SERVICE
 from gpunode.kubernetes.cluster_nodes import GKE_PLUGIN_OPT_OUT_LABEL
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.found import contents, packaged_version, states_from_facts
+from gpunode.runtimes import DesiredConfig, find_runtime
+from gpunode.runtimes.found import contents_of_states, packaged_version, states_from_facts
 from gpunode.runtimes.installations import choose_row
 from gpunode.runtimes.model import reads_cdi
 from gpunode.steps.gpus import find_models, find_own_gpus
@@ -21,7 +21,7 @@ from gpunode.steps.managed import has_providers_driver
 # A valid Node name (RFC 1123).
 _VALID_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _MAX_NAME_LENGTH = 253
-_SOCKETS_WITH_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() if row.cdi == "always")
+_SOCKETS_WITH_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() if row.cdi_support == "always")
 
 
 def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
@@ -66,12 +66,12 @@ def _reads_cdi(facts: Facts) -> bool:
     if kubelet is not None and kubelet.socket in _SOCKETS_WITH_CDI:
         return True
     try:
-        row = choose_row(runtime("containerd"), facts).row
+        row = choose_row(find_runtime("containerd"), facts).row
         if kubelet is not None and kubelet.socket != row.socket:
             return False
         version = packaged_version(row, known(facts.packages, {}))
         desired = DesiredConfig(version=version)
-        return reads_cdi(row, row.inspect(contents(states_from_facts(facts, row, desired)), desired), version)
+        return reads_cdi(row, row.inspect(contents_of_states(states_from_facts(facts, row, desired)), desired), version)
     except (Refused, Undetermined):
         return False
 

@@ -15,7 +15,7 @@ from gpunode.host.cluster import Cluster
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
-from gpunode.kubernetes.owned import disowning_patch, is_applied_by_kubectl
+from gpunode.kubernetes.owned import disowning_patch, is_applied_client_side
 from gpunode.kubernetes.reconcile import (
     PlanItem,
     current_fields,
@@ -51,7 +51,7 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
             apply_items(wave, wait.cluster, run, on_event, wait.check_interrupt)
-            unapplied = [one.title for one in plan.changes if one.wave > number]
+            unapplied = [change.title for change in plan.changes if change.wave > number]
             for item in wave:
                 if item.kind == "DaemonSet" and item.state != "delete":
                     try:
@@ -96,13 +96,13 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
     Raises:
         Conflict: if any of them changed, or one that is to be deleted now has other owners, too; nothing is changed.
     """
-    changes = ObjectChange.among(one.change for one in plan.changes)
+    changes = ObjectChange.of_kind(change.change for change in plan.changes)
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
 
     def is_stale(change: ObjectChange) -> bool:
         now = live.get(change.key)
         is_deleted = now is not None and change.after is None and not change.shared
-        is_shared_now = is_deleted and now is not None and (is_kept_on_removal(now) or is_applied_by_kubectl(now))
+        is_shared_now = is_deleted and now is not None and (is_kept_on_removal(now) or is_applied_client_side(now))
         return current_fields(now) != change.before or is_shared_now
 
     if stale := [change.subject for change in changes if is_stale(change)]:

@@ -55,21 +55,21 @@ class ClusterPlan:
     """The changes that ``k8s apply`` would make in a cluster.
 
     Attributes:
-        skipped: what is left out since the credential does not permit it.
+        skipped_nodes: what is left out since the credential does not permit it.
         notes: what else the user should know about the cluster.
         releases: the chart releases to install or update, by their names in the cluster.
     """
 
     identity: ClusterIdentity
     items: tuple[PlanItem, ...]
-    skipped: tuple[str, ...] = ()
+    skipped_nodes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     releases: tuple[ChartRelease, ...] = ()
 
     @property
     def changes(self) -> tuple[PlanItem, ...]:
         """The items that change something."""
-        return tuple(one for one in self.items if one.change is not None)
+        return tuple(item for item in self.items if item.change is not None)
 
 
 def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
@@ -97,7 +97,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
         # No kubelet may remove a taint either, so one that an administrator applied with gpunode stays.
         kept = {str(one["metadata"]["name"]): own_taint(one) for one in present.nodes}
         rendered = replace(rendered, nodes=tuple(replace(one, taint=kept.get(one.node, "")) for one in rendered.nodes))
-    installed = ((one, find_release_of_chart(one, present.releases)) for one in rendered.releases)
+    installed = ((release, find_release_of_chart(release, present.releases)) for release in rendered.releases)
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
@@ -111,22 +111,22 @@ def _with_pod_problems(
 ) -> Iterator[PlanItem]:
     """Yield the items; an unchanged DaemonSet or release whose pods do not run gets the reason."""
     live = {object_key(one): one for one in present.live}
-    same = {one.title for one in items if one.state == "unchanged"}
-    found_unready = [*find_unready_releases([one for one in releases if one.title in same], cluster)]
+    same = {item.title for item in items if item.state == "unchanged"}
+    found_unready = [*find_unready_releases([release for release in releases if release.title in same], cluster)]
     unready = {one.release.title: one for one in reversed(found_unready) if one.release}
     # It may wait for a label that is about to be set.
-    is_labelled_now = any(one.kind == "Node" and one.change is not None for one in items)
+    is_labelled_now = any(item.kind == "Node" and item.change is not None for item in items)
     for item in items:
-        found = unready.get(item.title)
+        daemon_set = unready.get(item.title)
         if is_unchanged_workload(item):
             own = RequiredDaemonSet(item.title, live.get((item.kind, item.namespace, item.name)))
-            found = None if own.is_ready else own
-        if found is None or (is_labelled_now and not found.pod_counts[0]):
+            daemon_set = None if own.is_ready else own
+        if daemon_set is None or (is_labelled_now and not daemon_set.pod_counts[0]):
             yield item
             continue
-        state, trouble = explain_unready(found, cluster)
+        state, trouble = explain_unready(daemon_set, cluster)
         state_note = item.note or "as it should be"
-        prefix = f"{found.title}: " if found.title != item.title else ""
+        prefix = f"{daemon_set.title}: " if daemon_set.title != item.title else ""
         yield replace(item, note=f"{state_note}, but {prefix}{state}: {trouble.why}", trouble=trouble)
 
 
@@ -176,13 +176,13 @@ def _read_live_state(
 ) -> tuple[LiveState, tuple[str, ...]]:
     """Return the live state of what is rendered, and notes about what else the cluster has."""
     # First, to fail without Helm before thousands of Nodes are read.
-    charts = {one.chart for one in rendered.releases}
+    charts = {release.chart for release in rendered.releases}
     releases = cluster.helm.list_releases(charts=charts) if charts else ()
-    objects = cluster.get([one.body for one in rendered.objects])
+    objects = cluster.get([rendered.body for rendered in rendered.objects])
     refuse_other_handler(rendered, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     if len(edits) > _LIST_ALL_NODES_ABOVE:  # one request for all of them
-        nodes = tuple(one for one in cluster.list_nodes() if one["metadata"]["name"] in edits)
+        nodes = tuple(node for node in cluster.list_nodes() if node["metadata"]["name"] in edits)
     else:
         nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
     ours: list[Body] = []
@@ -191,8 +191,8 @@ def _read_live_state(
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
         operators, unseen = _find_operators(cluster)
         notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
-        ours = [one for one in workloads if is_labelled(one)]
-        if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
+        ours = [workload for workload in workloads if is_labelled(workload)]
+        if any(rendered.kind == "ConfigMap" for rendered in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     projected, untested = _dry_run(rendered, cluster, objects)
     _refuse_node_conflicts(edits, nodes, cluster)
@@ -210,18 +210,18 @@ def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     def list_deployments() -> Sequence[Body]:
         return cluster.list("deployments.apps", "--all-namespaces", "--selector", OPERATOR_SELECTOR)
 
-    found: list[Body] = []
+    operators: list[Body] = []
     notes: list[str] = []
     readers = {"ClusterPolicies, GPUClusters and NVIDIADrivers": list_custom, "Deployments": list_deployments}
     for what, read in readers.items():
         try:
-            found += read()
+            operators += read()
         except Undetermined:  # noqa: PERF203 - two rounds
             raise
         except GpunodeError as error:
             reason = main_error_line(error.why)
             notes.append(f"{what} were not looked at, so a GPU Operator may be there: {reason}")
-    return found, notes
+    return operators, notes
 
 
 def _dry_run(rendered: RenderedCluster, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
@@ -230,13 +230,13 @@ def _dry_run(rendered: RenderedCluster, cluster: Cluster, live: Sequence[Body]) 
     Objects of a namespace that does not exist yet are tried in the namespace default, to find invalid fields only:
     policies and permissions there say nothing about theirs.
     """
-    missing = {one.name for one in rendered.objects if one.kind == "Namespace"} - {
+    missing = {rendered.name for rendered in rendered.objects if rendered.kind == "Namespace"} - {
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
     }
-    bodies = [one.body for one in rendered.objects if one.namespace not in missing]
+    bodies = [rendered.body for rendered in rendered.objects if rendered.namespace not in missing]
     result = cluster.dry_run(bodies, field_manager_of(""))
     _refuse_rejected(result, bodies, cluster)
-    untried = [one.body for one in rendered.objects if one.namespace in missing]
+    untried = [rendered.body for rendered in rendered.objects if rendered.namespace in missing]
     moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
     messages = cluster.dry_run(moved, field_manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
@@ -276,7 +276,7 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
             why=messages.partition("\n")[0],
             hint="wait until it is gone, then run the same command again: kubectl get namespaces --watch",
         )
-    if any("Forbidden" in one or "is forbidden" in one for one in result.errors):
+    if any("Forbidden" in error or "is forbidden" in error for error in result.errors):
         raise Forbidden(
             "your credentials may not apply this",
             why=messages,

@@ -19,22 +19,22 @@ from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
 from gpunode.kubernetes.model import Body, ChartRelease
-from gpunode.kubernetes.owned import conflict_lines, is_applied_by_kubectl, owned_fields
+from gpunode.kubernetes.owned import conflict_lines, is_applied_client_side, owned_fields
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     OUR_RELEASE_SELECTOR,
-    Key,
+    ObjectKey,
     PlanItem,
     PlanItemState,
     current_fields,
     describe_owners,
     field_manager_of,
+    fields_owned_by_gpunode,
     format_taints_in,
     install_command,
     is_kept_on_removal,
     object_key,
     object_ref,
-    own_fields,
     plan_field_removal,
     plan_label_removal,
     without_taints,
@@ -43,7 +43,7 @@ from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_forbidden
 from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
-LiveObjects: TypeAlias = Mapping[Key, Body]
+LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
 # An object is deleted before those that it uses.
 _DELETION_ORDER: Final = (
     "DaemonSet",
@@ -55,8 +55,8 @@ _DELETION_ORDER: Final = (
     "Namespace",
     "Node",
 )
-_NAMESPACED_KINDS: Final = "daemonsets.apps,pods,configmaps"
-_CLUSTER_KINDS: Final = "namespaces,runtimeclasses.node.k8s.io"
+_NAMESPACED_KINDS_ARGUMENT: Final = "daemonsets.apps,pods,configmaps"
+_CLUSTER_KINDS_ARGUMENT: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
 def plan_removal(cluster: Cluster) -> ClusterPlan:
@@ -67,17 +67,17 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     """
     identity = cluster.identify()
     try:
-        labelled = cluster.list(_NAMESPACED_KINDS, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-        found = [*cluster.list(_CLUSTER_KINDS), *cluster.list_nodes(), *labelled]
+        labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+        own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(NODE_USER_PREFIX):
             raise
         return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER_PREFIX), cluster, identity)
     with suppress(Forbidden):  # the cluster deletes the Jobs of checks itself
-        found += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+        own_objects += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     changes: list[ObjectChange] = []
-    for one in found:
+    for one in own_objects:
         if is_left_over(one, time.time()):
             changes.append(ObjectChange(identity.uid, str(one["apiVersion"]), *object_key(one), None, None))
         elif change := plan_field_removal(one, identity.uid):
@@ -88,8 +88,8 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     except Forbidden as error:
         reason = error.why.strip().splitlines()[-1]
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {reason}",)
-    live = {object_key(body): body for body in found}
-    deleted = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
+    live = {object_key(body): body for body in own_objects}
+    deleted = {change.subject for change in changes if _is_deleted(change, live)} | {item.title for item in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
     plan = ClusterPlan(identity, (*releases, *items), skipped)
@@ -109,7 +109,7 @@ def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Cluste
             items.append(
                 PlanItem("Node", "", name, "edit", "gpunode's labels are removed, all others are kept", 0, change)
             )
-        if taints := format_taints_in(json.dumps(own_fields(live) or {})):
+        if taints := format_taints_in(json.dumps(fields_owned_by_gpunode(live) or {})):
             skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may remove it")
     return ClusterPlan(identity, tuple(items), tuple(skipped))
 
@@ -132,7 +132,7 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
 def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     """Return the namespaces and names of the releases that gpunode made."""
     secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
-    places = ((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
+    places = ((secret["metadata"]["namespace"], secret["metadata"]["labels"]["name"]) for secret in secrets)
     return tuple(dict.fromkeys(places))
 
 
@@ -145,9 +145,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     """
     identity = cluster.identify()
     undone = [intent.change for intent in inverse_intents(store.read_with_contents(run))]
-    changes, commands = ObjectChange.among(undone), CommandChange.among(undone)
-    clusters = (*(one.cluster for one in changes), *(one.cluster for one in commands))
-    if other_clusters := [one for one in clusters if one != identity.uid]:
+    changes, commands = ObjectChange.of_kind(undone), CommandChange.of_kind(undone)
+    clusters = (*(change.cluster for change in changes), *(one.cluster for one in commands))
+    if other_clusters := [cluster for cluster in clusters if cluster != identity.uid]:
         raise Refused(
             f"run {run_label(run, 'k8s rollback')} was in another cluster",
             why=f"it changed the cluster {other_clusters[0]}; the context {identity.context} leads to the cluster "
@@ -158,12 +158,12 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
     pending: dict[Change, ObjectChange] = {}
-    for one in changes:
+    for change in changes:
         # From the current object, whose fields may have other owners since the run.
-        now = live.get(one.key)
-        shared = one.shared or (now is not None and is_kept_on_removal(now))
-        if (before := current_fields(now)) != one.after:
-            pending[one] = replace(one, before=before, shared=shared)
+        now = live.get(change.key)
+        shared = change.shared or (now is not None and is_kept_on_removal(now))
+        if (before := current_fields(now)) != change.after:
+            pending[change] = replace(change, before=before, shared=shared)
     revisions = cluster.helm.count_revisions() if commands else {}
     steps: dict[Change, PlanItem] = {}
     for release in (one for one in commands if release_needs_undo(one, revisions)):
@@ -171,8 +171,8 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         state: PlanItemState = "delete" if release.argv[1] == "uninstall" else "create" if is_made else "edit"
         why = "gpunode released it" if state == "delete" else "as it was before that run"
         steps[release] = PlanItem("Helm release", *release_of_command(release.argv), state, why, 0, release)
-    made = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
-    present = [place for one in made if (place := release_of_command(one.argv)) in revisions]
+    installs = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
+    present = [place for command_change in installs if (place := release_of_command(command_change.argv)) in revisions]
     ours = _find_our_releases(cluster) if present else ()
     if foreign := next((one for one in present if one not in ours), None):
         raise Conflict(
@@ -181,10 +181,10 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
             hint=f"look at it: {command('helm', 'history', foreign[1], '--namespace', foreign[0])}",
         )
     deleted = {now.subject for now in pending.values() if _is_deleted(now, live)} | {
-        one.title for one in steps.values() if one.state == "delete"
+        step.title for step in steps.values() if step.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
-    plan = ClusterPlan(identity, tuple(steps[one] for one in undone if one in steps))
+    plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps))
     refuse_forbidden(plan, cluster)
     return plan
 
@@ -193,7 +193,7 @@ def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
     if change.after is not None or change.shared:
         return False
     one = live.get(change.key)
-    return one is None or not is_applied_by_kubectl(one)
+    return one is None or not is_applied_client_side(one)
 
 
 def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:

@@ -21,7 +21,7 @@ from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
 from gpunode.kubernetes.objects import TEST_POD_NAME
 from gpunode.kubernetes.own_pod import with_common_cdi_choice
 from gpunode.kubernetes.reconcile import OUR_LABEL_SELECTOR
-from gpunode.kubernetes.render import cluster_members, render_cluster
+from gpunode.kubernetes.render import render_cluster, select_member_nodes
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
 from gpunode.kubernetes.trials import (
     RUN_LABEL,
@@ -30,13 +30,13 @@ from gpunode.kubernetes.trials import (
     check_sharing,
     check_test_pod,
     confirm_handler_by_test_pod,
-    deadline_job,
     find_resource_users,
-    has_ended,
+    has_pod_ended,
     is_left_over,
     is_unscheduled,
+    make_deadline_job,
     make_test_pods,
-    with_owner,
+    own_by_job,
 )
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
@@ -45,10 +45,10 @@ from gpunode.workflow.verify import VerifyReport
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller, or a pod that just ended, may still free a GPU; after that the scheduler's verdict is final.
-_UNSCHEDULED_TIMEOUT_S: Final = 20.0
+_UNSCHEDULED_POD_TIMEOUT_S: Final = 20.0
 # The kubelet retries a failed sandbox every 12 to 15 seconds; one that still fails will not work.
-_FAILING_TIMEOUT_S: Final = 40.0
-_NAME_CHARACTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+_FAILING_POD_TIMEOUT_S: Final = 40.0
+_POD_SUFFIX_CHARACTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ClusterVerification:
     apply_command: Command
     check_local_handler: live_checks.LocalCheck
     check_interrupt: Callable[[], None]
-    progress: OnProgress
+    on_progress: OnProgress
 
     def run(self) -> VerifyReport:
         """Check the cluster and run the test pods, which are deleted afterwards.
@@ -86,7 +86,7 @@ class ClusterVerification:
         if rendered.kind:
             refuse_other_cluster(rendered.kind, self.cluster.identify())
             # Its workers are containers of this machine with container runtimes of their own.
-            workers = cluster_members(self._kubernetes, self.nodes)
+            workers = select_member_nodes(self._kubernetes, self.nodes)
             return replace(self, nodes=workers, check_local_handler=lambda _: None).check_nodes(rendered)
         return self.check_nodes(rendered)
 
@@ -100,7 +100,7 @@ class ClusterVerification:
         nodes = {node.name: node for node in self.nodes if node.gpus}
         refs = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": edit.node}} for edit in rendered.nodes]
         live = {str(one["metadata"]["name"]): one for one in self.cluster.get(refs)}
-        ready = {name: body for name, body in live.items() if not live_checks.why_not_ready(body)}
+        ready = {name: body for name, body in live.items() if not live_checks.explain_node_not_ready(body)}
         checks = [live_checks.check_node(edit, live.get(edit.node), self.apply_command) for edit in rendered.nodes]
         if self._kubernetes.stack != "dra" and (name := self._kubernetes.runtime_class):
             checks += _collect_or_skip(self._check_handlers(name, ready), "runtime-class", f"RuntimeClass {name}")
@@ -132,21 +132,21 @@ class ClusterVerification:
 
     def _check_handlers(self, name: str, nodes: Mapping[str, Body]) -> Iterator[Check]:
         place = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
-        found = next(iter(self.cluster.get([place])), None)
-        yield from live_checks.check_handlers(name, found, nodes, self.check_local_handler, self.apply_command)
+        runtime_class = next(iter(self.cluster.get([place])), None)
+        yield from live_checks.check_handlers(name, runtime_class, nodes, self.check_local_handler, self.apply_command)
 
     def _check_workloads(self, rendered: RenderedCluster) -> Iterator[Check]:
         daemon_sets = self.cluster.list("daemonsets.apps", "--all-namespaces")
-        for one in live_checks.find_required_daemon_sets(rendered, daemon_sets):
-            check = live_checks.check_daemon_set(one, self.apply_command)
-            if check.status == "failed" and one.live is not None and one.selector:
-                place = ("--namespace", one.namespace)
-                pods = self.cluster.list("pods", *place, "--selector", one.selector)
+        for daemon_set in live_checks.find_required_daemon_sets(rendered, daemon_sets):
+            check = live_checks.check_daemon_set(daemon_set, self.apply_command)
+            if check.status == "failed" and daemon_set.live is not None and daemon_set.selector:
+                place = ("--namespace", daemon_set.namespace)
+                pods = self.cluster.list("pods", *place, "--selector", daemon_set.selector)
                 events = self.cluster.list("events", *place)
                 pod = live_checks.find_crashing_pod(pods)
-                log = self._read_log(one.namespace, str(pod["metadata"]["name"])) if pod else ""
+                log = self._read_log(daemon_set.namespace, str(pod["metadata"]["name"])) if pod else ""
                 diagnosis = _diagnose_log(pod, log or "") if pod else ""
-                check = live_checks.check_daemon_set(one, self.apply_command, pods, events, diagnosis)
+                check = live_checks.check_daemon_set(daemon_set, self.apply_command, pods, events, diagnosis)
             yield check
 
     def _check_resource_slices(self, nodes: Sequence[ClusterNode]) -> Iterator[Check]:
@@ -159,7 +159,7 @@ class ClusterVerification:
         except GpunodeError as error:
             reason = (error.why or error.what).strip().splitlines()[-1]
             return Check(f"kubelet/{node}", f"kubelet of {node}", "skipped", f"its settings cannot be read: {reason}")
-        passes = any(one.static_cpus for one in self.nodes)
+        passes = any(node.static_cpus for node in self.nodes)
         taints = live.get("spec", {}).get("taints") or ()
         return live_checks.check_kubelet(node, settings, self._kubernetes, taints, passes_devices=passes)
 
@@ -170,7 +170,7 @@ class ClusterVerification:
         run = _random_name()
         recipe = with_common_cdi_choice(self.recipe, tuple(nodes.values()))
         by_node = {} if self._kubernetes.stack == "hami" else choose_configs(self._kubernetes, tuple(nodes.values()))
-        made: list[GpuTestPod] = []
+        test_pods: list[GpuTestPod] = []
         skipped: list[Check] = []
         for name, node in nodes.items():
             why = ""
@@ -190,21 +190,21 @@ class ClusterVerification:
                     image=self.image,
                     timeout_s=self.timeout_s,
                 )
-                for one in candidates:
-                    if one.resource and not live_checks.read_resource(ready[name], one.resource)[1]:
-                        why = f"the Node offers no {one.resource}"
+                for candidate in candidates:
+                    if candidate.resource and not live_checks.read_resource(ready[name], candidate.resource)[1]:
+                        why = f"the Node offers no {candidate.resource}"
                     else:
-                        made.append(one)
+                        test_pods.append(candidate)
             if why:
                 skipped.append(Check(f"pod/{name}", f"pod on {name}", "skipped", why))
-        return made, skipped
+        return test_pods, skipped
 
     def _clear_leftovers(self, namespace: str) -> Iterator[Check]:
         """Delete what a killed run left in the namespace, and yield a check that lists it, if any."""
         where = ("--namespace", namespace, "--selector", f"{RUN_LABEL},{OUR_LABEL_SELECTOR}")
         if leftovers := [one for one in self.cluster.list("pods,jobs.batch", *where) if is_left_over(one, time.time())]:
             self.cluster.delete(*leftovers)
-            names = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in leftovers)
+            names = ", ".join(f"{leftover['kind']} {leftover['metadata']['name']}" for leftover in leftovers)
             yield Check("leftovers", "earlier checks", "passed", f"deleted what a killed run left: {names}")
 
     def _run_test_pods(
@@ -214,25 +214,25 @@ class ClusterVerification:
         self.check_interrupt()
         with self._create_test_pods(test_pods) as created:
             names = {str(one["metadata"]["name"]) for one in created.objects if one["kind"] == "Pod"}
-            waiting = [one for one in test_pods if one.name in names]
+            waiting = [test_pod for test_pod in test_pods if test_pod.name in names]
             results = self._wait_for_pods(waiting) if waiting else {}
-            found = {one.name: self._add_explanation(results[one.name], nodes[one.node]) for one in waiting}
+            explained_results = {one.name: self._add_explanation(results[one.name], nodes[one.node]) for one in waiting}
 
         def describe_rejected(test_pod: GpuTestPod) -> GpuTestPodResult:
             own = [text for text in created.errors if test_pod.name in text]
             why = next(iter(own or created.errors), "the API server reported no status")
             return GpuTestPodResult(test_pod, {}, 0.0, error=why)
 
-        return tuple(found.get(one.name) or describe_rejected(one) for one in test_pods)
+        return tuple(explained_results.get(test_pod.name) or describe_rejected(test_pod) for test_pod in test_pods)
 
     @contextmanager
     def _create_test_pods(self, test_pods: Sequence[GpuTestPod]) -> Iterator[DryRunResult]:
         """Create the objects of ``test_pods`` for the duration, as far as the API server accepts them."""
-        job = deadline_job(test_pods[0], self.timeout_s)
-        bodies: Sequence[Body] = [job, *(body for one in test_pods for body in one.bodies)]
+        job = make_deadline_job(test_pods[0], self.timeout_s)
+        bodies: Sequence[Body] = [job, *(body for test_pod in test_pods for body in test_pod.bodies)]
         try:
             owner = self.cluster.create([job])
-            owned = with_owner(owner.objects[0], bodies[1:]) if owner.objects else ()
+            owned = own_by_job(owner.objects[0], bodies[1:]) if owner.objects else ()
             created = self.cluster.create(owned) if owned else DryRunResult(())
             result = DryRunResult((*created.objects, *owner.objects), (*owner.errors, *created.errors))
             bodies = result.objects
@@ -261,15 +261,15 @@ class ClusterVerification:
             listed = self.cluster.list("pods", "--namespace", namespace, "--selector", selector)
             pods = {str(one["metadata"]["name"]): one for one in listed}
             seconds = time.monotonic() - began
-            for one in test_pods:
-                if one.name not in found or not has_ended(found[one.name].pod):
-                    found[one.name] = GpuTestPodResult(one, pods.get(one.name, one.pod), seconds)
-            running = [ran for ran in found.values() if not has_ended(ran.pod)]
+            for test_pod in test_pods:
+                if test_pod.name not in found or not has_pod_ended(found[test_pod.name].pod):
+                    found[test_pod.name] = GpuTestPodResult(test_pod, pods.get(test_pod.name, test_pod.pod), seconds)
+            running = [ran for ran in found.values() if not has_pod_ended(ran.pod)]
             if (
                 not running
                 or seconds > self.timeout_s
-                or (seconds > _UNSCHEDULED_TIMEOUT_S and all(is_unscheduled(ran.pod) for ran in running))
-                or (seconds > _FAILING_TIMEOUT_S and self._have_all_start_problems(running))
+                or (seconds > _UNSCHEDULED_POD_TIMEOUT_S and all(is_unscheduled(ran.pod) for ran in running))
+                or (seconds > _FAILING_POD_TIMEOUT_S and self._have_all_start_problems(running))
             ):
                 return found
             done = 100.0 * (len(found) - len(running)) / len(found)
@@ -277,7 +277,7 @@ class ClusterVerification:
             more = f", and {len(running) - 1} more" if len(running) > 1 else ""
             first = f"pod {running[0].test_pod.name} on {running[0].test_pod.node}"
             waits_for = f"{first}{f' ({problem.why})' if problem else ''}{more}"
-            self.progress(Progress("wait", done, f"up to {self.timeout_s} s: {waits_for}"))
+            self.on_progress(Progress("wait", done, f"up to {self.timeout_s} s: {waits_for}"))
             self.check_interrupt()
             time.sleep(_POLL_INTERVAL_S)
 
@@ -300,8 +300,8 @@ class ClusterVerification:
             on_node = self.cluster.list("pods", "--all-namespaces", *of_node)
             in_use = find_resource_users(on_node, node, test_pod.resource)
         events = self.cluster.list("events", "--namespace", test_pod.namespace)
-        found = find_first_pod_problem([pod], events)
-        diagnosis = _diagnose_log(pod, log or (found.why if found else ""))
+        problem = find_first_pod_problem([pod], events)
+        diagnosis = _diagnose_log(pod, log or (problem.why if problem else ""))
         return replace(result, log=log, events=events, diagnosis=diagnosis, users=in_use)
 
     def _read_log(self, namespace: str, pod: str) -> str | None:
@@ -323,7 +323,7 @@ def _collect_or_skip(checks: Iterable[Check], id: str, title: str) -> Sequence[C
 
 def _random_name() -> str:
     """Return five random letters and digits without vowels, which spell no word."""
-    return "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(5))
+    return "".join(secrets.choice(_POD_SUFFIX_CHARACTERS) for _ in range(5))
 
 
 def _diagnose_log(pod: Body, log: str) -> str:
@@ -341,9 +341,9 @@ def _diagnose_log(pod: Body, log: str) -> str:
         (str(command("kubectl", "logs", *words)), log),
         (str(command("kubectl", "get", "pod", *words, "-o", "json")), json.dumps(shown)),
     ]
-    found = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
-    if found.roots:
-        root = found.roots[0]
+    diagnosis = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
+    if diagnosis.roots:
+        root = diagnosis.roots[0]
         return f"{root.summary} ({gpunode('doctor', root.cause)} tells more)"
-    causes = [one.cause for one in found.suspects if one.citations]
+    causes = [suspect.cause for suspect in diagnosis.suspects if suspect.citations]
     return f"one of these causes: {', '.join(causes)}" if causes else ""

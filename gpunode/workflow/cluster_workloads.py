@@ -40,7 +40,7 @@ class ReadinessWait:
 
     cluster: Cluster
     check_interrupt: Callable[[], None]
-    progress: OnProgress
+    on_progress: OnProgress
     timeout_s: float
 
     def wait_for_daemon_set(self, item: PlanItem) -> None:
@@ -68,16 +68,16 @@ class ReadinessWait:
     def _wait_until_ready(self, find_unready: Callable[[], RequiredDaemonSet | None], no_node_timeout_s: float) -> None:
         """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
         began = time.monotonic()
-        while (found := find_unready()) is not None:
-            desired, ready = found.pod_counts
+        while (unready := find_unready()) is not None:
+            desired, ready = unready.pod_counts
             percent = 100.0 * ready / desired if desired else 0.0
-            self.progress(Progress("wait", percent, f"{ready} of {desired} pods ready"))
+            self.on_progress(Progress("wait", percent, f"{ready} of {desired} pods ready"))
             self.check_interrupt()
-            has_no_node = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
+            has_no_node = not desired and (unready.live or {}).get("status", {}).get("observedGeneration", 0) > 0
             if time.monotonic() > began + (no_node_timeout_s if has_no_node else self.timeout_s):
-                state, trouble = explain_unready(found, self.cluster)
+                state, trouble = explain_unready(unready, self.cluster)
                 after = f" after {self.timeout_s:.0f} s" if desired else ""
-                raise VerifyFailed(f"{found.title}: {state}{after}", why=trouble.why, hint=trouble.hint)
+                raise VerifyFailed(f"{unready.title}: {state}{after}", why=trouble.why, hint=trouble.hint)
             time.sleep(_POLL_INTERVAL_S)
 
 
@@ -88,16 +88,16 @@ def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) ->
         yield from (one for one in found if not one.is_running)
 
 
-def explain_unready(found: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
+def explain_unready(daemon_set: RequiredDaemonSet, cluster: Cluster) -> tuple[str, PodProblem]:
     """Return how many of the workload's pods are ready, and why the others are not."""
-    if not found.pod_counts[0]:
-        return live_checks.explain_unready(found, (), ())
-    where = ("--namespace", found.namespace)
+    if not daemon_set.pod_counts[0]:
+        return live_checks.explain_unready(daemon_set, (), ())
+    where = ("--namespace", daemon_set.namespace)
     try:
-        pods, events = cluster.list("pods", *where, "--selector", found.selector), cluster.list("events", *where)
-        return live_checks.explain_unready(found, pods, events)
+        pods, events = cluster.list("pods", *where, "--selector", daemon_set.selector), cluster.list("events", *where)
+        return live_checks.explain_unready(daemon_set, pods, events)
     except GpunodeError as error:
-        state, unknown = live_checks.explain_unready(found, (), ())
+        state, unknown = live_checks.explain_unready(daemon_set, (), ())
         return state, replace(unknown, why=f"its pods cannot be read: {error.what}")
 
 

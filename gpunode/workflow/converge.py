@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from gpunode.catalog.managers import manager_of
+from gpunode.catalog.managers import find_declared_manager
 from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
@@ -18,7 +18,7 @@ from gpunode.facts.model import Facts, Known, PciDevice, Unknown, known
 from gpunode.facts.probes import LSPCI_PROBE, list_probes, standalone_kubelet_probe
 from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.host.port import HostView
-from gpunode.outcome import Blocked, Outcome, Planned, Refusal, Stage, Step
+from gpunode.outcome import Blocked, Planned, Refusal, Stage, Step, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
@@ -50,7 +50,7 @@ class StepPlan:
     """
 
     step: Step
-    outcome: Outcome
+    outcome: StepOutcome
     changes: tuple[Change, ...] = ()
 
 
@@ -76,7 +76,7 @@ class StagePlan:
     @property
     def packages(self) -> tuple[PackageChange, ...]:
         """The package changes: one transaction."""
-        return PackageChange.among(self.ordered_changes)
+        return PackageChange.of_kind(self.ordered_changes)
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
@@ -99,7 +99,7 @@ class StagePlan:
 
 
 ResolveVersions: TypeAlias = Callable[[Facts, StagePlan], StagePlan]
-Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
+AdvanceFacts: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
 def run_probes(host: HostView, probes: Sequence[Probe]) -> Evidence:
@@ -138,7 +138,7 @@ def probe_with_runtimes(host: HostView, probes: Sequence[Probe], *, image: bool 
         ask(LSPCI_PROBE)
         devices = derive_devices(evidence)
     listed: tuple[PciDevice, ...] = () if image else known(devices, ())
-    if any(one.vendor == MELLANOX_VENDOR_ID for one in listed):
+    if any(device.vendor == MELLANOX_VENDOR_ID for device in listed):
         from gpunode.facts.bridges import bridge_probe
 
         if probe := bridge_probe(listed):
@@ -147,13 +147,13 @@ def probe_with_runtimes(host: HostView, probes: Sequence[Probe], *, image: bool 
         from gpunode.facts.module_key import probe_module_key
 
         probe_module_key(evidence, ask)
-    for row in _runtimes_to_probe(evidence, image=image):
+    for row in _runtimes_to_read(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
             probe_states(ask, row, DesiredConfig())
     return evidence
 
 
-def _runtimes_to_probe(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
+def _runtimes_to_read(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
     """Yield the runtimes, and the containerd of a product that the kubelet uses."""
     facts = derive_kubelet_facts(evidence, image=image)
     for row in RUNTIMES:
@@ -223,18 +223,18 @@ def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | No
 
 def with_file_manager_notes(planned: Planned) -> Planned:
     """Return ``planned`` with a note for every changed file that another program says it manages."""
-    files = (change for change in FileChange.among(planned.changes) if not change.is_reread)
+    files = (change for change in FileChange.of_kind(planned.changes) if not change.only_triggers_reread)
     notes = tuple(note for change in files if (note := _file_manager_note(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
 
 def _file_manager_note(change: FileChange) -> str:
     """Return a note that names the program that manages the file; empty if none does."""
-    if change.before is None or (manager := manager_of(change.before.content)) is None:
+    if change.before is None or (manager := find_declared_manager(change.before.content)) is None:
         return ""
     place = f"{change.path}:{manager.line} says"
     if not manager.name:
-        words = redact(manager.words)[:_MAX_MANAGER_QUOTE_LENGTH]
+        words = redact(manager.quoted_line)[:_MAX_MANAGER_QUOTE_LENGTH]
         return f"{place}: {words!r}; if a tool writes this file, make the change there, too, or it will undo this one"
     return f"{place} that {manager.name} manages this file: make the change there, too, or it will undo this one"
 
@@ -257,7 +257,7 @@ def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
 
 
 def walk_stages(
-    recipe: Recipe, facts: Facts, resolve_versions: ResolveVersions, advance: Advance, only: Collection[str] = ()
+    recipe: Recipe, facts: Facts, resolve_versions: ResolveVersions, advance: AdvanceFacts, only: Collection[str] = ()
 ) -> Iterator[StagePlan]:
     """Yield the plan of every stage, in order; a refusal ends it.
 
@@ -291,7 +291,7 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 
 def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
-    new = {change.id for change in plan.packages if change.is_there_after and not change.is_there_before}
+    new = {change.id for change in plan.packages if change.exists_after and not change.exists_before}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
     brought += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
     for path, name in brought:
@@ -334,13 +334,13 @@ def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tup
     These are hazards of the next boot, keys without effect, and what else no step changes. Plan, setup, verify and
     status show the same ones. A step that refuses has none, and neither has one that lacks evidence: plan says why.
     """
-    found: dict[str, None] = {}
+    unique_notes: dict[str, None] = {}
     recipe = without_unneeded_driver(recipe, only)
     for step in (step for stage in STAGES for step in _selected_steps(recipe, stage, only)):
         with suppress(GpunodeError):
             outcome = step.plan(recipe, facts)
-            found.update(dict.fromkeys(outcome.notes if isinstance(outcome, Planned) else ()))
-    return tuple(found)
+            unique_notes.update(dict.fromkeys(outcome.notes if isinstance(outcome, Planned) else ()))
+    return tuple(unique_notes)
 
 
 def raise_refusal(plans: Sequence[StagePlan]) -> None:

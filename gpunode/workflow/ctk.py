@@ -47,7 +47,9 @@ def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
     if plan.planned.changes or plan.target is None or unit is None or not (daemon_has_failed(plan) or unit.starting):
         return plan
     again = plan_reread(plan.target, (plan.main_file,), plan.planned.reason)
-    return replace(plan, planned=replace(plan.planned, changes=again.changes, disrupts=again.disrupts))
+    return replace(
+        plan, planned=replace(plan.planned, changes=again.changes, stopped_workloads=again.stopped_workloads)
+    )
 
 
 def daemon_has_failed(plan: CtkPlan) -> bool:
@@ -66,9 +68,9 @@ def has_systemd(host: HostView) -> bool:
     return bool(host.run_probe(Probe("systemd-booted", glob=_SYSTEMD_RUN_FOLDER, contents=False)).data)
 
 
-def reload_was_skipped(host: HostView, plan: CtkPlan, done: EditResult) -> bool:
+def reload_was_skipped(host: HostView, plan: CtkPlan, result: EditResult) -> bool:
     """Return whether the daemon was not made to read its files though it may run: its socket is there."""
-    if not any(one.skipped for one in done.trigger_results) or has_systemd(host):
+    if not any(trigger_result.skipped for trigger_result in result.trigger_results) or has_systemd(host):
         return False
     return has_socket(host, plan)
 
@@ -86,7 +88,7 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
         DrainRequired: naming them.
         Undetermined: if the daemon does not say what runs.
     """
-    if plan.planned.disrupts and plan.target:
+    if plan.planned.stopped_workloads and plan.target:
         refuse_running_containers(plan.target.facts.unit(plan.target.row.unit), host)
 
 
@@ -119,25 +121,25 @@ def apply_edit(
     host.refuse_unsafe_changes(plan.files)
     check_interrupt()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
-    earlier = store.pending_triggers()
+    earlier = store.find_pending_triggers()
     untriggered_changes = tuple(
-        change for change in store.untriggered_changes() if change.triggers & set(stage.triggers)
+        change for change in store.find_untriggered_changes() if change.triggers & set(stage.triggers)
     )
     run = store.begin(verb)
     applier = Applier(host, run, on_event, lambda: None, untriggered_changes, earlier)
     with recording_failure(applier):
         applier.apply_stage(stage)
-        due = tuple(one for one in stage.triggers if restart or one.kind == "cdi")
+        due = tuple(trigger for trigger in stage.triggers if restart or trigger.kind == "cdi")
         trigger_results = applier.run_triggers(due)
         # Else the next setup would take it for a debt of a run that was cut short.
-        applier.cancel_triggers((one for one in stage.triggers if one not in due), _NO_RESTART_NOTE)
+        applier.cancel_triggers((trigger for trigger in stage.triggers if trigger not in due), _NO_RESTART_NOTE)
     run.commit("done")
     return EditResult(run.id, trigger_results, applier.parser_answers.get(plan.step.id, ""))
 
 
 def conclude_interrupted_edit(store: Store) -> None:
     """Record that an interrupted edit of which nothing is left to do is over."""
-    cut = store.interrupted_run()
+    cut = store.find_interrupted_run()
     if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
         store.close_interrupted_run(cut.begin.run, "cut short; a later run found nothing left to do")
 
@@ -147,13 +149,13 @@ class ConfigStatus:
     """The state of a runtime compared with the requested configuration.
 
     Attributes:
-        pending: whether its files are not.
+        is_reload_pending: whether its files are not.
         difference: how the running daemon differs from its files; empty when it does not.
         unverified: why the daemon was not asked; empty when it was.
         failed: whether that is because its service has failed.
     """
 
-    pending: bool = False
+    is_reload_pending: bool = False
     difference: str = ""
     unverified: str = ""
     failed: bool = False
@@ -189,7 +191,7 @@ def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig,
         Undetermined: if the daemon answers root alone.
     """
     if plan.changed_files:
-        return ConfigStatus(pending=True)
+        return ConfigStatus(is_reload_pending=True)
     if not is_live:
         return ConfigStatus(unverified="nothing runs in an image")
     if plan.target and not plan.target.is_default_config:
@@ -225,7 +227,7 @@ def _compare_effective(
     runtime: str, expectation: RuntimeExpectation, read_effective_config: ReadEffectiveConfig
 ) -> ConfigStatus:
     try:
-        found = read_effective_config(runtime)
+        observed = read_effective_config(runtime)
     except ChangeFailed as error:
         is_down = DOCKER_UNREACHABLE_ERROR.search(error.why) is not None
         return (
@@ -233,6 +235,6 @@ def _compare_effective(
             if is_down
             else ConfigStatus(difference=f"{error.what}: {error.why}")
         )
-    if found is None:
+    if observed is None:
         return ConfigStatus(unverified=f"{runtime} is not installed")
-    return ConfigStatus(difference="\n".join(list_differences(expectation, found)))
+    return ConfigStatus(difference="\n".join(list_differences(expectation, observed)))

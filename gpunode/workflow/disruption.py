@@ -18,11 +18,11 @@ from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.steps.daemons import GpuLoss, find_worst_gpu_loss
-from gpunode.wording import count, join_names
+from gpunode.wording import count_noun, join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import StagePlan
 
-_LOSS_PHRASES: Final[dict[GpuLoss, str]] = {
+_PHRASE_BY_GPU_LOSS: Final[dict[GpuLoss, str]] = {
     "driver": "take the driver away from",
     "layout": "change the MIG layout under",
     "mps": "stop the MPS daemon, and so perhaps end",
@@ -44,16 +44,16 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers
     loss = find_worst_gpu_loss(changes, pending_triggers)
     if loss is None:
         return
-    divided = [change.gpu for change in MigChange.among(changes)] if loss == "layout" else []
+    divided = [change.gpu for change in MigChange.of_kind(changes)] if loss == "layout" else []
     pids, pods = (frozenset(), ()) if loss == "mps" else live_state.find_gpu_users(host, divided)
-    found = {client.pid: client for client in host.find_workloads().gpu}
+    clients_by_pid = {client.pid: client for client in host.find_workloads().gpu_clients}
     # CUDA opens the device of every GPU: an open file does not say on which of them a process works, but NVML does.
-    users = pids if loss == "layout" else {*pids, *found}
-    stopped = {one.unit for one in ServiceChange.among(changes) if not one.after.active}
-    every = (found.get(pid, GpuClient(pid)) for pid in sorted(users))
+    users = pids if loss == "layout" else {*pids, *clients_by_pid}
+    stopped = {change.unit for change in ServiceChange.of_kind(changes) if not change.after.active}
+    every = (clients_by_pid.get(pid, GpuClient(pid)) for pid in sorted(users))
     clients = [client for client in every if not _is_expected_client(client, loss, stopped)]
     if clients:
-        raise drain_error(_LOSS_PHRASES[loss], "process", clients, dict.fromkeys(map(_advise, clients)))
+        raise drain_error(_PHRASE_BY_GPU_LOSS[loss], "process", clients, dict.fromkeys(map(_advise, clients)))
     if pods:
         raise DrainRequired(
             "continuing would take the GPU from pods that hold it",
@@ -106,7 +106,7 @@ def refuse_disruptive_setup(
     refuse_gpu_clients(host, changes, pending_triggers)
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _DOCKER_RESTART_TRIGGER in pending_triggers or any(
-        isinstance(outcome, Planned) and outcome.disrupts for outcome in steps
+        isinstance(outcome, Planned) and outcome.stopped_workloads for outcome in steps
     ):
         refuse_running_containers(facts.unit(DOCKER_SERVICE), host)
 
@@ -120,8 +120,8 @@ def refuse_disruptive_undo(
         DrainRequired: it is named.
         Undetermined: docker runs and does not say what.
     """
-    packages = PackageChange.among(changes)
-    stopped = {change.unit for change in ServiceChange.among(changes) if not change.after.active}
+    packages = PackageChange.of_kind(changes)
+    stopped = {change.unit for change in ServiceChange.of_kind(changes) if not change.after.active}
     restarts = _DOCKER_RESTART_TRIGGER in (*triggers_of(changes), *pending_triggers)
     if restarts or any_removed_or_replaced(packages, _DOCKER_PACKAGES) or DOCKER_SERVICE in stopped:
         refuse_running_containers(docker, host)
@@ -130,11 +130,11 @@ def refuse_disruptive_undo(
         raise drain_error("take containerd away from", "container", containers, ["end them first"])
 
 
-def drain_error(doing: str, what: str, named: Sequence[object], advice: Iterable[str]) -> DrainRequired:
+def drain_error(doing: str, what: str, users: Sequence[object], advice: Iterable[str]) -> DrainRequired:
     """Return the error for ``what`` is running, with all of them counted and some named."""
     return DrainRequired(
-        f"continuing would {doing} {count(len(named), what)}",
-        why=f"running: {join_names(map(str, named), _MAX_NAMES_SHOWN)}",
+        f"continuing would {doing} {count_noun(len(users), what)}",
+        why=f"running: {join_names(map(str, users), _MAX_NAMES_SHOWN)}",
         hint="\n".join((*advice, f"or {_OVERRIDE_HINT}")),
     )
 
@@ -150,7 +150,7 @@ def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
     if running.outcome == "ok" and names:
         raise DrainRequired(
-            f"continuing would stop {count(len(names), 'running docker container')}",
+            f"continuing would stop {count_noun(len(names), 'running docker container')}",
             why=f"running: {', '.join(names)}",
             hint=f"drain {'it' if len(names) == 1 else 'them'} first, or {_OVERRIDE_HINT}",
         )

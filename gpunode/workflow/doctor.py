@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
-from gpunode.diagnoses.stack import LayerState, driver_answers, stack_layers
+from gpunode.diagnoses.stack import LayerState, does_driver_answer, stack_layers
 from gpunode.diagnoses.unknown_errors import find_unknown_error
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
@@ -99,7 +99,7 @@ def denied_sources(capture: Capture) -> tuple[str, ...]:
     """Return the sources of ``capture`` that the system did not let us read; empty if we read all."""
     if capture.source.startswith("/") and "*" in capture.source and capture.data:
         with suppress(ValueError, KeyError, TypeError):
-            files = tuple(one.path for one in decode_matches(capture.data) if one.denied)
+            files = tuple(match.path for match in decode_matches(capture.data) if match.denied)
             return (*((capture.source,) if capture.outcome == "denied" else ()), *files)
     return (capture.source,) if _is_denied(capture) else ()
 
@@ -107,8 +107,8 @@ def denied_sources(capture: Capture) -> tuple[str, ...]:
 def _is_denied(capture: Capture) -> bool:
     if capture.outcome == "failed":
         # Some write their complaints where their answers go.
-        said = f"{capture.error}\n{capture.data[:_MAX_MESSAGE_BYTES].decode('utf-8', 'replace')}"
-        return _ACCESS_DENIED_MESSAGE.search(said) is not None
+        output_text = f"{capture.error}\n{capture.data[:_MAX_MESSAGE_BYTES].decode('utf-8', 'replace')}"
+        return _ACCESS_DENIED_MESSAGE.search(output_text) is not None
     if capture.source.startswith("journalctl") and _PARTIAL_ACCESS_MESSAGE.search(capture.error):
         return True
     return capture.outcome == "denied" or any(
@@ -116,9 +116,9 @@ def _is_denied(capture: Capture) -> bool:
     )
 
 
-def _missing_evidence_question(seen: Snapshot) -> OpenQuestion:
+def _missing_evidence_question(snapshot: Snapshot) -> OpenQuestion:
     """Return the question to ask if no fault shows and nothing shows that the driver works."""
-    if seen.view(pci.has_gpu) is False:
+    if snapshot.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)
         return OpenQuestion("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
     return OpenQuestion(
@@ -127,26 +127,26 @@ def _missing_evidence_question(seen: Snapshot) -> OpenQuestion:
     )
 
 
-_MAX_LEFT_OUT_NAMED: Final = 5
+_MAX_OMISSIONS_NAMED: Final = 5
 
 
 def diagnose_evidence(evidence: Evidence) -> Examination:
     """Diagnose the node that ``evidence`` shows."""
     read, left_out = trim_evidence({key: capture for key, capture in evidence.items() if key != TRUNCATION_KEY})
-    seen = take_snapshot(read)
-    works = driver_answers(seen)
-    diagnosis = diagnose(seen, guarded=True)
-    if not (diagnosis.findings or diagnosis.open_questions or any(one.citations for one in diagnosis.suspects)):
-        doubt = find_unknown_error(seen) or (None if works else _missing_evidence_question(seen))
+    snapshot = take_snapshot(read)
+    works = does_driver_answer(snapshot)
+    diagnosis = diagnose(snapshot, guarded=True)
+    if not (diagnosis.findings or diagnosis.open_questions or any(suspect.citations for suspect in diagnosis.suspects)):
+        doubt = find_unknown_error(snapshot) or (None if works else _missing_evidence_question(snapshot))
         diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
     if (cut := evidence.get(TRUNCATION_KEY)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)
     if left_out:
-        rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_MAX_LEFT_OUT_NAMED])}", ())
+        rest = OpenQuestion(f"what does the rest of the report say? {'; '.join(left_out[:_MAX_OMISSIONS_NAMED])}", ())
         diagnosis = replace(diagnosis, open_questions=(*diagnosis.open_questions, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied_sources(capture)))
     return Examination(
-        seen, redact_recursively(diagnosis), redact_recursively(stack_layers(seen, diagnosis)), works, kept
+        snapshot, redact_recursively(diagnosis), redact_recursively(stack_layers(snapshot, diagnosis)), works, kept
     )
 
 
@@ -155,7 +155,7 @@ def add_hazard_notes(examined: Examination) -> Examination:
 
     What status says of runtimes is left to it: that takes all steps, which would double the time for a capture.
     """
-    if not is_examined(examined.snapshot):
+    if not is_examined_by_gpunode(examined.snapshot):
         return examined
     from gpunode.steps.kernel import driver_hazard_notes
     from gpunode.steps.leftovers import find_leftovers, note_run_driver

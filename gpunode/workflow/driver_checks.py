@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from gpunode.catalog.fabric import MANAGER_UNIT
-from gpunode.check import Check, Status
+from gpunode.check import Check, CheckStatus
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known, Unknown, known
@@ -46,7 +46,7 @@ def _has_neither_gpu_nor_driver(facts: Facts) -> bool:
     return isinstance(devices, Known) and not find_gpus(devices.value) and loaded == Known(None, loaded.probe)
 
 
-def count_gpus(number: int) -> str:
+def gpu_count_text(number: int) -> str:
     """Return ``1 GPU``, ``8 GPUs``."""
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
@@ -54,18 +54,18 @@ def count_gpus(number: int) -> str:
 def _check_nvml(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     check = partial(Check, "nvml", _NVML_TITLE)
     if isinstance(answer, NoAnswer):
-        status: Status = "skipped" if answer.kind == "not-queried" else "failed"
+        status: CheckStatus = "skipped" if answer.kind == "not-queried" else "failed"
         yield check(status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
         return
     if isinstance(answer, NvmlFailure):
         anew = _reinstall_hint("libnvidia-ml1", facts) if answer.code == _NVML_LIBRARY_NOT_FOUND_CODE else ""
-        said = f"{answer.name} ({answer.code}): {answer.meaning}"
-        yield check("failed", said, anew or answer.remedy)
+        error_text = f"{answer.name} ({answer.code}): {answer.meaning}"
+        yield check("failed", error_text, anew or answer.remedy)
         return
     if not answer.gpus:
         yield check("failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
         return
-    yield check("passed", f"driver {answer.driver}, CUDA {answer.cuda}, {count_gpus(len(answer.gpus))}")
+    yield check("passed", f"driver {answer.driver}, CUDA {answer.cuda}, {gpu_count_text(len(answer.gpus))}")
     for gpu in answer.gpus:
         yield _check_gpu(gpu)
 
@@ -109,7 +109,7 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
         yield Check("versions", title, "failed", what, "change it to the driver's version:\nsudo gpunode setup")
     if not problems and not strays and module:
         seen = nvml_facts.driver_version(library or "")
-        status: Status = "passed" if seen or package else "skipped"  # nothing to compare the module with
+        status: CheckStatus = "passed" if seen or package else "skipped"  # nothing to compare the module with
         detail = f"module {module}, library {seen or 'not reported by NVML'}, package {package or 'none'}"
         yield Check("versions", title, status, detail)
 
@@ -151,7 +151,7 @@ def _driver_package_version(recipe: Recipe, facts: Facts, driver: WantedDriver |
         return None
     packages = known(facts.packages, {})
     named = (PackageId(driver.family.dkms_package(driver.chosen)), *driver.packages(recipe))
-    return next((packages[one].version for one in named if is_at_version(packages.get(one), "")), None)
+    return next((packages[package].version for package in named if is_at_version(packages.get(package), "")), None)
 
 
 def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Check]:
@@ -179,7 +179,7 @@ def check_vector_addition(host: HostView) -> Check:
         return check("failed", str(answer), answer.remedy)
     if answer.passed:
         elements = sum(gpu.elements for gpu in answer.gpus)
-        return check("passed", f"Test PASSED: {elements} sums right on {count_gpus(len(answer.gpus))}")
+        return check("passed", f"Test PASSED: {elements} sums right on {gpu_count_text(len(answer.gpus))}")
     wrong = "; ".join(
         f"GPU {gpu.index} {gpu.name}: {gpu.error or f'{gpu.mismatches} of {gpu.elements} sums wrong'}"
         for gpu in answer.gpus

@@ -31,7 +31,7 @@ from gpunode.outcome import Planned, Step
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, toolkit
-from gpunode.runtimes.found import States, contents, packaged_version, probe_state, probe_states
+from gpunode.runtimes.found import States, contents_of_states, packaged_version, probe_state, probe_states
 from gpunode.runtimes.installations import choose_row, is_brought_by_products, kubelet_using, with_kubelet_cgroup_driver
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, removes_handler
@@ -80,7 +80,7 @@ class CtkPlan:
     @property
     def files(self) -> tuple[FileChange, ...]:
         """The files that are written, or only to be read again."""
-        return FileChange.among(self.planned.changes)
+        return FileChange.of_kind(self.planned.changes)
 
     @property
     def changed_files(self) -> tuple[FileChange, ...]:
@@ -148,8 +148,8 @@ def inspect_target(
         Refused, Undetermined: the files cannot be read.
     """
     files = probe_states(host.run_probe, row, desired)
-    row = row.locate_row(row, contents(files), desired)
-    desired = with_kubelet_cgroup_driver(row, facts, desired, contents(files))
+    row = row.locate_row(row, contents_of_states(files), desired)
+    desired = with_kubelet_cgroup_driver(row, facts, desired, contents_of_states(files))
     target = RuntimeTarget(row, desired, files, replace(facts, changed_at={}), notes)
     if image or target.trigger is None:
         return target
@@ -171,24 +171,24 @@ def _find_version(
         return packaged_version(row, known(survey(host, image=True).packages, {}))
     program = dumps[0][0] if dumps else row.program
     # What reads no drop-ins is edited in place, whatever its version; that also says whether it must be told of CDI.
-    matters = row.drop_in or (row.cdi == "switch" and desired.cdi)
+    matters = row.drop_in or (row.cdi_support == "switch" and desired.enable_cdi)
     told = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
-    found = _PROGRAM_VERSION.search(told)
-    return tuple(int(number) for number in found[1].split(".")) if found else None
+    match = _PROGRAM_VERSION.search(told)
+    return tuple(int(number) for number in match[1].split(".")) if match else None
 
 
 def _dump_config(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     for argv in dumps:
-        told = host.run_probe(
+        capture = host.run_probe(
             Probe(" ".join(argv), argv=tuple(argv), timeout_s=_DUMP_TIMEOUT_S, limit_bytes=_MAX_DUMP_BYTES)
         )
-        if told.outcome != "absent":
+        if capture.outcome != "absent":
             break
-    if told.outcome == "ok":
-        return told.data
+    if capture.outcome == "ok":
+        return capture.data
     raise Refused(
-        f"`{told.source}` does not print the configuration",
-        why=told.error.strip()[-500:] or told.outcome,
+        f"`{capture.source}` does not print the configuration",
+        why=capture.error.strip()[-500:] or capture.outcome,
         hint="fix that, or omit --config-source to read the file instead",
     )
 
@@ -205,7 +205,7 @@ def find_missing_program(host: HostView, binaries: Iterable[str]) -> str:
     return next((binary for binary in binaries if is_missing(binary)), "")
 
 
-def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO_TRAILS, root: str = "/") -> CtkPlan:
+def plan_configure_edit(host: HostView, target: RuntimeTarget, trails: Trails = _NO_TRAILS, root: str = "/") -> CtkPlan:
     """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
 
     Args:
@@ -224,7 +224,7 @@ def plan_configuring(host: HostView, target: RuntimeTarget, trails: Trails = _NO
         restored = restore_file(trail, now, partial(_revert_span, None)).state
         target = replace(target, desired=replace(desired, others=restored.content if restored else b""))
     planned = with_file_manager_notes(runtime.plan_configuration(target))
-    registers_itself = bool(row.configure(contents(target.present), target.desired).restart)
+    registers_itself = bool(row.configure(contents_of_states(target.present), target.desired).restart_reason)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = find_missing_program(host, filter(None, binaries))
     plan = CtkPlan(
@@ -252,7 +252,7 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
         cdi.CDI_STEP,
     )
     # A file is what this command writes; the units are setup's to enable, or the user's.
-    idle = [change.unit for change in ServiceChange.among(planned.changes)]
+    idle = [change.unit for change in ServiceChange.of_kind(planned.changes)]
     if idle:
         enable = f"sudo systemctl enable --now {' '.join(idle)}"
         plan = plan.with_notes(f"nothing regenerates the specification when the driver changes: {enable}")
@@ -265,7 +265,7 @@ def cdi_only_recipe(row: Runtime) -> Recipe:
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
-def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:
+def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:
     """Plan the removal of what configure added to the runtime's files; a file as its package shipped it stays.
 
     Args:
@@ -277,7 +277,7 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
         Refused: its files cannot be edited so.
         Undetermined: nobody can tell which of them are packages'.
     """
-    row, desired, files = target.row, target.desired, contents(target.present)
+    row, desired, files = target.row, target.desired, contents_of_states(target.present)
     # runc comes along where its table would be missed.
     entries = {
         layer.path: ((*layer.runtimes, desired.handler), (*layer.runtimes, "runc"))
@@ -314,8 +314,8 @@ def plan_unconfiguring(host: HostView, target: RuntimeTarget, trails: Trails) ->
     made = {path: dict.fromkeys(folder for span in trail for folder in span.folders) for path, trail in trails.items()}
     return plan.with_changes(
         [
-            replace(one, folders=(*made[one.path],)) if one.after is None and one.path in made else one
-            for one in plan.files
+            replace(file, folders=(*made[file.path],)) if file.after is None and file.path in made else file
+            for file in plan.files
         ]
     )
 
@@ -343,7 +343,7 @@ def _known_content(state: object) -> bytes | None:
 def preview_contents(plan: CtkPlan) -> tuple[bytes, ...]:
     """Return the files that would change as they would be, and last the main file."""
     changed = {change.path: _known_content(change.after) for change in plan.files}
-    after = {**contents(plan.present), **changed}
+    after = {**contents_of_states(plan.present), **changed}
     paths = dict.fromkeys((*(path for path in changed if path != plan.main_file), plan.main_file))
     return tuple(content for path in paths if (content := after.get(path)) is not None)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpunode.check import Check, Status
+from gpunode.check import Check, CheckStatus
 from gpunode.command import sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
 from gpunode.distros.family import TOOLKIT_PACKAGES
@@ -24,7 +24,7 @@ from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.packages import wants_container_toolkit
 from gpunode.wording import join_names
 from gpunode.workflow.converge import run_probes
-from gpunode.workflow.driver_checks import count_gpus
+from gpunode.workflow.driver_checks import gpu_count_text
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiSpec
@@ -49,7 +49,7 @@ _EXPECTATION_HINTS = {
 def expectation_checks(expect: Expect, inventory: NvmlInventory | None) -> Iterator[Check]:
     """Yield a check for each key of ``[expect]``, compared with NVML's answer."""
     for name, wanted, seen, agrees in _comparisons(expect, inventory):
-        status: Status = "skipped" if inventory is None else "passed" if agrees else "failed"
+        status: CheckStatus = "skipped" if inventory is None else "passed" if agrees else "failed"
         detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
         yield Check(
             f"expect-{name}", f"expected {name}", status, detail, f"{_EXPECTATION_HINTS[name]}, or correct [expect]"
@@ -64,13 +64,13 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
         names = sorted({str(gpu.name) for gpu in gpus})
         yield "model", expect.model, ", ".join(names), bool(names) and all(expect.model in name for name in names)
     if expect.driver:
-        seen = str(inventory.driver) if inventory else ""
-        yield "driver", expect.driver, seen, f"{seen}.".startswith(f"{expect.driver}.")
+        sizes_text = str(inventory.driver) if inventory else ""
+        yield "driver", expect.driver, sizes_text, f"{sizes_text}.".startswith(f"{expect.driver}.")
     if expect.min_memory_mib is not None:
         sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else None for gpu in gpus]
         is_enough = bool(sizes) and all(size is not None and size >= expect.min_memory_mib for size in sizes)
-        seen = ", ".join("unknown" if size is None else str(size) for size in sizes)
-        yield "min_memory_mib", f"at least {expect.min_memory_mib}", seen, is_enough
+        sizes_text = ", ".join("unknown" if size is None else str(size) for size in sizes)
+        yield "min_memory_mib", f"at least {expect.min_memory_mib}", sizes_text, is_enough
     if expect.ecc is not None:
         modes = [gpu.ecc for gpu in gpus]
         yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
@@ -92,7 +92,7 @@ def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterato
     packages = tuple(_packages_to_check(recipe, facts))
     if not packages:
         return
-    probes = {package: system(facts).changed_files(package) for package in packages}
+    probes = {package: system(facts).changed_files_probe(package) for package in packages}
     answers = run_probes(host, tuple(probes.values()))
     changed: dict[PackageId, list[str]] = {}
     for package, probe in probes.items():
@@ -162,7 +162,7 @@ def _podman_problem(spec: CdiSpec, host: HostView) -> tuple[str, str] | None:
     if answer.outcome == "absent":
         return "podman is not installed", "sudo gpunode setup"
     version = tuple(int(part) for part in numbers[0].split(".")) if numbers else None
-    if version is not None and version < podman.MIN_VERSION:
+    if version is not None and version < podman.MIN_PODMAN_VERSION:
         return f"{answer.text.strip()} does not support CDI devices", "install podman 4.1 or later"
     if not podman.supports_spec(version, spec.version):
         older = "gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"
@@ -207,7 +207,7 @@ def make_container_check(
             return check("skipped", f"{row.id} runs containers only for a kubelet", hint)
         found = container.check_container(runner, commands, inventory.uuids)
         if found.passed:
-            return check("passed", f"{count_gpus(len(inventory.uuids))}, by UUID, through {row.id}")
+            return check("passed", f"{gpu_count_text(len(inventory.uuids))}, by UUID, through {row.id}")
         return check("failed", "; ".join(found.problems), str(sudo_gpunode("doctor")))
 
     return run
@@ -217,7 +217,7 @@ def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig
     from gpunode.host import container  # loaded on use
 
     token = container.new_token()
-    match row.client:
+    match row.container_client:
         case "kubelet":
             return None
         case "docker run":

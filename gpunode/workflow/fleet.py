@@ -35,7 +35,7 @@ from gpunode.workflow import parallel_jobs
 from gpunode.workflow.doctor import Examination, Verdict, diagnose_evidence
 from gpunode.workflow.plan import plan
 
-Status: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
+FleetRowStatus: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
 # Beyond so many, a node is another node, and a person compares the two.
 _MAX_OUTLIER_DIFFERENCES: Final = 20
 
@@ -92,7 +92,7 @@ class FleetRow:
 
     report: str
     path: str
-    status: Status
+    status: FleetRowStatus
     node: str = ""
     cause: str = ""
     title: str = ""
@@ -122,47 +122,47 @@ def fleet_rows(
     ``census`` counts the reports that could be read. Without a ``recipe`` no drift is reported.
     """
     rules_by_cause()  # loaded once, here, not by every process
-    readable = [one for one in found if not one.problem]
+    readable = [report for report in found if not report.problem]
     outcomes = parallel_jobs.run_parallel(readable, partial(_read_row, recipe), processes)
-    for one in found:
-        outcome = parallel_jobs.JobFailure(one.problem) if one.problem else next(outcomes)
+    for report in found:
+        outcome = parallel_jobs.JobFailure(report.problem) if report.problem else next(outcomes)
         if isinstance(outcome, parallel_jobs.JobFailure):
-            yield FleetRow(one.name, one.path, "unreadable", error=outcome.why)
+            yield FleetRow(report.name, report.path, "unreadable", error=outcome.why)
             continue
         row, seen = outcome.answer
         if census is not None:
-            census.add(one.name, seen)
+            census.add(report.name, seen)
         yield row
 
 
-def _read_row(recipe: Recipe | None, one: reports.FleetReport) -> tuple[FleetRow, NodeProfile]:
-    return build_row(one, reports.read_report(one.path), recipe)
+def _read_row(recipe: Recipe | None, report: reports.FleetReport) -> tuple[FleetRow, NodeProfile]:
+    return build_row(report, reports.read_report(report.path), recipe)
 
 
 def build_row(
-    one: reports.FleetReport, evidence: Evidence, recipe: Recipe | None = None
+    report: reports.FleetReport, evidence: Evidence, recipe: Recipe | None = None
 ) -> tuple[FleetRow, NodeProfile]:
     """Return the row of a report, and its portrait of the node."""
     examined = diagnose_evidence(evidence)
     save_rule_tracebacks(examined.diagnosis.bugs)
-    seen = profile_node(examined.snapshot, examined.stack)
+    profile = profile_node(examined.snapshot, examined.stack)
     row = FleetRow(
-        one.name, one.path, examined.verdict, _host_name(examined),
+        report.name, report.path, examined.verdict, _host_name(examined),
         unknown=tuple(doubt.question for doubt in examined.diagnosis.open_questions),
         stack={layer.id: layer.state for layer in examined.stack},
-        model=redact_recursively(seen.model).title,
-        versions={axis: redact_recursively(version) for axis, version in seen.versions.items()},
+        model=redact_recursively(profile.model).title,
+        versions={axis: redact_recursively(version) for axis, version in profile.versions.items()},
     )  # fmt: skip
     row = _with_drift(row, evidence, recipe) if recipe else row
     if (step := examined.diagnosis.next_step) is not None:
         row = replace(row, advice=step.text, command=step.command or "")
     roots = [finding for finding in examined.diagnosis.roots if finding.severity != "info"]
     if not roots:
-        return row, seen
+        return row, profile
     told = {name: getattr(roots[0], name) for name in ("cause", "title", "layer", "severity", "confidence", "summary")}
     others = tuple(other.cause for other in roots[1:])
-    left = tuple(one.cause for one in examined.diagnosis.unexplained)
-    return replace(row, **told, other_causes=others, unexplained=left), seen
+    left = tuple(suspect.cause for suspect in examined.diagnosis.unexplained)
+    return replace(row, **told, other_causes=others, unexplained=left), profile
 
 
 def _host_name(examined: Examination) -> str:
@@ -188,20 +188,20 @@ def find_drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
         Refused: if the recipe cannot be fulfilled there.
     """
     stages = plan(recipe, derive(evidence), CaptureHost(evidence))
-    found = []
+    drift = []
     for step in (step for stage in stages for step in stage.steps):
         match step.outcome:
             case Refusal(what=what, why=why, exit_code=code):
                 if code == Undetermined.exit_code:
                     raise Undetermined(what, why=why)
-                found.append(Drift(step.step.id, step.step.title, "refusal", f"{what}: {why}" if why else what))
+                drift.append(Drift(step.step.id, step.step.title, "refusal", f"{what}: {why}" if why else what))
             case Blocked(reason=reason):
-                found.append(Drift(step.step.id, step.step.title, "wait", reason))
+                drift.append(Drift(step.step.id, step.step.title, "wait", reason))
             case planned if step.changes:
-                found.append(Drift(step.step.id, step.step.title, "change", planned.reason))
+                drift.append(Drift(step.step.id, step.step.title, "change", planned.reason))
             case _:
                 pass
-    return tuple(found)
+    return tuple(drift)
 
 
 def with_outliers(rows: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tuple[FleetRow, ...]:
@@ -335,7 +335,7 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
         causes=tally_causes(rows),
         differences=tuple(_group_outliers(rows)),
         drift=tuple(
-            DriftGroup(one, names) for one, names in _group_reports((one, row) for row in rows for one in row.drift)
+            DriftGroup(one, names) for one, names in _group_reports((drift, row) for row in rows for drift in row.drift)
         ),
         not_compared=_skipped_nodes((row.not_compared, row) for row in rows if row.not_compared),
         unreadable=_skipped_nodes((row.error.replace(row.path, "it"), row) for row in rows if row.error),
@@ -383,11 +383,11 @@ def _skipped_nodes(reasons: Iterable[tuple[str, FleetRow]]) -> tuple[SkippedNode
 
 def _group_reports(pairs: Iterable[tuple[K, FleetRow]]) -> list[tuple[K, tuple[str, ...]]]:
     """Return the names of the reports with the same key, the largest group first."""
-    found: dict[K, list[str]] = defaultdict(list)
+    reports_by_key: dict[K, list[str]] = defaultdict(list)
     for key, row in pairs:
-        found[key].append(row.report)
+        reports_by_key[key].append(row.report)
     by_size: Callable[[tuple[K, list[str]]], tuple[int, str]] = lambda each: (-len(each[1]), str(each[0]))  # noqa: E731
-    return [(key, tuple(names)) for key, names in sorted(found.items(), key=by_size)]
+    return [(key, tuple(names)) for key, names in sorted(reports_by_key.items(), key=by_size)]
 
 
 def _count_values(values: Iterable[str]) -> Mapping[str, int]:

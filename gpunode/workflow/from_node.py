@@ -78,7 +78,7 @@ def _step_ids_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset
     if REPAIR_STEP.id in left:
         raise Refused(
             "a package change was interrupted on this node, so some packages are only half installed",
-            why=system(facts).repair.purpose,
+            why=system(facts).repair_change.purpose,
             hint=f"{sudo_gpunode('setup', '--only', 'repair')}\nthen run the command again",
         )
     return frozenset(left)
@@ -90,8 +90,8 @@ def _detect_driver(facts: Facts) -> Driver:
     ``none`` where no set of driver packages that gpunode knows is whole.
     """
     present = find_models(known(facts.devices, ()))
-    found = family_of(facts)
-    if not isinstance(found, Family) or not present:
+    family = family_of(facts)
+    if not isinstance(family, Family) or not present:
         return Driver(version="none")
     for branch in installed_branches(facts):
         for source, flavour, scope in product(_DRIVER_SOURCES_TO_TRY, _FLAVOURS_TO_TRY, _SCOPES_TO_TRY):
@@ -138,16 +138,16 @@ def _detect_runtime(facts: Facts) -> RuntimeSettings:
 
 def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None:
     try:
-        found = inspect_from_facts(facts, row)
+        observed = inspect_from_facts(facts, row)
     except (Refused, Undetermined):
         return None
-    if "nvidia" not in found.handlers:
+    if "nvidia" not in observed.handlers:
         return None
-    systemd = found.systemd_cgroup.get("nvidia", False)
+    systemd = observed.systemd_cgroup.get("nvidia", False)
     return RuntimeSettings(
         name=row.id,
         install="never",
-        set_as_default=True if found.default == "nvidia" else None,
+        set_as_default=True if observed.default == "nvidia" else None,
         cgroup_driver="systemd" if systemd else "auto",
-        cdi=True if found.cdi and row.cdi == "switch" else None,
+        cdi=True if observed.cdi and row.cdi_support == "switch" else None,
     )

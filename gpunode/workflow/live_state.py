@@ -12,7 +12,7 @@ from gpunode.change import Change, FileChange, FileState, MigChange
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.evidence import OTHER_KIND_ERROR, Probe, decode_matches
+from gpunode.facts.evidence import OTHER_FILE_KIND_ERROR_PREFIX, Probe, decode_matches
 from gpunode.facts.model import MigGpu
 from gpunode.facts.reader import make_file_state
 from gpunode.host import nvml
@@ -36,7 +36,7 @@ def read_file_state(host: HostView, path: str, limit_bytes: int = _MAX_FILE_BYTE
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:
-        kind = NotAFileError if capture.error.startswith(OTHER_KIND_ERROR) else Undetermined
+        kind = NotAFileError if capture.error.startswith(OTHER_FILE_KIND_ERROR_PREFIX) else Undetermined
         raise kind(
             f"{path} cannot be read, so gpunode cannot tell whether it was edited",
             why=capture.error or capture.outcome,
@@ -45,7 +45,7 @@ def read_file_state(host: HostView, path: str, limit_bytes: int = _MAX_FILE_BYTE
     return make_file_state(capture.data, capture.ownership)
 
 
-def read_file_if_one(host: HostView, path: str) -> FileState | None:
+def read_regular_file_state(host: HostView, path: str) -> FileState | None:
     """Return the file as it is; None if there is none, or something else in its place. Raises Undetermined."""
     with suppress(NotAFileError):
         return read_file_state(host, path)
@@ -83,10 +83,10 @@ def read_package_database(host: HostView) -> Database:
         # The probe that facts come from, so that a rehearsal finds its answer in the capture.
         capture = host.run_probe(next(probe for probe in system.probes if probe.path == file))
         if capture.outcome == "ok":
-            return system.database(capture.text)
+            return system.parse_database(capture.text)
         if capture.outcome != "absent":
             raise _unreadable_database_error(file, capture.error or capture.outcome)
-    return SYSTEMS[0].database("")
+    return SYSTEMS[0].parse_database("")
 
 
 def _unreadable_database_error(file: str, why: str) -> Undetermined:
@@ -104,10 +104,10 @@ def list_journaled_packages(host: HostView) -> frozenset[str]:
         Undetermined: it is unknown.
     """
     system = SYSTEMS[0]
-    looked = host.run_probe(Probe("package-journal", glob=system.journal, content_kind="table"))
+    looked = host.run_probe(Probe("package-journal", glob=system.journal_glob, content_kind="table"))
     if looked.outcome not in {"ok", "absent"}:
-        raise _unreadable_database_error(system.journal, looked.error or looked.outcome)
-    texts = ((one.data or b"").decode("utf-8", "replace") for one in decode_matches(looked.data))
+        raise _unreadable_database_error(system.journal_glob, looked.error or looked.outcome)
+    texts = ((match.data or b"").decode("utf-8", "replace") for match in decode_matches(looked.data))
     return frozenset().union(*map(system.list_journaled, texts))
 
 
@@ -143,7 +143,7 @@ def find_gpu_users(host: HostView, gpus: Collection[str] = ()) -> tuple[frozense
 
 def pending_mig_switch(host: HostView, changes: Collection[Change]) -> str:
     """Return why a reboot is needed after ``changes``; empty if it is not."""
-    switched = {change.gpu: change.after.enabled for change in MigChange.among(changes)}
+    switched = {change.gpu: change.after.enabled for change in MigChange.of_kind(changes)}
     if not switched:
         return ""
     try:
@@ -244,28 +244,28 @@ def find_packaged_files(
         installed = database.packages()
     except ValueError as error:
         raise _unreadable_database_error(SYSTEMS[0].database_file, str(error)) from error
-    shipped = database.shipped()
+    shipped = database.shipped_conffiles()
     staying = {one.name for one, state in installed.items() if not state.config_files_only}.difference(leaving)
-    found: dict[str, str] = {}
+    package_by_path: dict[str, str] = {}
     for path, packages in owners.items():
         names = [package for package in packages if package.partition(":")[0] in staying]
         known_sums = {shipped.get(path) or _read_checksum(host, package, path) for package in names}
         if known_sums & {"", package_checksum(files[path].content)}:
-            found[path] = " and ".join(dict.fromkeys(name.partition(":")[0] for name in names))
-    return found
+            package_by_path[path] = " and ".join(dict.fromkeys(name.partition(":")[0] for name in names))
+    return package_by_path
 
 
 def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
     """Return what the package manager put beside edited configuration files, by path; None if it cannot be read."""
-    globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_files)
+    globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_file_globs)
     captures = [host.run_probe(glob) for glob in globs]
     if any(looked.outcome not in {"ok", "absent"} for looked in captures):
         return None
     return {
-        one.path: make_file_state(one.data, one.ownership)
+        match.path: make_file_state(match.data, match.ownership)
         for looked in captures
-        for one in decode_matches(looked.data)
-        if one.data is not None and one.ownership is not None
+        for match in decode_matches(looked.data)
+        if match.data is not None and match.ownership is not None
     }
 
 
@@ -285,7 +285,7 @@ def package_checksum(content: bytes) -> str:
 def _read_checksum(host: HostView, package: str, path: str) -> str:
     """Return the checksum of a file as its package brought it; empty where the package tells none."""
     system = SYSTEMS[0]
-    checksums = system.parse_checksums(host.run_probe(Probe(package, path=system.file_checksums(package))).text)
+    checksums = system.parse_checksums(host.run_probe(Probe(package, path=system.checksums_path(package))).text)
     return checksums.get(path) or checksums.get(path.removeprefix("/usr"), "")
 
 
@@ -300,12 +300,12 @@ def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[st
     if not paths:
         return {}
     system = SYSTEMS[0]
-    place = system.file_list("*")
+    place = system.file_list_path("*")
     listed = host.run_probe(Probe("file-lists", glob=place, limit_bytes=_MAX_FILE_BYTES, content_kind="table"))
-    diverted = host.run_probe(Probe("diversions", path=system.diversions))
-    lists = {one.path: one.data for one in decode_matches(listed.data)}
+    diverted = host.run_probe(Probe("diversions", path=system.diversions_file))
+    lists = {match.path: match.data for match in decode_matches(listed.data)}
     unread = [path for path, data in lists.items() if data is None]
-    for file, capture in ((place, listed), (system.diversions, diverted)):
+    for file, capture in ((place, listed), (system.diversions_file, diverted)):
         if capture.outcome not in {"ok", "absent"} or unread:
             raise _unreadable_database_error(unread[0] if unread else file, capture.error or "it was not read")
     prefix, suffix = place.split("*")

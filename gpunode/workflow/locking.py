@@ -63,7 +63,7 @@ def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     """Yield the packages that steps request by name."""
     for step in STEPS:
         if step.packages and step.id not in recipe.skip:
-            yield from step.packages.wanted(recipe, facts)
+            yield from step.packages.list_wanted(recipe, facts)
 
 
 def _cuda_components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:

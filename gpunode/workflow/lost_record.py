@@ -79,8 +79,8 @@ def assess_lost_record(
         return None
     installed = known(facts.packages, {})
     pin = files.get(system(facts).pin_file)
-    held = system(facts).packages_under_pin(pin.content, installed) if pin else frozenset()
-    drivers = tuple(sorted(held - recorded.packages))
+    pinned_packages = system(facts).packages_under_pin(pin.content, installed) if pin else frozenset()
+    drivers = tuple(sorted(pinned_packages - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(
         path for path in _repository_files(facts) if known(facts.file(path), None) is not None and path not in before

@@ -28,7 +28,7 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     named = dict.fromkeys(change.id for change in brought)
     package_system = system(facts)
     answer = host.run_probe(package_system.archives_probe(named))
-    archives = package_system.archives(answer.text) if answer.outcome == "ok" else {}
+    archives = package_system.parse_archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
     def describe(archive: Archive) -> str:
@@ -40,7 +40,7 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
         found = archives.get((change.id.name, after.version), ())
         located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
     steps = tuple(replace(step, changes=tuple(located.get(one, one) for one in step.changes)) for step in plan.steps)
-    return replace(plan, steps=steps, dependencies=tuple(located.get(one, one) for one in plan.dependencies))
+    return replace(plan, steps=steps, dependencies=tuple(located.get(change, change) for change in plan.dependencies))
 
 
 def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str:
@@ -54,7 +54,7 @@ def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str
     if answer is None or answer.outcome != "ok":
         return ""
     versions: dict[Archive, list[str]] = {}
-    for (name, version), archives in package_system.archives(answer.text).items():
+    for (name, version), archives in package_system.parse_archives(answer.text).items():
         for archive in archives:
             versions.setdefault(archive, []).append(f"{name} {version}")
     rows = []
@@ -68,7 +68,7 @@ def _sources_of_archive(archive: Archive, facts: Facts) -> list[PackageSource]:
     return [
         source
         for source in known(facts.sources, ())
-        if source.enabled and not source.source_package and system(facts).serves(source, archive)
+        if source.enabled and not source.source_package and system(facts).is_entry_for_archive(source, archive)
     ]
 
 
@@ -97,7 +97,7 @@ def _describe_keys(word: str, host: HostView) -> str:
 
     capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:
-        found = openpgp.fingerprints(capture.data) if capture.outcome == "ok" else ()
+        found = openpgp.list_key_fingerprints(capture.data) if capture.outcome == "ok" else ()
     except ValueError:
         found = ()
     if len(found) == 1:

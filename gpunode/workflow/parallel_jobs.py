@@ -27,7 +27,7 @@ _MAX_JOB_MEMORY_BYTES: Final = 3 << 30
 # Less is too little for any report.
 _MIN_JOB_MEMORY_BYTES: Final = 512 << 20
 _CPU_LIMIT_S: Final = 60
-_MOST_PROCESSES: Final = 16
+_MAX_PROCESSES: Final = 16
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,7 +56,7 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) 
     # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
     half = available_memory_bytes() // 2
     cores = len(os.sched_getaffinity(0))
-    beside = min(processes or min(cores, _MOST_PROCESSES), max(1, half // _MIN_JOB_MEMORY_BYTES), max(1, len(items)))
+    beside = min(processes or min(cores, _MAX_PROCESSES), max(1, half // _MIN_JOB_MEMORY_BYTES), max(1, len(items)))
     alone = _clamp_memory(half)
     with _make_pool(beside, _clamp_memory(half // beside), job) as pool:
         try:

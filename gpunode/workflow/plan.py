@@ -8,13 +8,13 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
-from gpunode.catalog.conflicts import STANDALONE_TOOLS, driver_packages, upstream
+from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, driver_packages, upstream
 from gpunode.catalog.fabric import is_version_locked
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
-from gpunode.outcome import Outcome, Planned
+from gpunode.outcome import Planned, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differences_from_plan
@@ -85,7 +85,7 @@ class Transaction:
     upgraded: Mapping[PackageId, tuple[PackageId, ...]] = field(default_factory=lambda: _NO_UPGRADES)
 
 
-def resolve(
+def resolve_versions(
     changes: Sequence[PackageChange],
     facts: Facts,
     simulate: Simulate,
@@ -167,7 +167,7 @@ class _Resolver:
         if not unlike:
             return simulation
         after = KnownAfter(f"{driver}-", "driver")
-        self.changes = tuple(replace(one, after=after) if one.id in unlike else one for one in self.changes)
+        self.changes = tuple(replace(change, after=after) if change.id in unlike else change for change in self.changes)
         again = self.simulate(self.installs)
         if again is not None and again.problem:
             package, version = next(iter(unlike.items()))
@@ -230,13 +230,13 @@ class _Resolver:
                 "yourself; else choose the driver that it needs (driver.version in the recipe); then run the same "
                 "command again"
                 if lost
-                else system(self.facts).hint("\n".join(wrong), self.facts),
+                else system(self.facts).hint_on_refusal("\n".join(wrong), self.facts),
             )
 
     def _explain_losses(self, lost: Sequence[PackageId]) -> Iterator[str]:
         """Yield which of the ``purges`` each of the packages needs that would be lost with them."""
         relations = self.facts.dependencies
-        needs = relations.value.answers(self.installed, lost) if isinstance(relations, Known) else {}
+        needs = relations.value.satisfying_packages(self.installed, lost) if isinstance(relations, Known) else {}
         for package, answers in needs.items():
             if needed := sorted(frozenset().union(*answers).intersection(change.id for change in self.purges)):
                 yield f"{package} needs {join_names(map(str, needed))}, which the plan purges"
@@ -246,11 +246,11 @@ def _find_fabric_mismatches(
     installs: Sequence[PackageChange], simulation: Simulation
 ) -> tuple[str, dict[PackageId, str]]:
     """Return the driver's version, and the parts of a fabric that would come in another, with that version."""
-    named = {one.id for one in installs if isinstance(one.after, KnownAfter) and one.after.why == "driver"}
+    named = {change.id for change in installs if isinstance(change.after, KnownAfter) and change.after.why == "driver"}
     coming = {
         action.id: upstream(action.version)
         for action in simulation.actions
-        if action.verb == "install" and action.id in named and action.id.name not in STANDALONE_TOOLS
+        if action.verb == "install" and action.id in named and action.id.name not in STANDALONE_TOOL_PACKAGES
     }
     of_fabric = {one: version for one, version in coming.items() if is_version_locked(one.name)}
     versions = {version for one, version in coming.items() if one not in of_fabric}
@@ -260,9 +260,9 @@ def _find_fabric_mismatches(
 
 def _fabric_version_hint(version: str, driver: str) -> str:
     """Return what to do where the fabric's ``version`` is not the driver's, which is the newest of its branch."""
-    from gpunode.catalog.cuda import parts  # loaded on use
+    from gpunode.catalog.cuda import parse_version  # loaded on use
 
-    if parts(version) < parts(driver):
+    if parse_version(version) < parse_version(driver):
         return f"choose the driver of which both are there: --driver {version}"
     return (
         "wait until the archive has both in one version, or choose an older one that it has of both: --driver VERSION"
@@ -273,7 +273,7 @@ def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -
     """Return the packages beside the driver's that would be removed, as changes that keep them."""
     gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
     others = sorted(gone.keys() - driver_packages(gone) - {*named})
-    return {one: PackageChange(one, None, PackageState(gone[one])) for one in others if gone[one]}
+    return {other: PackageChange(other, None, PackageState(gone[other])) for other in others if gone[other]}
 
 
 def _other_branch_installs(installs: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
@@ -283,7 +283,7 @@ def _other_branch_installs(installs: Sequence[PackageChange], simulation: Simula
     for action in simulation.actions:
         branch = branch_of(action.version) if wanted and action.id in drivers else 0
         # A distribution has the tools in versions of their own.
-        branch = 0 if str(action.id) in STANDALONE_TOOLS else branch
+        branch = 0 if str(action.id) in STANDALONE_TOOL_PACKAGES else branch
         if branch and branch not in wanted:
             yield (
                 f"{simulation.manager} would install {action.id} {action.version}, which is of another driver branch"
@@ -355,7 +355,7 @@ def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: Versi
     """Return ``plan`` with exact package versions and dependencies, as far as the index tells them."""
     if not plan.packages:
         return plan
-    transaction = resolve(plan.packages, facts, simulate, lock.packages if lock else _NO_LOCKED_VERSIONS)
+    transaction = resolve_versions(plan.packages, facts, simulate, lock.packages if lock else _NO_LOCKED_VERSIONS)
     if transaction.problem:
         return replace(plan, unresolved=transaction.problem)
     requested_changes = {change.id: change for change in transaction.requested_changes}
@@ -367,7 +367,7 @@ def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: Versi
     return replace(plan, steps=tuple(steps), dependencies=transaction.dependencies)
 
 
-def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> Outcome:
+def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> StepOutcome:
     """Return the step's answer with the packages that are upgraded, not purged, and why."""
     mine = [change.id for change in _removals_among(step.changes) if change.id in upgraded]
     if not mine or not isinstance(step.outcome, Planned):
@@ -376,9 +376,9 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
     are = "is" if len(ours) == 1 else "are"
     why = f"; the new driver needs {', '.join(ours)}, which {are} upgraded" if ours else ""
     others = (
-        f"{one} is upgraded, not purged, since {' and '.join(map(str, upgraded[one]))} needs it"
-        for one in mine
-        if upgraded[one]
+        f"{package} is upgraded, not purged, since {' and '.join(map(str, upgraded[package]))} needs it"
+        for package in mine
+        if upgraded[package]
     )
     return replace(step.outcome, reason=step.outcome.reason + why, change_notes=(*step.outcome.change_notes, *others))
 
@@ -403,7 +403,7 @@ def describe_differences(confirmed_plan: StagePlan, exact_plan: StagePlan, manag
         names = ", ".join(str(change.id) for change in more)
         yield f"{manager} also removes packages that need the old driver: {names}"
     for before, step in (
-        (one, two) for one in confirmed_plan.steps for two in exact_plan.steps if one.step == two.step
+        (step, two) for step in confirmed_plan.steps for two in exact_plan.steps if step.step == two.step
     ):
         fewer = len(_removals_among(step.changes)) < len(_removals_among(before.changes))
         if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):
@@ -412,13 +412,13 @@ def describe_differences(confirmed_plan: StagePlan, exact_plan: StagePlan, manag
 
 
 def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
-    return [change for change in PackageChange.among(changes) if change.after is None]
+    return [change for change in PackageChange.of_kind(changes) if change.after is None]
 
 
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
 # An index that has none of so many installed packages is no index of this system.
 _INDEX_SAMPLE_SIZE = 30
-_MOST_NAMED_LOSSES = 5
+_MAX_LOSSES_NAMED = 5
 
 
 def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
@@ -426,7 +426,7 @@ def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
 
     def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         answer = host.run_probe(system(facts).archives_probe(packages))
-        return list_versions(system(facts).archives(answer.text) if answer.outcome == "ok" else ())
+        return list_versions(system(facts).parse_archives(answer.text) if answer.outcome == "ok" else ())
 
     return list_offered_versions
 
@@ -446,9 +446,9 @@ class Losses:
     @property
     def note(self) -> str:
         """The one sentence that tells them; empty where nothing is lost."""
-        names = [f"{one.id} {one.states[0]}" for one in (*self.purged, *self.replaced)]
+        names = [f"{change.id} {change.states[0]}" for change in (*self.purged, *self.replaced)]
         them = "them" if names[1:] else "it"
-        listed = join_names(names, _MOST_NAMED_LOSSES)
+        listed = join_names(names, _MAX_LOSSES_NAMED)
         return f"no archive has {listed}, so `rollback --packages` could not bring {them} back" if names else ""
 
     def refuse_purges(self) -> None:
@@ -458,7 +458,7 @@ class Losses:
             Refused: there are such packages.
         """
         if self.purged:
-            names = ", ".join(f"{one.id} {one.states[0]}" for one in self.purged)
+            names = ", ".join(f"{change.id} {change.states[0]}" for change in self.purged)
             raise Refused(
                 f"no archive has {names}, so a rollback could not restore what this plan purges",
                 why="the new driver conflicts with them, and they were installed from a file or from a source that is "
@@ -479,5 +479,5 @@ def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions:
     if not found:
         return None
     lost = [change for change in changes if change.states[0] not in found.get(change.id, ())]
-    purged = tuple(change for change in lost if not change.is_there_after and not found.get(change.id))
+    purged = tuple(change for change in lost if not change.exists_after and not found.get(change.id))
     return Losses(purged, tuple(change for change in lost if change not in purged))

@@ -13,7 +13,7 @@ from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Verb
 from gpunode.package_id import PackageId
-from gpunode.wording import count, join_names
+from gpunode.wording import count_noun, join_names
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
@@ -32,7 +32,8 @@ class Backlog:
         pending_triggers: triggers that no run has settled.
         marks: packages that a run that was cut short installed and did not mark as dependencies or held.
         cut: the newest run, if it was cut short.
-        ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
+        ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was
+            done.
         verb: that of the newest run that set the node up or took something back.
         unread_reason: why nobody can tell; empty when it is known.
         lost: what a run that is no longer recorded left on the node; nothing that a setup does.
@@ -42,7 +43,7 @@ class Backlog:
     pending_triggers: tuple[Trigger, ...] = ()
     marks: tuple[PackageChange, ...] = ()
     cut: RunRecord | None = None
-    ended: str = ""
+    ending_phrase: str = ""
     verb: Verb = "setup"
     unread_reason: str = ""
     lost: LostRecord | None = None
@@ -65,7 +66,7 @@ class Backlog:
         return (*((now,) if self.lock_holder else ()), *((str(self.lost),) if self.lost else ()))
 
     def __str__(self) -> str:
-        who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
+        who = f"an earlier run {self.ending_phrase} and" if self.ending_phrase else "an earlier run"
         return f"{who} left this pending: {', '.join(self.descriptions)}"
 
 
@@ -80,9 +81,9 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         UsageError: only root may read them.
         JournalDamaged: one of the journals is.
     """
-    pending_triggers, cut = still_pending_triggers(store.pending_triggers(), facts), store.interrupted_run()
+    pending_triggers, cut = still_pending_triggers(store.find_pending_triggers(), facts), store.find_interrupted_run()
     marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
-    runs = store.runs() if pending_triggers or marks else ()
+    runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
     # Neither a repair nor an edit of a runtime's files ends what an undo before it has begun.
     verbs: tuple[Verb, ...] = tuple(run.verb for run in runs if run.verb not in {"repair", "configure"})
@@ -106,7 +107,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
         assess_lost_record,  # on use: a node that gpunode never changed has no such file
     )
 
-    return assess_lost_record(marked, facts, store.additions(), str(store.folder))
+    return assess_lost_record(marked, facts, store.read_additions(), str(store.folder))
 
 
 def read_backlog(store: Store, facts: Facts) -> Backlog:
@@ -153,14 +154,14 @@ def _describe_run_progress(run: RunRecord) -> str:
         return "before its first change"
     parts = []
     if made:
-        parts.append(f"after {count(len(made), 'change')}, the last of them {made[-1].subject}")
+        parts.append(f"after {count_noun(len(made), 'change')}, the last of them {made[-1].subject}")
     if begun:
         parts.append(f"in the middle of {_list_subjects(begun)}")
     return ", ".join(parts)
 
 
 def _list_subjects(changes: Sequence[Change]) -> str:
-    return join_names(dict.fromkeys(one.subject for one in changes), _MAX_SUBJECTS_NAMED)
+    return join_names(dict.fromkeys(change.subject for change in changes), _MAX_SUBJECTS_NAMED)
 
 
 def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
@@ -170,7 +171,7 @@ def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageStat
     transaction. And they may forget that a package is automatic as soon as they begin to remove it, before they do
     so: what was not removed after all gets that mark back, whatever run it was.
     """
-    begun = PackageChange.among(run.changes("unknown", "failed"))
+    begun = PackageChange.of_kind(run.changes("unknown", "failed"))
     meant = ((change.id, installed.get(change.id), _intended_marks(run, change, installed)) for change in begun)
     return tuple(
         PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))

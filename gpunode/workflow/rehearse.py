@@ -11,7 +11,7 @@ from gpunode.facts.model import Facts, Known
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.runtimes import runtime
+from gpunode.runtimes import find_runtime
 from gpunode.workflow.converge import project_stage
 from gpunode.workflow.events import Observer, ignore_event
 from gpunode.workflow.rollback import RollbackResult, plan_rollback, rollback
@@ -60,7 +60,7 @@ def rehearse(
 def _checks(recipe: Recipe, facts: Facts, host: RehearsalHost) -> tuple[Check, ...]:
     converged = check_configuration(recipe, facts, host)
     driver = Check("nvml", "the driver answers (NVML)", "skipped", "a rehearsal has no driver")
-    if recipe.runtime.name == "none" or not runtime(recipe.runtime.name).unit:
+    if recipe.runtime.name == "none" or not find_runtime(recipe.runtime.name).unit:
         return (converged, driver)
     daemon = Check("runtime", f"{recipe.runtime.name} reads its configuration", "skipped", "a rehearsal has no daemon")
     return (converged, driver, daemon)

@@ -15,7 +15,7 @@ from gpunode.journal.additions import RecordedAdditions
 from gpunode.journal.footprint import NetChange
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.runtimes import RUNTIMES, DesiredConfig, Removal, Runtime, runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Removal, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME
@@ -53,20 +53,20 @@ def plan_removal(
     return replace(undone, notes=notes, is_incomplete=False)
 
 
-def _revert_keeping_edits(change: FileChange, now: FileState) -> RestoredFile:
-    """Return ``now`` without ``change``, with somebody's edits."""
-    docker, back = runtime("docker"), change.inverse()
+def _revert_keeping_edits(change: FileChange, current: FileState) -> RestoredFile:
+    """Return ``current`` without ``change``, with somebody's edits."""
+    docker, back = find_runtime("docker"), change.inverse()
     assert back is not None, "a footprint holds what is settled"
     # dockerd does not start with a default runtime that is not there; what it has besides is independent of gpunode's.
     is_dockers = change.path == docker.config
-    restored = revert_change(change, now, keeps_changed=is_dockers)
+    restored = revert_change(change, current, keeps_changed=is_dockers)
     if restored is None:
-        raise edit_conflict_error(back, now)
+        raise edit_conflict_error(back, current)
     if is_dockers:
         try:
-            restored = _without_dangling_default(docker, change, now, restored)
+            restored = _without_dangling_default(docker, change, current, restored)
         except Refused as error:  # it is no configuration of docker's any more
-            raise edit_conflict_error(back, now) from error
+            raise edit_conflict_error(back, current) from error
     note = f"{change.path} was edited since gpunode wrote it; the edits are kept, gpunode's lines are removed"
     return replace(restored, notes=(note, *restored.notes))
 
@@ -78,7 +78,7 @@ def _without_dangling_default(row: Runtime, change: FileChange, now: FileState, 
     states = (now, change.before, restored.state)
     files, former, after = ({change.path: state.content} if state else {} for state in states)
     removal = remove_dangling_default(row, DesiredConfig(), Removal(files, former, after))
-    content = removal.after.get(change.path)
+    content = removal.files_after.get(change.path)
     left = None if content is None else replace(restored.state or now, content=content)
     return replace(restored, state=left, notes=(*restored.notes, *removal.notes))
 
@@ -90,12 +90,12 @@ class Remainder:
     Attributes:
         kept: what stays, with the reason.
         not_removed: what the removal should have taken away.
-        lost: what no record tells of.
+        lost_record: what no record tells of.
     """
 
     kept: tuple[KeptItem, ...] = ()
     not_removed: tuple[str, ...] = ()
-    lost: LostRecord | None = None
+    lost_record: LostRecord | None = None
 
     @property
     def failure(self) -> GpunodeError | None:
@@ -106,7 +106,7 @@ class Remainder:
                 why=f"these are still there although every command succeeded: {', '.join(self.not_removed)}",
                 hint="the log of this run has the commands with their output; remove these by hand",
             )
-        return self.lost.refusal() if self.lost else None
+        return self.lost_record.refusal() if self.lost_record else None
 
 
 def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan) -> Remainder:
@@ -114,17 +114,17 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
 
     ``facts`` are those after ``undone`` was carried out, or where it found nothing to do.
     """
-    recorded = store.additions()
+    recorded = store.read_additions()
     not_removed = tuple(
         dict.fromkeys(change.subject for change in undone.changes if not _is_carried_out(change, host, facts))
     )
-    named = {*not_removed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
+    named = {*not_removed, *(item.subject for item in undone.kept), *(change.path for change in undone.files)}
     found = (
         *_find_remaining_files(recorded, store, host),
         *_find_remaining_additions(recorded, facts, with_modules=not undone.reboot_reason),
         *_find_copied_handlers(undone, facts),
     )
-    kept = tuple(one for one in found if one.subject not in named)
+    kept = tuple(item for item in found if item.subject not in named)
     return Remainder((*undone.kept, *kept), not_removed, find_lost_record(store, facts))
 
 
@@ -133,7 +133,7 @@ def _is_carried_out(change: Change, host: HostView, facts: Facts) -> bool:
     match change:
         case FileChange(path=path, before=FileState() as before):
             # A package's own file is put back first, and then goes with its package.
-            return live_state.read_file_if_one(host, path) != before
+            return live_state.read_regular_file_state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed_packages(facts)
         case ServiceChange(unit=unit, after=after) if not change.is_temporary_stop:
@@ -145,14 +145,14 @@ def _is_carried_out(change: Change, host: HostView, facts: Facts) -> bool:
 
 def _find_remaining_files(recorded: RecordedAdditions, store: Store, host: HostView) -> Iterator[KeptItem]:
     for path, origins in recorded.written.items():
-        state = live_state.read_file_if_one(host, path)
+        state = live_state.read_regular_file_state(host, path)
         name = digest(state.content) if state is not None else ""
         if name in origins:
             former = origins[name] or recorded.sha256_before[path]
             what_next = _describe_backup(store, former) if former else _remove_command(path)
             yield KeptItem(path, f"looks as gpunode once wrote it, although a later run removed it: {what_next}")
     for path in sorted(recorded.generated):
-        if live_state.read_file_if_one(host, path) is not None:
+        if live_state.read_regular_file_state(host, path) is not None:
             is_volatile = path.startswith(("/run/", "/var/run/"))
             until = "until the next boot" if is_volatile else f"until somebody removes it: {_remove_command(path)}"
             yield KeptItem(path, f"stays, which nvidia-ctk wrote, {until}")
@@ -194,7 +194,7 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
     from gpunode.runtimes.reversal import changed_handlers  # `log` and `rollback --list` load this module, too
 
     taken = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
-    for row in (choose_row_if_possible(one, facts) for one in (RUNTIMES if taken else ())):
+    for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if taken else ())):
         try:
             left = inspect_from_facts(facts, row).handlers
         except (Refused, Undetermined):

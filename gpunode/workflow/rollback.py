@@ -59,7 +59,7 @@ def plan_rollback(
         Undetermined: a file, or what docker runs, cannot be read.
         Refused: the package manager would do something else.
     """
-    footprint, runs = store.footprint_of(run_id), {run.run: run for run in store.runs()}
+    footprint, runs = store.read_run_footprint(run_id), {run.run: run for run in store.read_runs()}
     purged = {span.change.path for span in footprint.conffiles}
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
@@ -72,7 +72,7 @@ def plan_rollback(
     is_redo = not _undo_removes_changes(runs, run_id)
     request = UndoRequest(store, run_id, footprint, resolve_edit, is_redo, force, allow_disruption, allow_loss)
     if facts is None:
-        refuse_shared_subjects(store, run_id, runs[run_id].configuration & footprint.subjects)
+        refuse_shared_subjects(store, run_id, runs[run_id].configuration_subjects & footprint.subjects)
         undone = plan_configuration_undo(request, host)
         _refuse_missing_programs(request, host, runs[run_id], undone)
         return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
@@ -81,9 +81,9 @@ def plan_rollback(
     _refuse_missing_programs(request, host, runs[run_id], undone)
     going: dict[str, list[str]] = {}
     for step in undone.steps:
-        if not step.change.is_there_after:
+        if not step.change.exists_after:
             going.setdefault(step.step_id, []).append(step.change.subject)
-    refuse_needed_removals(store, run_id, going, partial(_is_on_node, host, installed_packages(facts)))
+    refuse_needed_removals(store, run_id, going, partial(_is_change_on_node, host, installed_packages(facts)))
     return undone
 
 
@@ -93,7 +93,7 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
     Raises:
         Conflict: naming the program, and what brings it back.
     """
-    if not request.is_redo or any(change.is_there_after for change in undone.packages):
+    if not request.is_redo or any(change.exists_after for change in undone.packages):
         return
     from gpunode.runtimes.reversal import added_programs  # few rollbacks undo an undo
     from gpunode.steps.runtime import missing_program
@@ -115,7 +115,7 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
         )
 
 
-def _is_on_node(host: Host, packages: Collection[PackageId], change: Change) -> bool:
+def _is_change_on_node(host: Host, packages: Collection[PackageId], change: Change) -> bool:
     """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
     match change:
         case FileChange(path=path):
@@ -134,14 +134,14 @@ def _undo_removes_changes(runs: Mapping[str, RunRecord], run: str) -> bool:
     return of in runs and not _undo_removes_changes(runs, of)
 
 
-def _unconfigure_command(change: FileChange, now: FileState | None, root: str) -> str:
-    """Return the command that removes gpunode's runtimes from ``now``; empty if it added none."""
+def _unconfigure_command(change: FileChange, current: FileState | None, root: str) -> str:
+    """Return the command that removes gpunode's runtimes from ``current``; empty if it added none."""
     row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), None)
-    if row is None or row.unit == "" or now is None:
+    if row is None or row.unit == "" or current is None:
         return ""
     from gpunode.runtimes.reversal import changed_handlers  # few rollbacks meet an edited file
 
-    edits = (recorded_edit(change), Edit(change.path, None, now.content))
+    edits = (recorded_edit(change), Edit(change.path, None, current.content))
     ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
     command = ["sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
     command += ["--root", root] if root != "/" else []
@@ -206,14 +206,14 @@ def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
     if run.is_fully_undone:
         return by
     beyond = "needs --packages" if run.other_subjects else ""
-    if not run.configuration and not beyond:
+    if not run.configuration_subjects and not beyond:
         return "changed nothing that can be undone"
     rest = f"; the rest {beyond}" if beyond else ""
     if by:
         return by + rest
     try:
-        if not run.configuration:
-            refuse_shared_subjects(store, run.run, store.footprint_of(run.run).subjects)
+        if not run.configuration_subjects:
+            refuse_shared_subjects(store, run.run, store.read_run_footprint(run.run).subjects)
             return f"can be undone now: {beyond}"
         back = plan_rollback(store, host, run.run, allow_disruption=True)
     except GpunodeError as error:
@@ -256,7 +256,7 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
         return found[0]
     made = _undoable_runs(store, with_packages=True)
     why, hint = "no recorded run can be undone", store.command("log")
-    if not store.runs():
+    if not store.read_runs():
         # remove looks at the node without a record, too.
         why, hint = "no run of gpunode is recorded on this node", store.command("remove")
     elif made:
@@ -268,8 +268,8 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
     # A rollback is undone by its name alone: else two of them would go to and fro.
-    made = (one for one in reversed(store.runs()) if one.verb in APPLYING_VERBS)
-    return [one for one in made if one.configuration or (with_packages and one.other_subjects)]
+    made = (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
+    return [run for run in made if run.configuration_subjects or (with_packages and run.other_subjects)]
 
 
 def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: bool) -> NothingToUndo:
@@ -289,7 +289,7 @@ def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord
         UsageError: if there is none, or if only ``--packages`` can undo what it changed and ``with_packages`` is false.
     """
     (found,) = store.find_runs(run)
-    if not with_packages and found.other_subjects and not found.configuration:
+    if not with_packages and found.other_subjects and not found.configuration_subjects:
         raise UsageError(
             f"run {run} changed no container runtime's configuration",
             why="a rollback without --packages undoes the configuration alone",
@@ -348,13 +348,13 @@ def _remaining_additions(
         return  # what takes something back needs nothing
     for intent in intents_to_undo(store.entries(run.run)):
         back = intent.change  # from what the run made to what was there before
-        if back.is_there_before and back.subject in run.remaining_subjects and is_there(back):
+        if back.exists_before and back.subject in run.remaining_subjects and is_there(back):
             yield intent.step, back
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
     """Return the runs after ``run_id``, without rollbacks that undo one of them or ``run_id`` itself."""
-    runs = store.runs()
+    runs = store.read_runs()
     since = runs[[run.run for run in runs].index(run_id) :]
     here = {run.run for run in since}
     return [run for run in since[1:] if run.begin.undoes not in here]
@@ -363,7 +363,7 @@ def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
 def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> str:
     """Return the commands that undo ``runs`` as far as their subjects here need it, newest first."""
     return "\n".join(
-        rollback_command(store, run, with_packages=not subjects <= run.configuration)
+        rollback_command(store, run, with_packages=not subjects <= run.configuration_subjects)
         for run, subjects in reversed(list(runs.items()))
     )
 

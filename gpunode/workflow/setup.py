@@ -17,7 +17,7 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
-from gpunode.workflow.converge import RESUME_STEP_ID, Advance, StagePlan, plan_stage, raise_refusal, walk_stages
+from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.disruption import refuse_disruptive_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage, unplanned_removals
@@ -76,7 +76,7 @@ def setup(
     store: Store,
     facts: Facts,
     *,
-    advance: Advance,
+    advance: AdvanceFacts,
     options: SetupOptions,
     on_event: Observer,
 ) -> SetupResult:
@@ -91,7 +91,7 @@ def setup(
     """
     started = options.started or time.monotonic()
     on_event(Surveyed(recipe, facts))
-    preview = _preview(recipe, facts, host, options)
+    preview = _plan_preview(recipe, facts, host, options)
     losses = find_losses(preview, facts, host.list_offered_versions)
     if losses and not options.allow_loss:
         losses.refuse_purges()
@@ -120,7 +120,7 @@ def setup(
     options.confirm(preview)
     started += time.monotonic() - prompted  # the time that a person took to answer is none of setup's
     untriggered_changes = tuple(
-        change for change in store.untriggered_changes() if change.triggers & set(left.pending_triggers)
+        change for change in store.find_untriggered_changes() if change.triggers & set(left.pending_triggers)
     )
     run = store.begin("setup", recipe=recipe.name, recipe_sha256=options.recipe_sha256)
     applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
@@ -134,7 +134,7 @@ def setup(
     )
 
 
-def _preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) -> tuple[StagePlan, ...]:
+def _plan_preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) -> tuple[StagePlan, ...]:
     """Return the plan; for an upgrade with a fresh index."""
     preview = plan(recipe, facts, host, options.only)
     raise_refusal(preview)
@@ -157,7 +157,7 @@ class _SetupRun:
     recipe: Recipe
     host: Host
     applier: Applier
-    advance: Advance
+    advance: AdvanceFacts
     options: SetupOptions
     confirmed_plan: tuple[StagePlan, ...]
     left: Backlog
@@ -213,7 +213,7 @@ class _SetupRun:
                 why="\n".join(
                     filter(None, (exact.unresolved, describe_problem_archives(exact.unresolved, facts, self.host)))
                 ),
-                hint=system(facts).hint(exact.unresolved, facts),
+                hint=system(facts).hint_on_refusal(exact.unresolved, facts),
             )
         self._refuse_unconfirmed_removals(exact, system(facts).manager)
         self._check_losses(find_losses([exact], facts, self.host.list_offered_versions) or Losses())
@@ -256,7 +256,7 @@ class _SetupRun:
         # An upgrade asks for the newest every time; what it must leave behind is what a plain setup wants.
         left = plan_stage(replace(self.recipe, upgrade=False), facts, stage.stage, self.options.only)
         for step in left.steps:
-            changes = [change for change in step.changes if not change.outlasts_stage]
+            changes = [change for change in step.changes if not change.may_recur_in_stage]
             if changes and isinstance(step.outcome, Planned):
                 listed = ", ".join(dict.fromkeys(change.subject for change in changes))
                 raise ChangeFailed(

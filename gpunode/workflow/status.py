@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Literal
 
 from gpunode.catalog import cuda
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
@@ -20,7 +20,7 @@ from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
-from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, runtime
+from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cuda_release import installed_releases
@@ -139,12 +139,12 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     # Nobody gives a recipe here: plain ones, for each of the runtimes.
-    names = dict.fromkeys(one.id for one in runtimes) or ("none",)
+    names = dict.fromkeys(runtime.id for runtime in runtimes) or ("none",)
     recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in names)
     notes = chain(note_run_driver(facts), (note for recipe in recipes for note in state_notes(recipe, facts)))
     return NodeStatus(
         gpus=tuple(
-            ListedGpu(d.address, lookup(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
+            ListedGpu(d.address, find_model(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
         ),
         driver=_most_common_driver_version(drivers),
         loaded_driver=loaded.version if loaded else "",
@@ -191,7 +191,7 @@ def _secure_boot_status(facts: Facts) -> SecureBootStatus | None:
 
 
 def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
-    full = cuda.newest_supported_by(driver) if driver else None
+    full = cuda.newest_supported_by_driver(driver) if driver else None
     compatible = cuda.newest_compatible_with_branch(branch_of(driver)) if full else None
     return CudaStatus(
         cuda.format_release(full or ()),
@@ -227,7 +227,7 @@ def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
 
 def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:
     """Yield the containerd that the kubelet's product brings."""
-    row = choose_row_if_possible(runtime("containerd"), facts)
+    row = choose_row_if_possible(find_runtime("containerd"), facts)
     if row.product:
         yield _runtime_status(row, f"of {row.product}", facts)
 

@@ -119,15 +119,15 @@ class UndoPlan:
     @property
     def files(self) -> tuple[FileChange, ...]:
         """The files among the changes."""
-        return FileChange.among(self.changes)
+        return FileChange.of_kind(self.changes)
 
     @property
     def packages(self) -> tuple[PackageChange, ...]:
         """The packages among the changes: one transaction."""
-        return PackageChange.among(self.changes)
+        return PackageChange.of_kind(self.changes)
 
 
-def with_dependency_installs(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
+def with_dependencies_to_install(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
     """Return ``packages`` with the dependencies that the package manager adds.
 
     Raises:
@@ -180,27 +180,27 @@ class UndoExecutor:
                 self._apply_step(step)
             pending_triggers = [one for one in triggers_of(step.change for step in batch) if one.runs_at_stage_end]
             self.trigger_results += self.applier.run_triggers(pending_triggers)
-        late = [one for one in triggers_of(step.change for step in steps) if not one.runs_at_stage_end]
-        done = {one.trigger for one in self.trigger_results}
+        late = [trigger for trigger in triggers_of(step.change for step in steps) if not trigger.runs_at_stage_end]
+        done = {trigger_result.trigger for trigger_result in self.trigger_results}
         self.trigger_results += self.applier.run_triggers(
-            sort_triggers({*late, *(one for one in self.pending_triggers if one not in done)})
+            sort_triggers({*late, *(trigger for trigger in self.pending_triggers if trigger not in done)})
         )
 
     def _apply_packages(self, batch: Sequence[UndoStep]) -> None:
         self.applier.check_interrupt()
         steps = {step.change: step.step_id for step in batch}
-        wanted = PackageChange.among(steps)
-        changes = with_dependency_installs(self.host, wanted)
-        former = live_state.read_package_database(self.host).obsolete()
+        wanted = PackageChange.of_kind(steps)
+        changes = with_dependencies_to_install(self.host, wanted)
+        former = live_state.read_package_database(self.host).obsolete_conffiles()
         aside = live_state.read_set_aside_files(self.host)
         self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES_STEP_ID))
         for change in live_state.find_set_aside_changes(self.host, aside):
             back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
             self.applier.apply_change("packages", SET_ASIDE_STEP_ID, back, "put there by this undo")
-        now = live_state.read_package_database(self.host).obsolete()
+        now = live_state.read_package_database(self.host).obsolete_conffiles()
         # Configuration files that only the removed version shipped go; those that somebody edited stay.
         for path in sorted(now.keys() - former.keys()):
-            state = live_state.read_file_if_one(self.host, path)
+            state = live_state.read_regular_file_state(self.host, path)
             if state is not None and live_state.package_checksum(state.content) == now[path]:
                 change = FileChange(path, state, None)
                 self.applier.apply_change(
@@ -239,7 +239,7 @@ def drop_source_conflicts(
     ``kept`` is what the undo leaves already, gpunode's own list maybe among it, and ``backup_of`` says where the backup
     with some content is.
     """
-    own, kept_items, remaining = {one.subject for one in kept}, list(kept), list(steps)
+    own, kept_items, remaining = {item.subject for item in kept}, list(kept), list(steps)
     while (found := _find_contradiction(remaining, facts)) is not None:
         step, other = found
         remaining.remove(step)
@@ -248,7 +248,7 @@ def drop_source_conflicts(
     for source in known(facts.sources, ()):
         if source.enabled and source.file not in _changed_paths(remaining):
             for step in [
-                one for one in remaining if _removes_or_changes_keyring(source, one, is_own=source.file in own)
+                step for step in remaining if _removes_or_changes_keyring(source, step, is_own=source.file in own)
             ]:
                 remaining.remove(step)
                 kept_items.append(KeptItem(step.change.subject, f"stays: {source.file} names it"))
@@ -310,7 +310,7 @@ def find_package_repair(facts: Facts) -> CommandChange | None:
     Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
     called installed nor be removed.
     """
-    return system(facts).repair if known(facts.packages_interrupted, default=False) else None
+    return system(facts).repair_change if known(facts.packages_interrupted, default=False) else None
 
 
 def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], bool]:
@@ -325,8 +325,8 @@ def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], 
     """
     broken = live_state.read_package_database(host).list_unfinished() | live_state.list_journaled_packages(host)
     last_is_cut, changed = False, set[str]()
-    for run in store.runs():
-        packages = {change.id.name for change in PackageChange.among(run.changes("done", "unknown"))}
+    for run in store.read_runs():
+        packages = {change.id.name for change in PackageChange.of_kind(run.changes("done", "unknown"))}
         if packages or run.verb == "repair":
             last_is_cut = run.ending in {"incomplete", "failed", "interrupted"}
         changed |= packages
@@ -369,9 +369,9 @@ class RestoredFile:
 ResolveEdit: TypeAlias = Callable[[NetChange[FileChange], FileState | None], RestoredFile | None]
 
 
-def restore_file(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
+def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
     """Return the file without gpunode's changes, the newest taken out first."""
-    found = RestoredFile(now)
+    found = RestoredFile(current)
     for span in reversed(trail):
         if span.may_have_left(found.state):
             found = replace(found, state=span.change.before)
@@ -391,16 +391,16 @@ def recorded_edit(change: FileChange) -> Edit:
 
 
 def revert_change(
-    change: FileChange, now: FileState, entries: Collection[tuple[str, ...]] | None = None, *, keeps_changed: bool
+    change: FileChange, current: FileState, entries: Collection[tuple[str, ...]] | None = None, *, keeps_changed: bool
 ) -> RestoredFile | None:
-    """Return ``now`` without ``change``, with somebody's edits; None if they cannot be separated.
+    """Return ``current`` without ``change``, with somebody's edits; None if they cannot be separated.
 
     ``entries`` are the tables that go as a whole, see ``revert_edit``. With ``keeps_changed`` a value that gpunode set
     and somebody edited stays; otherwise the two cannot be separated.
     """
     from gpunode.runtimes.reversal import revert_edit  # few undos meet an edited file
 
-    reversal = revert_edit(recorded_edit(change), now.content, entries)
+    reversal = revert_edit(recorded_edit(change), current.content, entries)
     if reversal is None or (reversal.changed and not keeps_changed):
         return None
     names = ", ".join(".".join(keys) for keys in reversal.removed)
@@ -412,9 +412,9 @@ def revert_change(
     ]
     before, after = change.before, change.after
     if before is None or not isinstance(after, FileState):
-        state = replace(now, content=reversal.content) if reversal.content.strip() else None
+        state = replace(current, content=reversal.content) if reversal.content.strip() else None
         return RestoredFile(state, is_merged=True, notes=tuple(notes))
-    mode = before.mode if now.mode == after.mode else now.mode
-    owner = before if (now.uid, now.gid) == (after.uid, after.gid) else now
-    state = replace(now, content=reversal.content, mode=mode, uid=owner.uid, gid=owner.gid)
+    mode = before.mode if current.mode == after.mode else current.mode
+    owner = before if (current.uid, current.gid) == (after.uid, after.gid) else current
+    state = replace(current, content=reversal.content, mode=mode, uid=owner.uid, gid=owner.gid)
     return RestoredFile(state, is_merged=True, notes=tuple(notes))

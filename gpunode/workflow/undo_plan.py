@@ -13,8 +13,8 @@ from itertools import takewhile
 from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import (
-    CONFIG_STAGE,
     OVERWRITTEN_STEP_ID,
+    RUNTIME_CONFIG_STAGE,
     FileChange,
     FileState,
     MigChange,
@@ -57,7 +57,7 @@ from gpunode.workflow.undo import (
     installed_packages,
     recorded_edit,
     restore_file,
-    with_dependency_installs,
+    with_dependencies_to_install,
 )
 
 _RUN_DRIVER_NOT_RESTORED_NOTE = (
@@ -120,10 +120,10 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
                 {one.id: one.known_final_state for one in packages}, there, database
             )
             needed = (*needed, *serving)
-        packages = with_dependency_installs(host, packages)
+        packages = with_dependencies_to_install(host, packages)
     if refused := refuse_modules_without_source(packages, facts):
         raise Refused(refused.what, why=refused.why, hint=refused.hint)
-    leaving = {change.id.name for change in packages if not change.is_there_after}
+    leaving = {change.id.name for change in packages if not change.exists_after}
     files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
     restored = {step.file.path: step.file.after for step in files if step.file}
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
@@ -154,7 +154,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         ordered, (*unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
     )
     steps = (*_plan_service_stops(steps, facts), *steps)
-    pending_triggers = still_pending_triggers(request.store.pending_triggers(), facts)
+    pending_triggers = still_pending_triggers(request.store.find_pending_triggers(), facts)
     starts = _plan_service_starts(request, facts) if packages else ()
     pending_triggers = (*pending_triggers, *(one for one in starts if one not in pending_triggers))
     if not request.allow_disruption:
@@ -178,13 +178,13 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
         as ``plan_undo``.
     """
     footprint = request.footprint
-    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == CONFIG_STAGE}
-    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIG_STAGE}
+    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == RUNTIME_CONFIG_STAGE}
+    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == RUNTIME_CONFIG_STAGE}
     files, notes, kept = _plan_file_restores(request, host, trails)
     layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
     pauses = tuple(_plan_service_stops(layouts, survey(host))) if layouts else ()
     steps = (*pauses, *files, *layouts)
-    pending_triggers = tuple(request.store.pending_triggers())
+    pending_triggers = tuple(request.store.find_pending_triggers())
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
@@ -203,7 +203,7 @@ def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger
     After an upgrade they wait for its reboot, which an undo makes needless.
     """
     entries = request.store.entries(request.undone_run) if request.undone_run else ()
-    for change in ServiceChange.among(one.change for one in collect_changes(entries)):
+    for change in ServiceChange.of_kind(one.change for one in collect_changes(entries)):
         fact = facts.unit(change.unit)
         if change.is_temporary_stop and isinstance(fact, Known) and not fact.value.state.active:
             yield Trigger("start", change.unit)
@@ -275,7 +275,7 @@ def _plan_layout_restores(
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
             # A kill may leave a part of the old layout, or of the new one.
-            is_part = any(gpu.layout.is_part_of(one) for one in (span.change.before, span.change.after))
+            is_part = any(gpu.layout.is_part_of(mig_layout) for mig_layout in (span.change.before, span.change.after))
             is_ours = span.may_have_left(gpu.layout) or gpu.layout == back.after or (not span.is_known and is_part)
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
             if gpu.layout.instances and not is_ours and not force:
@@ -319,7 +319,7 @@ def _plan_conffile_restores(
     ``leaving`` names the packages that are purged; ``restored`` has what the undo makes of files that gpunode changed.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
-    shipped = live_state.read_package_database(host).shipped() if backed_up else {}
+    shipped = live_state.read_package_database(host).shipped_conffiles() if backed_up else {}
     owners = live_state.find_owners(host, [back.path for span, back in backed_up if span.step == OVERWRITTEN_STEP_ID])
     for span, back in backed_up:
         now, trail = live_state.read_file_state(host, back.path), footprint.files.get(back.path)
@@ -339,17 +339,18 @@ def _plan_conffile_restores(
         yield UndoStep(span.stage, span.step, back)
 
 
-def edit_conflict_error(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
+def edit_conflict_error(change: FileChange, current: FileState | None, keep: str = "") -> Conflict:
     """Return the error for a file that somebody edited, deleted, or wrote where gpunode had removed it.
 
-    It shows the two ways from gpunode's version to the others: to what is there ``now``, and ``change``, which would
-    take it back. ``keep`` is the command that takes gpunode's part out and keeps the edits; empty where there is none.
+    It shows the two ways from gpunode's version to the others: to what is there ``current``, and ``change``, which
+    would take it back. ``keep`` is the command that takes gpunode's part out and keeps the edits; empty where there is
+    none.
     """
     edit, back = (
-        "\n".join(redact_change(one).diff()) or "(only secrets differ)"
-        for one in (FileChange(change.path, change.before, now), change)
+        "\n".join(redact_change(change).diff()) or "(only secrets differ)"
+        for change in (FileChange(change.path, change.before, current), change)
     )
-    if now is None:
+    if current is None:
         return Conflict(
             f"{change.path} was deleted since gpunode wrote it",
             why=f"what a rollback of gpunode's version would do:\n{back}",
@@ -373,15 +374,15 @@ def plan_package_restore(
         for package, state in wanted.items()
         if not _is_package_as_wanted(installed.get(package), state)
     ]
-    leaving = [change.id for change in changes if not change.is_there_after]
-    changing = [change.id for change in changes if change.is_there_after and not change.is_mark]
-    staying = database.needed(leaving, changing)
+    leaving = [change.id for change in changes if not change.exists_after]
+    changing = [change.id for change in changes if change.exists_after and not change.is_mark]
+    staying = database.find_needed(leaving, changing)
     kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept
 
 
 def _list_wanted_packages(
-    request: UndoRequest, there: Mapping[PackageId, PackageState]
+    request: UndoRequest, installed: Mapping[PackageId, PackageState]
 ) -> dict[PackageId, PackageState | None]:
     """Return the states that packages get: the former ones.
 
@@ -390,7 +391,7 @@ def _list_wanted_packages(
     """
     wanted: dict[PackageId, PackageState | None] = {}
     for package, span in request.footprint.packages.items():
-        before, now, after = span.change.before, there.get(package), span.change.known_final_state
+        before, now, after = span.change.before, installed.get(package), span.change.known_final_state
         if request.undone_run or before is None or before.config_files_only:
             wanted[package] = before
         elif now is not None and not now.config_files_only:
@@ -411,8 +412,8 @@ def _package_undo_steps(footprint: Footprint, packages: Iterable[PackageChange])
 def keep_what_packages_need(
     steps: Sequence[UndoStep],
     packages: Sequence[PackageChange],
-    wanted: Mapping[PackageId, PackageState | None],
-    there: Collection[PackageId],
+    wanted_states: Mapping[PackageId, PackageState | None],
+    installed: Collection[PackageId],
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
     """Return ``steps`` without what a remaining package needs; and why.
 
@@ -422,32 +423,32 @@ def keep_what_packages_need(
     from gpunode.catalog.cuda import release_of_toolkit_package  # loaded on use: a plan undoes nothing
 
     going = {change.id for change in packages}
-    staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
+    staying = {one for one, state in wanted_states.items() if state is None and one in installed and one not in going}
     drivers = sorted(driver_packages(staying))
-    toolkits = sorted(one for one in staying if release_of_toolkit_package(one.name))
+    toolkits = sorted(package for package in staying if release_of_toolkit_package(package.name))
     users_by_step = {
         CUDA_TOOLKIT_STEP.id: toolkits,
         CUDA_REPOSITORY_STEP.id: [*drivers, *toolkits],
         TOOLKIT_REPOSITORY_STEP.id: sorted(staying.intersection(TOOLKIT_PACKAGES)),
         RESUME_STEP_ID: [],
-        RUNTIME_CONFIG_STEP.id: sorted(one for one in staying if one.name in _RUNTIME_PACKAGES),
+        RUNTIME_CONFIG_STEP.id: sorted(package for package in staying if package.name in _RUNTIME_PACKAGES),
     }
     left: list[UndoStep] = []
     kept: list[KeptItem] = []
     for step in steps:
         users = users_by_step.get(step.step_id, drivers)
-        if users and step.change.withdraws_support(step.stage, step.step_id):
+        if users and step.change.removes_what_packages_need(step.stage, step.step_id):
             kept.append(KeptItem(step.change.subject, f"stays with {users[0]}"))
         else:
             left.append(step)
     return tuple(left), tuple(kept)
 
 
-def _is_package_as_wanted(present: PackageState | None, wanted: PackageState | None) -> bool:
+def _is_package_as_wanted(present: PackageState | None, wanted_state: PackageState | None) -> bool:
     """Return whether a package is as wanted already; nothing restores the mere residue of a removed one."""
-    if wanted is None or wanted.config_files_only:
-        return present is None or (wanted is not None and present.config_files_only)
-    return present == wanted
+    if wanted_state is None or wanted_state.config_files_only:
+        return present is None or (wanted_state is not None and present.config_files_only)
+    return present == wanted_state
 
 
 def drop_unavailable_versions(
@@ -457,7 +458,7 @@ def drop_unavailable_versions(
 
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
     """
-    coming = [one for one in changes if one.is_there_after and one.states[0] != one.states[1]]
+    coming = [change for change in changes if change.exists_after and change.states[0] != change.states[1]]
     offered = host.list_offered_versions([change.id for change in coming])
     gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
     if not gone:
@@ -501,12 +502,12 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
     boot, installed = known(facts.boot_id, ""), known(facts.packages, {})
     if _is_loaded_module_installed(loaded, facts, packages):
         return ""
-    here = (run for run in reversed(store.runs()) if boot and run.begin.boot_id == boot)
+    here = (run for run in reversed(store.read_runs()) if boot and run.begin.boot_id == boot)
     runs = takewhile(lambda run: run.ending != "waiting", here)
     gone = [
         change
         for run in runs
-        for change in PackageChange.among(run.changes("done", "unknown"))
+        for change in PackageChange.of_kind(run.changes("done", "unknown"))
         if change.before is not None
         and upstream(change.before.version) == loaded.version
         and (change.id not in installed or installed[change.id].version != change.before.version)

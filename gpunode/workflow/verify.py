@@ -17,8 +17,8 @@ from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Step
 from gpunode.recipe import Recipe
-from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import contents, inspect_from_facts, states_from_facts
+from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, find_runtime
+from gpunode.runtimes.found import contents_of_states, inspect_from_facts, states_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.kernel import MODULE_LOAD_STEP
@@ -40,8 +40,8 @@ from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
 # As the hints of checks say it: the command of this very recipe takes its place.
 _SETUP_COMMAND = "sudo gpunode setup"
-_RECIPE_TITLE = "matches the recipe"
-_RUNTIME_TITLE = "the container runtime reads the runtime nvidia"
+_RECIPE_CHECK_TITLE = "matches the recipe"
+_RUNTIME_CHECK_TITLE = "the container runtime reads the runtime nvidia"
 _CONFIG_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
 
 
@@ -117,10 +117,10 @@ def verify(
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only)]  # noqa: E731
-        checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_TITLE, undetermined)]
+        checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_CHECK_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, read_effective_config)]  # noqa: E731
         of_runtime = (
-            _checks_or_undetermined(reads, "runtime", _RUNTIME_TITLE, undetermined)
+            _checks_or_undetermined(reads, "runtime", _RUNTIME_CHECK_TITLE, undetermined)
             if _is_step_selected(only, RUNTIME_CONFIG_STEP)
             else ()
         )
@@ -198,7 +198,7 @@ def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
         return
     check = partial(Check, "mig", "the GPUs have the MIG layout")
     match MIG_STEP.plan(recipe, facts):
-        case Planned(changes=(), deferred=False) as found:
+        case Planned(changes=(), is_deferred=False) as found:
             yield check("passed", found.reason)
         case Planned(changes=()) as found:
             yield check("skipped", found.reason)
@@ -219,7 +219,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
     """Yield the check that the runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return
-    row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
+    row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
     title = f"{row.id} reads the runtime nvidia"
     if row.product:
         # Its containerd is part of it and is not asked.
@@ -247,31 +247,31 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
     yield _check_handler(row, recipe, found, title, facts)
 
 
-def _check_handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str, facts: Facts) -> Check:
+def _check_handler(row: Runtime, recipe: Recipe, observed: ObservedConfig, title: str, facts: Facts) -> Check:
     if not row.unit:
-        return Check("runtime", f"{row.id} starts containers", "passed", f"by {found.default}")
-    binary = found.handlers.get("nvidia")
-    if binary is None or found.cri_disabled:  # containerd 2 prints the table of a plugin that it does not load
-        return Check("runtime", title, "failed", *_explain_missing_handler(row, found, facts))
+        return Check("runtime", f"{row.id} starts containers", "passed", f"by {observed.default}")
+    binary = observed.handlers.get("nvidia")
+    if binary is None or observed.cri_disabled:  # containerd 2 prints the table of a plugin that it does not load
+        return Check("runtime", title, "failed", *_explain_missing_handler(row, observed, facts))
     if binary == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
         return Check("runtime", title, "failed", f"nvidia runs {binary}, which is not installed", str(missing.install))
-    if recipe.runtime.set_as_default and found.default != "nvidia":
+    if recipe.runtime.set_as_default and observed.default != "nvidia":
         hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
-        return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
-    runs = f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"
+        return Check("runtime", title, "failed", f"the default runtime is {observed.default}", hint)
+    runs = f"nvidia runs {binary or 'its default'}; default runtime {observed.default or 'runc'}"
     return Check("runtime", title, "passed", runs)
 
 
-def _explain_missing_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple[str, str]:
+def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Facts) -> tuple[str, str]:
     """Return what a runtime lacks that does not know NVIDIA's, and what to do; setup only where it would do something.
 
     Its files tell why: they lack the handler, they contain it but were not read since, or the CRI plugin, which alone
     reads them, is switched off.
     """
-    detail = f"it knows: {', '.join(sorted(found.handlers)) or 'none'}"
+    detail = f"it knows: {', '.join(sorted(observed.handlers)) or 'none'}"
     try:
         files = states_from_facts(facts, row, DesiredConfig())
-        says = row.inspect(contents(files), DesiredConfig())
+        says = row.inspect(contents_of_states(files), DesiredConfig())
     except (Refused, Undetermined):
         return detail, _SETUP_COMMAND  # it says what is wrong with them
     if says.cri_disabled:
@@ -296,7 +296,7 @@ def _check_container(
         return check("skipped", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
         return check("skipped", "NVML does not answer on the host", "fix the driver first")
-    row = choose_row_if_possible(runtime(recipe.runtime.name), facts)
+    row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
     if row.product:
         hint = "start a pod with runtimeClassName: nvidia"
         return check("skipped", f"its {row.id} is part of {row.product}, which manages it", hint)

@@ -18,7 +18,7 @@ import pytest
 from gpunode.catalog import tables
 from gpunode.catalog.distro_drivers import choose_from_distro, list_distro_drivers
 from gpunode.catalog.driver import Choice
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.facts.model import Distro
 from gpunode.recipe import Driver
 from tests.e2e.lab.archive import NoArchive, debian_archive, demand_archive, transport_options
@@ -103,12 +103,12 @@ def test_branch_is_the_one_that_debian_recommends(detect: tuple[str, Path]) -> N
     different = set()
     for device, words in said.items():
         package = _PACKAGE.search(words)
-        choice = choose_from_distro((lookup(device),), Driver(source="distro"), distro)
+        choice = choose_from_distro((find_model(device),), Driver(source="distro"), distro)
         takes_own = isinstance(choice, Choice) and choice.branch == own.branch
         if takes_own != (package is not None and package[1] == "nvidia-driver"):
             different.add(device)
         elif not takes_own and (legacy := _LEGACY.search(words)):
-            last = lookup(device).last_branch
+            last = find_model(device).last_branch
             assert last is not None
             assert last < own.branch, f"{device}: Debian's last is {legacy[1]}"
     assert len(said) > 1000

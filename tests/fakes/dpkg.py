@@ -30,7 +30,7 @@ class Packages:
     @classmethod
     def read(cls, status_text: str, extended_states: str) -> Packages:
         """Return what the two files say."""
-        states = dict(status.packages(status.entries(status_text), extended_states))
+        states = dict(status.packages(status.parse_status(status_text), extended_states))
         states.pop(PackageId("dpkg"))
         pairs = (_depends(paragraph) for paragraph in status_text.split("\n\n"))
         return cls(states, {package: needed for package, needed in pairs if needed is not None})
@@ -56,7 +56,7 @@ class Packages:
 
     def announced(self, changes: tuple[PackageChange, ...]) -> Packages:
         """Return the packages as apt leaves them before dpkg starts: none that will be removed is automatic."""
-        leaving = {change.id for change in changes if not change.is_there_after}
+        leaving = {change.id for change in changes if not change.exists_after}
         return self._with({one: replace(state, auto=False) for one, state in self.states.items() if one in leaving})
 
     def changed(self, change: PackageChange) -> Packages:
@@ -80,7 +80,7 @@ def obey(changes: tuple[PackageChange, ...]) -> Simulation:
     return Simulation(
         tuple(
             Action("purge" if change.after is None else "remove", change.id)
-            if not change.is_there_after
+            if not change.exists_after
             else Action("install", change.id, getattr(change.after, "version", ""))
             for change in changes
         )

@@ -21,18 +21,18 @@ import atheris
 
 with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"]):
     from gpunode.errors import Refused
-    from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
-    from gpunode.runtimes.documents import Document, Uneditable, parse_toml, same
+    from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, find_runtime  # noqa: F401 - so they are watched
+    from gpunode.runtimes.documents import Document, Uneditable, is_same_value, parse_toml
     from gpunode.runtimes.model import Edit, Removal, apply_edits, satisfies
     from gpunode.runtimes.removal import remove_handler
     from gpunode.runtimes.reversal import revert_edit
-from gpunode.runtimes.tomltext import edit
+from gpunode.runtimes.tomltext import edit_toml
 
 INPUTS = Path(__file__).parent.parent / "conformance/runtimes"
 VALUES: list[Any] = [1, True, "x", "a\n'\"", [], [1, "b"], {}, {"k": 1}, {"k": {"l": "m"}}, [{"k": 1}]]
 WISHES = [
     DesiredConfig(),
-    DesiredConfig(default=True, cdi=True),
+    DesiredConfig(default=True, enable_cdi=True),
     DesiredConfig(systemd_cgroup=True, version=(1, 7, 24)),
     DesiredConfig(handler="a.b", version=(2, 1, 9), enable_cri=True),
     DesiredConfig(mode="in-place", exact=True, default=True),
@@ -75,13 +75,13 @@ def toml(data: bytes) -> None:
     for _ in range(chance.randint(1, 3)):
         _alter(after, chance)
     try:
-        edited = edit(text, before, after)
+        edited = edit_toml(text, before, after)
     except Uneditable:
         return
-    assert same(parse_toml(edited), after)
-    assert edit(edited, parse_toml(edited), after) == edited
+    assert is_same_value(parse_toml(edited), after)
+    assert edit_toml(edited, parse_toml(edited), after) == edited
     back = revert_edit(Edit("/x.toml", text.encode(), edited.encode()), edited.encode() + b"\n")
-    assert back is None or back.changed or same(parse_toml(back.content.decode()), before)
+    assert back is None or back.changed or is_same_value(parse_toml(back.content.decode()), before)
 
 
 def _alter(table: Document, chance: random.Random) -> None:
@@ -100,7 +100,7 @@ def _alter(table: Document, chance: random.Random) -> None:
 
 
 def _runtime(name: str, data: bytes) -> None:
-    row, desired = runtime(name), WISHES[zlib.crc32(data) % len(WISHES)]
+    row, desired = find_runtime(name), WISHES[zlib.crc32(data) % len(WISHES)]
     files: Files = {row.config: data}
     try:
         row.inspect(files, desired)

@@ -17,8 +17,8 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Blocked
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, RuntimeSettings
-from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, runtime
-from gpunode.runtimes.found import contents, file_changes, states_from_facts
+from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, find_runtime
+from gpunode.runtimes.found import contents_of_states, file_changes, states_from_facts
 from gpunode.steps.kernel import plan_module_load
 from gpunode.workflow.converge import project_stage, raise_refusal
 from gpunode.workflow.plan import plan
@@ -98,9 +98,9 @@ def check(recipe: Recipe, facts: Facts) -> Answer:
 
 def effective(name: str, facts: Facts) -> ObservedConfig | None:
     """Return the daemon's configuration: its files at its start, and no runtime at all without the CRI plugin."""
-    row = runtime(name)
+    row = find_runtime(name)
     files = states_from_facts(facts, row, DesiredConfig())
-    said = row.inspect(contents(files), DesiredConfig())
+    said = row.inspect(contents_of_states(files), DesiredConfig())
     unit = facts.unit(row.unit)
     started_at = unit.value.started_at if isinstance(unit, Known) else None
     is_read = started_at is None or all(facts.changed_at.get(path, 0.0) <= started_at for path in files)
@@ -155,10 +155,10 @@ def _recipe(options: list[str]) -> Recipe:
 
 def _configured(options: list[str], facts: Facts) -> Facts:
     name = next(word.partition("=")[2] for word in options if word.startswith("--runtime="))
-    row, desired = runtime(name), DesiredConfig(enable_cri="--enable-cri" in options)
+    row, desired = find_runtime(name), DesiredConfig(enable_cri="--enable-cri" in options)
     present = states_from_facts(facts, row, desired)
-    edited = row.configure(contents(present), desired)
-    assert apply_edits(contents(present), edited)
+    edited = row.configure(contents_of_states(present), desired)
+    assert apply_edits(contents_of_states(present), edited)
     changed = project_changes(facts, file_changes(edited, present, frozenset(), is_roots=True))
     return _started(changed, name) if "--restart" in options else changed
 

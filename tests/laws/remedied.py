@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.conflicts import is_deb_driver_package
 from gpunode.catalog.driver import Choice, choose
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.change import FileState, PackageChange, PackageState, ServiceState
 from gpunode.cli.app import app
 from gpunode.cli.inputs import RecipeOptions
@@ -51,10 +51,10 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Driver, Recipe, RuntimeSettings
-from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.toolkit import CONFIG, parse_set_options
+from gpunode.runtimes import DesiredConfig, find_runtime
+from gpunode.runtimes.toolkit import TOOLKIT_CONFIG, parse_set_options
 from gpunode.steps.daemons import PERSISTENCED_UNIT
-from gpunode.steps.kernel import BLACKLIST_FILE
+from gpunode.steps.kernel import NOUVEAU_BLACKLIST_FILE
 from gpunode.workflow import edits
 from gpunode.workflow.converge import StagePlan, project_stage, walk_stages
 from gpunode.workflow.edits import CtkPlan
@@ -304,7 +304,7 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
 
 def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
     """The node as gpunode leaves it with that driver; a driver older than its archives go has its distribution's."""
-    gpus = tuple(lookup(one.device) for one in known(fresh.devices, ()))
+    gpus = tuple(find_model(one.device) for one in known(fresh.devices, ()))
     desired = Driver(version=version.partition(".")[0])
     chosen = choose(gpus, desired)
     if not isinstance(chosen, Choice):
@@ -398,7 +398,7 @@ def _with_packages(facts: Facts, keep: Callable[[str], bool], **more: PackageSta
 
 
 def _nouveau(node: Scene) -> Facts:
-    files = {path: fact for path, fact in node.fresh.files.items() if path != BLACKLIST_FILE}
+    files = {path: fact for path, fact in node.fresh.files.items() if path != NOUVEAU_BLACKLIST_FILE}
     return replace(node.fresh, files=files, modules=Known(frozenset({"nouveau"}), HERE))
 
 
@@ -664,7 +664,7 @@ def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkP
     """Return the changes of ``gpunode ctk`` on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
-        return edits.plan_toolkit_config(host, given["config_file"] or CONFIG, parse_set_options(given["set_"]))
+        return edits.plan_toolkit_config(host, given["config_file"] or TOOLKIT_CONFIG, parse_set_options(given["set_"]))
     cdi, cri, default = given["cdi"], given["enable_cri"], given["default"]
-    desired = DesiredConfig(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
-    return edits.plan_configuring(host, edits.find_target(host, runtime(given["runtime"]), desired))
+    desired = DesiredConfig(config=given["config"], default=default, enable_cdi=cdi, enable_cri=cri)
+    return edits.plan_configure_edit(host, edits.find_target(host, find_runtime(given["runtime"]), desired))

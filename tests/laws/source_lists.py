@@ -76,7 +76,7 @@ def undone(draw: st.DrawFn) -> Undone:
     outcome = plan_driver_repository(recipe(), before)
     changes = outcome.changes if isinstance(outcome, Planned) else ()
     set_up = project_changes(before, _realized(changes))
-    back = FileChange.among(change.inverse() for change in reversed(_realized(changes)))
+    back = FileChange.of_kind(change.inverse() for change in reversed(_realized(changes)))
     stays = draw(st.booleans())
     undoing = tuple(change for change in back if not (stays and change.after is None))
     own = [KeptItem(change.path, "stays with the driver") for change in back if change not in undoing]

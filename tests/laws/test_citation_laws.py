@@ -30,7 +30,7 @@ def stands_there(node: Snapshot, citation: Citation) -> bool:
     """True if the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
     if citation.line_number is None:
         return citation.line.startswith("(") and citation.line.endswith(")")
-    every = (*node.items, *(node.with_history.items if node.with_history else ()))
+    every = (*node.items, *(node.including_earlier_boots.items if node.including_earlier_boots else ()))
     lines = (item.lines for item in every if item.key == citation.key and item.written == citation.source)
     return any(len(one) >= citation.line_number and citation.line in one[citation.line_number - 1] for one in lines)
 

@@ -23,12 +23,12 @@ def test_typed_name_stays_on_its_line(name: str, typed: str) -> None:
             if isinstance(error, RecipeError)
             else UsageError("x", why="x", hint="x")
         )
-        error.quote([word])
+        error.add_quoted_words([word])
         assert len([*error_lines(error)]) == len([*error_lines(plain)])
         assert all(line.text.isprintable() for line in error_lines(error))
 
 
 def test_typed_name_is_quoted_for_a_shell() -> None:
     error = UsageError("dir/evil\x1b[2J\nname.json cannot be read")
-    error.quote(["doctor", "dir/evil\x1b[2J\nname.json"])
+    error.add_quoted_words(["doctor", "dir/evil\x1b[2J\nname.json"])
     assert error.what == r"dir/$'evil\x1b[2J\nname.json' cannot be read"

@@ -307,7 +307,7 @@ def _assert_fits_its_recipe(words: str) -> None:
         if given["driver"]:
             branch = branches.find(int(given["driver"]))
             assert branch is not None
-            assert branch.active
+            assert branch.is_maintained
     elif at.name == "configure":
         assert {context.params["runtime"]} <= {row.id for row in RUNTIMES}
 

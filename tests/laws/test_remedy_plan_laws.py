@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from gpunode.catalog import branches
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.diagnoses import remedies, rules_by_cause
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
@@ -128,7 +128,7 @@ DRIVEN = [
     (device, version)
     for device in ("1b80", "1eb8", "2330", "2901")
     for version in (*RELEASES, "615.71.09")
-    if lookup(device).first_branch <= int(version[:3]) <= (lookup(device).last_branch or 999)
+    if find_model(device).first_branch <= int(version[:3]) <= (find_model(device).last_branch or 999)
 ]
 
 
@@ -145,9 +145,9 @@ def test_newer_driver_is_newer_and_supports_the_gpu(wish: str, device: str, vers
     (fix,) = remedies.change_driver(node, "a newer one", other_branch=wish == "branch", allow_older=wish == "any")
     facts = node_with(node, "driver-too-old-for-image", version)
     if not fix.commands:
-        last = lookup(device).last_branch or 999
+        last = find_model(device).last_branch or 999
         assert int(version[:3]) == max(
-            row.number for row in branches.all_branches() if row.active and row.number <= last
+            row.number for row in branches.all_branches() if row.is_maintained and row.number <= last
         )
         return
     ((setup, now),) = steps((fix,), facts)

@@ -112,8 +112,8 @@ def test_row_of_a_step_has_the_packages_that_it_installs(recipe: Recipe, node: F
     plans = _plan(recipe, node, Memory(node))
     after = reduce(project_stage, plans, node)
     for step in (step for stage in plans for step in stage.steps):
-        brought = {change.id for change in PackageChange.among(step.changes) if change.action == "install"}
-        of_row = {*step.step.packages.wanted(recipe, after)} if step.step.packages else set()
+        brought = {change.id for change in PackageChange.of_kind(step.changes) if change.action == "install"}
+        of_row = {*step.step.packages.list_wanted(recipe, after)} if step.step.packages else set()
         assert step.step.id in NOT_LOCKED or brought <= of_row, f"{brought - of_row}: a lock file would not hold them"
 
 
@@ -166,7 +166,7 @@ def test_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data
             _setup(recipe, host, store, node)
         _forget_the_end(store)
         host.cut_at = -1
-        for summary in store.runs():
+        for summary in store.read_runs():
             rollback(plan_rollback(store, host, summary.run), host, store, on_event=ignore_event)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
@@ -200,7 +200,7 @@ def test_next_run_settles_triggers_of_an_interrupted_one(recipe: Recipe, node: F
             _setup(recipe, host, store, present)
         except GpunodeError as error:
             pytest.fail(f"the second run stopped: {error.what}: {error.why}")
-        assert set(store.pending_triggers()) == set()
+        assert set(store.find_pending_triggers()) == set()
     assert wanted <= set(host.settled)
 
 

@@ -47,8 +47,8 @@ def test_change_is_named_by_its_subject(change: FileChange, said: str) -> None:
 
 
 def test_only_a_started_unit_has_its_files_restored_on_failure() -> None:
-    assert ServiceChange("docker.service", OFF, ON).running_unit == "docker.service"
-    assert ServiceChange("docker.service", ON, OFF).running_unit == ""
+    assert ServiceChange("docker.service", OFF, ON).unit_running_after == "docker.service"
+    assert ServiceChange("docker.service", ON, OFF).unit_running_after == ""
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ class TestDiff:
 
     def test_deferred_file_may_be_planned_again_once_it_is_made(self) -> None:
         made = FileState(b"")
-        assert FileChange("/etc/x", made, Deferred("what the package ships", "the transaction")).outlasts_stage
-        assert not FileChange("/etc/x", None, made).outlasts_stage
+        assert FileChange("/etc/x", made, Deferred("what the package ships", "the transaction")).may_recur_in_stage
+        assert not FileChange("/etc/x", None, made).may_recur_in_stage
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
     def test_binary_content_is_not_shown(self, content: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpunode.merging import merged
+from gpunode.merging import merge_three_ways
 
 BEFORE = b"version = 2\n\n# mine\n[plugins]\n  a = 1\n"
 OURS = BEFORE + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
@@ -13,7 +13,7 @@ OURS = BEFORE + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
 
 def without_our_change(now: bytes) -> bytes | None:
     """Return ``now`` without what made OURS of BEFORE."""
-    return merged(OURS, BEFORE, now)
+    return merge_three_ways(OURS, BEFORE, now)
 
 
 def test_edit_elsewhere_is_kept_and_our_lines_removed() -> None:
@@ -29,18 +29,18 @@ def test_edited_own_lines_are_a_conflict() -> None:
 
 
 def test_two_insertions_at_one_place_are_a_conflict() -> None:
-    assert merged(b"a = 1\n", b"a = 1\nb = 2\n", b"a = 1\nc = 3\n", is_checked=True) is None
-    assert merged(b"a\n", b"a\nb\n", b"a\nc\n") is None
+    assert merge_three_ways(b"a = 1\n", b"a = 1\nb = 2\n", b"a = 1\nc = 3\n", is_checked=True) is None
+    assert merge_three_ways(b"a\n", b"a\nb\n", b"a\nc\n") is None
 
 
 def test_insertion_before_a_changed_line_needs_a_check() -> None:
-    assert merged(b"a\nb\nc\n", b"a\nc\n", b"a\nnew\nb\nc\n") == b"a\nnew\nc\n"
-    assert merged(b"a = 1\n", b"a = 2\n", b"b = 1\na = 1\n", is_checked=True) == b"b = 1\na = 2\n"
-    assert merged(b"a = 1\n", b"a = 2\n", b"b = 1\na = 1\n") is None
+    assert merge_three_ways(b"a\nb\nc\n", b"a\nc\n", b"a\nnew\nb\nc\n") == b"a\nnew\nc\n"
+    assert merge_three_ways(b"a = 1\n", b"a = 2\n", b"b = 1\na = 1\n", is_checked=True) == b"b = 1\na = 2\n"
+    assert merge_three_ways(b"a = 1\n", b"a = 2\n", b"b = 1\na = 1\n") is None
 
 
 def test_overlapping_edits_are_a_conflict() -> None:
-    assert merged(b"a\nb\nc\n", b"A\nB\nc\n", b"a\nBB\nCC\n") is None
+    assert merge_three_ways(b"a\nb\nc\n", b"A\nB\nc\n", b"a\nBB\nCC\n") is None
 
 
 def test_long_repetitive_file_is_merged() -> None:
@@ -48,12 +48,12 @@ def test_long_repetitive_file_is_merged() -> None:
     ours = [*base[:200], b"[ours]\n", *base[201:]]
     theirs = [b"[theirs]\n", *base[1:-1], b"# theirs\n"]
     both = [b"[theirs]\n", *ours[1:-1], b"# theirs\n"]
-    assert merged(b"".join(base), b"".join(ours), b"".join(theirs)) == b"".join(both)
+    assert merge_three_ways(b"".join(base), b"".join(ours), b"".join(theirs)) == b"".join(both)
 
 
 def test_originally_empty_file_is_empty_again() -> None:
     ours = b'{\n  "runtimes": {}\n}\n'
-    assert merged(ours, b"", ours + b"\n", is_checked=True) == b"\n"
+    assert merge_three_ways(ours, b"", ours + b"\n", is_checked=True) == b"\n"
 
 
 lines = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\r\n", b"\n"]), max_size=8).map(b"".join)
@@ -61,23 +61,23 @@ lines = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\r\n", b"\n"]), max_
 
 @given(lines, lines)
 def test_unedited_text_is_restored(before: bytes, ours: bytes) -> None:
-    assert merged(ours, before, ours) == before
+    assert merge_three_ways(ours, before, ours) == before
 
 
 @given(lines, lines)
 def test_merge_without_our_change_keeps_the_edit(before: bytes, now: bytes) -> None:
-    assert merged(before, before, now) == now
+    assert merge_three_ways(before, before, now) == now
 
 
 @given(lines, lines, lines)
 def test_merge_is_symmetric(base: bytes, one: bytes, other: bytes) -> None:
-    assert merged(base, one, other) == merged(base, other, one)
+    assert merge_three_ways(base, one, other) == merge_three_ways(base, other, one)
 
 
 @given(lines, lines, lines)
 def test_edits_around_an_untouched_line_both_apply(first: bytes, last: bytes, new: bytes) -> None:
     assume(not first.endswith(b"untouched\n"))
     base = first + b"untouched\n" + last
-    result = merged(base, new + b"untouched\n" + last, first + b"untouched\n" + new)
+    result = merge_three_ways(base, new + b"untouched\n" + last, first + b"untouched\n" + new)
     if result is not None:
         assert result == new + b"untouched\n" + new

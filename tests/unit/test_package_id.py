@@ -28,7 +28,7 @@ INSTALL = PackageChange(NEW, None, COMES)
 class Rpm(Status):
     """A package database in which nothing needs anything."""
 
-    def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
+    def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         return {}
 
 

@@ -19,7 +19,7 @@ from gpunode.change import (
     SigningKey,
 )
 from gpunode.cli.screen.text import Line, Style, line, pad_right, span
-from gpunode.wording import count, join_names
+from gpunode.wording import count_noun, join_names
 
 _STYLE_BY_DIFF_SIGN: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _MAX_PACKAGE_NAMES_SHOWN = 3
@@ -62,14 +62,14 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
                 yield line("run ", span(" ".join(argv) if verbose else change.subject, "command"))
             case _:
                 yield line(change.instruction)
-    yield from package_lines(PackageChange.among(changes), verbose=verbose)
+    yield from package_lines(PackageChange.of_kind(changes), verbose=verbose)
 
 
 def _new_file_line(change: FileChange) -> Line:
     """Return the line of a new file: its path and length, or when the content will be known."""
     match change.after:
         case FileState(content=content):
-            about = count(len(content.splitlines()), "line")
+            about = count_noun(len(content.splitlines()), "line")
         case SigningKey(fingerprints=fingerprints):
             about = f"key {', '.join(f'…{one[-16:]}' for one in sorted(fingerprints))}, checked after the download"
         case Deferred(what=what, known_after=known_after):
@@ -90,7 +90,7 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
 
     is_known = not isinstance(change.after, Deferred | SigningKey)
     lines = [_diff_line(number, text, is_known) for number, text in enumerate(redact_change(change).diff())]
-    kind = "" if whole or len(lines) <= _MAX_NEW_FILE_LINES + 1 else _cut_kind(change)
+    kind = "" if whole or len(lines) <= _MAX_NEW_FILE_LINES + 1 else _describe_truncation(change)
     if not kind:
         yield from lines
         return
@@ -98,7 +98,7 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
     yield line(span(f"… {len(lines) - _MAX_NEW_FILE_LINES} more lines of this {kind}; -v shows them", "dim"))
 
 
-def _cut_kind(change: FileChange) -> str:
+def _describe_truncation(change: FileChange) -> str:
     """Return what a file is whose long diff is cut; empty if the diff has to be shown whole."""
     from gpunode.workflow.recovery import OWN_FILE_MARK  # on use: few diffs are that long
 
@@ -121,7 +121,7 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
     if verbose:
         width = max((len(str(change.id)) for change in changes), default=0)
         for change in changes:
-            sign, style = _ACTION_SIGNS[action_of(change)]
+            sign, style = _SIGN_BY_ACTION[action_of(change)]
             name = pad_right(str(change.id), width)
             yield line(span(f"{sign}{name}", style), span(f"  {_version_change(change)}", "dim"), hang=2)
         return
@@ -129,7 +129,7 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
         if alike := [change for change in changes if action_of(change) == effect]:
             reasons = _count_purge_reasons(alike)
             names = join_names((str(change.id) for change in alike), _MAX_PACKAGE_NAMES_SHOWN - bool(reasons))
-            mark, verb = span(*_ACTION_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
+            mark, verb = span(*_SIGN_BY_ACTION[effect]), "" if effect in {"install", "purge"} else f"{effect} "
             versions = {_version_change(change) for change in alike if change.after is not None}
             version = f"  {versions.pop()}" if len(versions) == 1 else ""
             yield line(mark, span(f"{verb}{names}"), span(f"{version}{reasons}", "dim"), hang=2)
@@ -138,16 +138,16 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
 def _count_purge_reasons(changes: Sequence[PackageChange]) -> str:
     """Return why packages are purged, counted: ``  1 same-module, 8 version-locked``."""
     counts = Counter(reason for change in changes if (reason := explain_purge(change)))
-    said = ", ".join(f"{counts[reason]} {reason}" for reason in _PURGED_BECAUSE if counts[reason])
-    return f"  {said}" if said else ""
+    reason_counts = ", ".join(f"{counts[reason]} {reason}" for reason in _TEXT_BY_PURGE_REASON if counts[reason])
+    return f"  {reason_counts}" if reason_counts else ""
 
 
-_PURGED_BECAUSE: Mapping[str, str] = {
+_TEXT_BY_PURGE_REASON: Mapping[str, str] = {
     "same-module": "it would build the same kernel module",
     "version-locked": "it works with its own driver version only",
     "relation": "the package manager says that it needs or conflicts with what changes",
 }
-_ACTION_SIGNS: Mapping[Action, tuple[str, Style]] = {
+_SIGN_BY_ACTION: Mapping[Action, tuple[str, Style]] = {
     "install": ("+ ", "add"),
     "upgrade": ("~ ", "add"),
     "downgrade": ("~ ", "warn"),
@@ -171,7 +171,7 @@ def _version_change(change: PackageChange) -> str:
         return _new_version(change)
     if effect == "purge":
         reason = explain_purge(change)
-        return f"{before}  {_PURGED_BECAUSE[reason]}" if reason else before
+        return f"{before}  {_TEXT_BY_PURGE_REASON[reason]}" if reason else before
     return f"{before} → {_new_version(change)}"
 
 
@@ -181,7 +181,7 @@ def _mark_text(state: PackageState | KnownAfter | None) -> str:
     return ("auto" if state and state.auto else "manual") + (", hold" if is_held else "")
 
 
-def up_to_if_index_unread(packages: Sequence[PackageChange]) -> str:
+def up_to_prefix(packages: Sequence[PackageChange]) -> str:
     """Return ``up to`` while the index is unread, since packages of the new driver are replaced, not purged."""
     return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
 
@@ -193,9 +193,9 @@ def transaction_summary(packages: Sequence[PackageChange], dependencies: Sequenc
     marked = sum(change.is_mark for change in requested)
     brought_along = sum(change.after is not None for change in dependencies)
     gone = sum(change.after is None for change in packages)
-    parts = [count(installed, "package")] if installed else []
+    parts = [count_noun(installed, "package")] if installed else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
-    number = f"{up_to_if_index_unread(packages)}{gone if installed else count(gone, 'package')}"
+    number = f"{up_to_prefix(packages)}{gone if installed else count_noun(gone, 'package')}"
     parts += [f"{number} purged"] if gone else []
-    parts += [f"{marked} marked" if parts else f"{count(marked, 'package')} marked"] if marked else []
+    parts += [f"{marked} marked" if parts else f"{count_noun(marked, 'package')} marked"] if marked else []
     return ", ".join(parts)

@@ -9,7 +9,7 @@ from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.node import short_model_name
 from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.cli.screen.words import STATE_MARK
-from gpunode.wording import count, join_names, join_with_and
+from gpunode.wording import count_noun, join_names, join_with_and
 
 if TYPE_CHECKING:
     from gpunode.check import Check
@@ -60,17 +60,19 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
     idle = sum(check.status == "skipped" for check in report.checks)
     left_out = f", {idle} not run" if idle else ""
     if bad:
-        return line(STATE_MARK["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
+        return line(
+            STATE_MARK["failed"], span(f"{bad} of {count_noun(number, 'check')} failed{left_out}", "bad"), hang=2
+        )
     if idle and not is_proven:
         unproven = f"no check failed, {number - idle} passed{left_out}: this node is not proven to work"
         return line(STATE_MARK["skipped"], unproven, hang=2)
-    seen = f" ({count(idle, 'check')} not run)" if idle else ""
-    seen = f": {inventory_text(report.inventory)}" if report.inventory else seen
-    return line(STATE_MARK["passed"], span(good, "good"), seen, hang=2)
+    inventory_suffix = f" ({count_noun(idle, 'check')} not run)" if idle else ""
+    inventory_suffix = f": {inventory_text(report.inventory)}" if report.inventory else inventory_suffix
+    return line(STATE_MARK["passed"], span(good, "good"), inventory_suffix, hang=2)
 
 
 def inventory_text(inventory: NvmlInventory) -> str:
     """Return driver and GPUs: ``driver 580.178.04, 1 GPU (GTX 1080)``."""
     names = join_names(dict.fromkeys(short_model_name(str(gpu.name)) for gpu in inventory.gpus))
-    gpus = f"{count(len(inventory.gpus), 'GPU')}{f' ({names})' if names else ''}"
+    gpus = f"{count_noun(len(inventory.gpus), 'GPU')}{f' ({names})' if names else ''}"
     return f"driver {inventory.driver}, {gpus}"

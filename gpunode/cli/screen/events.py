@@ -22,7 +22,7 @@ from gpunode.command import Command
 from gpunode.host.port import TriggerResult
 from gpunode.steps.daemons import GPU_SERVICES_STEP
 from gpunode.steps.table import STEPS
-from gpunode.wording import count, join_with_and
+from gpunode.wording import count_noun, join_with_and
 from gpunode.workflow.events import TRANSACTION_STEP_ID, Applied
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ RESTORED_PHRASE = "restored byte for byte"
 def change_title(step: str, changes: Sequence[Change]) -> str:
     """Return the title of the change in progress."""
     if step == TRANSACTION_STEP_ID:
-        return f"{count(len(changes), 'package')} in one transaction"
+        return f"{count_noun(len(changes), 'package')} in one transaction"
     return changes[0].describe_progress(_TITLE_BY_STEP.get(step, step))
 
 
@@ -65,11 +65,11 @@ def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
 
 
 def _summarize_changes(changes: Sequence[Change]) -> Iterator[str]:
-    packages = PackageChange.among(changes)
+    packages = PackageChange.of_kind(changes)
     if brought := sum(change.after is not None for change in packages):
-        yield f"{count(brought, 'package')} installed"
+        yield f"{count_noun(brought, 'package')} installed"
     if gone := sum(change.after is None for change in packages):
-        yield f"{gone} purged" if brought else f"{count(gone, 'package')} purged"
+        yield f"{gone} purged" if brought else f"{count_noun(gone, 'package')} purged"
     yield from (change.summary for change in changes if change not in packages)
 
 
@@ -98,7 +98,7 @@ def downtime_text(trigger_results: Sequence[TriggerResult]) -> str:
     """Return the downtime of every restarted daemon: ``containerd was down 0.4 s``."""
     down = [one for one in trigger_results if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
     return join_with_and(
-        [f"{short_unit_name(one.trigger.target)} was down {format_seconds(one.seconds)}" for one in down]
+        [f"{short_unit_name(result.trigger.target)} was down {format_seconds(result.seconds)}" for result in down]
     )
 
 

@@ -18,7 +18,7 @@ def is_command(line: str) -> bool:
     """Return whether a line of a hint is a complete, runnable command."""
     from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
 
-    programs = _COMMAND_PROGRAMS.union(*(system.programs for system in SYSTEMS))
+    programs = _COMMAND_PROGRAMS.union(*(system.command_programs for system in SYSTEMS))
     if line.split(" ", 1)[0] not in programs or ", " in line or "`" in line:
         return False
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.cli.screen.text import Line, Span, indent_lines, pad_right, span
 from gpunode.cli.screen.words import DOT
 from gpunode.facts.model import Facts, Kernels, Known, PciDevice
@@ -60,7 +60,7 @@ def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:
         return "no NVIDIA GPU"
     counts: dict[str, int] = {}
     for device in usable:
-        name = short_model_name(lookup(device.device).name)
+        name = short_model_name(find_model(device.device).name)
         counts[name] = counts.get(name, 0) + 1
     named = join_names(f"{number} × {name}" if number > 1 else name for name, number in counts.items())
     return named if len(usable) > 1 else f"{named} at {usable[0].address}"

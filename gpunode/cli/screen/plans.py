@@ -12,7 +12,7 @@ from gpunode.cli.screen.changes import (
     change_lines,
     package_lines,
     transaction_summary,
-    up_to_if_index_unread,
+    up_to_prefix,
 )
 from gpunode.cli.screen.checks import matches_recipe_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_location
@@ -34,7 +34,7 @@ from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal, reboot_suff
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
-from gpunode.wording import count, join_with_and
+from gpunode.wording import count_noun, join_with_and
 from gpunode.workflow.converge import StagePlan, StepPlan, collect_notes, selected_step_ids, triggers_of_plans
 from gpunode.workflow.plan import has_pending_work
 from gpunode.workflow.recovery import Backlog
@@ -46,13 +46,13 @@ def plan_lines(
     recipe: Recipe,
     facts: Facts,
     plans: Sequence[StagePlan],
-    left: Backlog,
+    backlog: Backlog,
     argv: Sequence[str] | None,
     *,
     verbose: bool,
 ) -> Iterator[Line]:
     """Yield the plan; one line if there is nothing to do. Without ``argv`` no setup is named as next."""
-    if not has_pending_work(plans, left):
+    if not has_pending_work(plans, backlog):
         if verbose:
             yield node_line(facts, recipe)
             yield from stage_lines(plans, verbose=True)
@@ -60,19 +60,19 @@ def plan_lines(
         else:
             yield from state_note_lines(collect_notes(plans))
         what = "the image" if facts.is_image else "this node"
-        found = matches_recipe_text(recipe, selected_step_ids(recipe, plans), what)
-        yield line(STATE_MARK["nothing"], f"nothing to do: {found}", hang=2)
-        if left.unread_reason:
-            unread = f"what an earlier run may have left undone: {left.unread_reason}"
+        verdict_text = matches_recipe_text(recipe, selected_step_ids(recipe, plans), what)
+        yield line(STATE_MARK["nothing"], f"nothing to do: {verdict_text}", hang=2)
+        if backlog.unread_reason:
+            unread = f"what an earlier run may have left undone: {backlog.unread_reason}"
             yield line(STATE_MARK["skipped"], span(unread, "dim"), hang=2)
         return
     yield node_line(facts, recipe)
     yield from stage_lines(plans, verbose=verbose)
     yield BLANK_LINE
-    if left:
-        yield warning_line(str(left), "warn")
-    yield from setup_summary_lines(plans, left.pending_triggers, image=facts.is_image, verbose=verbose)
-    if not left and not any(stage.ordered_changes for stage in plans):
+    if backlog:
+        yield warning_line(str(backlog), "warn")
+    yield from setup_summary_lines(plans, backlog.pending_triggers, image=facts.is_image, verbose=verbose)
+    if not backlog and not any(stage.ordered_changes for stage in plans):
         if reboot_suffices([wait for stage in plans for wait in stage.waits]):
             yield next_command_line("sudo systemctl reboot")
     elif argv is not None:
@@ -101,8 +101,8 @@ def _is_notable(step: StepPlan) -> bool:
 
 def _unchanged_lines(unchanged: Sequence[StepPlan]) -> Iterator[Line]:
     """Yield the steps without changes: those already correct, and those done later by others."""
-    applicable = [step for step in unchanged if not isinstance(step.outcome, Planned) or step.outcome.requested]
-    later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.deferred]
+    applicable = [step for step in unchanged if not isinstance(step.outcome, Planned) or step.outcome.is_requested]
+    later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.is_deferred]
     good = [step.step.title for step in applicable if step not in later]
     if good:
         yield line(STATE_MARK["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
@@ -128,7 +128,7 @@ def note_line(text: str) -> Line:
 
 def _step_mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
-        case Planned(reason=reason, deferred=later):
+        case Planned(reason=reason, is_deferred=later):
             return STATE_MARK["change" if step.changes else "skipped" if later else "nothing"], reason
         case Blocked(waits_for=waits_for, reason=reason):
             return STATE_MARK["waits"], f"waits for {WAIT_PHRASES[waits_for]}: {reason}"
@@ -140,7 +140,7 @@ def _transaction_span(stage: StagePlan) -> Iterator[Span]:
     """Yield the package transaction of a stage in numbers."""
     if stage.packages:
         deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
-        purged = bool(up_to_if_index_unread(stage.packages)) and any(change.after is None for change in stage.packages)
+        purged = bool(up_to_prefix(stage.packages)) and any(change.after is None for change in stage.packages)
         exact = "exact versions and purges" if purged else "exact versions"
         when = f"; {exact} after the index is read" if deferred else ""
         yield span(f"  one transaction: {transaction_summary(stage.packages, stage.dependencies)}{when}", "dim")
@@ -173,7 +173,7 @@ def setup_summary_lines(
         yield line("setup ", join_with_and(did), hang=6)
     triggers = triggers_of_plans(plans, image=image, pending=pending_triggers)
     outcomes = () if image else [step.outcome for stage in plans for step in stage.steps]
-    stopped = sorted({one.disrupts for one in outcomes if isinstance(one, Planned) and one.disrupts})
+    stopped = sorted({one.stopped_workloads for one in outcomes if isinstance(one, Planned) and one.stopped_workloads})
     if triggers:
         goes_on = " (about a second; containers keep running)" if not stopped and triggers[-1].kind == "restart" else ""
         yield line("then  " if did else "to do ", f"{join_with_and(_describe_triggers(triggers))}{goes_on}", hang=6)
@@ -189,15 +189,15 @@ def _describe_triggers(triggers: Sequence[Trigger]) -> list[str]:
     indexes = [trigger for trigger in triggers if trigger.kind == "index-refresh"]
     rest = [describe_trigger(trigger) for trigger in triggers if trigger.kind != "index-refresh"]
     if len(indexes) > 1:
-        return [f"read {count(len(indexes), 'package index')}", *rest]
+        return [f"read {count_noun(len(indexes), 'package index')}", *rest]
     return [*map(describe_trigger, indexes), *rest]
 
 
 def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
     changes = [change for stage in plans for change in stage.ordered_changes]
     actions = Counter(action_of(change) for change in changes)
-    purges = f"purges {up_to_if_index_unread(PackageChange.among(changes))}{{}}"
-    found = [
+    purges = f"purges {up_to_prefix(PackageChange.of_kind(changes))}{{}}"
+    count_rows = [
         (actions["create"], "creates {}", "file"),
         (actions["edit"], "changes {}", "file"),
         (actions["delete"], "removes {}", "file"),
@@ -206,12 +206,12 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
             for effect in PACKAGE_ACTIONS
         ),
     ]
-    parts = [verb.format(count(number, noun)) for number, verb, noun in found if number]
-    if found[0][0] and not verbose:
-        parts[0] += f" (-v shows {'its' if found[0][0] == 1 else 'their'} text)"
-    parts += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
+    parts = [verb.format(count_noun(number, noun)) for number, verb, noun in count_rows if number]
+    if count_rows[0][0] and not verbose:
+        parts[0] += f" (-v shows {'its' if count_rows[0][0] == 1 else 'their'} text)"
+    parts += [f"loads {change.module}" for change in ModuleChange.of_kind(changes) if change.after]
     # A unit that is only paused is listed with the change that starts it again; one that already runs is only enabled.
-    for one in (change for change in ServiceChange.among(changes) if not change.is_temporary_stop):
-        verb = "starts" if one.after.active and not one.before.active else "enables"
-        parts.append(f"{verb} {short_unit_name(one.unit)}")
+    for change in (change for change in ServiceChange.of_kind(changes) if not change.is_temporary_stop):
+        verb = "starts" if change.after.active and not change.before.active else "enables"
+        parts.append(f"{verb} {short_unit_name(change.unit)}")
     return parts

@@ -91,13 +91,13 @@ class Printer:
 
     def put(self, lines: Iterable[Line]) -> None:
         """Print ``lines``; raises as ``guard_write`` does."""
-        rows = [row for one in lines for row in wrap_line(one, self.width)]
+        rows = [row for line in lines for row in wrap_line(line, self.width)]
         if self.is_terminal:
             self.guard_write(lambda: self.console.print(*map(self.to_rich_text, rows), sep="\n", soft_wrap=True))
         else:
             self.guard_write(lambda: self._write("".join(f"{self.encode_text(row.text.rstrip())}\n" for row in rows)))
 
-    def raw(self, text: str) -> None:
+    def print_raw(self, text: str) -> None:
         """Print ``text`` byte for byte, for another program or an editor."""
         self.guard_write(lambda: self._write(text))
 
@@ -163,11 +163,11 @@ def write_answer(answer: str) -> int:
         0, or the exit code for a lost answer.
     """
     try:
-        standard_output().raw(f"{answer}\n")
+        standard_output().print_raw(f"{answer}\n")
     except BrokenPipeError:
         return BROKEN_PIPE_EXIT_CODE
     except UsageError as error:
-        standard_error().raw(f"gpunode: {error.what}: {error.why}\n")
+        standard_error().print_raw(f"gpunode: {error.what}: {error.why}\n")
         return error.exit_code
     return 0
 
@@ -186,8 +186,8 @@ _SPINNER_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_SPINNER_FRAMES = "|/-\\"
 _PROGRESS_BAR_WIDTH = 20
 # The two spaces before the line, and room for the ^C that a terminal writes behind it, which must not wrap.
-_RESERVED_WIDTH = 6
-_PHASE_WORDS = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting", "run": ""}
+_PROGRESS_RESERVED_WIDTH = 6
+_WORD_BY_PHASE = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting", "run": ""}
 
 
 @dataclass(slots=True)
@@ -210,7 +210,7 @@ def live_task_line(title: str, progress: Progress | None, elapsed: float, frame:
     room = width - sum(cell_width(part.text) for part in tail) - cell_width(frame) - 1
     head = (head[0], Span(_truncate(title, room), "bold"))
     taken = sum(cell_width(part.text) for part in (*head, *tail))
-    detail = f"{_PHASE_WORDS[progress.phase]} {progress.detail}".strip()
+    detail = f"{_WORD_BY_PHASE[progress.phase]} {progress.detail}".strip()
     shown = _truncate(span(f"  {detail}").text, width - taken - 1)
     return Line((*head, Span(shown, "warn" if progress.phase == "wait" else ""), *tail))
 
@@ -288,5 +288,5 @@ class LiveLine:
         elapsed = time.monotonic() - running.started
         frames = _ASCII_SPINNER_FRAMES if self._printer.ascii else _SPINNER_FRAMES
         frame = frames[int(elapsed * 8) % len(frames)]
-        row = live_task_line(running.title, running.progress, elapsed, frame, console.width - _RESERVED_WIDTH)
+        row = live_task_line(running.title, running.progress, elapsed, frame, console.width - _PROGRESS_RESERVED_WIDTH)
         yield self._printer.to_rich_text(Line((Span("  "), *row.spans)))

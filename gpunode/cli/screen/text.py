@@ -20,7 +20,7 @@ _ASCII_REPLACEMENTS = str.maketrans(
     }
 )  # fmt: skip
 # Printable to Python, but invisible: joiners, fillers and selectors.
-_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
+_INVISIBLE_CHARACTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
     chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)
 }
 _BACKTICKED_COMMAND = re.compile(r"`[^`\n]+`")
@@ -71,7 +71,7 @@ def _escape_char(char: str) -> str:
     if "\udc80" <= char <= "\udcff":  # a byte that was not UTF-8, as Python carries it
         return f"\\x{ord(char) - 0xDC00:02x}"
     # Cf turns the direction of writing or hides; Cs is half a character.
-    hidden = (not char.isprintable() and char != " ") or char in _INVISIBLE
+    hidden = (not char.isprintable() and char != " ") or char in _INVISIBLE_CHARACTERS
     return char.encode("unicode_escape").decode() if hidden else char
 
 
@@ -132,18 +132,18 @@ def pad_right(text: str, width: int) -> str:
     return text + " " * max(0, width - cell_width(text))
 
 
-def wrap_line(one: Line, width: int) -> Iterator[Line]:
+def wrap_line(line_: Line, width: int) -> Iterator[Line]:
     """Wrap a line to ``width`` columns; 0 does not wrap.
 
     Where the hanging indent leaves no room for a word, such as a path or a UUID, rows begin near the line's own start.
     """
-    styled_chars = [(char, part.style) for part in one.spans for char in part.text]
-    indent = len(one.text) - len(one.text.lstrip(" "))
-    longest = max(map(cell_width, one.text[one.hang :].split()), default=0)
-    is_narrow = one.hang > width // 2 or width - one.hang < longest <= width - indent - 4
-    hang = min(indent + 4 if is_narrow and not one.breaks_anywhere else one.hang, width // 2)
+    styled_chars = [(char, part.style) for part in line_.spans for char in part.text]
+    indent = len(line_.text) - len(line_.text.lstrip(" "))
+    longest = max(map(cell_width, line_.text[line_.hang :].split()), default=0)
+    is_narrow = line_.hang > width // 2 or width - line_.hang < longest <= width - indent - 4
+    hang = min(indent + 4 if is_narrow and not line_.breaks_anywhere else line_.hang, width // 2)
     # A label that is wider than the screen is broken as the text behind it is.
-    label = one.hang if one.hang <= width else hang
+    label = line_.hang if line_.hang <= width else hang
     first = True
     while styled_chars:
         lead = 0 if first else hang
@@ -151,15 +151,15 @@ def wrap_line(one: Line, width: int) -> Iterator[Line]:
         cut = len(styled_chars)
         if width > 0:
             cut = _find_break(
-                styled_chars, width - lead, start, breaks_anywhere=one.breaks_anywhere, has_label=has_label
+                styled_chars, width - lead, start, breaks_anywhere=line_.breaks_anywhere, has_label=has_label
             )
         row, styled_chars = styled_chars[:cut], styled_chars[cut:]
-        if not one.breaks_anywhere:
+        if not line_.breaks_anywhere:
             row, styled_chars = _strip_break(row, styled_chars)
         yield Line((*((Span(" " * lead),) if lead else ()), *_group_spans(row)))
         first = False
     if first:
-        yield one
+        yield line_
 
 
 def _strip_break(row: list[tuple[str, Style]], rest: list[tuple[str, Style]]) -> tuple[list[tuple[str, Style]], ...]:

@@ -15,12 +15,12 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # baseboard: joined by NVSwitches, as far as the model tells. rack: its switches are in other trays. card: a PCIe card.
-Carrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
+GpuCarrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
 
-_BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
-_GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
+_PCI_ADDRESS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+_GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_PCI_ADDRESS})\s")
 _GPU_LIST_LINE: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
-_BARE_ADDRESS: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
+_PCI_ADDRESS_LINE: Final = Pattern(rf"^\s*(?P<bus>{_PCI_ADDRESS})\s*$")
 _ATTACHED_GPU_COUNT: Final = Pattern(r"(?m)^Attached GPUs\s*:\s*(?P<count>\d{1,18})")
 _RACK_MODELS: Final = Pattern(r"\bG[HB][23]00\b")
 _BASEBOARD_MODELS: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
@@ -69,7 +69,7 @@ def smi_inventories(snapshot: Snapshot) -> tuple[SmiInventory, ...]:
 
 def only_gpu(snapshot: Snapshot) -> str:
     """Return the node's GPU, by its address or number, where all that lists GPUs shows this one alone; else empty."""
-    shown = [one for one in snapshot.view(smi_inventories) if one.count is not None]
+    shown = [smi_inventory for smi_inventory in snapshot.view(smi_inventories) if smi_inventory.count is not None]
     listed = snapshot.view(pci.pci_gpus) if pci.is_bus_listed(snapshot) else ()
     counts = {one.count for one in shown} | ({len(listed)} if listed else set())
     buses = [gpu.address for gpu in listed] + [board.bus for one in shown for board in one.boards if board.bus]
@@ -84,7 +84,7 @@ def _parse_inventory(item: EvidenceItem) -> SmiInventory | None:
     whole = int(count["count"]) if count else None
     if not boards:
         return SmiInventory((), whole, cite(item, item.line_number_at(count.start()))) if count else None
-    is_cut = item.source.is_part or bool(item.source.only) or bool({"-i", "--id"} & set(item.source.words))
+    is_cut = item.source.is_part or bool(item.source.pattern) or bool({"-i", "--id"} & set(item.source.words))
     indices = [board.index for board in boards]
     in_order = indices == list(range(len(boards))) or set(indices) == {None}
     known = whole if whole is not None else (len(boards) if in_order and not is_cut else None)
@@ -96,7 +96,7 @@ def _parse_listed_gpus(item: EvidenceItem) -> Iterator[SmiListedGpu]:
         if match := _GPU_TABLE_ROW.match(line):
             name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
             yield SmiListedGpu(int(match["index"]), name, pci.normalize_address(match["bus"]), cite(item, number))
-        elif match := _BARE_ADDRESS.match(line):
+        elif match := _PCI_ADDRESS_LINE.match(line):
             yield SmiListedGpu(None, "", pci.normalize_address(match["bus"]), cite(item, number))
         elif match := _GPU_LIST_LINE.match(line):
             yield SmiListedGpu(int(match["index"]), match["name"], "", cite(item, number))
@@ -104,16 +104,16 @@ def _parse_listed_gpus(item: EvidenceItem) -> Iterator[SmiListedGpu]:
 
 def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the models of the GPUs, by whatever names them."""
-    found = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.pci_gpus)]
-    found += [board.name for one in snapshot.view(smi_inventories) for board in one.boards if board.name]
+    names = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.pci_gpus)]
+    names += [board.name for inventory in snapshot.view(smi_inventories) for board in inventory.boards if board.name]
     for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
-        found += [match["name"] for line in item.lines if (match := _GPU_LIST_LINE.match(line))]
+        names += [match["name"] for line in item.lines if (match := _GPU_LIST_LINE.match(line))]
     for gpu in snapshot.view(smi_query.smi_gpus):
-        found += [row.value for key in ("Product Name", "name") for row in gpu.find_all(key)]
-    return tuple(dict.fromkeys(found))
+        names += [row.value for key in ("Product Name", "name") for row in gpu.find_rows(key)]
+    return tuple(dict.fromkeys(names))
 
 
-def carrier_by_name(name: str) -> Carrier:
+def carrier_by_name(name: str) -> GpuCarrier:
     """Return the kind of board of a GPU with this name; empty if unknown."""
     if _RACK_MODELS.search(name):
         return "rack"
@@ -122,14 +122,14 @@ def carrier_by_name(name: str) -> Carrier:
     return "baseboard" if _BASEBOARD_MODELS.search(name) else ""
 
 
-def gpu_carriers(snapshot: Snapshot) -> frozenset[Carrier]:
+def gpu_carriers(snapshot: Snapshot) -> frozenset[GpuCarrier]:
     """Return the kinds of board of the node's GPUs, by device id or by name."""
     by_id = {_carrier_by_id(gpu) for gpu in snapshot.view(pci.pci_gpus) if gpu.model is not None and gpu.model.listed}
     by_name = {carrier_by_name(name) for name in snapshot.view(gpu_model_names)}
     return frozenset((by_id or by_name) - {""})
 
 
-def _carrier_by_id(gpu: pci.PciFunction) -> Carrier:
+def _carrier_by_id(gpu: pci.PciFunction) -> GpuCarrier:
     board = gpu.model.nvswitch_board if gpu.model else ""
     if board == "possible":
         return "baseboard"

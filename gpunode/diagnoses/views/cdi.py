@@ -18,7 +18,7 @@ from gpunode.facts.probes import CDI_FOLDERS
 _FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
 _SPEC_FILE_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")
 _LISTED_FOLDER_HEADING: Final = Pattern(r"^(?P<folder>/\S+):$")
-_VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
+_CDI_VERSION: Final = Pattern(r"cdiVersion\"?:\s*\"?'?(?P<version>\d{1,6}\.\d{1,6}\.\d{1,6})")
 _LIBRARY_VERSION: Final = Pattern(r"\.so\.(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
 _GENERATE_OUTPUT: Final = Pattern(r"\bcdi generate\b.*(?:--output|-o)[= ](?P<path>/\S+)")
 
@@ -46,12 +46,12 @@ class Specification:
 
 def cdi_specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
     """Return the specifications that were read, listed or made, each once; the fullest knowledge of each."""
-    found: dict[str, Specification] = {}
+    specifications: dict[str, Specification] = {}
     for item in snapshot.items_of("file", "listing", "nvidia-ctk"):
         for one in _find_specifications(item) if item.where == "host" and item.outcome == "ok" else ():
-            if "management" not in one.path and (one.version or one.drivers or one.path not in found):
-                found[one.path] = one
-    return tuple(found.values())
+            if "management" not in one.path and (one.version or one.drivers or one.path not in specifications):
+                specifications[one.path] = one
+    return tuple(specifications.values())
 
 
 def _canonical_path(path: str) -> str:
@@ -70,7 +70,7 @@ def _find_specifications(item: EvidenceItem) -> Iterator[Specification]:
             else ()
         )
     elif path and item.text.strip() and "cannot access" not in item.text:
-        version = find_first(item, _VERSION)
+        version = find_first(item, _CDI_VERSION)
         drivers = frozenset(match["version"] for match in find_all(item, _LIBRARY_VERSION))
         place = next(lines_with(item, _LIBRARY_VERSION), cite(item, 1))
         yield Specification(
@@ -91,7 +91,7 @@ def _list_folder(item: EvidenceItem, folder: str) -> Iterator[Specification]:
                 yield Specification(_canonical_path(path), cite(item, number))
 
 
-_NONE_FOUND: Final = Pattern(r"Found 0 CDI devices")
+_NO_CDI_DEVICES_FOUND: Final = Pattern(r"Found 0 CDI devices")
 
 
 def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
@@ -103,7 +103,7 @@ def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
         is_empty = item.kind == "listing" and not any(map(_SPEC_FILE_NAME.search, names))
         if item.where == "host" and (is_asked or (is_folder and (is_empty or item.outcome == "absent"))):
             yield cite(item, 1) if item.text.strip() else cite_fact(item.written, "nothing", item.key)
-    yield from snapshot.matching_lines(_NONE_FOUND)
+    yield from snapshot.matching_lines(_NO_CDI_DEVICES_FOUND)
     for key, folder in (("cdi-etc", CDI_FOLDERS[0]), ("cdi-run", CDI_FOLDERS[1])):
         if folder in snapshot.facts.folders and not any(path.startswith(folder) for path in snapshot.facts.files):
             yield cite_fact(f"ls {folder}", "nothing", key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog.cuda import CudaRelease, Version, find, newest_supported_by, parts
+from gpunode.catalog.cuda import CudaRelease, Version, find, newest_supported_by_driver, parse_version
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
 from gpunode.diagnoses.views import driver
@@ -20,12 +20,12 @@ from gpunode.facts.sources import SourcePlace
 # What a program says of the driver that it found.
 DRIVER_TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
 # What NVIDIA's images say when they start.
-IMAGE_NEEDS_NEWER_DRIVER: Final = Pattern(
+IMAGE_NEEDS_NEWER_DRIVER_MESSAGE: Final = Pattern(
     r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but[\s\n]+version (?P<has>[\d.]+) was detected"
     r"(?:\s+and compatibility mode is (?P<mode>\w+))?"
 )
 # CUDA's error 35: the driver is older than the program's CUDA, or there is none.
-DRIVER_INSUFFICIENT: Final = Pattern(
+DRIVER_INSUFFICIENT_MESSAGE: Final = Pattern(
     r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
     r"|cudart failed to initialize: 35"
     r"|driver is too old|CUDA driver version too old|driver too old"
@@ -42,9 +42,9 @@ _CUDA_RUNTIME_VERSION: Final = Pattern(
     r"|\+cu(?P<short>\d{2,3})\b"
 )
 # A program that goes on after the message says it again and again.
-_MAX_RUNTIMES: Final = 64
+_MAX_CUDA_RUNTIMES: Final = 64
 # Error 804: the compatibility libraries are for other GPUs.
-COMPAT_UNSUPPORTED_GPU: Final = Pattern(
+COMPAT_UNSUPPORTED_MESSAGE: Final = Pattern(
     r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
 )
@@ -53,17 +53,17 @@ COMPAT_UNSUPPORTED_GPU: Final = Pattern(
 def supported_cuda(snapshot: Snapshot) -> Version | None:
     """Return the newest CUDA that the node's driver supports."""
     if shown := driver.cuda_version(snapshot):
-        return parts(shown.version)
+        return parse_version(shown.version)
     version = driver.loaded_version(snapshot)
-    return newest_supported_by(version.version) if version else None
+    return newest_supported_by_driver(version.version) if version else None
 
 
 def reported_driver(snapshot: Snapshot) -> str:
     """Return the node's driver as a program says it, or the first one with the CUDA that it found; else empty."""
-    if banner := snapshot.match(IMAGE_NEEDS_NEWER_DRIVER):
+    if banner := snapshot.match(IMAGE_NEEDS_NEWER_DRIVER_MESSAGE):
         return banner["has"]
-    found = snapshot.match(DRIVER_TOO_OLD)
-    number = int(found["found"]) if found else 0
+    match = snapshot.match(DRIVER_TOO_OLD)
+    number = int(match["found"]) if match else 0
     known = find((number // 1000, number % 1000 // 10)) if number else None
     return known.driver if known and driver.loaded_version(snapshot) is None else ""
 
@@ -77,7 +77,7 @@ def _find_runtimes(snapshot: Snapshot) -> Iterator[tuple[Version, Citation]]:
     silent = {"kernel-log", "lspci", "nvidia-smi", "nvidia-smi-q", "packages"}
     for item in snapshot.items:
         if item.kind not in silent and item.was_answered:
-            for match in islice(find_all(item, _CUDA_RUNTIME_VERSION), _MAX_RUNTIMES):
+            for match in islice(find_all(item, _CUDA_RUNTIME_VERSION), _MAX_CUDA_RUNTIMES):
                 yield _parse_version(match), cite(item, item.line_number_at(match.start()))
             if asked := _CUDA_RUNTIME_VERSION.search(item.written):
                 yield _parse_version(asked), cite(item, 1)
@@ -86,7 +86,7 @@ def _find_runtimes(snapshot: Snapshot) -> Iterator[tuple[Version, Citation]]:
 def _parse_version(match: re.Match[str]) -> Version:
     """Return the version: ``cu118`` is CUDA 11.8, ``cu92`` 9.2."""
     short = match["short"] or ""
-    return parts(match["cuda"] or f"{short[:-1]}.{short[-1]}")
+    return parse_version(match["cuda"] or f"{short[:-1]}.{short[-1]}")
 
 
 def can_run_on_driver(snapshot: Snapshot, program_cuda: Version, driver_cuda: Version) -> bool:
@@ -97,16 +97,16 @@ def can_run_on_driver(snapshot: Snapshot, program_cuda: Version, driver_cuda: Ve
     same_major = program_cuda[0] == driver_cuda[0] and program_cuda[0] >= 11
     if release is None or version is None or snapshot.contains(CALL_NEEDS_NEWER_DRIVER):
         return same_major and not snapshot.contains(CALL_NEEDS_NEWER_DRIVER)
-    return same_major and parts(version.version)[0] >= release.min_branch
+    return same_major and parse_version(version.version)[0] >= release.min_branch
 
 
-_REQUESTED_CUDA: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
+_REQUESTED_CUDA_VERSION: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
 def requested_cuda_release(snapshot: Snapshot) -> CudaRelease | None:
     """Return the CUDA that an image asks for, else the newest that something was built with; None if unknown."""
-    if match := snapshot.match(_REQUESTED_CUDA):
-        return find(parts(match["cuda"] or match["image"]))
+    if match := snapshot.match(_REQUESTED_CUDA_VERSION):
+        return find(parse_version(match["cuda"] or match["image"]))
     versions = [version for version, _ in snapshot.view(cuda_runtimes)]
     return find(max(versions)) if versions else None
 
@@ -119,11 +119,11 @@ def format_version(version: Version) -> str:
 LibrarySort: TypeAlias = Literal["driver", "stub", "compat", "other"]
 
 # ldconfig -p and ldd: "libcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1".
-_RESOLVED_LIBRARY: Final = Pattern(
+_RESOLVED_LIBRARY_LINE: Final = Pattern(
     r"(?P<name>lib(?:cuda|nvidia-ml)\.so(?:\.1)?)(?:\s*\((?P<flags>[^)]*)\))?\s*=>\s*(?P<path>/\S+)"
 )
 # LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
-_OPENED_LIBRARY: Final = Pattern(
+_OPENED_LIBRARY_LINE: Final = Pattern(
     r"(?m)(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}"
     r"|^[ \t]+)(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)"
 )
@@ -177,26 +177,26 @@ def loaded_libraries(snapshot: Snapshot) -> tuple[LoadedLibrary, ...]:
     """Return the first file of each library in cache or ldd, and all that programs opened."""
     silent = {"file", "packages", "lspci", "kernel-log", "nvidia-container-cli"}
     items = (item for item in snapshot.items if item.outcome == "ok" and item.kind not in silent)
-    return tuple(one for item in items for one in _parse_libraries(item))
+    return tuple(library for item in items for library in _parse_libraries(item))
 
 
 def _parse_libraries(item: EvidenceItem) -> Iterator[LoadedLibrary]:
-    seen: set[str] = set()
+    seen_paths: set[str] = set()
     for number, line in enumerate(item.lines if ".so" in item.text else (), 1):
-        if match := _RESOLVED_LIBRARY.search(line):
+        if match := _RESOLVED_LIBRARY_LINE.search(line):
             name = match["name"].split(".so")[0]
             foreign = "x86-64" not in (match["flags"] or "x86-64") and "AArch64" not in (match["flags"] or "")
-            if name not in seen and not foreign:
-                seen.add(name)
+            if name not in seen_paths and not foreign:
+                seen_paths.add(name)
                 yield LoadedLibrary(name, match["path"], library_sort(match["path"]), item.where, cite(item, number))
-        elif item.kind != "listing" and (match := _OPENED_LIBRARY.search(line)):
+        elif item.kind != "listing" and (match := _OPENED_LIBRARY_LINE.search(line)):
             name = "libcuda" if "libcuda" in match["path"] else "libnvidia-ml"
             yield LoadedLibrary(name, match["path"], library_sort(match["path"]), item.where, cite(item, number))
 
 
 def extra_loader_folders(snapshot: Snapshot) -> tuple[LoaderFolder, ...]:
     """Return the folders in LD_LIBRARY_PATH and in /etc/ld.so.conf.d that are none of the loader's own."""
-    return tuple(one for item in snapshot.items if item.outcome == "ok" for one in _parse_folders(item))
+    return tuple(folder for item in snapshot.items if item.outcome == "ok" for folder in _parse_folders(item))
 
 
 def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
@@ -235,7 +235,7 @@ _LOADER_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?
 # ld.so.conf(5): a folder a line.
 _LOADER_CONF_FOLDER: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
 # A comment; behind the name of the file, where grep -r writes it.
-_COMMENT: Final = Pattern(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
+_COMMENT_LINE: Final = Pattern(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
 _STANDARD_LIBRARY_FOLDER: Final = Pattern(
     r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
     r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
@@ -245,6 +245,6 @@ _STANDARD_LIBRARY_FOLDER: Final = Pattern(
 
 def _paths_of_variable(line: str) -> Iterator[str]:
     """Yield the absolute paths in LD_LIBRARY_PATH or LD_PRELOAD, where ``line`` sets one of them."""
-    if "LD_" in line and not _COMMENT.match(line):
+    if "LD_" in line and not _COMMENT_LINE.match(line):
         for match in _LOADER_VARIABLE.finditer(line):
             yield from (path for path in match["value"].split(":") if path.startswith("/"))

@@ -21,7 +21,7 @@ from gpunode.facts.sources import SourceKind
 from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
-_API_MISMATCH: Final = Pattern(
+_API_MISMATCH_MESSAGE: Final = Pattern(
     rf"(?i)API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})"
 )
 _MODULE_LOAD_MESSAGE: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
@@ -33,13 +33,13 @@ _DRIVER_LIBRARY_FILE: Final = Pattern(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
 # Libraries that are on the node and not those that its programs load.
-_NOT_IN_LOADER_PATH: Final = Pattern(
+_FOLDER_OUTSIDE_LOADER_PATH: Final = Pattern(
     r"/compat/|/stubs/|/docker/|/containers/|/containerd/|/overlay|/run/nvidia/|/flatpak/|/wsl/|/snap/|i386|/lib32/"
 )
-_MODULE_KERNEL: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)/")
+_MODULE_PATH_KERNEL: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)/")
 
 SmiState: TypeAlias = Literal["works", "no-devices", "no-driver", "mismatch", "missing", "failed"]
-_SMI_STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
+_SMI_STATE_PATTERNS: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("mismatch", Pattern(r"(?i)Driver/library version mismatch")),
     ("no-driver", Pattern(r"(?i)couldn.t communicate with the NVIDIA driver|Driver Not Loaded")),
     ("no-devices", Pattern(r"(?i)No devices were found")),
@@ -81,7 +81,7 @@ def _find_loaded_version(snapshot: Snapshot) -> SeenVersion | None:
                     return SeenVersion(driver.version, cite(item, number), driver.open_module)
     if (file := snapshot.file("/sys/module/nvidia/version")) and re.fullmatch(VERSION, file.text.strip()):
         return SeenVersion(file.text.strip(), cite(file, 1))
-    return _loaded_by_log(snapshot) or _first_version(snapshot, _SMI_VERSION) or smi_version(snapshot)
+    return _loaded_version_in_log(snapshot) or _first_version(snapshot, _SMI_VERSION) or smi_version(snapshot)
 
 
 def _parse_loaded_driver(line: str) -> LoadedDriver | None:
@@ -91,7 +91,7 @@ def _parse_loaded_driver(line: str) -> LoadedDriver | None:
         return None
 
 
-def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
+def _loaded_version_in_log(snapshot: Snapshot) -> SeenVersion | None:
     if pair := snapshot.view(_api_mismatch):
         return SeenVersion(pair[1], pair[2])
     for message in reversed(kernel.matching_messages(snapshot, _MODULE_LOAD_MESSAGE)):
@@ -102,11 +102,11 @@ def _loaded_by_log(snapshot: Snapshot) -> SeenVersion | None:
 
 def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
     """Return the versions of the last refused client and of the module, with the line; or None."""
-    for message in reversed(kernel.matching_messages(snapshot, _API_MISMATCH)):
-        if match := _API_MISMATCH.search(message.text):
+    for message in reversed(kernel.matching_messages(snapshot, _API_MISMATCH_MESSAGE)):
+        if match := _API_MISMATCH_MESSAGE.search(message.text):
             return match["client"], match["module"], message.citation
-    match = snapshot.match(_API_MISMATCH)
-    return (match["client"], match["module"], snapshot.matching_lines(_API_MISMATCH)[0]) if match else None
+    match = snapshot.match(_API_MISMATCH_MESSAGE)
+    return (match["client"], match["module"], snapshot.matching_lines(_API_MISMATCH_MESSAGE)[0]) if match else None
 
 
 def on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
@@ -117,7 +117,7 @@ def on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
 def _find_on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
     running = running_kernel(snapshot)
     for info in snapshot.view(modules.driver_modinfo):
-        place = _MODULE_KERNEL.search(info.filename)
+        place = _MODULE_PATH_KERNEL.search(info.filename)
         elsewhere = bool(place and running and place["kernel"] != running)
         if re.match(VERSION, info.version) and not elsewhere:
             return SeenVersion(info.version, info.citation, info.is_open)
@@ -133,14 +133,14 @@ def library_version(snapshot: Snapshot) -> SeenVersion | None:
     for item in snapshot.items:
         asks = item.where == "host" and item.kind in _NODE_SOURCE_KINDS
         if asks and (match := _NVML_LIBRARY.search(item.text)):
-            said = snapshot.view(_api_mismatch)
+            mismatch = snapshot.view(_api_mismatch)
             # NVML leaves the last part away; the kernel heard the whole.
-            whole = said[0] if said and said[0].startswith(f"{match['version']}.") else match["version"]
+            whole = mismatch[0] if mismatch and mismatch[0].startswith(f"{match['version']}.") else match["version"]
             return SeenVersion(whole, cite(item, item.line_number_at(match.start())))
     if pair := snapshot.view(_api_mismatch):
         return SeenVersion(pair[0], pair[2])
-    found = snapshot.view(library_versions)
-    return found[0] if len({one.version for one in found}) == 1 else None
+    versions = snapshot.view(library_versions)
+    return versions[0] if len({version.version for version in versions}) == 1 else None
 
 
 _NODE_SOURCE_KINDS: Final[frozenset[SourceKind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
@@ -148,13 +148,13 @@ _NODE_SOURCE_KINDS: Final[frozenset[SourceKind]] = frozenset({"nvidia-smi", "nvi
 
 def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
     """Return every version of the driver's libraries in the loader's path, each with one file."""
-    found: dict[str, SeenVersion] = {}
+    versions: dict[str, SeenVersion] = {}
     for item in snapshot.items_of("ldconfig", "listing", "package-owner"):
         if item.where == "host":
             for number, line in enumerate(item.lines, 1):
-                if (match := _DRIVER_LIBRARY_FILE.search(line)) and not _NOT_IN_LOADER_PATH.search(line):
-                    found.setdefault(match["version"], SeenVersion(match["version"], cite(item, number)))
-    return tuple(found.values())
+                if (match := _DRIVER_LIBRARY_FILE.search(line)) and not _FOLDER_OUTSIDE_LOADER_PATH.search(line):
+                    versions.setdefault(match["version"], SeenVersion(match["version"], cite(item, number)))
+    return tuple(versions.values())
 
 
 def container_library_version(snapshot: Snapshot) -> SeenVersion | None:
@@ -175,7 +175,7 @@ _KERNEL_SIDE_PACKAGES: Final = (
     *("akmod-nvidia*", "dkms-nvidia*", "nvidia-open-dkms", "nvidia-lts", "nvidia", "nvidia-*-kmp-*"),
     *("nvidia-tesla-*kernel-dkms",),
 )  # fmt: skip
-_USER_SIDE_PACKAGES: Final = (
+_USER_SPACE_PACKAGES: Final = (
     *("nvidia-utils*", "nvidia-compute-utils-*", "libnvidia-compute*", "libnvidia-ml1", "libcuda1", "nvidia-smi"),
     *("libnvidia-cfg1*", "libnvidia-gl-*", "libnvidia-common-*", "libnvidia-decode-*", "libnvidia-encode-*"),
     *("nvidia-driver-cuda*", "nvidia-driver-libs*", "nvidia-driver-NVML", "libnvidia-ml", "xorg-x11-drv-nvidia*"),
@@ -193,9 +193,9 @@ def kernel_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     return _installed_matching(snapshot, _KERNEL_SIDE_PACKAGES)
 
 
-def user_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
+def user_space_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the installed packages that bring libraries and programs."""
-    return _installed_matching(snapshot, _USER_SIDE_PACKAGES)
+    return _installed_matching(snapshot, _USER_SPACE_PACKAGES)
 
 
 def metapackages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
@@ -207,7 +207,7 @@ def driver_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the driver's packages, kernel and user side, in whatever state."""
     return tuple(
         one
-        for one in packages.matching_packages(snapshot, *_KERNEL_SIDE_PACKAGES, *_USER_SIDE_PACKAGES, *_METAPACKAGES)
+        for one in packages.matching_packages(snapshot, *_KERNEL_SIDE_PACKAGES, *_USER_SPACE_PACKAGES, *_METAPACKAGES)
         if re.match(VERSION, one.upstream) and one.state != "c"
     )
 
@@ -240,12 +240,12 @@ def has_two_versions(snapshot: Snapshot) -> bool:
 
 def headless_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """Return the installed packages of Ubuntu's that bring a driver without its programs."""
-    return tuple(one for one in metapackages(snapshot) if one.name.startswith("nvidia-headless-"))
+    return tuple(package for package in metapackages(snapshot) if package.name.startswith("nvidia-headless-"))
 
 
 def _installed_matching(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.Package, ...]:
     found = packages.matching_packages(snapshot, *patterns)
-    return tuple(one for one in found if re.match(VERSION, one.upstream) and one.is_installed)
+    return tuple(package for package in found if re.match(VERSION, package.upstream) and package.is_installed)
 
 
 def smi_states(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
@@ -260,7 +260,7 @@ SMI_PRESENCE_KEY: Final = "smi-binary"
 
 
 def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
-    for state, pattern in _SMI_STATES:
+    for state, pattern in _SMI_STATE_PATTERNS:
         if match := pattern.search(item.text):
             return state, cite(item, item.line_number_at(match.start()))
     if item.key == SMI_PRESENCE_KEY and item.outcome == "ok" and not item.text.strip():
@@ -283,12 +283,12 @@ def smi_version(snapshot: Snapshot) -> SeenVersion | None:
     """Return the driver's version in nvidia-smi's table or query."""
     for item in snapshot.items_of("nvidia-smi"):
         asked = "driver_version" in item.written and item.where == "host"
-        if asked and (match := _VERSION_CELL.search(item.text)):
+        if asked and (match := _DRIVER_VERSION_CELL.search(item.text)):
             return SeenVersion(match["version"], cite(item, item.line_number_at(match.start("version"))))
     return _first_version(snapshot, _SMI_TABLE_VERSION)
 
 
-_VERSION_CELL: Final = Pattern(rf"(?m)(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)")
+_DRIVER_VERSION_CELL: Final = Pattern(rf"(?m)(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)")
 
 
 def cuda_version(snapshot: Snapshot) -> SeenVersion | None:
@@ -349,13 +349,13 @@ _DRIVER_QUERY_KINDS: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.
-_ERROR_ROW: Final = Pattern(r"(?m)^\|[^|\n]{0,80}\bERR!")
+_SMI_ERROR_ROW: Final = Pattern(r"(?m)^\|[^|\n]{0,80}\bERR!")
 
 
-def error_rows(snapshot: Snapshot) -> tuple[Citation, ...]:
+def smi_error_rows(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the rows in which nvidia-smi shows ERR! for a GPU."""
     items = (item for item in snapshot.items_of("nvidia-smi", "text") if item.where == "host")
-    return tuple(citation for item in items for citation in lines_with(item, _ERROR_ROW))
+    return tuple(citation for item in items for citation in lines_with(item, _SMI_ERROR_ROW))
 
 
 # None of them is in the kernel without nvidia.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Layer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules
@@ -22,9 +22,9 @@ NODE_LAYERS: Final[frozenset[Layer]] = frozenset(
 )
 # Containers may write into their journals, under the id or the tag that somebody chose for them.
 _ENGINE_UNITS: Final = frozenset({"docker.service", "podman.service"})
-_POD_LOG: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
+_POD_LOG_PATH: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
 # The operator's pods that build and load the driver where the node has none of its own.
-_DRIVER_POD: Final = Pattern(r"^/var/log/(?:pods|containers)/[^/_]+_nvidia-(?:(?:gpu-)?driver|vgpu-manager)-")
+_DRIVER_POD_LOG_PATH: Final = Pattern(r"^/var/log/(?:pods|containers)/[^/_]+_nvidia-(?:(?:gpu-)?driver|vgpu-manager)-")
 
 
 def prefer_node_evidence(snapshot: Snapshot, *, is_node_layer: bool) -> Snapshot:
@@ -32,22 +32,22 @@ def prefer_node_evidence(snapshot: Snapshot, *, is_node_layer: bool) -> Snapshot
 
     For its own layers, a pasted report with a working nvidia-smi suffices.
     """
-    if is_examined(snapshot) or (is_node_layer and driver.works(snapshot)):
+    if is_examined_by_gpunode(snapshot) or (is_node_layer and driver.works(snapshot)):
         return snapshot.view(_without_containers)
     return snapshot
 
 
 def node_evidence_only(snapshot: Snapshot) -> Snapshot:
     """Return an examined node's own evidence; any other node unchanged."""
-    return snapshot.view(_keep_node_evidence) if is_examined(snapshot) else snapshot
+    return snapshot.view(_keep_node_evidence) if is_examined_by_gpunode(snapshot) else snapshot
 
 
 def container_source(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
     """Return the name of the container log that is cited."""
-    cited = {(one.key, one.source) for one in citations}
+    cited = {(citation.key, citation.source) for citation in citations}
     said = (item for item in snapshot.items if _is_of_container(item) and (item.key, item.written) in cited)
     item = next(said, None)
-    match = _POD_LOG.match(item.subject) if item else None
+    match = _POD_LOG_PATH.match(item.subject) if item else None
     if match:
         return f"the log of pod {match['namespace']}/{match['pod']}"
     return item.written if item else "logs of containers"
@@ -67,7 +67,7 @@ def _keep_node_evidence(snapshot: Snapshot) -> Snapshot:
 
     def is_kept(item: EvidenceItem) -> bool:
         is_daemons = item.kind == "unit-log" and item.subject in _ENGINE_UNITS
-        return not (is_daemons or _is_of_container(item)) or (builds and bool(_DRIVER_POD.match(item.subject)))
+        return not (is_daemons or _is_of_container(item)) or (builds and bool(_DRIVER_POD_LOG_PATH.match(item.subject)))
 
     return _filter_items(snapshot, is_kept)
 

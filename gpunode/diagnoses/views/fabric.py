@@ -18,15 +18,15 @@ from gpunode.facts.patterns import Pattern
 UNIT: Final = "nvidia-fabricmanager.service"
 UnitState: TypeAlias = Literal["active", "inactive", "failed", "masked", "missing", ""]
 
-_MISMATCH: Final = Pattern(
+_VERSION_MISMATCH_MESSAGE: Final = Pattern(
     rf"(?i)interface version {driver.VERSION} do(?:es)?n.?t match with (?:the )?driver version {driver.VERSION}"
 )
-_SWITCH_SEEN: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
+_NVSWITCH_MESSAGE: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _MANAGER_WORDS: Final = Pattern(r"(?i)fabric-?manager")
 _SEARCH_COMMAND: Final = Pattern(r"(?i)\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric")
-_NOTHING_FOUND: Final = Pattern(r"(?i)^\s*$|no packages found|is not installed")
+_NOT_INSTALLED_ANSWER: Final = Pattern(r"(?i)^\s*$|no packages found|is not installed")
 # What systemd, its log and old tools say; the words alone only where the unit was asked about.
-_STATE_MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
+_UNIT_STATE_PATTERNS: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     ("masked", Pattern(rf"{re.escape(UNIT)}(?: is masked|[^\n]{{0,40}}masked)")),
     ("failed", Pattern(
         r"Job for nvidia-fabricmanager\.service failed|Failed to start (?:NVIDIA fabric manager|nvidia-fabricmanager)"
@@ -37,11 +37,11 @@ _STATE_MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
         r"|unrecognized service)|nv-fabricmanager: command not found"
     )),
 )  # fmt: skip
-_UNIT_STATE: Final = Pattern(
+_UNIT_STATE_LINE: Final = Pattern(
     r"(?m)^[ \t]*(?:(?:Load|Active)State=|(?:Loaded|Active):\s*)?"
     r"(?P<state>not-found|masked|failed|activating|inactive|deactivating|active)\b"
 )
-_STATE_BY_WORD: Final[dict[str, UnitState]] = {
+_UNIT_STATE_BY_WORD: Final[dict[str, UnitState]] = {
     "masked": "masked", "failed": "failed", "activating": "failed", "not-found": "missing", "inactive": "inactive",
     "deactivating": "inactive", "active": "active",
 }  # fmt: skip
@@ -51,9 +51,9 @@ _PACKAGES: Final = ("nvidia-fabricmanager*", "nvidia-fabric-manager*", "cuda-dri
 
 def switch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that show an NVSwitch on this node."""
-    listed = tuple(one.citation for one in snapshot.view(pci.nvswitches))
+    listed = tuple(nvswitch.citation for nvswitch in snapshot.view(pci.nvswitches))
     folder = tuple(cite(item, 1) for item in snapshot.files("/proc/driver/nvidia-nvswitch/*") if item.text.strip())
-    return (*listed, *folder, *snapshot.matching_lines(_SWITCH_SEEN))[:4]
+    return (*listed, *folder, *snapshot.matching_lines(_NVSWITCH_MESSAGE))[:4]
 
 
 def registering_gpus(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -64,14 +64,14 @@ def registering_gpus(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def version_mismatch(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that fabric manager and driver differ in version."""
-    if found := snapshot.matching_lines(_MISMATCH):
-        return found
+    if lines := snapshot.matching_lines(_VERSION_MISMATCH_MESSAGE):
+        return lines
     manager, loaded = manager_version(snapshot), driver.loaded_version(snapshot) or driver.smi_version(snapshot)
     if loaded is not None:
         expected: tuple[str, Citation] | None = (loaded.version, loaded.citation)
     else:
-        packaged = (one for one in driver.metapackages(snapshot) if _is_versioned_like_driver(one))
-        expected = next(((one.upstream, one.citation) for one in packaged), None)
+        packaged = (package for package in driver.metapackages(snapshot) if _is_versioned_like_driver(package))
+        expected = next(((package.upstream, package.citation) for package in packaged), None)
     if manager is None or expected is None or expected[0] == manager[0]:
         return ()
     return manager[1], expected[1]
@@ -86,11 +86,11 @@ def manager_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     if match := snapshot.match(_MANAGER_VERSION):
         return match["version"], snapshot.matching_lines(_MANAGER_VERSION)[0]
     found = (
-        one
-        for one in packages.matching_packages(snapshot, *_PACKAGES)
-        if one.is_installed and _is_versioned_like_driver(one)
+        package
+        for package in packages.matching_packages(snapshot, *_PACKAGES)
+        if package.is_installed and _is_versioned_like_driver(package)
     )
-    return next(((one.upstream, one.citation) for one in found), None)
+    return next(((package.upstream, package.citation) for package in found), None)
 
 
 def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
@@ -105,7 +105,7 @@ def _is_versioned_like_driver(package: packages.Package) -> bool:
 
 def is_manager_installed(snapshot: Snapshot) -> bool:
     """Return whether a package of the fabric manager is seen to be installed."""
-    return any(one.is_installed for one in packages.matching_packages(snapshot, *_PACKAGES))
+    return any(package.is_installed for package in packages.matching_packages(snapshot, *_PACKAGES))
 
 
 def manager_state(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
@@ -117,9 +117,9 @@ def manager_state(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
         if unit.failed:
             return "failed", (system.failed_unit_line(snapshot, UNIT),)
         return "active" if unit.state.active else "inactive", (system.unit_line(snapshot, UNIT, "ActiveState"),)
-    found = [one for item in snapshot.items if item.where == "host" for one in _unit_states(item)]
-    state: UnitState = min((state for state, _ in found), key=_STATES_GRAVEST_FIRST.index) if found else ""
-    lines = tuple(citation for one, citation in found if one == state)
+    states = [unit_state for item in snapshot.items if item.where == "host" for unit_state in _unit_states(item)]
+    state: UnitState = min((state for state, _ in states), key=_STATES_GRAVEST_FIRST.index) if states else ""
+    lines = tuple(citation for one, citation in states if one == state)
     # systemctl is-active calls a unit that does not exist inactive too.
     absent = tuple(_failed_searches(snapshot)) if state in {"", "inactive"} else ()
     return ("missing", (*lines, *absent)) if absent else (state, lines)
@@ -127,20 +127,20 @@ def manager_state(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
 
 def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items_of("listing", "unit-show", "unit-status", "text", "packages"):
-        if item.where == "host" and _SEARCH_COMMAND.search(item.written) and _NOTHING_FOUND.search(item.text):
+        if item.where == "host" and _SEARCH_COMMAND.search(item.written) and _NOT_INSTALLED_ANSWER.search(item.text):
             yield cite_fact(item.written, "no fabric manager among them", item.key)
 
 
 def _unit_states(item: EvidenceItem) -> Iterator[tuple[UnitState, Citation]]:
-    for state, pattern in _STATE_MESSAGES:
+    for state, pattern in _UNIT_STATE_PATTERNS:
         if match := pattern.search(item.text):
             yield state, cite(item, item.line_number_at(match.start()))
     is_about = item.subject == UNIT or _MANAGER_WORDS.search(item.written)
     if is_about and item.kind in {"unit-status", "unit-show", "unit-action", "text"}:
         if item.outcome == "absent":
             yield "missing", cite(item)
-        for match in _UNIT_STATE.finditer(item.text):
-            yield _STATE_BY_WORD[match["state"]], cite(item, item.line_number_at(match.start()))
+        for match in _UNIT_STATE_LINE.finditer(item.text):
+            yield _UNIT_STATE_BY_WORD[match["state"]], cite(item, item.line_number_at(match.start()))
 
 
 def is_manager_needed(snapshot: Snapshot) -> bool | None:
@@ -150,7 +150,7 @@ def is_manager_needed(snapshot: Snapshot) -> bool | None:
     carriers = snapshot.view(boards.gpu_carriers)
     if carriers and carriers <= {"card", "rack"}:
         return False
-    if snapshot.view(registering_gpus) or ("baseboard" in carriers and snapshot.view(symptoms.CUDA_NOT_READY)):
+    if snapshot.view(registering_gpus) or ("baseboard" in carriers and snapshot.view(symptoms.CUDA_SYSTEM_NOT_READY)):
         return True
     return (
         False if "baseboard" not in carriers and pci.is_bus_listed(snapshot) and snapshot.view(pci.pci_gpus) else None
@@ -198,19 +198,19 @@ def gpu_nvlinks(snapshot: Snapshot) -> tuple[GpuNvlinks, ...]:
     """Return the links of each GPU, by the fullest answer about it."""
     best: dict[int, GpuNvlinks] = {}
     for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q"):
-        for one in _parse_nvlinks(item):
+        for nvlink in _parse_nvlinks(item):
             # An answer that names no GPU is about one of its own.
-            key = -len(best) - 1 if one.index is None else one.index
-            if key not in best or len(one.rates) > len(best[key].rates):
-                best[key] = one
+            key = -len(best) - 1 if nvlink.index is None else nvlink.index
+            if key not in best or len(nvlink.rates) > len(best[key].rates):
+                best[key] = nvlink
     return tuple(best.values())
 
 
 def _parse_nvlinks(item: EvidenceItem) -> Iterator[GpuNvlinks]:
     index: int | None = None
     rates, cited_number, are_all_inactive = dict[int, str](), 0, False
-    found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _NVLINK_LINE.match(line)))
-    for number, match in (*found, (0, None)):  # the end of the text ends the last GPU's links
+    matches = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _NVLINK_LINE.match(line)))
+    for number, match in (*matches, (0, None)):  # the end of the text ends the last GPU's links
         if match is None or match["gpu"] or match["id"] or match["other"]:
             if rates or are_all_inactive:
                 yield GpuNvlinks(index, rates, cite(item, cited_number))

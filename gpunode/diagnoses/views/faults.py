@@ -25,21 +25,21 @@ FaultSource: TypeAlias = Literal["xid", "sxid"]
 _EPISODE_GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCK_KIND_LIMITS: Final = (9e8, 1e9)
-PROGRAM_WEIGHT: Final = 2
+_CLOCK_KIND_LIMITS_S: Final = (9e8, 1e9)
+PROGRAM_FAULT_WEIGHT: Final = 2
 """The weight of what ends one program's work."""
-_ABOUT_FAULTS: Final = Pattern("Xid|off the bus")
+_FAULT_WORDS: Final = Pattern("Xid|off the bus")
 # Codes that say what was done or is to be done: none is what went wrong while another error is there.
 _FOLLOW_UP_XIDS: Final = frozenset({43, 45, 143, 154, 174})
 # Hardly worth a word of their own beside another error.
-_MILD_CODES: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
+_MILD_XIDS: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
 _SEVERE_XID_KINDS: Final[frozenset[XidKind]] = frozenset(
     {"bus", "memory", "firmware", "link", "board", "security", "virtual"}
 )
 # Programs cannot do this to a GPU, whichever line came first.
 _HARDWARE_XID_KINDS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
 # A command stream broke, by what they do not say; the error that comes with them does.
-_VAGUE_CODES: Final = frozenset({8, 11, 25, 32, 80})
+_VAGUE_XIDS: Final = frozenset({8, 11, 25, 32, 80})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class Fault:
             return 0
         if self.source == "sxid":
             return 3 if self.sxid and self.sxid.fatal else 1
-        if self.code in _MILD_CODES:
+        if self.code in _MILD_XIDS:
             return 1
         # 94 was contained.
         if self.code == 94 or (self.code in xids.NVLINK5_XIDS and not self.is_fatal):
-            return PROGRAM_WEIGHT
-        return 3 if self.kind in _SEVERE_XID_KINDS or self.code in {46, 158} else PROGRAM_WEIGHT
+            return PROGRAM_FAULT_WEIGHT
+        return 3 if self.kind in _SEVERE_XID_KINDS or self.code in {46, 158} else PROGRAM_FAULT_WEIGHT
 
     @property
     def is_fatal(self) -> bool:
@@ -145,8 +145,8 @@ def incident_proof(incident: Incident, description: str = "", **more: Any) -> Pr
     return Proof(summary, incident.citations, gpu=incident.gpu, at=root.at, **more)
 
 
-def _program_name(said: XidMessage) -> str:
-    return f"{said.process} (pid {said.pid})" if said.process and said.pid else said.process or f"pid {said.pid}"
+def _program_name(xid: XidMessage) -> str:
+    return f"{xid.process} (pid {xid.pid})" if xid.process and xid.pid else xid.process or f"pid {xid.pid}"
 
 
 def incident_check(
@@ -174,7 +174,7 @@ def fault_timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
     ]
     gpus = {fault.gpu for fault in found if fault.source == "xid"} - {""}
     only = gpus.pop() if len(gpus) == 1 else ""
-    return tuple(replace(one, gpu=only) if one.source == "xid" and not one.gpu else one for one in found)
+    return tuple(replace(fault, gpu=only) if fault.source == "xid" and not fault.gpu else fault for fault in found)
 
 
 def find_incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
@@ -201,7 +201,7 @@ def incidents_with(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
 
 def serious_fault_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the first faults that require action, any of which may explain other errors."""
-    return tuple(one.root.citation for one in snapshot.view(find_incidents) if one.root.weight > PROGRAM_WEIGHT)
+    return tuple(one.root.citation for one in snapshot.view(find_incidents) if one.root.weight > PROGRAM_FAULT_WEIGHT)
 
 
 def faults_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
@@ -210,21 +210,21 @@ def faults_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
 
 
 def _kernel_faults(snapshot: Snapshot) -> Iterator[Fault]:
-    for message in kernel.matching_messages(snapshot, _ABOUT_FAULTS):
+    for message in kernel.matching_messages(snapshot, _FAULT_WORDS):
         said = xid.parse_xid(message.text)
         if isinstance(said, XidMessage):
             yield from _xid_faults(said, message.citation, message.at)
         elif isinstance(said, SxidMessage):
-            switch = pci.normalize_address(said.bus)
+            switch = pci.normalize_address(said.pci_address)
             yield Fault("sxid", switch, said.code, "link", message.citation, message.at, 0, sxid=said)
 
 
-def _xid_faults(said: XidMessage, citation: Citation, at: float | None) -> Iterator[Fault]:
-    gpu = pci.normalize_address(said.bus) if said.bus else ""
-    if said.caused_by:
-        cause = replace(said, code=said.caused_by, caused_by=0, text="")
-        yield Fault("xid", gpu, said.caused_by, _xid_kind(said.caused_by), citation, at, 0, xid=cause)
-    yield Fault("xid", gpu, said.code, _xid_kind(said.code), citation, at, 0, xid=said)
+def _xid_faults(message: XidMessage, citation: Citation, at: float | None) -> Iterator[Fault]:
+    gpu = pci.normalize_address(message.pci_address) if message.pci_address else ""
+    if message.caused_by:
+        cause = replace(message, code=message.caused_by, caused_by=0, text="")
+        yield Fault("xid", gpu, message.caused_by, _xid_kind(message.caused_by), citation, at, 0, xid=cause)
+    yield Fault("xid", gpu, message.code, _xid_kind(message.code), citation, at, 0, xid=message)
 
 
 def _xid_kind(code: int) -> XidKind:
@@ -253,21 +253,21 @@ def clock_kind(fault: Fault) -> int:
 
 
 def _clock_kind_of(at: float) -> int:
-    return sum(at > first for first in _CLOCK_KIND_LIMITS)
+    return sum(at > first for first in _CLOCK_KIND_LIMITS_S)
 
 
 def _split_episodes(faults: list[Fault]) -> list[list[Fault]]:
     """Return the faults, parted where nothing happened for a while."""
     episodes: list[list[Fault]] = []
     for fault in faults:
-        if episodes and not _are_apart(episodes[-1][-1], fault):
+        if episodes and not _are_separate_episodes(episodes[-1][-1], fault):
             episodes[-1].append(fault)
         else:
             episodes.append([fault])
     return episodes
 
 
-def _are_apart(before: Fault, after: Fault) -> bool:
+def _are_separate_episodes(before: Fault, after: Fault) -> bool:
     is_timed = before.at is not None and after.at is not None and clock_kind(before) == clock_kind(after)
     return is_timed and abs((after.at or 0.0) - (before.at or 0.0)) > _EPISODE_GAP_S
 
@@ -275,17 +275,17 @@ def _are_apart(before: Fault, after: Fault) -> bool:
 def _root_fault(episode: list[Fault]) -> Fault:
     """Return the first fault that is not an echo, or the first serious one that programs cannot cause."""
     candidates = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
-    grave = [fault for fault in candidates if fault.source == "xid" and fault.weight > PROGRAM_WEIGHT]
+    grave = [fault for fault in candidates if fault.source == "xid" and fault.weight > PROGRAM_FAULT_WEIGHT]
     if any(fault.kind in _HARDWARE_XID_KINDS for fault in grave) and candidates[0].kind in {"application", "engine"}:
         return grave[0]
-    plain = [fault for fault in candidates if fault.kind == "application" and fault.code not in _VAGUE_CODES]
-    return plain[0] if plain and candidates[0].code in _VAGUE_CODES else candidates[0]
+    plain = [fault for fault in candidates if fault.kind == "application" and fault.code not in _VAGUE_XIDS]
+    return plain[0] if plain and candidates[0].code in _VAGUE_XIDS else candidates[0]
 
 
 def _is_caused_by_other_device(one: Incident, by: Incident) -> bool:
     """Return whether ``by``, of another GPU or a switch, caused ``one`` on links or programs."""
     first, second = by.root, one.root
-    if first.weight < 2 or _are_apart(first, second) or not is_earlier(first, second):
+    if first.weight < 2 or _are_separate_episodes(first, second) or not is_earlier(first, second):
         return False
     if second.is_follow_up or second.kind in {"application", "information", "consequence"}:
         return first.kind not in {"application", "information", "consequence"}
@@ -303,11 +303,11 @@ def is_earlier(one: Fault, other: Fault) -> bool:
 
 def first_bus_falls(snapshot: Snapshot) -> dict[str, int]:
     """Return the line of each log at which a GPU is first said to have fallen off the bus."""
-    found: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     for fault in snapshot.view(fault_timeline):
         if fault.code == xid.FALLEN_OFF_THE_BUS_XID:
-            found.setdefault(fault.citation.key, fault.citation.line_number or 0)
-    return found
+            first_lines.setdefault(fault.citation.key, fault.citation.line_number or 0)
+    return first_lines
 
 
 def is_after_fall(citation: Citation, first: dict[str, int]) -> bool:

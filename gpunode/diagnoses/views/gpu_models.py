@@ -41,10 +41,10 @@ class GpuCard:
 
 def whole_gpus(snapshot: Snapshot) -> tuple[GpuCard, ...]:
     """Return the GPUs that a driver for the whole device is to drive, each once; guests of a vGPU are none."""
-    found: dict[str, GpuCard] = {}
+    cards: dict[str, GpuCard] = {}
     for card in _find_cards(snapshot):
-        found.setdefault(card.address or card.model.name, card)
-    return tuple(found.values())
+        cards.setdefault(card.address or card.model.name, card)
+    return tuple(cards.values())
 
 
 def gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
@@ -67,7 +67,7 @@ def known_gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
 
 def _unambiguous_model(name: str) -> GpuModel | None:
     """Return the GPU of this name, where all that are called so take the same drivers."""
-    kinds = {(one.last_branch, one.open_modules) for one in catalog.find_all_by_name(name)}
+    kinds = {(model.last_branch, model.open_modules) for model in catalog.find_all_by_name(name)}
     return catalog.find_by_name(name) if len(kinds) == 1 else None
 
 
@@ -82,12 +82,14 @@ def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
     for message in kernel.matching_messages(snapshot, _GPU_LINE_WITH_PCI_ID):
         for match in _GPU_LINE_WITH_PCI_ID.finditer(message.text):
             yield GpuCard(
-                catalog.lookup(match["device"].lower()), pci.normalize_address(match["address"]), message.citation
+                catalog.find_model(match["device"].lower()), pci.normalize_address(match["address"]), message.citation
             )
     listed = bool(snapshot.view(pci.pci_gpus))
     for item in snapshot.items_of("text", "listing") if not listed else ():
         for match in find_all(item, _GPU_MODALIAS):
-            yield GpuCard(catalog.lookup(match["device"].lower()), "", cite(item, item.line_number_at(match.start())))
+            yield GpuCard(
+                catalog.find_model(match["device"].lower()), "", cite(item, item.line_number_at(match.start()))
+            )
     for message in () if listed else kernel.matching_messages(snapshot, _GPU_LINE_WITH_NAME):
         name = _GPU_LINE_WITH_NAME.search(message.text)
         if name is not None and (model := catalog.find_by_name(name["name"])):
@@ -102,4 +104,4 @@ def model_by_lspci_name(text: str) -> GpuModel | None:
     by_chip = catalog.model_of_chip(match["chip"], names[0])
     by_name = (model for name in names for model in catalog.find_all_by_name(name))
     # Of one name there were GPUs of two generations.
-    return next((one for one in by_name if by_chip is None or one.last_branch == by_chip.last_branch), by_chip)
+    return next((model for model in by_name if by_chip is None or model.last_branch == by_chip.last_branch), by_chip)

@@ -13,7 +13,7 @@ from gpunode.facts.model import Known
 
 # What an engine leaves in the container's root.
 _CONTAINER_MARK_FILES: Final = ("/.dockerenv", "/run/.containerenv")
-_ENGINES: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
+_CONTAINER_VIRTUALIZATIONS: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
 
 
 def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
@@ -29,13 +29,13 @@ def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
         is_mark = item.subject in _CONTAINER_MARK_FILES or any(
             path in item.source.words for path in _CONTAINER_MARK_FILES
         )
-        is_named = item.kind == "virtualization" and item.text.strip() in _ENGINES
+        is_named = item.kind == "virtualization" and item.text.strip() in _CONTAINER_VIRTUALIZATIONS
         if is_named or (is_mark and item.kind in {"listing", "file"}):
             yield cite(item, 1)
 
 
 # `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
-_NESTED_CLUSTER: Final = (
+_NESTED_CLUSTER_COMMAND: Final = (
     r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
     r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"
     r"|\bdocker:[\w.-]*dind\b|\btcp://(?:docker|dind):237[56]|docker exec (?:-\w+ )*minikube\b|minikube ssh\b"
@@ -51,5 +51,5 @@ def _any_mention(pattern: str) -> Sign:
     return any_of(command_run(pattern), any_line(pattern))
 
 
-NODE_IN_CONTAINER: Final = unless(_any_mention(_NESTED_CLUSTER), _any_mention(_NOT_NESTED_OPTION))
+NODE_IN_CONTAINER: Final = unless(_any_mention(_NESTED_CLUSTER_COMMAND), _any_mention(_NOT_NESTED_OPTION))
 """That the cluster's node is a container on this host, and nothing was done to give it the GPUs."""

@@ -42,7 +42,7 @@ _BOOT_STAMP: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]
 _TIME_ZONE_SUFFIX: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
 _ESCAPED_LINE_BREAK: Final = Pattern(r"(?<!\s)\s*#012\s*NVRM:\s*")
 # In older drivers the functions of the driver itself say it without the colon.
-_NVRM: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
+_NVRM_PREFIX: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
 _MAIL_QUOTE_PREFIX: Final = Pattern(r"^(?:>\s?)+")
 # A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
 _NEW_MESSAGE: Final = Pattern(
@@ -114,7 +114,7 @@ def matching_messages(snapshot: Snapshot, *patterns: Pattern) -> tuple[Message, 
     return tuple(message for message in matching if not prose.cites_prose(snapshot, message.citation))
 
 
-_KERNEL_WORDS: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
+_KERNEL_LOG_WORDS: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
 _OTHER_LOG_KINDS: Final = frozenset(
     {
         *("journal", "unit-log", "text", "application", "modprobe", "installer-log", "listing", "file"),
@@ -137,9 +137,9 @@ def _read_log(item: EvidenceItem) -> _KernelLog | None:
 
 def _kernel_line_numbers(item: EvidenceItem) -> Iterator[int]:
     """Yield the numbers of the lines of another log that are the kernel's."""
-    for start in item.view(LineIndex).line_starts_of(_KERNEL_WORDS):
+    for start in item.view(LineIndex).line_starts_of(_KERNEL_LOG_WORDS):
         number = item.line_number_at(start)
-        if _KERNEL_WORDS.search(item.lines[number - 1]):
+        if _KERNEL_LOG_WORDS.search(item.lines[number - 1]):
             yield number
 
 
@@ -147,14 +147,14 @@ class _Line(NamedTuple):
     """A line of a log.
 
     Attributes:
-        body: without its stamp and ``NVRM:``.
+        text: without its stamp and ``NVRM:``.
         may_continue: whether it may continue a message of NVRM's.
     """
 
     number: int
-    body: str
-    at: float | None
-    form: _StampForm
+    text: str
+    time_s: float | None
+    stamp_form: _StampForm
     is_nvrm: bool
     may_continue: bool
 
@@ -182,7 +182,7 @@ class _KernelLog:
 
     def message_beginning_at(self, number: int) -> Message | None:
         """Return the message whose first line has this number."""
-        found = (one for one in self._messages_around([number]) if one.citation.line_number == number)
+        found = (message for message in self._messages_around([number]) if message.citation.line_number == number)
         return next(found, None)
 
     def messages_with_words(self, patterns: Iterable[Pattern]) -> Iterable[Message]:
@@ -195,7 +195,7 @@ class _KernelLog:
         words = [word for pattern in patterns for word in pattern.words]
         found = {*self._messages_around(map(self._item.line_number_at, starts))}
         # A word may stand where a message was wrapped.
-        found |= {one for one in self.joined_messages if any(word in one.text.lower() for word in words)}
+        found |= {message for message in self.joined_messages if any(word in message.text.lower() for word in words)}
         return sorted(found, key=lambda one: one.citation.line_number or 0)
 
     @cached_property
@@ -203,7 +203,7 @@ class _KernelLog:
         """The messages whose text is no part of one line."""
         starts = self._item.view(LineIndex).line_starts("nvrm")
         around = self._messages_around(map(self._item.line_number_at, starts))
-        return tuple(one for one in around if one.lines > 1 or "#012" in one.citation.line)
+        return tuple(message for message in around if message.lines > 1 or "#012" in message.citation.line)
 
     def _messages_around(self, numbers: Iterable[int]) -> Iterator[Message]:
         """Yield the messages of the blocks in which these lines are."""
@@ -243,9 +243,9 @@ class _KernelLog:
         number = self._numbers[place]
         if number not in self._lines:
             text, at, form = _split_stamp(self._item.lines[number - 1])
-            is_nvrm = bool(_NVRM.match(text))
+            is_nvrm = bool(_NVRM_PREFIX.match(text))
             # rsyslog writes the line feeds within a message as #012.
-            body = _ESCAPED_LINE_BREAK.sub(" ", _NVRM.sub("", text)) if is_nvrm else text
+            body = _ESCAPED_LINE_BREAK.sub(" ", _NVRM_PREFIX.sub("", text)) if is_nvrm else text
             may_continue = is_nvrm or (at is None and body[:1].isspace())
             self._lines[number] = _Line(number, body, at, form, is_nvrm, may_continue)
         return self._lines[number]
@@ -255,37 +255,37 @@ class _KernelLog:
         for line in lines:
             if last is not None and _is_continuation(last, line):
                 count = line.number - (last.citation.line_number or line.number) + 1
-                last = replace(last, text=f"{last.text} {line.body.strip()}", lines=count)
+                last = replace(last, text=f"{last.text} {line.text.strip()}", lines=count)
                 continue
             if last is not None:
                 yield last
-            last = self._message_from_line(line) if line.body.strip() else None
+            last = self._message_from_line(line) if line.text.strip() else None
         if last is not None:
             yield last
 
     def _message_from_line(self, line: _Line) -> Message:
         citation = cite(self._item, line.number)
-        return Message(line.body.strip(), citation, line.at, line.is_nvrm, clock=self._clock_of(line))
+        return Message(line.text.strip(), citation, line.time_s, line.is_nvrm, clock=self._clock_of(line))
 
     def _clock_of(self, line: _Line) -> str:
-        if line.at is None:
+        if line.time_s is None:
             return ""
-        return line.form if line.form == "zoned" else self._clocks[line.number]
+        return line.stamp_form if line.stamp_form == "zoned" else self._clocks[line.number]
 
     @cached_property
     def _clocks(self) -> Mapping[int, str]:
         """The clock of each line with a time."""
         clocks = _Clocks(self._item.key)
         lines = map(self._line, range(len(self._numbers)))
-        return {line.number: clocks.clock_of(line.form, line.at) for line in lines}
+        return {line.number: clocks.clock_of(line.stamp_form, line.time_s) for line in lines}
 
     @cached_property
     def last_times(self) -> tuple[float, ...]:
         """The latest time of each kind of stamp."""
         latest: dict[_StampForm, float] = {}
         for line in map(self._line, range(len(self._numbers))):
-            if line.at is not None and line.body.strip():
-                latest[line.form] = max(line.at, latest.get(line.form, line.at))
+            if line.time_s is not None and line.text.strip():
+                latest[line.stamp_form] = max(line.time_s, latest.get(line.stamp_form, line.time_s))
         return tuple(latest.values())
 
 
@@ -307,19 +307,19 @@ class _Clocks:
             return ""
         if form == "zoned":
             return form
-        if at < self._last.get(form, at) - _JITTER_S:
+        if at < self._last.get(form, at) - _CLOCK_JITTER_S:
             self._runs[form] = self._runs.get(form, 0) + 1
         self._last[form] = at
         return f"{form} {self._runs.get(form, 0)} {self._log}"
 
 
 # Messages of several processors are not written in the exact order of their stamps.
-_JITTER_S: Final = 1.0
+_CLOCK_JITTER_S: Final = 1.0
 
 
 def _is_continuation(last: Message, line: _Line) -> bool:
     """Return whether ``line`` continues ``last``: NVRM wraps sentences over lines."""
-    body = line.body
+    body = line.text
     if not (last.is_nvrm and line.may_continue and body.strip()) or len(last.text) > _MAX_MESSAGE_LENGTH:
         return False
     if not line.is_nvrm:
@@ -350,19 +350,19 @@ def _stamp_form(match: re.Match[str]) -> _StampForm:
 
 
 def _stamp_seconds(match: re.Match[str]) -> float | None:
-    found = match.groupdict()
+    groups = match.groupdict()
     try:
-        if boot := found.get("boot"):
+        if boot := groups.get("boot"):
             return float(boot)
-        if date := found.get("date"):
+        if date := groups.get("date"):
             return _parse_utc(" ".join(date.split()), "%a %b %d %H:%M:%S %Y")
-        if iso := found.get("iso") or found.get("talos"):
+        if iso := groups.get("iso") or groups.get("talos"):
             return _parse_iso(iso.replace(",", ".").replace("Z", "+00:00"))
-        if full := found.get("full"):
+        if full := groups.get("full"):
             return _parse_utc(full, "%Y-%m-%d %H:%M:%S")
-        if micros := found.get("micros"):
+        if micros := groups.get("micros"):
             return int(micros) / 1e6
-        if syslog := found.get("syslog"):
+        if syslog := groups.get("syslog"):
             # syslog leaves the year away; the order within one log is all that is asked of it.
             return _parse_utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
     except (ValueError, OverflowError):

@@ -18,10 +18,10 @@ from gpunode.facts.patterns import Pattern, parse_int
 
 RESOURCE: Final = r"nvidia\.com/(?:gpu|mig-[\w.]+)(?:\.shared)?"
 # nvidia.com/gpu: "1"   "nvidia.com/gpu": "1",   nvidia.com/gpu  1  1   nvidia.com/gpu=1; not gpu.count, not f:….
-_AMOUNT: Final = Pattern(
+_RESOURCE_AMOUNT: Final = Pattern(
     rf"(?<![\w:.])[\"']?(?P<name>{RESOURCE})[\"']?(?P<sign>\s*[:=]\s*|\s+)[\"']?(?P<value>\d{{1,18}})\b"
 )
-_HEADING: Final = Pattern(r"^(?P<indent>\s*)[\"']?(?P<key>[A-Za-z][\w ./-]{0,60}?)[\"']?\s*:(?:\s|[\[{\"']|$)")
+_SECTION_HEADING: Final = Pattern(r"^(?P<indent>\s*)[\"']?(?P<key>[A-Za-z][\w ./-]{0,60}?)[\"']?\s*:(?:\s|[\[{\"']|$)")
 _OFFER_SECTIONS: Final = frozenset({"capacity", "allocatable"})
 _KNOWN_SECTIONS: Final = _OFFER_SECTIONS | {
     "allocated resources",
@@ -31,7 +31,7 @@ _KNOWN_SECTIONS: Final = _OFFER_SECTIONS | {
     "annotations",
     "tolerations",
 }
-_OTHER_RESOURCE: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
+_OTHER_RESOURCE_NAME: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|attachable-volumes-[\w-]+)$")
 _NODE_WORDS: Final = Pattern(r"(?i)\b(?:nodes?|capacity|allocatable|allocated)\b")
 _OBJECT_START: Final = Pattern(r"^(?:Name:|(?:-\s+)?apiVersion:|---\s*$| {8}\{\s*$)")
 _NODE_NAME: Final = Pattern(r"(?m)^(?:Name:\s+| {2,8}[\"']?name[\"']?: [\"']?)(?P<name>[\w.-]+)")
@@ -89,11 +89,11 @@ class KubeNode:
 
 @dataclass(frozen=True, slots=True)
 class _NodePart:
-    """A piece of evidence about one node; ``first`` is the number of its first line."""
+    """A piece of evidence about one node; ``first_line_number`` is the number of its first line."""
 
     item: EvidenceItem
     lines: tuple[str, ...]
-    first: int
+    first_line_number: int
 
     @property
     def name(self) -> str:
@@ -105,11 +105,11 @@ def kube_nodes(snapshot: Snapshot) -> tuple[KubeNode, ...]:
     """Return the nodes; pieces without a name belong to the only named one, or are one node."""
     parts = [part for item in snapshot.items if _may_show_nodes(item) for part in _split_nodes(item)]
     names = list(dict.fromkeys(part.name for part in parts if part.name))
-    found: dict[str, KubeNode] = {}
+    nodes: dict[str, KubeNode] = {}
     for part in parts:
         name = part.name or (names[0] if len(names) == 1 else "")
-        _add_part(part, found.setdefault(name, KubeNode(name, cite(part.item, part.first))))
-    return tuple(found.values())
+        _add_part(part, nodes.setdefault(name, KubeNode(name, cite(part.item, part.first_line_number))))
+    return tuple(nodes.values())
 
 
 def _may_show_nodes(item: EvidenceItem) -> bool:
@@ -137,16 +137,16 @@ def _add_part(part: _NodePart, node: KubeNode) -> None:
     """Add to ``node`` what the piece shows."""
     of_command = re.search(r"\b(?:capacity|allocatable)\b", part.item.written)
     section = of_command[0] if of_command else ""
-    for number, line in enumerate(part.lines, part.first):
-        heading = _HEADING.match(line)
+    for number, line in enumerate(part.lines, part.first_line_number):
+        heading = _SECTION_HEADING.match(line)
         key = heading["key"].strip().lower() if heading else next(iter(line.split()), "")
         if heading and key in _KNOWN_SECTIONS:
             section = key
-        elif heading and not heading["indent"] and "/" not in key and not _OTHER_RESOURCE.match(key):
+        elif heading and not heading["indent"] and "/" not in key and not _OTHER_RESOURCE_NAME.match(key):
             section = ""
-        if section in _OFFER_SECTIONS and _OTHER_RESOURCE.match(key):
+        if section in _OFFER_SECTIONS and _OTHER_RESOURCE_NAME.match(key):
             node.shown.add(section)
-        for amount in _AMOUNT.finditer(line):
+        for amount in _RESOURCE_AMOUNT.finditer(line):
             _add_amount(node, section, amount, cite(part.item, number))
     _add_printed_field(part.item, node)
 
@@ -170,7 +170,7 @@ def _add_printed_field(item: EvidenceItem, node: KubeNode) -> None:
         node.shown.add(match["section"])
         offers = node.capacity if match["section"] == "capacity" else node.allocatable
         offers.setdefault("nvidia.com/gpu", Amount(count or 0, node.citation))
-    elif source.only and not source.is_part and source.lets_through("  nvidia.com/gpu:  1"):
+    elif source.pattern and not source.is_part and source.lets_through("  nvidia.com/gpu:  1"):
         node.shown.add("capacity")
 
 
@@ -187,4 +187,4 @@ def offers_all_gpus(snapshot: Snapshot) -> bool:
     """Return whether the only node offers all its GPUs, so that older plugin errors are past."""
     shown = [node for node in snapshot.view(kube_nodes) if node.capacity or node.allocatable]
     are_well = not any(unhealthy_resources(snapshot)) and all(node.allocatable for node in shown)
-    return len(shown) == 1 and are_well and any(one.value for one in shown[0].allocatable.values())
+    return len(shown) == 1 and are_well and any(amount.value for amount in shown[0].allocatable.values())

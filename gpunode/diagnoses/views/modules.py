@@ -21,20 +21,20 @@ _DKMS_STATUS_ROW: Final = Pattern(
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*\w+)?:\s*(?P<state>added|built|installed|broken)"
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
-_MAIN_MODULE: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
+_MAIN_MODULE_NAME: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
 _MODULE_FILE_PATH: Final = Pattern(
-    rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN_MODULE}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
+    rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN_MODULE_NAME}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
 )
-_MODULE_FILE_NAME: Final = Pattern(rf"(?:^|\s|/)({_MAIN_MODULE}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
-_DRIVER_MODULE_NAME: Final = Pattern(_MAIN_MODULE)
+_MODULE_FILE_NAME: Final = Pattern(rf"(?:^|\s|/)({_MAIN_MODULE_NAME}\.ko(?:\.(?:xz|gz|zst))?)(?=\s|$)")
+_DRIVER_MODULE_NAME: Final = Pattern(_MAIN_MODULE_NAME)
 _KERNEL_MODULES_FOLDER: Final = Pattern(r"/lib/modules/(?P<kernel>[^/\s]+)(?P<place>/[^\s]*)?$")
-_NOT_FOUND: Final = Pattern(
+_MODULE_NOT_FOUND_MESSAGE: Final = Pattern(
     r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
     r"(?: in directory \S*?/lib/modules/(?P<kernel>[^\s/]+))?|could not find module by name ?=? ?'?nvidia|"
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
     r"module not found: '?nvidia\b"
 )
-_MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN_MODULE}'? not found")
+_MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN_MODULE_NAME}'? not found")
 _PREBUILT_MODULE_PACKAGE: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d{1,18})(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
@@ -114,28 +114,28 @@ def is_module_loaded(snapshot: Snapshot, name: str) -> bool | None:
     driver = snapshot.facts.loaded_driver
     if name == "nvidia" and isinstance(driver, Known) and driver.value is not None:
         return True
-    present, tables = snapshot.view(_module_tables)
+    present, tables = snapshot.view(_loaded_modules_and_tables)
     if name in present:
         return True
     if isinstance(snapshot.facts.modules, Known):
         return name in snapshot.facts.modules.value
     # A table that was not cut, or whose pattern would have let the name through, says by silence that it is not there.
-    return False if any(_would_show(item, name) for item in tables) else None
+    return False if any(_would_list_module(item, name) for item in tables) else None
 
 
 def listed_modules(snapshot: Snapshot) -> frozenset[str]:
     """Return the modules that a table of the loaded ones names, be it cut."""
-    return snapshot.view(_module_tables)[0]
+    return snapshot.view(_loaded_modules_and_tables)[0]
 
 
-def _would_show(item: EvidenceItem, name: str) -> bool:
-    if not item.source.only:
+def _would_list_module(item: EvidenceItem, name: str) -> bool:
+    if not item.source.pattern:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return not item.source.is_part and item.text.lstrip().startswith("Module")
     return not item.source.is_part and item.source.lets_through(name)
 
 
-def _module_tables(snapshot: Snapshot) -> tuple[frozenset[str], tuple[EvidenceItem, ...]]:
+def _loaded_modules_and_tables(snapshot: Snapshot) -> tuple[frozenset[str], tuple[EvidenceItem, ...]]:
     tables = tuple(item for item in snapshot.items_of("lsmod") if item.where == "host")
     names = {match["name"] for item in tables for line in item.lines if (match := _LSMOD_ROW.match(line))}
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
@@ -210,10 +210,10 @@ def driver_dkms_rows(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
 
 def modules_on_disk(snapshot: Snapshot) -> tuple[InstalledModule, ...]:
     """Return the files of NVIDIA main module for any kernel, each once."""
-    found: dict[tuple[str, str], InstalledModule] = {}
-    for one in _find_modules(snapshot):
-        found.setdefault((one.kernel, one.place), one)
-    return tuple(found.values())
+    modules: dict[tuple[str, str], InstalledModule] = {}
+    for module in _find_modules(snapshot):
+        modules.setdefault((module.kernel, module.place), module)
+    return tuple(modules.values())
 
 
 def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
@@ -225,7 +225,7 @@ def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
     running = running_or_searched_kernel(snapshot)
     for item in snapshot.items_of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok":
-            yield from _listed_files(item, running)
+            yield from _module_files_in_listing(item, running)
     for row in snapshot.view(driver_dkms_rows):
         if row.state == "installed" and row.kernel:
             yield InstalledModule(row.kernel, "", row.version, row.citation)
@@ -241,7 +241,7 @@ def _packaged_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
             )
 
 
-def _listed_files(item: EvidenceItem, running: str) -> Iterator[InstalledModule]:
+def _module_files_in_listing(item: EvidenceItem, running: str) -> Iterator[InstalledModule]:
     folder = _KERNEL_MODULES_FOLDER.search(
         item.subject.replace("$(uname -r)", running or RUNNING_KERNEL_PLACEHOLDER).rstrip("/*")
     )
@@ -260,8 +260,8 @@ def not_found_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA for the running kernel."""
     running = snapshot.view(system.running_kernel)
     # A node is asked for every module of the driver; that some are not there is no fault while the first one is.
-    said = (*snapshot.matching_lines(_NOT_FOUND), *snapshot.matching_lines(_MAIN_NOT_FOUND, "modinfo"))
-    return tuple(line for line in said if _is_for_kernel(_NOT_FOUND.search(line.line), running))
+    said = (*snapshot.matching_lines(_MODULE_NOT_FOUND_MESSAGE), *snapshot.matching_lines(_MAIN_NOT_FOUND, "modinfo"))
+    return tuple(line for line in said if _is_for_kernel(_MODULE_NOT_FOUND_MESSAGE.search(line.line), running))
 
 
 def _is_for_kernel(match: re.Match[str] | None, running: str) -> bool:
@@ -272,8 +272,8 @@ def running_or_searched_kernel(snapshot: Snapshot) -> str:
     """Return the running kernel: by uname, else by the folder in which modprobe looked."""
     if running := snapshot.view(system.running_kernel):
         return running
-    for line in snapshot.matching_lines(_NOT_FOUND):
-        if (match := _NOT_FOUND.search(line.line)) and match["kernel"]:
+    for line in snapshot.matching_lines(_MODULE_NOT_FOUND_MESSAGE):
+        if (match := _MODULE_NOT_FOUND_MESSAGE.search(line.line)) and match["kernel"]:
             return match["kernel"]
     return ""
 
@@ -283,14 +283,14 @@ def is_built_for(snapshot: Snapshot, kernel: str) -> bool | None:
 
     ``dkms status`` and a listing of /lib/modules name every kernel, so a missing one has no module.
     """
-    found = snapshot.view(modules_on_disk)
-    if kernel and any(one.kernel == kernel for one in found):
+    modules = snapshot.view(modules_on_disk)
+    if kernel and any(module.kernel == kernel for module in modules):
         return True
     if any(info.filename and (not kernel or f"/{kernel}/" in info.filename) for info in snapshot.view(driver_modinfo)):
         return True
     if snapshot.view(not_found_lines) or isinstance(snapshot.facts.module_files, Known):
         return False
-    if kernel and (found or snapshot.view(driver_dkms_rows)):
+    if kernel and (modules or snapshot.view(driver_dkms_rows)):
         return False
     return None
 
@@ -299,7 +299,7 @@ def is_built_for(snapshot: Snapshot, kernel: str) -> bool | None:
 _INITRAMFS_MODULE: Final = Pattern(
     r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b"
 )
-_GREP_COUNT: Final = Pattern(r"(?m)^[ \t]*[1-9]\d{0,3}[ \t]*$")
+_NONZERO_GREP_COUNT: Final = Pattern(r"(?m)^[ \t]*[1-9]\d{0,3}[ \t]*$")
 _INITRAMFS_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")
 
 
@@ -316,9 +316,9 @@ def _release_of_initramfs(item: EvidenceItem) -> str:
     return match["release"] if match else ""
 
 
-def initramfs_module_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+def nvidia_in_initramfs_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that show NVIDIA's main module in the initramfs."""
-    pattern = {False: _INITRAMFS_MODULE, True: _GREP_COUNT}
+    pattern = {False: _INITRAMFS_MODULE, True: _NONZERO_GREP_COUNT}
     return tuple(
         line
         for item in running_initramfs_listings(snapshot)

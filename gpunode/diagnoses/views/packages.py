@@ -43,8 +43,8 @@ _PACKAGE_NOT_FOUND: Final = Pattern(
     r"|package ['‘](?P<pacman>[^'’\s]+)['’] was not found|Unable to locate package (?P<apt>[\w.+-]+)"
 )
 # dpkg(1): what of a package in each state is there to be used.
-_INSTALLED_STATES: Final = frozenset("iWt")
-_HALF_DONE_STATES: Final = frozenset("UFH")
+_INSTALLED_STATE_LETTERS: Final = frozenset("iWt")
+_HALF_DONE_STATE_LETTERS: Final = frozenset("UFH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Package:
     @property
     def is_installed(self) -> bool:
         """True if it is there and configured."""
-        return self.state in _INSTALLED_STATES
+        return self.state in _INSTALLED_STATE_LETTERS
 
     @property
     def is_half_done(self) -> bool:
         """True if dpkg unpacked it, began to, or began to configure it, and got no further."""
-        return self.state in _HALF_DONE_STATES
+        return self.state in _HALF_DONE_STATE_LETTERS
 
     @property
     def is_broken(self) -> bool:
@@ -87,12 +87,12 @@ class Package:
 
 def listed_packages(snapshot: Snapshot) -> Mapping[str, Package]:
     """Return the node's packages by name; of duplicates the unfinished, else the installed one."""
-    found: dict[str, Package] = {}
+    packages: dict[str, Package] = {}
     for package in _find_packages(snapshot):
-        before = found.get(package.name)
+        before = packages.get(package.name)
         if before is None or (package.is_half_done, package.is_installed) >= (before.is_half_done, before.is_installed):
-            found[package.name] = package
-    return found
+            packages[package.name] = package
+    return packages
 
 
 def container_packages(snapshot: Snapshot) -> tuple[Package, ...]:
@@ -104,7 +104,7 @@ def container_packages(snapshot: Snapshot) -> tuple[Package, ...]:
 
 def held_packages(snapshot: Snapshot) -> Mapping[str, Citation]:
     """Return the packages that are on hold, or excluded from upgrades, by name."""
-    found = {one.name: one.citation for one in snapshot.view(listed_packages).values() if one.want == "h"}
+    held = {one.name: one.citation for one in snapshot.view(listed_packages).values() if one.want == "h"}
     listings = [
         item for item in snapshot.items_of("packages") if {"showhold", "versionlock"}.intersection(item.source.words)
     ]
@@ -112,8 +112,8 @@ def held_packages(snapshot: Snapshot) -> Mapping[str, Citation]:
         for number, line in enumerate(item.lines, 1):
             # dnf 4 and yum write a lock that keeps packages away with "!".
             if match := _HELD_PACKAGE_NAME.match(line.strip().lstrip("!")):
-                found[match["name"]] = cite(item, number)
-    return found
+                held[match["name"]] = cite(item, number)
+    return held
 
 
 _HELD_PACKAGE_NAME: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
@@ -144,7 +144,7 @@ def _shows_absence(item: EvidenceItem, name: str) -> bool:
     """Return whether it says that there is no such package, or would have listed it."""
     if any(name in match.groups() for match in _PACKAGE_NOT_FOUND.finditer(item.text)):
         return True
-    filtered = item.kind == "packages" and item.source.only and not item.source.is_part
+    filtered = item.kind == "packages" and item.source.pattern and not item.source.is_part
     return bool(filtered) and item.source.lets_through(name)
 
 
@@ -177,13 +177,13 @@ def _unfinished_packages(snapshot: Snapshot) -> Iterator[Package]:
         start = status.text.rfind("\n\n", 0, match.start())
         end = status.text.find("\n\n", match.end())
         stanza = status.text[max(start, 0) : end if end > 0 else None]
-        fields = {one["name"]: one["value"] for one in _NAME_OR_VERSION_FIELD.finditer(stanza)}
+        fields = {match["name"]: match["value"] for match in _NAME_OR_VERSION_FIELD.finditer(stanza)}
         name, version = fields.get("Package", ""), fields.get("Version", "")
         place = cite_fact(status.written, f"{name}: {match[0]}", status.key)
         yield Package(name, version, _DPKG_STATE_LETTERS[match["state"]], match["want"], place)
 
 
-_DRIVERS_ROW: Final = Pattern(
+_DRIVER_PACKAGE_MENTION: Final = Pattern(
     r"\b(?:nvidia-(?:driver|dkms|utils|kernel|headless|open|smi|current)|libnvidia-(?:compute|ml1|ml-|cfg1)|libcuda1"
     r"|(?:a?kmod|dkms)-nvidia|xorg-x11-drv-nvidia|cuda-drivers|linux-modules-nvidia)"
 )
@@ -191,7 +191,7 @@ _DRIVERS_ROW: Final = Pattern(
 
 def is_driver_row(line: str) -> bool:
     """Return whether a line of a list of packages shows one of a driver that is installed, or was begun with."""
-    return bool(_DRIVERS_ROW.search(line)) and not line.startswith(("un ", "rc ", "pn "))
+    return bool(_DRIVER_PACKAGE_MENTION.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 
 
 def _parse_rows(item: EvidenceItem) -> Iterator[Package]:
@@ -254,14 +254,14 @@ class Upgrade:
         before: the replaced version; empty if none or unknown.
         after: the new version; empty if unknown.
         is_automatic: the system did it by itself.
-        by: the command in the log.
+        upgrade_program: the command in the log.
     """
 
     name: str
     before: str
     after: str
     is_automatic: bool
-    by: str
+    upgrade_program: str
     citation: Citation
 
     @property
@@ -276,14 +276,14 @@ def logged_driver_upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
     logs = sorted(
         snapshot.items_of("package-history", "package-output", "unit-log", "journal", "text"), key=_log_rotation_number
     )
-    return tuple(one for item in logs if "nvidia" in item.text for one in _parse_log(item))
+    return tuple(upgrade for item in logs if "nvidia" in item.text for upgrade in _parse_log(item))
 
 
-_ROTATED_LOG: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
+_ROTATED_LOG_NUMBER: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")
 
 
 def _log_rotation_number(item: EvidenceItem) -> int:
-    match = _ROTATED_LOG.search(item.subject)
+    match = _ROTATED_LOG_NUMBER.search(item.subject)
     return -int(match["number"]) if match else 0
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.catalog.gpus import GpuModel, is_nvswitch, lookup
+from gpunode.catalog.gpus import GpuModel, find_model, is_nvswitch
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_FUNCTION_LINE: Final = Pattern(
+_PCI_FUNCTION_LINE: Final = Pattern(
     r"(?i)^(?P<address>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\s+(?P<class>[^:\[]+?)(?:\s*\[(?P<code>[0-9a-f]{4})\])?:"
     r"\s+(?P<name>.*)$"
 )
@@ -22,9 +22,9 @@ _VENDOR_AND_DEVICE_ID: Final = Pattern(r"(?i)\[(?P<vendor>[0-9a-f]{4}):(?P<devic
 # A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
 _UNNAMED_NVIDIA_DEVICE: Final = Pattern(r"(?i)NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b")
 # By lspci -vmm, which is for programs; "Physical Slot:" is a detail of lspci -v.
-_MACHINE_READABLE: Final = Pattern(r"(?m)^Slot:")
-_NVSWITCH: Final = Pattern(r"(?i)NVSwitch")
-_GPU_CLASS: Final = Pattern(r"(?i)VGA|3D|Display")
+_LSPCI_MACHINE_READABLE: Final = Pattern(r"(?m)^Slot:")
+_NVSWITCH_NAME: Final = Pattern(r"(?i)NVSwitch")
+_GPU_CLASS_NAME: Final = Pattern(r"(?i)VGA|3D|Display")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PciFunction:
     address: str
     device: str
     name: str
-    kind: str
+    class_name: str
     driver: str | None
     shows_driver: bool
     detail: tuple[str, ...]
@@ -50,17 +50,17 @@ class PciFunction:
     @property
     def is_gpu(self) -> bool:
         """True if it is a display or 3D controller."""
-        return bool(_GPU_CLASS.search(self.kind)) or self.kind.startswith("03")
+        return bool(_GPU_CLASS_NAME.search(self.class_name)) or self.class_name.startswith("03")
 
     @property
     def is_switch(self) -> bool:
         """True if it is an NVSwitch."""
-        return bool(_NVSWITCH.search(self.name)) or (bool(self.device) and is_nvswitch(self.device))
+        return bool(_NVSWITCH_NAME.search(self.name)) or (bool(self.device) and is_nvswitch(self.device))
 
     @property
     def model(self) -> GpuModel | None:
         """The model in the catalog; None without an id."""
-        return lookup(self.device) if self.device and self.is_gpu else None
+        return find_model(self.device) if self.device and self.is_gpu else None
 
 
 def nvidia_functions(snapshot: Snapshot) -> tuple[PciFunction, ...]:
@@ -68,7 +68,7 @@ def nvidia_functions(snapshot: Snapshot) -> tuple[PciFunction, ...]:
     best: dict[str, PciFunction] = {}
     for found in _find_functions(snapshot):
         before = best.get(found.address)
-        if before is None or _detail_level(found) > _detail_level(before):
+        if before is None or _rank_by_detail(found) > _rank_by_detail(before):
             best[found.address] = found
     return tuple(best[address] for address in sorted(best))
 
@@ -80,13 +80,13 @@ def pci_gpus(snapshot: Snapshot) -> tuple[PciFunction, ...]:
 
 def has_gpu(snapshot: Snapshot) -> bool | None:
     """Return whether a GPU is on the bus; None if unknown."""
-    if snapshot.view(pci_gpus) or snapshot.contains(_OTHER_LISTING):
+    if snapshot.view(pci_gpus) or snapshot.contains(_OTHER_TOOL_PCI_LISTING):
         return True
     return False if is_bus_listed(snapshot) else None
 
 
 # Other programs that list hardware: inxi, lshw, hwinfo.
-_OTHER_LISTING: Final = Pattern(
+_OTHER_TOOL_PCI_LISTING: Final = Pattern(
     r"(?m)Device-\d+: NVIDIA |^[ \t]*vendor: NVIDIA Corporation|Vendor: pci 0x10de|^[ \t]*Graphics: .*\bNVIDIA\b"
 )
 
@@ -103,7 +103,7 @@ def is_bus_listed(snapshot: Snapshot) -> bool:
     shown = Pattern(r"(?i)nvidia|10de|vga|3d|display")
     # A program that was not there, or gave no answer in time, has listed nothing.
     whole = (item.source for item in snapshot.items_of("lspci") if item.outcome == "ok" and not item.source.is_part)
-    return any((not source.only or shown.search(source.only)) and "-s" not in source.words for source in whole)
+    return any((not source.pattern or shown.search(source.pattern)) and "-s" not in source.words for source in whole)
 
 
 def normalize_address(text: str) -> str:
@@ -114,8 +114,8 @@ def normalize_address(text: str) -> str:
     return f"{domain[-4:].rjust(4, '0')}:{rest if '.' in rest else rest + '.0'}"
 
 
-def _detail_level(found: PciFunction) -> tuple[bool, bool, int]:
-    return bool(found.device), found.shows_driver, len(found.detail)
+def _rank_by_detail(function: PciFunction) -> tuple[bool, bool, int]:
+    return bool(function.device), function.shows_driver, len(function.detail)
 
 
 def _find_functions(snapshot: Snapshot) -> Iterator[PciFunction]:
@@ -127,14 +127,14 @@ def _find_functions(snapshot: Snapshot) -> Iterator[PciFunction]:
                 place = cite_fact("lspci", said, devices.probe)
                 yield PciFunction(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
     for item in snapshot.items_of("lspci"):
-        if not _MACHINE_READABLE.search(item.text):
+        if not _LSPCI_MACHINE_READABLE.search(item.text):
             yield from (found for found in parse_lspci(item) if is_nvidia(found))
 
 
 def is_nvidia(function: PciFunction) -> bool:
     """Return whether NVIDIA made it."""
-    found = _VENDOR_AND_DEVICE_ID.search(function.name)
-    return "nvidia" in function.name.lower() or bool(found and found["vendor"].lower() == "10de")
+    match = _VENDOR_AND_DEVICE_ID.search(function.name)
+    return "nvidia" in function.name.lower() or bool(match and match["vendor"].lower() == "10de")
 
 
 def parse_lspci(item: EvidenceItem) -> Iterator[PciFunction]:
@@ -143,7 +143,7 @@ def parse_lspci(item: EvidenceItem) -> Iterator[PciFunction]:
     start, detail = 0, list[str]()
     shows_driver = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))
     for number, line in enumerate(item.lines, 1):
-        match = None if line[:1].isspace() else _FUNCTION_LINE.match(line)
+        match = None if line[:1].isspace() else _PCI_FUNCTION_LINE.match(line)
         if match is None:
             detail.append(line)
             continue
@@ -158,11 +158,11 @@ def _parse_function(
     item: EvidenceItem, head: re.Match[str], line_number: int, detail: tuple[str, ...], *, shows_driver: bool
 ) -> PciFunction:
     name = head["name"]
-    found = _VENDOR_AND_DEVICE_ID.search(name) or _UNNAMED_NVIDIA_DEVICE.search(name)
+    match = _VENDOR_AND_DEVICE_ID.search(name) or _UNNAMED_NVIDIA_DEVICE.search(name)
     drivers = [line.partition(":")[2].strip() for line in detail if "Kernel driver in use:" in line]
     return PciFunction(
         normalize_address(head["address"]),
-        found["device"].lower() if found else "",
+        match["device"].lower() if match else "",
         name,
         head["code"] or head["class"],
         drivers[0] if drivers else None,

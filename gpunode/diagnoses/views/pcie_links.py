@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
@@ -18,7 +18,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-_PLAIN_ADDRESS: Final = Pattern(r"(?i)(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PCI_ADDRESS: Final = Pattern(r"(?i)(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VERBOSE_LSPCI_LINE: Final = Pattern(r"\b(?:LnkSta|LnkCap|UESta|Region \d|secondary=|Memory at <)")
 _LINK_SPEED_AND_WIDTH: Final = Pattern(
     r"\bLnk(?P<what>Sta|Cap):.{0,200}?Speed (?P<speed>[\d.]{1,6})GT/s.{0,60}?Width x(?P<width>\d{1,3})"
@@ -32,7 +32,7 @@ _GPU_ADDRESS_IN_LOG: Final = Pattern(
     rf"(?i)\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>(?:[0-9a-f]{{4,8}}:)?"
     r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)"
 )
-_SPEEDS: Final = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
+_PCIE_SPEEDS_GT_S: Final = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 _MAX_LANES: Final = 32
 _NO_CITATION: Final = cite_fact("", "")
 
@@ -66,7 +66,7 @@ class PcieLink:
     @property
     def max_generation(self) -> int:
         """The highest PCIe generation; 0 if unknown."""
-        return _SPEEDS.index(self.max_speed) + 1 if self.max_speed in _SPEEDS else 0
+        return _PCIE_SPEEDS_GT_S.index(self.max_speed) + 1 if self.max_speed in _PCIE_SPEEDS_GT_S else 0
 
 
 def pci_slot(address: str) -> str:
@@ -76,13 +76,13 @@ def pci_slot(address: str) -> str:
 
 def nvidia_slots(snapshot: Snapshot) -> frozenset[str]:
     """Return the slots in which something names a GPU of NVIDIA."""
-    found = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
-    found |= {gpu.bus for gpu in snapshot.view(smi_query.smi_gpus) if gpu.bus}
-    found |= {board.bus for one in snapshot.view(boards.smi_inventories) for board in one.boards if board.bus}
+    addresses = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
+    addresses |= {gpu.pci_address for gpu in snapshot.view(smi_query.smi_gpus) if gpu.pci_address}
+    addresses |= {board.bus for one in snapshot.view(boards.smi_inventories) for board in one.boards if board.bus}
     for message in kernel.matching_messages(snapshot, _GPU_ADDRESS_IN_LOG):
         if match := _GPU_ADDRESS_IN_LOG.search(message.text):
-            found.add(pci.normalize_address(next(value for value in match.groups() if value)))
-    return frozenset(map(pci_slot, found))
+            addresses.add(pci.normalize_address(next(value for value in match.groups() if value)))
+    return frozenset(map(pci_slot, addresses))
 
 
 # --- bridges
@@ -130,19 +130,19 @@ def gpu_at(snapshot: Snapshot, address: str) -> str:
 
 def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str]], EvidenceItem], ...]:
     """Return address, numbered lines and item of each device in a verbose lspci; headings may be missing."""
-    found = []
+    devices = []
     for item in snapshot.items_of("lspci", "text", "file"):
         if item.where != "host" or item.is_package_record or not find_first(item, _VERBOSE_LSPCI_LINE):
             continue
         listed = tuple(pci.parse_lspci(item))
-        found += [
+        devices += [
             (one.address, list(enumerate(one.detail, (one.citation.line_number or 0) + 1)), item) for one in listed
         ]
         if not listed:
             asked = next((after for word, after in pairwise(item.source.words) if word == "-s"), "")
-            address = pci.normalize_address(asked) if _PLAIN_ADDRESS.fullmatch(asked) else ""
-            found.append((address, list(enumerate(item.lines, 1)), item))
-    return tuple(found)
+            address = pci.normalize_address(asked) if _PCI_ADDRESS.fullmatch(asked) else ""
+            devices.append((address, list(enumerate(item.lines, 1)), item))
+    return tuple(devices)
 
 
 def gpu_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
@@ -154,37 +154,37 @@ def gpu_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
 
 def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
     """Return the link of each device on the bus, by lspci and sysfs."""
-    found: dict[str, PcieLink] = {}
+    links: dict[str, PcieLink] = {}
     for address, lines, item in snapshot.view(_verbose_devices):
         for number, line in lines:
             if match := _LINK_SPEED_AND_WIDTH.search(line):
-                link, speed, width = found.get(address, PcieLink(address)), float(match["speed"]), int(match["width"])
+                link, speed, width = links.get(address, PcieLink(address)), float(match["speed"]), int(match["width"])
                 if match["what"] == "Sta":
                     narrow, place = bool(match["narrow"]), cite(item, number)
-                    found[address] = replace(link, speed=speed, width=width, is_downgraded=narrow, citation=place)
+                    links[address] = replace(link, speed=speed, width=width, is_downgraded=narrow, citation=place)
                 else:
-                    found[address] = replace(link, max_speed=speed, max_width=width)
+                    links[address] = replace(link, max_speed=speed, max_width=width)
     for item in snapshot.items_of("file", "listing", "text"):
         text = f"{item.subject}:{item.text}" if "_link_" in item.subject else item.text
         for match in _SYSFS_LINK_ATTRIBUTE.finditer(text) if "_link_" in text else ():
             address, value = pci.normalize_address(match["address"]), float(match["value"])
-            link, place = found.get(address, PcieLink(address)), cite(item, item.line_number_at(match.start()))
+            link, place = links.get(address, PcieLink(address)), cite(item, item.line_number_at(match.start()))
             if match["what"].endswith("speed"):
                 is_now = match["what"].startswith("current")
-                found[address] = replace(link, speed=value) if is_now else replace(link, max_speed=value)
+                links[address] = replace(link, speed=value) if is_now else replace(link, max_speed=value)
             # 255 is the kernel's word for a width that it does not know.
             elif value <= _MAX_LANES and match["what"].startswith("current"):
-                found[address] = replace(link, width=int(value), citation=place)
+                links[address] = replace(link, width=int(value), citation=place)
             elif value <= _MAX_LANES:
-                found[address] = replace(link, max_width=int(value))
-    return found
+                links[address] = replace(link, max_width=int(value))
+    return links
 
 
 def gpu_links(snapshot: Snapshot) -> tuple[PcieLink, ...]:
     """Return the links of the GPUs, from every source that tells of one."""
     gpus = snapshot.view(nvidia_slots)
     # Where no GPU is known and nobody listed the bus, somebody asked about the one that he means.
-    is_any = not gpus and not is_examined(snapshot) and not pci.is_bus_listed(snapshot)
+    is_any = not gpus and not is_examined_by_gpunode(snapshot) and not pci.is_bus_listed(snapshot)
     shown = (
         link
         for address, link in snapshot.view(link_table).items()
@@ -195,12 +195,12 @@ def gpu_links(snapshot: Snapshot) -> tuple[PcieLink, ...]:
 
 def _smi_links(snapshot: Snapshot) -> Iterator[PcieLink]:
     for gpu in snapshot.view(smi_query.smi_gpus):
-        if row := gpu.find("Link Width", "Current"):
+        if row := gpu.find_row("Link Width", "Current"):
             now, newest = (_lane_count(gpu.number("PCIe Generation", name)) for name in ("Current", "Max"))
             width, widest = (_lane_count(gpu.number("Link Width", name)) for name in ("Current", "Max"))
             # NVML's maximum is that of the GPU in this system: of an x8 slot it is 8.
             yield PcieLink(
-                gpu.bus,
+                gpu.pci_address,
                 _generation_speed(now),
                 width,
                 _generation_speed(newest),
@@ -215,4 +215,4 @@ def _lane_count(number: float | None) -> int:
 
 
 def _generation_speed(generation: int) -> float:
-    return _SPEEDS[generation - 1] if 0 < generation <= len(_SPEEDS) else 0.0
+    return _PCIE_SPEEDS_GT_S[generation - 1] if 0 < generation <= len(_PCIE_SPEEDS_GT_S) else 0.0

@@ -16,44 +16,44 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
-Action: TypeAlias = Literal["none", "reset", "reboot", "drain-p2p", "drain-and-reset", ""]
+RecoveryAction: TypeAlias = Literal["none", "reset", "reboot", "drain-p2p", "drain-and-reset", ""]
 
-_ACTION_CHANGE: Final = Pattern(r"(?i)changed (?:from [^)]*\) )?to 0x(?P<action>\d)")
+_RECOVERY_ACTION_CHANGE: Final = Pattern(r"(?i)changed (?:from [^)]*\) )?to 0x(?P<action>\d)")
 # By their numbers, as NVML has them.
-_ACTIONS_BY_CODE: Final[tuple[Action, ...]] = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset")
-_ACTIONS_BY_GRAVITY: Final[tuple[Action, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
+_ACTIONS_BY_CODE: Final[tuple[RecoveryAction, ...]] = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset")
+_ACTIONS_BY_GRAVITY: Final[tuple[RecoveryAction, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
 
 
-def action_of(fault: faults.Fault) -> Action | None:
+def action_of(fault: faults.Fault) -> RecoveryAction | None:
     """Return the action that an Xid 154 asks for; None where the fault is none of these, or does not tell."""
-    match = _ACTION_CHANGE.search(fault.xid.text) if fault.xid and fault.code == 154 else None
+    match = _RECOVERY_ACTION_CHANGE.search(fault.xid.text) if fault.xid and fault.code == 154 else None
     number = int(match["action"]) if match else 0
     return None if match is None else _ACTIONS_BY_CODE[number] if number < len(_ACTIONS_BY_CODE) else ""
 
 
-def action_by_name(value: str) -> Action:
+def action_by_name(value: str) -> RecoveryAction:
     """Return the action that nvidia-smi calls so."""
     words = value.lower()
     if "drain" in words:
         return "drain-and-reset" if "reset" in words else "drain-p2p"
-    named: tuple[Action, ...] = ("reboot", "reset")
+    named: tuple[RecoveryAction, ...] = ("reboot", "reset")
     return next((one for one in named if one in words), "none" if words.strip(" []") in {"", "none", "n/a"} else "")
 
 
-def pending_actions(snapshot: Snapshot) -> Mapping[str, Action]:
+def pending_actions(snapshot: Snapshot) -> Mapping[str, RecoveryAction]:
     """Return the requested action by GPU address: the last Xid 154, else nvidia-smi's answer.
 
     If both request one, their order is unknown and the more disruptive one counts.
     """
     shown = _smi_actions(snapshot)
-    found = dict(shown)
+    actions = dict(shown)
     for fault in faults.sort_by_time(fault for fault in snapshot.view(faults.fault_timeline) if fault.code == 154):
         action = action_of(fault)
         if action == "none":
-            found[fault.gpu] = action
+            actions[fault.gpu] = action
         elif action is not None:
-            found[fault.gpu] = max(action, shown.get(fault.gpu, "none"), key=_ACTIONS_BY_GRAVITY.index)
-    return found
+            actions[fault.gpu] = max(action, shown.get(fault.gpu, "none"), key=_ACTIONS_BY_GRAVITY.index)
+    return actions
 
 
 def recovered_gpus(snapshot: Snapshot) -> frozenset[str]:
@@ -62,40 +62,40 @@ def recovered_gpus(snapshot: Snapshot) -> frozenset[str]:
     Another Xid 154 or the last nvidia-smi query shows that.
     """
     rows = smi_query.find_rows(snapshot, "GPU Recovery Action")
-    quiet = {gpu.bus for gpu, row in rows if is_from_last_query(row.citation) and row.value.lower() == "none"}
+    quiet = {gpu.pci_address for gpu, row in rows if is_from_last_query(row.citation) and row.value.lower() == "none"}
     ill: set[str] = set()
     over: set[str] = set()
     for fault in faults.sort_by_time(fault for fault in snapshot.view(faults.fault_timeline) if fault.source == "xid"):
         action = action_of(fault)
         if action == "none":
             over.add(fault.gpu)
-        elif action is not None or fault.weight > faults.PROGRAM_WEIGHT:
+        elif action is not None or fault.weight > faults.PROGRAM_FAULT_WEIGHT:
             ill.add(fault.gpu)
             over.discard(fault.gpu)
     return frozenset(ill & (over | quiet))
 
 
-def _smi_actions(snapshot: Snapshot) -> dict[str, Action]:
+def _smi_actions(snapshot: Snapshot) -> dict[str, RecoveryAction]:
     """Return the last action that nvidia-smi shows for each GPU."""
-    shown: dict[str, Action] = {}
+    shown: dict[str, RecoveryAction] = {}
     for gpu, row in smi_query.find_rows(snapshot, "GPU Recovery Action"):
         action = action_by_name(row.value)
         shown[gpu.name] = action if gpu.name else max(action, shown.get("", "none"), key=_ACTIONS_BY_GRAVITY.index)
     return shown
 
 
-def gravest_action(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
+def gravest_action(snapshot: Snapshot, gpus: tuple[str, ...]) -> RecoveryAction:
     """Return the most disruptive action requested for these GPUs."""
     actions = snapshot.view(pending_actions)
     return max((actions[gpu] for gpu in gpus if gpu in actions), key=_ACTIONS_BY_GRAVITY.index, default="none")
 
 
-_BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
-_GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_BUS})\s")
+_PCI_ADDRESS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+_GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_PCI_ADDRESS})\s")
 # The row below it: fan, temperature, performance state. Temperature is read from the GPU itself.
 _TEMPERATURE_ROW: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
 _SMI_GPU_ERROR: Final = Pattern(r"(?i)ERR!|Unknown Error|GPU is lost")
-_GPU_HEADING: Final = Pattern(rf"^GPU (?P<bus>{_BUS})\s*$")
+_GPU_HEADING: Final = Pattern(rf"^GPU (?P<bus>{_PCI_ADDRESS})\s*$")
 _TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
 # How a node and a capture name what gpunode asked after it had read the logs; of a paste nobody knows the order.
 _LAST_QUERY_EVIDENCE_KEYS: Final = frozenset({"smi", "smi-query"})
@@ -122,13 +122,13 @@ def _smi_items(snapshot: Snapshot) -> Iterator[EvidenceItem]:
 
 
 # What ends all work of a GPU until it is reset, taken off the bus and found again, or the node is started anew.
-_FATAL_MESSAGE: Final = Pattern(
+_FATAL_GPU_MESSAGE: Final = Pattern(
     r"\bXid\b[^:\n]{0,40}(?::[^:\n]{0,40}){0,3}\): (?:46|62|79|119|120|143)\b|(?:fallen|fell) off the (?:PCIe? )?bus"
     r"|\bGPU is lost\b|RmInitAdapter failed|rm_init_adapter failed|(?:_kgsp|kgsp|GSP)\w*[^\n]{0,60}"
     r"(?:[Tt]imeout|failed|exception|crash|unresponsive)|RPC (?:timeout|response from GPU)"
     r"|(?P<sleeps>power state from D3|Refused to change power state|not ready \d+ms after .{1,40}; giving up)"
 )
-_ANY_BUS: Final = Pattern(r"(?i)\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])")
+_ANY_PCI_ADDRESS: Final = Pattern(r"(?i)\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])")
 
 
 def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
@@ -136,7 +136,7 @@ def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
     if not snapshot.view(ever_working_gpus):
         return snapshot
     over: dict[tuple[str, str], set[int]] = {}
-    for message in kernel.matching_messages(snapshot, _FATAL_MESSAGE):
+    for message in kernel.matching_messages(snapshot, _FATAL_GPU_MESSAGE):
         first = message.citation.line_number
         if first and _is_resolved(snapshot, message.text):
             place = message.citation.key, message.citation.source
@@ -155,15 +155,15 @@ def _blank_out_lines(item: EvidenceItem, numbers: set[int]) -> EvidenceItem:
 
 def _is_resolved(snapshot: Snapshot, message: str) -> bool:
     """Return whether every GPU that the message may concern works now."""
-    ending = _FATAL_MESSAGE.search(message)
+    ending = _FATAL_GPU_MESSAGE.search(message)
     if ending is None:
         return False
-    named = _ANY_BUS.search(message)
+    named = _ANY_PCI_ADDRESS.search(message)
     # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
-    seen = snapshot.view(ever_working_gpus if ending["sleeps"] and named else _gpus_working_at_end)
-    known = {_strip_pci_function(function.address) for function in snapshot.view(pci.pci_gpus)} | seen
+    working_gpus = snapshot.view(ever_working_gpus if ending["sleeps"] and named else _gpus_working_at_end)
+    known = {_strip_pci_function(function.address) for function in snapshot.view(pci.pci_gpus)} | working_gpus
     gpus = {_strip_pci_function(pci.normalize_address(named["bus"]))} if named else known
-    return bool(gpus) and gpus <= seen
+    return bool(gpus) and gpus <= working_gpus
 
 
 def _strip_pci_function(address: str) -> str:

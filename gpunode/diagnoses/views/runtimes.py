@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
-from gpunode.diagnoses.evaluation import is_examined
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.errors import Refused
@@ -20,7 +20,7 @@ from gpunode.facts.patterns import Pattern
 Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
 
 # The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
-_ENGINE_WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
+_ENGINE_PATTERNS: Final[tuple[tuple[Engine, Pattern], ...]] = (
     ("crio", Pattern(r"(?i)\bcri-o\b|\bcrio\b|/etc/crio/")),
     (
         "docker",
@@ -37,7 +37,7 @@ def container_engine(snapshot: Snapshot) -> Engine:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return "crio" if "crio" in kubelet.value.socket else "containerd"
-    for found, pattern in _ENGINE_WORDS:
+    for found, pattern in _ENGINE_PATTERNS:
         if any(
             pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.was_answered
         ):
@@ -55,8 +55,8 @@ _PASTED_EXCERPT: Final = Pattern(r"(?m)\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[
 def docker_config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """Yield the files that dockerd cannot read, with the reason; pasted ones only if complete."""
     for item in snapshot.files("*daemon.json"):
-        is_part = item.source.only or item.source.is_part or _PASTED_EXCERPT.search(item.text)
-        if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined(snapshot)):
+        is_part = item.source.pattern or item.source.is_part or _PASTED_EXCERPT.search(item.text)
+        if item.where != "host" or item.outcome != "ok" or (is_part and not is_examined_by_gpunode(snapshot)):
             continue
         path = item.subject if "/" in item.subject else _DOCKER_CONFIG
         if item.subject not in item.written and _begins_with_json(item.text):
@@ -91,9 +91,9 @@ def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
     return patterns.parse_version(match["version"]) if match else ()
 
 
-Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
+ContainerdProduct: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
-_PRODUCT_PATTERNS: Final[tuple[tuple[Product, Pattern], ...]] = (
+_PRODUCT_PATTERNS: Final[tuple[tuple[ContainerdProduct, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
     ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
     (
@@ -107,7 +107,7 @@ _PRODUCT_PATTERNS: Final[tuple[tuple[Product, Pattern], ...]] = (
 _SOURCE_KINDS_WITHOUT_PRODUCT: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
 
 
-def containerd_product(snapshot: Snapshot) -> Product:
+def containerd_product(snapshot: Snapshot) -> ContainerdProduct:
     """Return the product whose containerd the kubelet uses."""
     return snapshot.view(_find_product)[0]
 
@@ -117,15 +117,15 @@ def product_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     return snapshot.view(_find_product)[1]
 
 
-def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
+def _find_product(snapshot: Snapshot) -> tuple[ContainerdProduct, tuple[Citation, ...]]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
         return "containerd" if kind == "kubelet" else kind, (cite_fact("the kubelet", f"of {kind}", kubelet.probe),)
     items = [
-        one
-        for one in snapshot.items
-        if not (one.kind in _SOURCE_KINDS_WITHOUT_PRODUCT or one.outcome == "absent" or one.is_package_record)
+        item
+        for item in snapshot.items
+        if not (item.kind in _SOURCE_KINDS_WITHOUT_PRODUCT or item.outcome == "absent" or item.is_package_record)
     ]
     for name, pattern in _PRODUCT_PATTERNS:
         for item in items:
@@ -137,7 +137,7 @@ def _find_product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
 
 
 _CONTAINERD_CONFIG_LINE: Final = Pattern(r"(?m)^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"")
-_MAIN_CONFIG_FILES: Final[Mapping[Product, str]] = {
+_MAIN_CONFIG_FILES: Final[Mapping[ContainerdProduct, str]] = {
     "containerd": _CONTAINERD_CONFIG,
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
@@ -166,5 +166,5 @@ def _config_files(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
 def complete_containerd_config(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the configuration if it is complete, so that a missing handler does not exist."""
     shown = snapshot.view(containerd_config_items)
-    is_whole = any(("runtimes" in item.text or "version" in item.text) and not item.source.only for item in shown)
+    is_whole = any(("runtimes" in item.text or "version" in item.text) and not item.source.pattern for item in shown)
     return (cite(shown[0], 1),) if is_whole and not shown[0].source.is_part else ()

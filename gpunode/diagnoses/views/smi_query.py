@@ -23,10 +23,10 @@ from gpunode.facts.patterns import Pattern
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 _GPU_HEADING: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")
 _XML_TAG: Final = Pattern(rf'^<(?P<name>[A-Za-z]\w*)(?: id="(?P<bus>{_BUS})")?[^<>]{{0,80}}>(?:(?P<value>[^<>]*)</)?')
-_BUS_ID: Final = Pattern(rf"^{_BUS}$")
-_UUID: Final = Pattern(r"^GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
-_INDEX: Final = Pattern(r"^[0-9]{1,3}$")
-_HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
+_PCI_ADDRESS_ONLY: Final = Pattern(rf"^{_BUS}$")
+_GPU_UUID: Final = Pattern(r"^GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
+_GPU_INDEX: Final = Pattern(r"^[0-9]{1,3}$")
+_CSV_HEADER_LINE: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
 # What stands above the first GPU.
 _ANSWER_HEADER_NAMES: Final = frozenset(
     {"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"}
@@ -38,7 +38,7 @@ _SECTION_HEADING: Final = Pattern(
     r"GPU Recovery Action[ \t]*:[^\n]*)\s*$"
 )
 # Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
-_CANONICAL_NAMES: Final = {
+_CANONICAL_ROW_NAMES: Final = {
     "clocks throttle reasons": "clocks event reasons",
     "remapping failure occured": "remapping failure occurred",
     "remapped row corr": "correctable error",
@@ -93,25 +93,25 @@ class SmiGpu:
     """The rows of one answer about one GPU.
 
     Attributes:
-        bus: PCI address as the kernel writes it (``0000:07:00.0``); empty if unknown.
-        identifier: UUID, else index or serial; empty if unknown.
+        pci_address: PCI address as the kernel writes it (``0000:07:00.0``); empty if unknown.
+        uuid_or_index: UUID, else index or serial; empty if unknown.
     """
 
-    bus: str
+    pci_address: str
     rows: tuple[SmiRow, ...]
     citation: Citation
-    identifier: str = ""
+    uuid_or_index: str = ""
 
     @property
     def name(self) -> str:
         """The name for commands: the address if known; empty if it may be any GPU of the node."""
-        return self.bus or self.identifier
+        return self.pci_address or self.uuid_or_index
 
-    def find(self, *names: str) -> SmiRow | None:
+    def find_row(self, *names: str) -> SmiRow | None:
         """Return the first row called by the last of ``names`` below the others in that order."""
-        return next(self.find_all(*names), None)
+        return next(self.find_rows(*names), None)
 
-    def find_all(self, *names: str) -> Iterator[SmiRow]:
+    def find_rows(self, *names: str) -> Iterator[SmiRow]:
         """Yield all such rows; a piece without GPU headings holds those of several."""
         wanted = tuple(normalize_name(name) for name in names)
         for row in self.rows:
@@ -119,8 +119,8 @@ class SmiGpu:
                 yield row
 
     def value(self, *names: str) -> str:
-        """Return the value of ``find``; empty where there is none."""
-        return row.value if (row := self.find(*names)) else ""
+        """Return the value of ``find_row``; empty where there is none."""
+        return row.value if (row := self.find_row(*names)) else ""
 
     def number(self, *names: str) -> float | None:
         """Return the number at the start of the value; None where there is none, or it is N/A."""
@@ -132,7 +132,7 @@ class SmiGpu:
 def normalize_name(name: str) -> str:
     """Return the name that all branches, the XML and the CSV share."""
     words = " ".join(name.replace("_", " ").lower().split())
-    return _CANONICAL_NAMES.get(words, words)
+    return _CANONICAL_ROW_NAMES.get(words, words)
 
 
 def smi_answers(snapshot: Snapshot) -> tuple[tuple[SmiGpu, ...], ...]:
@@ -148,7 +148,7 @@ def smi_gpus(snapshot: Snapshot) -> tuple[SmiGpu, ...]:
 
 def find_rows(snapshot: Snapshot, *names: str) -> tuple[tuple[SmiGpu, SmiRow], ...]:
     """Return the rows of these names, of every GPU."""
-    return tuple((gpu, row) for gpu in snapshot.view(smi_gpus) for row in gpu.find_all(*names))
+    return tuple((gpu, row) for gpu in snapshot.view(smi_gpus) for row in gpu.find_rows(*names))
 
 
 def is_yes(value: str) -> bool:
@@ -166,21 +166,21 @@ _KINDS_THAT_MAY_QUOTE_ANSWERS: Final = frozenset({"text", "nvidia-smi", "file", 
 
 
 def _parse_item(item: EvidenceItem) -> Iterator[SmiGpu]:
-    found: Iterator[SmiGpu]
+    gpus: Iterator[SmiGpu]
     if item.kind == "nvidia-smi-q" or (
         item.kind in _KINDS_THAT_MAY_QUOTE_ANSWERS and find_first(item, _SECTION_HEADING)
     ):
-        found = (part for gpu in _parse_listing(item) for part in ([gpu] if gpu.bus else _split_by_gpu(gpu)))
-        found = (gpu for gpu in found if any(row.name not in _ANSWER_HEADER_NAMES for row in gpu.rows))
+        gpus = (part for gpu in _parse_listing(item) for part in ([gpu] if gpu.pci_address else _split_by_gpu(gpu)))
+        gpus = (gpu for gpu in gpus if any(row.name not in _ANSWER_HEADER_NAMES for row in gpu.rows))
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
-        found = _parse_csv(item)
+        gpus = _parse_csv(item)
     else:
         return
-    for gpu in found:
+    for gpu in gpus:
         uuid = gpu.value("GPU UUID")
         # The CSV's own column; -q counts instances so.
-        indices = (row.value for row in gpu.rows if row.path == ("index",) and _INDEX.match(row.value))
-        yield replace(gpu, identifier=uuid if _UUID.match(uuid) else _requested_gpu(item) or next(indices, ""))
+        indices = (row.value for row in gpu.rows if row.path == ("index",) and _GPU_INDEX.match(row.value))
+        yield replace(gpu, uuid_or_index=uuid if _GPU_UUID.match(uuid) else _requested_gpu(item) or next(indices, ""))
 
 
 def _split_by_gpu(gpu: SmiGpu) -> Iterator[SmiGpu]:
@@ -195,7 +195,7 @@ def _split_by_gpu(gpu: SmiGpu) -> Iterator[SmiGpu]:
         if is_next and part:
             yield SmiGpu(bus, tuple(part), part[0].citation)
             bus, part, names = "", [], set()
-        if row.name == "bus id" and _BUS_ID.match(row.value):
+        if row.name == "bus id" and _PCI_ADDRESS_ONLY.match(row.value):
             bus = pci.normalize_address(row.value)
         part.append(row)
         names.add(row.path)
@@ -249,14 +249,14 @@ def _parse_csv(item: EvidenceItem) -> Iterator[SmiGpu]:
     names = _queried_columns(item)
     for number, line in enumerate(item.lines, 1):
         cells = [cell.strip() for cell in line.split(",")]
-        if _HEAD_OF_CSV.match(line.strip()) and ("." in line or "_" in line or "index" in cells):
+        if _CSV_HEADER_LINE.match(line.strip()) and ("." in line or "_" in line or "index" in cells):
             names = [cell.split(" [")[0] for cell in cells]
         elif len(names) == len(cells) and any(cells):
             place = cite(item, number)
             named = dict(zip(names, cells, strict=True))
             bus = named.get("gpu_bus_id") or named.get("pci.bus_id") or ""
-            found = tuple(SmiRow(_column_path(name), value, place) for name, value in named.items())
-            yield SmiGpu(pci.normalize_address(bus) if _BUS_ID.match(bus) else "", found, place)
+            gpu_rows = tuple(SmiRow(_column_path(name), value, place) for name, value in named.items())
+            yield SmiGpu(pci.normalize_address(bus) if _PCI_ADDRESS_ONLY.match(bus) else "", gpu_rows, place)
 
 
 def _column_path(column: str) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ def _queried_columns(item: EvidenceItem) -> list[str]:
 def _requested_gpu(item: EvidenceItem) -> str:
     """Return the single GPU that the command named; empty if several or all."""
     words = item.source.words
-    found = [after for word, after in pairwise(words) if word in {"-i", "--id"}]
-    found += [word.partition("=")[2] for word in words if word.startswith("--id=")]
-    found += [word[2:].lstrip("=") for word in words if re.match(r"-i=?\d", word)]
-    return found[0] if len(found) == 1 and is_gpu_id(found[0]) else ""
+    option_values = [after for word, after in pairwise(words) if word in {"-i", "--id"}]
+    option_values += [word.partition("=")[2] for word in words if word.startswith("--id=")]
+    option_values += [word[2:].lstrip("=") for word in words if re.match(r"-i=?\d", word)]
+    return option_values[0] if len(option_values) == 1 and is_gpu_id(option_values[0]) else ""

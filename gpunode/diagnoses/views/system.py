@@ -90,14 +90,14 @@ def package_manager(snapshot: Snapshot) -> PackageManager:
     return "apt"
 
 
-def _manager_of(known: Distro) -> PackageManager | None:
+def _manager_of(distro: Distro) -> PackageManager | None:
     """Return the package manager of the distribution or its parents; None if unknown."""
-    words = {known.id, *known.like}
+    words = {distro.id, *distro.like}
     if words & _APT_DISTROS:
         return "apt"
     if words & _DNF_DISTROS:
         return "dnf"
-    if words & {"suse", "sles", "opensuse"} or known.id.startswith("opensuse"):
+    if words & {"suse", "sles", "opensuse"} or distro.id.startswith("opensuse"):
         return "zypper"
     return "pacman" if "arch" in words else None
 
@@ -165,7 +165,7 @@ def recent_boot_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 _DF_ROW: Final = Pattern(r"(?m)^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$")
-_NEARLY_FULL: Final = 97
+_NEARLY_FULL_PERCENT: Final = 97
 # Where modules are built and installed.
 _BUILD_FOLDERS: Final = ("/var", "/usr", "/lib", "/boot")
 
@@ -173,12 +173,12 @@ _BUILD_FOLDERS: Final = ("/var", "/usr", "/lib", "/boot")
 def has_disk_space(snapshot: Snapshot) -> bool:
     """Return whether ``df`` shows the file systems in which modules are built, none of them full."""
     used = _disk_usage(snapshot)
-    return bool(used) and max(used) < _NEARLY_FULL
+    return bool(used) and max(used) < _NEARLY_FULL_PERCENT
 
 
 def is_disk_full(snapshot: Snapshot) -> bool:
     """Return whether ``df`` shows one of them full."""
-    return max(_disk_usage(snapshot), default=0) >= _NEARLY_FULL
+    return max(_disk_usage(snapshot), default=0) >= _NEARLY_FULL_PERCENT
 
 
 def _disk_usage(snapshot: Snapshot) -> tuple[int, ...]:
@@ -206,7 +206,7 @@ def is_wsl(snapshot: Snapshot) -> bool:
     return "microsoft" in running_kernel(snapshot).lower() or bool(snapshot.files("/usr/lib/wsl/*"))
 
 
-_TEGRA_KERNEL: Final = "-tegra"
+_TEGRA_KERNEL_SUFFIX: Final = "-tegra"
 
 
 def is_jetson(snapshot: Snapshot) -> bool:
@@ -214,7 +214,7 @@ def is_jetson(snapshot: Snapshot) -> bool:
     platform = snapshot.facts.platform
     if isinstance(platform, Known):
         return platform.value.kind == "jetson"
-    if running_kernel(snapshot).endswith(_TEGRA_KERNEL):
+    if running_kernel(snapshot).endswith(_TEGRA_KERNEL_SUFFIX):
         return True
     told = (item for item in snapshot.items_of("lsmod", "packages", "text") if item.where == "host")
     return bool(snapshot.files("/etc/nv_tegra_release")) or any(
@@ -244,10 +244,10 @@ _HYPERVISOR_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
     *("lspci", "kernel-log", "journal", "file", "text", "virtualization"),
 )
 # People write where they looked: "dmesg (guest)", "lspci in the VM".
-_COMMAND_IN_GUEST_WORDS: Final = Pattern(
+_RUN_IN_GUEST_REMARK: Final = Pattern(
     r"(?i)\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)"
 )
-_HYPERVISORS: Final = frozenset(
+_HYPERVISOR_NAMES: Final = frozenset(
     {"kvm", "qemu", "vmware", "microsoft", "xen", "oracle", "amazon", "google", "bochs", "parallels", "bhyve", "acrn"}
 )
 
@@ -257,15 +257,15 @@ def is_guest(snapshot: Snapshot) -> bool | None:
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind in {"vm", "bare-metal"}:
         return platform.value.kind == "vm"
-    if any(_COMMAND_IN_GUEST_WORDS.search(item.written) for item in snapshot.items):
+    if any(_RUN_IN_GUEST_REMARK.search(item.written) for item in snapshot.items):
         return True
     for item in snapshot.items_of("virtualization"):
-        if item.text.strip() in _HYPERVISORS:
+        if item.text.strip() in _HYPERVISOR_NAMES:
             return True
         if item.text.strip() == "none":
             return False
         # Beside other commands' answers its own is one word on a line.
-        if any(line.strip() in _HYPERVISORS for line in item.lines):
+        if any(line.strip() in _HYPERVISOR_NAMES for line in item.lines):
             return True
     return (
         any(snapshot.contains(one, *_HYPERVISOR_SOURCE_KINDS) for one in (_VIRTUAL_HARDWARE, _HYPERVISOR_FLAG)) or None

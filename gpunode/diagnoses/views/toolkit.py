@@ -19,17 +19,17 @@ from gpunode.facts.patterns import Pattern
 _PACKAGES: Final = (
     *("nvidia-container-toolkit", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-docker2"),
 )  # fmt: skip
-_PROGRAMS: Final = (
+_TOOLKIT_PROGRAMS: Final = (
     *("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-runtime", "nvidia-ctk"),
     "nvidia-container-cli",
 )
-_PRESENCE_MESSAGES: Final = Pattern(
+_TOOLKIT_PRESENT_MESSAGE: Final = Pattern(
     r"(?m)NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
     r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d"
     r"|(?:status installed|Installed:) nvidia-container-toolkit\b|^Install:[^\n]*\bnvidia-container-toolkit:"
 )
-_VERSION_MESSAGE: Final = Pattern(
+_TOOLKIT_VERSION_MESSAGE: Final = Pattern(
     r"(?:cli-version|lib-version):\s*(?P<cli>\d[\d.]*)|library context \(version=(?P<log>\d[\d.]*)"
     r"|NVIDIA Container (?:Toolkit CLI|Runtime Hook) version (?P<ctk>\d[\d.]*)"
 )
@@ -47,7 +47,7 @@ class ToolkitVersion:
     citation: Citation
 
 
-def find_presence(snapshot: Snapshot) -> Presence | None:
+def find_toolkit_presence(snapshot: Snapshot) -> Presence | None:
     """Return whether the toolkit is installed; None if unknown. Evidence of presence wins."""
     signs = tuple(_presence_signs(snapshot))
     return next((sign for sign in signs if sign.is_present), signs[0] if signs else None)
@@ -55,13 +55,13 @@ def find_presence(snapshot: Snapshot) -> Presence | None:
 
 def presence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that the toolkit is installed."""
-    there = snapshot.view(find_presence)
+    there = snapshot.view(find_toolkit_presence)
     return (there.citation,) if there is not None and there.is_present else ()
 
 
 def absence_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the evidence that the toolkit is not installed."""
-    there = snapshot.view(find_presence)
+    there = snapshot.view(find_toolkit_presence)
     return (there.citation,) if there is not None and not there.is_present else ()
 
 
@@ -69,24 +69,24 @@ def _presence_signs(snapshot: Snapshot) -> Iterator[Presence]:
     for name in _PACKAGES:
         if (package := snapshot.view(packages.listed_packages).get(name)) is not None and package.is_installed:
             yield Presence(True, package.citation)
-    if (found := find_program(snapshot, *_PROGRAMS)) is not None:
-        yield found
+    if (presence := find_program(snapshot, *_TOOLKIT_PROGRAMS)) is not None:
+        yield presence
     for citation in (
-        *snapshot.matching_lines(_PRESENCE_MESSAGES),
-        *snapshot.matching_lines(_PRESENCE_MESSAGES, "packages", "package-history"),
+        *snapshot.matching_lines(_TOOLKIT_PRESENT_MESSAGE),
+        *snapshot.matching_lines(_TOOLKIT_PRESENT_MESSAGE, "packages", "package-history"),
     ):
         yield Presence(True, citation)
     lists = snapshot.items_of("packages", "package-output", "package-policy")
     yield from (Presence(False, cite(item)) for item in lists if _shows_absence(item))
     if packages.is_installed(snapshot, _PACKAGES[0]) is False:
-        asked = (cite(item) for item in lists if item.source.only or _PACKAGES[0] in item.text)
+        asked = (cite(item) for item in lists if item.source.pattern or _PACKAGES[0] in item.text)
         yield Presence(False, next(asked, cite_fact("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")))
 
 
 def _shows_absence(item: EvidenceItem) -> bool:
     """Return whether a complete list lacks the toolkit, or apt says that it is not installed."""
     globs = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
-    is_list = not (item.source.only or item.source.is_part or _PACKAGES[0] in item.text)
+    is_list = not (item.source.pattern or item.source.is_part or _PACKAGES[0] in item.text)
     is_listed = is_list and any(fnmatchcase(_PACKAGES[0], glob) for glob in globs)
     return is_listed or _APT_POLICY_NOT_INSTALLED.search(item.text) is not None
 
@@ -104,7 +104,7 @@ def _named_versions(snapshot: Snapshot) -> Iterator[ToolkitVersion]:
     for item in snapshot.items:
         if item.kind in {"file", "kernel-log", "packages"}:
             continue
-        for match in find_all(item, _VERSION_MESSAGE):
+        for match in find_all(item, _TOOLKIT_VERSION_MESSAGE):
             number = item.line_number_at(match.start())
             yield ToolkitVersion(_parse_numbers(match["cli"] or match["log"] or match["ctk"]), cite(item, number))
     for name in _LIBRARY_PACKAGES:
@@ -134,7 +134,7 @@ class Presence:
 def find_program(snapshot: Snapshot, *names: str) -> Presence | None:
     """Return whether one of the programs is there on the node; None if unknown. One that is found counts."""
     seen = [one for name in names for item in snapshot.items if (one := _program_presence(item, name)) is not None]
-    return next((one for one in seen if one.is_present), seen[0] if seen else None)
+    return next((presence for presence in seen if presence.is_present), seen[0] if seen else None)
 
 
 def _lines_ending_with(item: EvidenceItem, end: str) -> Iterator[int]:
@@ -148,12 +148,12 @@ def _lines_ending_with(item: EvidenceItem, end: str) -> Iterator[int]:
 def _program_presence(item: EvidenceItem, name: str) -> Presence | None:
     if item.where == "container" or item.is_package_record or not item.was_answered:
         return None
-    found = [*_lines_ending_with(item, f"/{name}")]
-    if item.kind in {"which", "listing"} and found:
-        return Presence(True, cite(item, found[0]))
+    line_numbers = [*_lines_ending_with(item, f"/{name}")]
+    if item.kind in {"which", "listing"} and line_numbers:
+        return Presence(True, cite(item, line_numbers[0]))
     is_asked = name in item.written and re.search(rf"(?:^|[\s/]){re.escape(name)}(?:\s|$)", item.written)
     if is_asked and (item.kind == "which" or re.search(r"\b(?:command -[vV]|type -[pP]|hash)\b", item.written)):
-        return Presence(bool(found), cite(item, *found[:1]))
+        return Presence(bool(line_numbers), cite(item, *line_numbers[:1]))
     would_match = any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)
     if item.kind == "listing" and item.outcome == "absent" and would_match:
         return Presence(False, cite(item))

@@ -14,18 +14,18 @@ from gpunode.diagnoses.views.fabric import gpu_nvlinks
 from gpunode.diagnoses.views.pcie_links import PcieLink
 from gpunode.facts.patterns import Pattern
 
-DeviceSort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
+PciDeviceSort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
 
-_NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d{1,18})")
+_NUMA_NODE: Final = Pattern(r"NUMA node:\s*(?P<node>\d{1,18})")
 _LSPCI_IDS_AND_REVISION: Final = Pattern(
     r"(?i)(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))"
 )
-_BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
+_TEXT_IN_BRACKETS: Final = Pattern(r"\[([^\[\]]+)\]")
 _COLOR_CODE: Final = Pattern(r"\x1b\[[0-9;]{0,20}m")
-_CELL: Final = Pattern(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
-_COLUMN_NAME: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
+_TOPOLOGY_CELL: Final = Pattern(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
+_TOPOLOGY_COLUMN_NAME: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
 _NIC_LEGEND_LINE: Final = Pattern(r"(?m)^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$")
-_SORTS_BY_CLASS: Final[tuple[tuple[str, DeviceSort], ...]] = (
+_DEVICE_SORT_BY_CLASS: Final[tuple[tuple[str, PciDeviceSort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"),
 )  # fmt: skip
@@ -41,7 +41,7 @@ class Device:
     """
 
     address: str
-    sort: DeviceSort
+    sort: PciDeviceSort
     name: str
     index: int | None = None
     numa: int | None = None
@@ -85,8 +85,8 @@ def find_topology(snapshot: Snapshot) -> Topology:
         for address, (index, name) in answered.items()
         if address not in seen
     ]
-    wanted = sorted((*(one for one in found if one is not None), *unlisted), key=lambda device: device.address)
-    rates = {one.index: one.rates for one in snapshot.view(gpu_nvlinks) if one.index is not None}
+    wanted = sorted((*(device for device in found if device is not None), *unlisted), key=lambda device: device.address)
+    rates = {nvlink.index: nvlink.rates for nvlink in snapshot.view(gpu_nvlinks) if nvlink.index is not None}
     return Topology(_number_gpus(tuple(wanted), matrix), matrix, nics, rates)
 
 
@@ -97,15 +97,15 @@ def _short_name(name: str) -> str:
 
 def _functions_by_address(snapshot: Snapshot) -> Mapping[str, pci.PciFunction]:
     """Return every function on the bus, NVIDIA's by what is known of them otherwise, each with the fullest detail."""
-    found = {function.address: function for function in snapshot.view(pci.nvidia_functions)}
+    functions = {function.address: function for function in snapshot.view(pci.nvidia_functions)}
     for item in snapshot.items_of("lspci"):
         for function in pci.parse_lspci(item):
-            before = found.get(function.address)
+            before = functions.get(function.address)
             if before is None:
-                found[function.address] = function
+                functions[function.address] = function
             elif len(function.detail) > len(before.detail):
-                found[function.address] = replace(before, detail=function.detail)
-    return dict(sorted(found.items()))
+                functions[function.address] = replace(before, detail=function.detail)
+    return dict(sorted(functions.items()))
 
 
 def _make_device(
@@ -123,20 +123,20 @@ def _pcie_link(snapshot: Snapshot, address: str) -> PcieLink:
     return snapshot.view(pcie_links.link_table).get(address, PcieLink())
 
 
-def _device_sort(function: pci.PciFunction) -> DeviceSort | None:
+def _device_sort(function: pci.PciFunction) -> PciDeviceSort | None:
     if function.is_switch:
         return "nvswitch"
     if pci.is_nvidia(function):
         return "gpu" if function.is_gpu else None
-    kind = function.kind.lower()
-    return next((sort for word, sort in _SORTS_BY_CLASS if word in kind), None)
+    kind = function.class_name.lower()
+    return next((sort for word, sort in _DEVICE_SORT_BY_CLASS if word in kind), None)
 
 
 def _model_name(function: pci.PciFunction) -> str:
     if function.model and function.model.listed:
         return function.model.name.removeprefix("NVIDIA ")
     plain = _LSPCI_IDS_AND_REVISION.sub("", function.name).strip()
-    bracketed = _BRACKETED.findall(plain)
+    bracketed = _TEXT_IN_BRACKETS.findall(plain)
     return bracketed[-1] if bracketed else plain.replace("NVIDIA Corporation", "").strip() or plain
 
 
@@ -145,15 +145,15 @@ def _numa_node(snapshot: Snapshot, address: str, detail: str = "") -> int | None
     told = file.text.strip() if file else ""
     if re.fullmatch(r"-?\d{1,4}", told):
         return int(told) if int(told) >= 0 else None
-    match = _NUMA.search(detail)
+    match = _NUMA_NODE.search(detail)
     return int(match["node"]) if match else None
 
 
 def _answering_gpus_by_address(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
     """Return the GPUs that answered, by NVML or in nvidia-smi's table: number and name of each, by address."""
     if answer := snapshot.view(nvml_inventory):
-        told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
-        return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in told}
+        nvml_gpus = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
+        return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in nvml_gpus}
     for one in snapshot.view(boards.smi_inventories):
         rows = {board.bus: (board.index, board.name) for board in one.boards if board.bus and board.index is not None}
         if rows:
@@ -184,9 +184,9 @@ def _parse_cells(text: str) -> Iterator[tuple[tuple[str, str], str]]:
     columns: list[str] = []
     for line in text.splitlines():
         words = line.split()
-        if words[:1] == ["GPU0"] and (len(words) == 1 or not _CELL.match(words[1])):
-            columns = [word for word in words if _COLUMN_NAME.match(word)]
+        if words[:1] == ["GPU0"] and (len(words) == 1 or not _TOPOLOGY_CELL.match(words[1])):
+            columns = [word for word in words if _TOPOLOGY_COLUMN_NAME.match(word)]
         elif columns and words and words[0] in columns:
-            found = [word for word in words[1 : len(columns) + 1] if _CELL.match(word)]
-            if len(found) == len(columns):
-                yield from (((words[0], column), cell) for column, cell in zip(columns, found, strict=True))
+            cells = [word for word in words[1 : len(columns) + 1] if _TOPOLOGY_CELL.match(word)]
+            if len(cells) == len(columns):
+                yield from (((words[0], column), cell) for column, cell in zip(columns, cells, strict=True))

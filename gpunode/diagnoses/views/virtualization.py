@@ -56,9 +56,9 @@ def vgpu_addresses(snapshot: Snapshot) -> frozenset[str]:
 def _find_vgpu_addresses(snapshot: Snapshot) -> Iterator[str]:
     devices = snapshot.facts.devices
     if isinstance(devices, Known):
-        for one in devices.value:
-            if one.vendor == "10de" and vgpu_profile(one.device, one.subsystem):
-                yield one.address
+        for device in devices.value:
+            if device.vendor == "10de" and vgpu_profile(device.device, device.subsystem):
+                yield device.address
     for gpu in snapshot.view(pci.pci_gpus):
         if gpu.device and any(vgpu_profile(gpu.device, board) for board in _subsystem_ids(gpu)):
             yield gpu.address

@@ -19,7 +19,7 @@ from gpunode.packages.deb.version import is_older
 from gpunode.packages.system import PackageFacts, PackageSystem
 
 if TYPE_CHECKING:
-    from gpunode.outcome import Outcome, Refusal
+    from gpunode.outcome import Refusal, StepOutcome
 
 _MIB: Final = 1 << 20
 _KEYRING_FOLDER_PROBE_KEY: Final = "apt-keyring-folder"
@@ -64,15 +64,15 @@ REPAIR_COMMAND: Final = CommandChange(
 """Makes every package that dpkg began with whole, or fails."""
 
 
-def _read(reader: EvidenceReader) -> PackageFacts:
-    entries = derive_fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
-    found = derive_fact("apt-sources", lambda: _sources(reader))
+def _read_package_facts(reader: EvidenceReader) -> PackageFacts:
+    entries = derive_fact("dpkg-status", lambda: status.parse_status(reader.text("dpkg-status")))
+    found = derive_fact("apt-sources", lambda: _read_sources(reader))
     if isinstance(entries, Unknown):
         return PackageFacts(entries, entries, entries, found, entries, {}, {})
     rows, key = entries.value, entries.probe
 
     def updates() -> list[str]:
-        return [found.path for found in reader.found("dpkg-updates")]
+        return [found.path for found in reader.matches("dpkg-updates")]
 
     return PackageFacts(
         architecture=derive_fact(key, lambda: status.native_architecture(rows)),
@@ -82,12 +82,12 @@ def _read(reader: EvidenceReader) -> PackageFacts:
         dependencies=Known(InstalledRelations(rows), key),
         # apt's own user must enter the folder of keyrings.
         folder_modes={
-            one.path: one.ownership.mode
-            for one in find_matches(reader.evidence, _KEYRING_FOLDER_PROBE_KEY)
-            if one.ownership is not None
+            match.path: match.ownership.mode
+            for match in find_matches(reader.evidence, _KEYRING_FOLDER_PROBE_KEY)
+            if match.ownership is not None
         },
         toolkit_checksums=status.parse_checksums(
-            b"".join(one.data or b"" for one in find_matches(reader.evidence, _TOOLKIT_CHECKSUMS_PROBE_KEY)).decode(
+            b"".join(match.data or b"" for match in find_matches(reader.evidence, _TOOLKIT_CHECKSUMS_PROBE_KEY)).decode(
                 "utf-8", "replace"
             )
         ),
@@ -95,9 +95,9 @@ def _read(reader: EvidenceReader) -> PackageFacts:
     )
 
 
-def _sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
+def _read_sources(reader: EvidenceReader) -> tuple[PackageSource, ...]:
     entries = [*sources.parse(_SOURCES_LIST_FILE, reader.text_or_empty("apt-sources"))]
-    for found in reader.found("apt-sources-d"):
+    for found in reader.matches("apt-sources-d"):
         if not sources.is_source_list(found.path):
             continue
         if found.data is None:
@@ -111,13 +111,13 @@ def _parse_source_list(path: str, text: str) -> tuple[PackageSource, ...] | None
 
 
 def _kernel_of_headers(package: PackageId) -> str:
-    found = _KERNEL_HEADERS_PACKAGE.fullmatch(package.name)
-    return found[1] if found else ""
+    match = _KERNEL_HEADERS_PACKAGE.fullmatch(package.name)
+    return match[1] if match else ""
 
 
 def _parse_prebuilt_name(package: PackageId) -> tuple[str, str] | None:
-    found = _PREBUILT_MODULES_PACKAGE.fullmatch(package.name)
-    return (found[2], found[1]) if found else None
+    match = _PREBUILT_MODULES_PACKAGE.fullmatch(package.name)
+    return (match[2], match[1]) if match else None
 
 
 def _builds_driver(package: PackageId) -> bool:
@@ -129,7 +129,7 @@ def _triggers_dkms(package: PackageId) -> bool:
     return package.name.startswith(("linux-image-", "linux-headers-"))
 
 
-def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
+def _plan_repository(repository: Repository, facts: Facts) -> StepOutcome:
     from gpunode.packages.deb import repositories  # loaded on use, as is what it loads: the reader of keyrings
 
     return repositories.plan(repository, facts)
@@ -142,17 +142,17 @@ def _refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refus
 
 
 def _refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
-    if not any("path-exclude" in facts.text(one) for one in facts.files if one.startswith(configuration.DPKG_MAIN)):
+    if not any("path-exclude" in facts.text(file) for file in facts.files if file.startswith(configuration.DPKG_MAIN)):
         return None
     from gpunode.packages.deb import obstacles  # loaded on use: few nodes have any
 
     return obstacles.refuse_excluded_files(facts, uses)
 
 
-def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+def _have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     from gpunode.packages.deb import repositories
 
-    return repositories.contradict(one, other, architecture)
+    return repositories.have_contradicting_checks(one, other, architecture)
 
 
 def _note_relaxed_checks(facts: Facts) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _note_relaxed_checks(facts: Facts) -> Iterator[str]:
             yield f"{closed}: chmod 0755 {folder}"
     for path in sorted(filter(configuration.is_apt_conf_file, facts.files)):
         for option in configuration.parse(path, facts.text(path)):
-            if configuration.relaxes_checks(option.name, option.value):
+            if configuration.relaxes_archive_checks(option.name, option.value):
                 where = (
                     "itself" if configuration.is_always_overridden(option.name) else "the sources and keys that it adds"
                 )
@@ -188,7 +188,7 @@ def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
     return shlex.join(("apt-get", "install", "--reinstall", *words))
 
 
-def _command(*words: str) -> Callable[[Collection[PackageId] | Collection[str]], str]:
+def _make_command_template(*words: str) -> Callable[[Collection[PackageId] | Collection[str]], str]:
     return lambda packages: shlex.join((*words, *map(str, packages)))
 
 
@@ -196,8 +196,8 @@ DEB: Final = PackageSystem(
     id="deb",
     manager="apt",
     database_file=_STATUS_FILE,
-    journal=_DPKG_JOURNAL_GLOB,
-    locks=("var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock"),
+    journal_glob=_DPKG_JOURNAL_GLOB,
+    lock_files=("var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock"),
     probes=(
         Probe("dpkg-status", path=_STATUS_FILE, limit_bytes=64 * _MIB, content_kind="table"),
         Probe("dpkg-updates", glob=_DPKG_JOURNAL_GLOB, contents=False, content_kind="table"),
@@ -207,70 +207,70 @@ DEB: Final = PackageSystem(
         Probe("apt-sources", path=_SOURCES_LIST_FILE, content_kind="log"),
     ),
     probed_files={"apt-sources": _SOURCES_LIST_FILE},
-    files=(
+    other_read_files=(
         preferences.PREFERENCES_FILE,
         configuration.APT_CONF_FILE,
         configuration.DPKG_MAIN,
         status.DIVERSIONS_FILE,
         _COMMON_KEYRING,
     ),
-    folders={
+    read_folders={
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.PREFERENCES_FOLDER,
         "apt-conf-d": configuration.APT_CONF_FOLDER,
-        "dpkg-cfg-d": configuration.DPKG_FOLDER,
+        "dpkg-cfg-d": configuration.DPKG_CONFIG_FOLDER,
     },
-    line_folders=("/etc/apt/", "/etc/dpkg/"),
+    config_folders=("/etc/apt/", "/etc/dpkg/"),
     table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),
     pin_file=preferences.PIN_FILE,
     cuda_pin_file=preferences.CUDA_PIN_FILE,
-    read=_read,
-    database=status.Status,
+    read=_read_package_facts,
+    parse_database=status.Status,
     list_journaled=status.list_journaled,
-    file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
-    diversions=status.DIVERSIONS_FILE,
+    file_list_path=lambda package: f"/var/lib/dpkg/info/{package}.list",
+    diversions_file=status.DIVERSIONS_FILE,
     find_owners=status.find_owners,
-    set_aside_files=tuple(
+    set_aside_file_globs=tuple(
         f"/etc{'/*' * depth}.{suffix}" for depth in range(1, 5) for suffix in ("dpkg-dist", "dpkg-new", "ucf-dist")
     ),
-    file_checksums=lambda package: f"/var/lib/dpkg/info/{package}.md5sums",
+    checksums_path=lambda package: f"/var/lib/dpkg/info/{package}.md5sums",
     parse_checksums=status.parse_checksums,
     parse_source_list=_parse_source_list,
-    contradict=_contradict,
+    contradict=_have_contradicting_checks,
     kernel_of_headers=_kernel_of_headers,
     parse_prebuilt_name=_parse_prebuilt_name,
     builds_driver=_builds_driver,
     triggers_dkms=_triggers_dkms,
     is_older=is_older,
     plan_repository=_plan_repository,
-    refuse_without=_refuse_missing_components,
-    refuse_left_out=_refuse_excluded_files,
-    note_trust=_note_relaxed_checks,
-    pin=preferences.render_driver_pin,
+    refuse_missing_components=_refuse_missing_components,
+    refuse_excluded_files=_refuse_excluded_files,
+    note_relaxed_checks=_note_relaxed_checks,
+    render_driver_pin=preferences.render_driver_pin,
     render_cuda_pin=preferences.render_cuda_pin,
     pinned_version=preferences.pinned_version,
     packages_under_pin=preferences.packages_under_pin,
-    overriding=preferences.note_overriding_records,
-    diverted=_note_diversions,
-    repair=REPAIR_COMMAND,
-    finish="dpkg --configure -a",
+    note_overriding_records=preferences.note_overriding_records,
+    note_diversions=_note_diversions,
+    repair_change=REPAIR_COMMAND,
+    finish_command="dpkg --configure -a",
     find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
-    hint=answers.hint_on_refusal,
+    hint_on_refusal=answers.hint_on_refusal,
     archives_probe=answers.archives_probe,
-    archives=answers.parse_archives,
-    serves=answers.is_entry_for_archive,
+    parse_archives=answers.parse_archives,
+    is_entry_for_archive=answers.is_entry_for_archive,
     trusted_folder="/etc/apt/trusted.gpg.d",
     common_keyring=_COMMON_KEYRING,
-    programs=("apt-get", "apt-mark", "dpkg"),
-    install=_command("apt-get", "install"),
+    command_programs=("apt-get", "apt-mark", "dpkg"),
+    install=_make_command_template("apt-get", "install"),
     reinstall=_reinstall,
-    changed_files=answers.changed_files_probe,
+    changed_files_probe=answers.changed_files_probe,
     parse_changed_files=answers.parse_changed_files,
-    purge=_command("apt-get", "purge"),
-    unhold=_command("apt-mark", "unhold"),
-    autoremove="apt-get autoremove",
+    purge=_make_command_template("apt-get", "purge"),
+    unhold_command=_make_command_template("apt-mark", "unhold"),
+    autoremove_command="apt-get autoremove",
     # update-initramfs(8) of initramfs-tools.
-    rebuild_initramfs=lambda kernel: ("update-initramfs", "-u", "-k", kernel),
-    initramfs_image=lambda kernel: f"/boot/initrd.img-{kernel}",
+    rebuild_initramfs_command=lambda kernel: ("update-initramfs", "-u", "-k", kernel),
+    initramfs_image_path=lambda kernel: f"/boot/initrd.img-{kernel}",
 )

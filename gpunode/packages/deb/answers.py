@@ -17,13 +17,13 @@ from gpunode.packages.system import Archive
 
 _MAX_MADISON_BYTES = 16 << 20
 # Debian Policy 5.6.7, and the architecture that apt puts behind it.
-_PACKAGE_WORD = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
+_PACKAGE_NAME = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
 _DPKG_VERIFY_LINE = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<path>/.*)")
 _KERNEL_HEADERS_PACKAGE = Pattern(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
 # apt-pkg/cacheset.cc.
 _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
 # apt writes no user name and no password, and no slash at the end. Source: apt, ::URI::ArchiveOnly.
-_USERINFO = Pattern(r"(?<=://)[^/@]*@")
+_URL_USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
 _DRIVER_VERSION_NOT_FOUND = Pattern(
     r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found"
@@ -32,12 +32,12 @@ _DRIVER_VERSION_NOT_FOUND = Pattern(
 _DOWNGRADED_PACKAGES_LIST = Pattern(r"The following packages will be DOWNGRADED:\n((?: .*(?:\n|\Z))+)")
 _CHANGED_HELD_PACKAGES_LIST = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
 # apt-private/private-install.cc.
-_UNMET_DEPENDENCIES = Pattern(r"Unmet dependencies\. Try")
+_UNMET_DEPENDENCIES_MESSAGE = Pattern(r"Unmet dependencies\. Try")
 
 
 def find_named_packages(refusal: str) -> frozenset[PackageId]:
     """Every word of a refusal that may be a package, with its architecture and without."""
-    found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE_WORD.findall(refusal)]
+    found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE_NAME.findall(refusal)]
     return frozenset((*found, *(PackageId(package.name) for package in found)))
 
 
@@ -65,8 +65,8 @@ def hint_on_refusal(refusal: str, facts: Facts) -> str:
 
 def _hint_on_held_packages(problem: str) -> str:
     """Return how packages are released that somebody holds, even where they are not installed."""
-    found = _CHANGED_HELD_PACKAGES_LIST.search(problem)
-    names = found[1].split() if found else []
+    match = _CHANGED_HELD_PACKAGES_LIST.search(problem)
+    names = match[1].split() if match else []
     unhold = command("sudo", "apt-mark", "unhold", *names)
     return (
         f"somebody put them on hold; gpunode breaks no holds:\n{unhold}\nthen run the same command again"
@@ -77,10 +77,10 @@ def _hint_on_held_packages(problem: str) -> str:
 
 def _hint_on_downgrades(problem: str, facts: Facts) -> str:
     """Return what to do about packages that would be downgraded, and that no step named."""
-    found = _DOWNGRADED_PACKAGES_LIST.search(problem)
-    if found is None or "-y was used without --allow-downgrades" not in problem:
+    match = _DOWNGRADED_PACKAGES_LIST.search(problem)
+    if match is None or "-y was used without --allow-downgrades" not in problem:
         return ""
-    names = found[1].split()
+    names = match[1].split()
     packages = known(facts.packages, {})
     versions = (f"{name} {state.version}" for name in names if (state := packages.get(PackageId.of(name))))
     purge = command("sudo", "apt-get", "purge", *names)
@@ -106,16 +106,16 @@ def _hint_on_missing_headers(problem: str, facts: Facts) -> str:
 
     An archive has those of its newest kernel alone, mostly: an upgraded node only has to be rebooted.
     """
-    if (found := _KERNEL_HEADERS_PACKAGE.search(problem)) is None:
+    if (match := _KERNEL_HEADERS_PACKAGE.search(problem)) is None:
         return ""
     kernels = known(facts.kernels, Kernels(None, ()))
-    if kernels.running and found[0].endswith(f"-{kernels.running}") and kernels.wanted[-1] != kernels.running:
+    if kernels.running and match[0].endswith(f"-{kernels.running}") and kernels.wanted[-1] != kernels.running:
         return (
-            f"no source has {found[0]} any more, of the kernel that runs; {kernels.wanted[-1]} is installed and boots "
+            f"no source has {match[0]} any more, of the kernel that runs; {kernels.wanted[-1]} is installed and boots "
             "next: reboot, then run the command again"
         )
     return (
-        f"no source has {found[0]}: add the source that this kernel came from, or install a kernel that the sources "
+        f"no source has {match[0]}: add the source that this kernel came from, or install a kernel that the sources "
         "have (apt-get install linux-image-amd64 on Debian, linux-image-generic on Ubuntu), reboot into it and remove "
         "the other; then run the command again"
     )
@@ -123,12 +123,12 @@ def _hint_on_missing_headers(problem: str, facts: Facts) -> str:
 
 def _hint_on_missing_driver_version(problem: str) -> str:
     """Return what to do when the archive does not have the installed driver's version any more."""
-    if (found := _DRIVER_VERSION_NOT_FOUND.search(problem)) is None:
+    if (match := _DRIVER_VERSION_NOT_FOUND.search(problem)) is None:
         return ""
     return (
-        f"no source has {found['package']} {found['version']} any more, so the driver cannot be completed in that "
+        f"no source has {match['package']} {match['version']} any more, so the driver cannot be completed in that "
         "version; `gpunode setup --upgrade` upgrades all of it to the newest version of its branch; to remove a "
-        f"package that nothing needs: apt-get purge {found['package']}"
+        f"package that nothing needs: apt-get purge {match['package']}"
     )
 
 
@@ -164,7 +164,7 @@ def _hint_on_missing_repository(problem: str) -> str:
 
 def _hint_on_unmet_dependencies(problem: str) -> str:
     """Return what to do about packages that were broken before, of which gpunode did not name every one to apt."""
-    if _UNMET_DEPENDENCIES.search(problem) is None:
+    if _UNMET_DEPENDENCIES_MESSAGE.search(problem) is None:
         return ""
     return (
         "packages of this node have unmet dependencies (`apt-get check` names them), and apt installs nothing until "
@@ -180,7 +180,7 @@ def archives_probe(packages: Collection[PackageId]) -> Probe:
 
 def parse_archives(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
     """The archives by package and version, as ``apt-cache madison`` lists them: one row for each."""
-    found: dict[tuple[str, str], dict[Archive, None]] = {}
+    archives: dict[tuple[str, str], dict[Archive, None]] = {}
     for line in table.splitlines():
         name, _, rest = line.partition("|")
         version, _, index = rest.partition("|")
@@ -188,8 +188,8 @@ def parse_archives(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
         if len(words) > 1 and words[-1] == "Packages":
             # Before the last word stands the architecture, except for a flat repository, which has none.
             archive = Archive(words[0], words[1] if len(words) > 2 else "")
-            found.setdefault((name.strip(), version.strip()), {})[archive] = None
-    return {key: tuple(archives) for key, archives in found.items()}
+            archives.setdefault((name.strip(), version.strip()), {})[archive] = None
+    return {key: tuple(archives) for key, archives in archives.items()}
 
 
 def changed_files_probe(package: PackageId) -> Probe:
@@ -216,7 +216,7 @@ def is_entry_for_archive(source: PackageSource, archive: Archive) -> bool:
 
 
 def _without_userinfo(uri: str) -> str:
-    return _USERINFO.sub("", uri).rstrip("/")
+    return _URL_USERINFO.sub("", uri).rstrip("/")
 
 
 def _matches_printed_uri(written: str, printed: str) -> bool:

@@ -10,13 +10,13 @@ from gpunode.facts.patterns import Pattern
 
 APT_CONF_FOLDER: Final = "/etc/apt/apt.conf.d"
 APT_CONF_FILE: Final = "/etc/apt/apt.conf"
-DPKG_FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
+DPKG_CONFIG_FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
 DPKG_MAIN: Final = "/etc/dpkg/dpkg.cfg"
 # As apt reads a folder of its own: other names are passed over.
 _APT_CONF_FILE_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.conf)?|[A-Za-z0-9_.-]{1,255}\.conf")
-_TOKEN = Pattern(r"//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|\"[^\"\n]*\"|[{};\n]|[^\s{};\"]+")
-_TRUE = frozenset({"yes", "true", "with", "on", "enable", "1"})
-_FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
+_APT_CONF_TOKEN = Pattern(r"//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|\"[^\"\n]*\"|[{};\n]|[^\s{};\"]+")
+_TRUE_WORDS = frozenset({"yes", "true", "with", "on", "enable", "1"})
+_FALSE_WORDS = frozenset({"no", "false", "without", "off", "disable", "0"})
 _OPTIONS_RELAXING_IF_ON = frozenset(
     {
         "apt::get::allowunauthenticated",
@@ -49,15 +49,15 @@ def is_apt_conf_file(path: str) -> bool:
     return path == APT_CONF_FILE or (folder == APT_CONF_FOLDER and _APT_CONF_FILE_NAME.fullmatch(name) is not None)
 
 
-def relaxes_checks(name: str, value: str) -> bool:
+def relaxes_archive_checks(name: str, value: str) -> bool:
     """Return whether apt, with this option, asks less of an archive than it does by default."""
     word = value.lower()
     if name == "dpkg::options":
         return word in _RELAXING_DPKG_OPTIONS
     return (
-        word in _TRUE
+        word in _TRUE_WORDS
         if name in _OPTIONS_RELAXING_IF_ON
-        else word in _FALSE and _OPTIONS_RELAXING_IF_OFF.fullmatch(name) is not None
+        else word in _FALSE_WORDS and _OPTIONS_RELAXING_IF_OFF.fullmatch(name) is not None
     )
 
 
@@ -75,7 +75,7 @@ def _options(file: str, text: str) -> Iterator[Option]:
     scopes: list[str] = []
     words: list[str] = []
     line = 1
-    for part in (match[0] for match in _TOKEN.finditer(text)):
+    for part in (match[0] for match in _APT_CONF_TOKEN.finditer(text)):
         line += part.count("\n")
         if part == "{":
             scopes.append("".join(words[:1]))

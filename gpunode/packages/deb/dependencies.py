@@ -14,7 +14,7 @@ from gpunode.change import PackageState
 from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import (
-    HALF_INSTALLED,
+    HALF_INSTALLED_STATE,
     PRESENT_STATES,
     Alternative,
     DpkgEntry,
@@ -23,7 +23,7 @@ from gpunode.packages.deb.status import (
     parse_clauses,
 )
 from gpunode.packages.deb.status import packages as packages_of
-from gpunode.packages.deb.version import order_key
+from gpunode.packages.deb.version import version_order_key
 from gpunode.packages.version import without_epoch
 
 # "<" and ">" are deprecated spellings of "<=" and ">=".
@@ -61,21 +61,21 @@ class InstalledRelations:
         before = packages_of(self.entries)
         # The other steps of the stage, which stand before, ask for these: nothing is asked for twice.
         return tuple(
-            one
-            for one in _iter_missing(installed, known)
-            if _installed_version_and_state(packages.get(one.package))
-            == _installed_version_and_state(before.get(one.package))
+            dependency
+            for dependency in _iter_missing(installed, known)
+            if _installed_version_and_state(packages.get(dependency.package))
+            == _installed_version_and_state(before.get(dependency.package))
         )
 
-    def answers(
+    def satisfying_packages(
         self, packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]
     ) -> Mapping[PackageId, tuple[frozenset[PackageId], ...]]:
         """Return the installed packages that meet each dependency of each package in ``asked``."""
         installed = _Installed.of(self.entries, packages)
         return {
-            one: tuple(found for _, found in installed.answers(entry))
-            for one in asked
-            if (entry := installed.relations_of(one)) is not None
+            package: tuple(found for _, found in installed.answers(entry))
+            for package in asked
+            if (entry := installed.relations_of(package)) is not None
         }
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
@@ -86,21 +86,21 @@ class InstalledRelations:
         What recommends a package does not need it.
         """
         present = packages_of(self.entries)
-        installed, coming = _Installed.of(self.entries, present), {one.name for one in changing}
+        installed, coming = _Installed.of(self.entries, present), {package.name for package in changing}
         needs = [
             (package, answers & present.keys())
             for package, entry in installed.rows.items()
             if package in present and package not in changing
             for clause, answers in installed.answers(entry, with_providers=True)
-            if not any(one.name in coming for one in clause)
+            if not any(alternative.name in coming for alternative in clause)
         ]
         kept: dict[PackageId, str] = {}
         while True:
             going = {*leaving} - kept.keys()
             staying = ((package, met) for package, met in needs if package not in going and met <= going)
-            if not (found := {one: package.name for package, met in staying for one in met}):
+            if not (dependents := {one: package.name for package, met in staying for one in met}):
                 return kept
-            kept |= found
+            kept |= dependents
 
 
 def _installed_version_and_state(state: PackageState | None) -> tuple[str, bool] | None:
@@ -109,15 +109,15 @@ def _installed_version_and_state(state: PackageState | None) -> tuple[str, bool]
 
 def _iter_missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[MissingDependency]:
     todo = [*roots]
-    seen: set[PackageId] = set(todo)
+    seen_packages: set[PackageId] = set(todo)
     reported: set[PackageId] = set()
     while todo:
         package = todo.pop()
         if (entry := installed.relations_of(package)) is None:
             continue
         for clause, answers in installed.answers(entry):
-            todo += sorted(answers - seen)
-            seen |= answers
+            todo += sorted(answers - seen_packages)
+            seen_packages |= answers
             if not answers and (missing := _package_of_clause(clause[0], entry, installed.native)) not in reported:
                 reported.add(missing)
                 exact = clause[0].version if clause[0].operator == "=" and installed.is_unchanged(package) else ""
@@ -147,7 +147,7 @@ class _Installed:
         rows = {
             package_id_of(entry, native): entry
             for entry in entries
-            if entry.status in PRESENT_STATES or entry.status == HALF_INSTALLED
+            if entry.status in PRESENT_STATES or entry.status == HALF_INSTALLED_STATE
         }
         present = {package for package, state in packages.items() if not state.config_files_only}
         providing = [one for one, entry in rows.items() if entry.provides]
@@ -169,7 +169,7 @@ class _Installed:
         Those that provide the name count where none has it, or ``with_providers``: they could take its place.
         """
         for clause in parse_clauses(f"{entry.pre_depends},{entry.depends}"):
-            found = (one for wanted in clause for one in self._find_satisfying(wanted, entry, with_providers))
+            found = (package for wanted in clause for package in self._find_satisfying(wanted, entry, with_providers))
             yield clause, frozenset(found)
 
     def _find_satisfying(self, wanted: Alternative, dependent: DpkgEntry, with_providers: bool) -> Iterator[PackageId]:
@@ -180,29 +180,29 @@ class _Installed:
         # Neither version nor relations of what only a plan brings are known.
         yield from self.planned.get(wanted.name, ())
 
-    def _find_providers(self, wanted: Alternative, dependent: DpkgEntry) -> Iterator[PackageId]:
+    def _find_providers(self, alternative: Alternative, dependent: DpkgEntry) -> Iterator[PackageId]:
         for package in self.providing:
             provides = self.rows[package].provides
             offered = (
-                (one for (one, *_) in parse_clauses(provides) if one.name == wanted.name)
-                if wanted.name in provides
+                (one for (one, *_) in parse_clauses(provides) if one.name == alternative.name)
+                if alternative.name in provides
                 else ()
             )
-            if any(self._satisfies(package, wanted, dependent, one.version) for one in offered):
+            if any(self._satisfies(package, alternative, dependent, offer.version) for offer in offered):
                 yield package
 
     def _satisfies(
-        self, package: PackageId, wanted: Alternative, dependent: DpkgEntry, provided: str | None = None
+        self, package: PackageId, alternative: Alternative, dependent: DpkgEntry, provided: str | None = None
     ) -> bool:
         """Return whether a package is of the wanted architecture and version; ``provided`` is empty without one."""
         entry = self.rows[package]
-        if not _has_architecture(entry, wanted.qualifier, dependent, self.native):
+        if not _has_architecture(entry, alternative.qualifier, dependent, self.native):
             return False
         version = entry.version if provided is None else provided
-        if not wanted.operator or not self.is_unchanged(package):
+        if not alternative.operator or not self.is_unchanged(package):
             return True
-        holds = _TEST_BY_RELATION.get(wanted.operator)
-        return bool(version) and holds is not None and holds(_compare_versions(version, wanted.version))
+        holds = _TEST_BY_RELATION.get(alternative.operator)
+        return bool(version) and holds is not None and holds(_compare_versions(version, alternative.version))
 
     def is_unchanged(self, package: PackageId) -> bool:
         """Return whether the package is there in the database's version; a plan may have changed it."""
@@ -211,16 +211,16 @@ class _Installed:
 
 
 def _by_name(packages: Iterable[PackageId]) -> Mapping[str, Sequence[PackageId]]:
-    found: dict[str, list[PackageId]] = {}
+    packages_by_name: dict[str, list[PackageId]] = {}
     for package in packages:
-        found.setdefault(package.name, []).append(package)
-    return found
+        packages_by_name.setdefault(package.name, []).append(package)
+    return packages_by_name
 
 
 def _compare_versions(one: str, other: str) -> int:
     if one == other:
         return 0
-    first, second = order_key(one), order_key(other)
+    first, second = version_order_key(one), version_order_key(other)
     return (first > second) - (first < second)
 
 

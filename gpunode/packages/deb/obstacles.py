@@ -15,7 +15,7 @@ from gpunode.command import command
 from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Refusal
-from gpunode.packages.deb.configuration import DPKG_FOLDER, DPKG_MAIN
+from gpunode.packages.deb.configuration import DPKG_CONFIG_FOLDER, DPKG_MAIN
 
 _SUITE_SUFFIXES: Final = frozenset({"", "updates", "security"})
 # Names of suites that do not tell the release.
@@ -36,7 +36,7 @@ def refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusa
     first = next((source for source in own if source.suite == codename), own[0])
     every = " ".join(dict.fromkeys((*first.components, *components)))
     line = f"Components: {every}" if first.file.endswith(".sources") else f"… {first.suite} {every}"
-    more = sorted({f"{one.file}:{one.line}" for one in own} - {f"{first.file}:{first.line}"})
+    more = sorted({f"{source.file}:{source.line}" for source in own} - {f"{first.file}:{first.line}"})
     others = f" ({', '.join(more)} likewise, for updates and security fixes)" if more else ""
     return Refusal(
         what=f"the distribution's own driver is in {' and '.join(missing)}, which no package source names",
@@ -82,18 +82,18 @@ def refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | No
     ``uses`` has by a pattern of paths, as dpkg takes it, what the files are for.
     """
     rules = tuple(_read_filters(facts))
-    found = {paths: rule for paths in uses if (rule := _find_exclusion(rules, paths))}
-    if not found:
+    exclusions = {paths: rule for paths in uses if (rule := _find_exclusion(rules, paths))}
+    if not exclusions:
         return None
-    lines = dict.fromkeys(f"{rule.place} has path-exclude={rule.glob}" for rule in found.values())
-    reasons = dict.fromkeys(uses[paths] for paths in found)
+    lines = dict.fromkeys(f"{rule.place} has path-exclude={rule.glob}" for rule in exclusions.values())
+    reasons = dict.fromkeys(uses[paths] for paths in exclusions)
     return Refusal(
-        what=f"dpkg leaves {', '.join(found)} out of every package on this node",
+        what=f"dpkg leaves {', '.join(exclusions)} out of every package on this node",
         why=f"{', '.join(lines)}; {', '.join(reasons)}",
         hint="\n".join(
             (
                 "remove that from dpkg's configuration, or add exceptions where dpkg reads them last:",
-                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {DPKG_MAIN}" for paths in found),
+                *(f"{command('echo', f'path-include={paths}')} | sudo tee -a {DPKG_MAIN}" for paths in exclusions),
                 "then run the same command again",
             )
         ),
@@ -108,7 +108,7 @@ def _find_exclusion(rules: tuple[_PathFilter, ...], paths: str) -> _PathFilter |
 
 def _read_filters(facts: Facts) -> Iterator[_PathFilter]:
     """Yield the filters in dpkg's order: its folder by name, then its main file."""
-    folder = sorted(path for path in facts.files if path.startswith(f"{DPKG_FOLDER}/"))
+    folder = sorted(path for path in facts.files if path.startswith(f"{DPKG_CONFIG_FOLDER}/"))
     for path in (*(one for one in folder if _DPKG_CONFIG_FILE_NAME.fullmatch(one.rpartition("/")[2])), DPKG_MAIN):
         for number, line in enumerate(facts.text(path).splitlines(), 1):
             if match := _PATH_FILTER_LINE.fullmatch(line.rstrip()):

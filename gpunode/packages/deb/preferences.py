@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Final
 
-from gpunode.catalog.conflicts import versioned_names
+from gpunode.catalog.conflicts import driver_versioned_packages
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.facts.model import Facts
@@ -31,7 +31,7 @@ CUDA_PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-cuda"
 _WANTED, _NEVER = 1001, -1
 _EXACT_VERSION_PIN_LINE = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
 _DRIVER_PACKAGE_GLOBS = ("libnvidia-*", "nvidia-*")
-_PIN_HEADER = """\
+_PIN_FILE_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
 # `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
 """
@@ -79,10 +79,10 @@ def _is_read_from_folder(path: str) -> bool:
 
 def parse(file: str, text: str) -> tuple[Record, ...]:
     """The records of ``text``, the content of ``file``; what is none is passed over."""
-    return tuple(_records(file, text))
+    return tuple(_parse_records(file, text))
 
 
-def _records(file: str, text: str) -> Iterator[Record]:
+def _parse_records(file: str, text: str) -> Iterator[Record]:
     start, fields, key = 0, dict[str, str](), ""
     for number, line in enumerate([*text.split("\n"), ""], 1):
         if line.startswith("#"):
@@ -121,31 +121,31 @@ def render_driver_pin(choice: Choice, origins: Sequence[str], foreign: Sequence[
     ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
     ``foreign``: the archives that are never mixed with the distribution's own driver, where that is the chosen one.
     """
-    names = versioned_names(choice.branch)
+    names = driver_versioned_packages(choice.branch)
     version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
     if choice.source == "distro":
         # No third record: what is of another version, such as nvidia-modprobe, is so in the distribution.
         records = [
-            *(_record(names, f"release {one}", _NEVER) for one in foreign),
-            _record(names, f"version {version}", _WANTED),
+            *(_render_record(names, f"release {one}", _NEVER) for one in foreign),
+            _render_record(names, f"version {version}", _WANTED),
         ]
         return "\n".join([_DISTRO_PIN_HEADER, *records]).encode()
     records = [
-        _record(names, f"release o=/^({'|'.join(origins)})/", _NEVER),
-        _record((*_DRIVER_PACKAGE_GLOBS, *names), f"version {version}", _WANTED),
-        _record(names, "release *", _NEVER),
+        _render_record(names, f"release o=/^({'|'.join(origins)})/", _NEVER),
+        _render_record((*_DRIVER_PACKAGE_GLOBS, *names), f"version {version}", _WANTED),
+        _render_record(names, "release *", _NEVER),
     ]
-    return "\n".join([_PIN_HEADER, *records]).encode()
+    return "\n".join([_PIN_FILE_HEADER, *records]).encode()
 
 
 def render_cuda_pin(patterns: Sequence[str], origins: Sequence[str]) -> bytes:
     """Return the text of CUDA_PIN_FILE: packages that fit ``patterns`` never come from archives of ``origins``."""
-    record = _record(tuple(patterns), f"release o=/^({'|'.join(origins)})/", _NEVER)
+    record = _render_record(tuple(patterns), f"release o=/^({'|'.join(origins)})/", _NEVER)
     return f"{_CUDA_PIN_HEADER}\n{record}".encode()
 
 
 @lru_cache(maxsize=16)
-def _record(names: tuple[str, ...], pin: str, priority: int) -> str:
+def _render_record(names: tuple[str, ...], pin: str, priority: int) -> str:
     # Remembered: on a node that is held at an exact version every driver step compares the file with its text.
     listed = " ".join(f"{name}:any" for name in names)
     package = textwrap.fill(
@@ -156,14 +156,14 @@ def _record(names: tuple[str, ...], pin: str, priority: int) -> str:
 
 def pinned_version(content: bytes) -> str:
     """The exact driver version at which a text of ``pin`` holds the driver; empty where it holds a branch."""
-    found = _EXACT_VERSION_PIN_LINE.search(content)
-    return found[1].decode() if found else ""
+    match = _EXACT_VERSION_PIN_LINE.search(content)
+    return match[1].decode() if match else ""
 
 
 def packages_under_pin(content: bytes, packages: Mapping[PackageId, PackageState]) -> frozenset[PackageId]:
     """Return the installed ``packages`` whose version is the one that a text of ``pin`` wants."""
     records = parse(PIN_FILE, content.decode("utf-8", "replace"))
-    wanted = [(one, one.pin.removeprefix("version ")) for one in records if one.pin.startswith("version ")]
+    wanted = [(record, record.pin.removeprefix("version ")) for record in records if record.pin.startswith("version ")]
 
     def is_held(package: PackageId, version: str) -> bool:
         return any(

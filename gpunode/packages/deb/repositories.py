@@ -9,8 +9,8 @@ from dataclasses import replace
 from gpunode.catalog.repositories import Repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files
-from gpunode.facts.model import Facts, PackageSource, holds, known, need
-from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.facts.model import Facts, PackageSource, file_matches, known, need
+from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.packages.deb.sources import explain_closed_keyring_folder
 
 # apt reads keyrings as the user _apt.
@@ -24,7 +24,7 @@ _ARCHIVE_URI_START = re.compile(
 _PERCENT_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
-def contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+def have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     """Return whether two entries are for one archive and disagree on its key, or on what apt checks.
 
     apt then reads no source at all ("Conflicting values set for option Signed-By"). It takes entries for one archive
@@ -58,7 +58,7 @@ def _normalize_uri(uri: str, architecture: str) -> str:
     return "/".join(parts)
 
 
-def plan(repository: Repository, facts: Facts) -> Outcome:
+def plan(repository: Repository, facts: Facts) -> StepOutcome:
     """The repository's list and keyring, and nothing else that names the same archive with another key."""
     sources = need(facts.sources, "which apt sources there are")
     # Entries outside the own list that name the archive in another way, or by another address of it.
@@ -81,7 +81,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
         )
     refresh = frozenset({Trigger("index-refresh", _choose_list_file(repository, staying))})
     changes = [
-        *_removals(rivals, facts, refresh),
+        *_plan_rival_removals(rivals, facts, refresh),
         *_plan_keyring(repository, facts, refresh),
         *(replace(change, triggers=refresh) for change in written),
     ]
@@ -92,7 +92,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
             why=closed,
             hint=f"sudo chmod 0755 {folder}\nthen run the same command again",
         )
-    keys = [f"…{one[-16:]}" for one in sorted(repository.key.fingerprints)]
+    keys = [f"…{fingerprint[-16:]}" for fingerprint in sorted(repository.key.fingerprints)]
     signer = f"signed by the key {' or '.join(keys)}"
     touched = {change.subject for change in changes}
     mended = [change for change in _restore_modes(repository, staying, facts) if change.path not in touched]
@@ -112,14 +112,14 @@ def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
     """Return the keys in the keyring that it should not hold."""
     if (present := known(facts.file(repository.keyring), None)) is None:
         return
-    from gpunode.catalog.openpgp import fingerprints  # loaded on use: a new node has no keyring yet
+    from gpunode.catalog.openpgp import list_key_fingerprints  # loaded on use: a new node has no keyring yet
 
     try:
-        found = fingerprints(present.content)
+        present_fingerprints = list_key_fingerprints(present.content)
     except ValueError as error:
         yield f"{repository.keyring} is not a keyring: {error}"
         return
-    if strangers := sorted(set(found) - repository.key.fingerprints):
+    if strangers := sorted(set(present_fingerprints) - repository.key.fingerprints):
         yield f"{repository.keyring} holds {' and '.join(f'the key {key}' for key in strangers)}"
 
 
@@ -130,14 +130,14 @@ def _explain_mode_repairs(mended: Sequence[FileChange]) -> str:
     return "; ".join(filter(None, (unread, explain_restriction(closing) if closing else "")))
 
 
-def _removals(rivals: Sequence[PackageSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
+def _plan_rival_removals(rivals: Sequence[PackageSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
     states = ((file, known(facts.file(file), None)) for file in dict.fromkeys(rival.file for rival in rivals))
     return [FileChange(file, state, None, refresh) for file, state in states if state is not None]
 
 
 def _plan_keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
     fact = facts.file(repository.keyring)
-    if holds(fact, repository.key):
+    if file_matches(fact, repository.key):
         return []
     present = need(fact, f"what {repository.keyring} holds")
     if present is not None and _is_exact_keyring(present.content, repository.key):
@@ -158,10 +158,10 @@ def _restore_modes(repository: Repository, sources: Sequence[PackageSource], fac
 
 def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:
     """Return whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
-    from gpunode.catalog.openpgp import fingerprints  # loaded on use: a new node has no keyring yet
+    from gpunode.catalog.openpgp import list_key_fingerprints  # loaded on use: a new node has no keyring yet
 
     try:
-        return keyring[:1] >= b"\x80" and frozenset(fingerprints(keyring)) == key.fingerprints
+        return keyring[:1] >= b"\x80" and frozenset(list_key_fingerprints(keyring)) == key.fingerprints
     except ValueError:
         return False
 
@@ -186,7 +186,7 @@ def _describe_fault(source: PackageSource, repository: Repository) -> str:
     if not source.enabled:
         return ""
     address, _ = _comparable_address(source, repository.architecture)
-    if not source.source_package and (alias := repository.alias(address)):
+    if not source.source_package and (alias := repository.describe_alias(address)):
         return alias
     if not _is_for_repository(source, repository):
         return ""

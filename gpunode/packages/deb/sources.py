@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, Facts, PackageSource
 from gpunode.facts.patterns import Pattern
 
-_TYPES = ("deb", "deb-src")
-_WORD = Pattern(r"(?:\[[^\]]{0,2000}\]|\"[^\"]*\"|[^\s\[\"])+")
+_ARCHIVE_TYPES = ("deb", "deb-src")
+_SOURCE_LINE_WORD = Pattern(r"(?:\[[^\]]{0,2000}\]|\"[^\"]*\"|[^\s\[\"])+")
 # A number sign inside brackets is part of a word: apt, pkgSourceList::ReadFileListDist.
-_BEFORE_COMMENT = Pattern(r"(?:\[[^\]]{0,2000}\]|[^#\[])*")
+_TEXT_BEFORE_COMMENT = Pattern(r"(?:\[[^\]]{0,2000}\]|[^#\[])*")
 _URI = Pattern(r"[A-Za-z][A-Za-z0-9+.-]{0,40}:\S")
-_FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
+_FALSE_WORDS = frozenset({"no", "false", "without", "off", "disable", "0"})
 # Options that make apt check less, where they are on and where they are off. Source: sources.list(5).
 _OPTIONS_RELAXING_IF_ON = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
 _OPTIONS_RELAXING_IF_OFF = ("check-valid-until", "check-date")
@@ -44,39 +44,39 @@ def parse(path: str, text: str) -> tuple[PackageSource, ...]:
     Raises:
         ValueError: an entry is malformed: apt would not read it either.
     """
-    return tuple(_deb822(path, text) if path.endswith(".sources") else _parse_one_line_style(path, text))
+    return tuple(_parse_deb822(path, text) if path.endswith(".sources") else _parse_one_line_style(path, text))
 
 
 def _parse_one_line_style(path: str, text: str) -> Iterator[PackageSource]:
     for number, line in enumerate(text.split("\n"), 1):
-        words = _words(line)
+        words = _split_source_line(line)
         if words:
-            yield _entry(path, number, words, enabled=True)
+            yield _make_source_entry(path, number, words, enabled=True)
         elif line.lstrip().startswith("#"):
             yield from _parse_commented_entry(path, number, line.lstrip().lstrip("#"))
 
 
-def _words(line: str) -> list[str]:
+def _split_source_line(line: str) -> list[str]:
     # A bracket that nothing closes ends what can be read; so every other is closed, and the search is linear.
     closed, bracket, rest = line.rpartition("]")
-    bare = _BEFORE_COMMENT.match(closed + bracket + rest.partition("[")[0])
-    return [word.replace('"', "") for word in _WORD.findall(bare[0] if bare else "")]
+    bare = _TEXT_BEFORE_COMMENT.match(closed + bracket + rest.partition("[")[0])
+    return [word.replace('"', "") for word in _SOURCE_LINE_WORD.findall(bare[0] if bare else "")]
 
 
 def _parse_commented_entry(path: str, number: int, line: str) -> Iterator[PackageSource]:
     """The entry that a comment switches off; a comment that is prose is none."""
-    words = _words(line)
+    words = _split_source_line(line)
     rest = words[2:] if len(words) > 1 and words[1].startswith("[") else words[1:]
-    if words and words[0] in _TYPES and len(rest) > 1 and re.match(r"[a-z+-]+:", rest[0]):
-        yield _entry(path, number, words, enabled=False)
+    if words and words[0] in _ARCHIVE_TYPES and len(rest) > 1 and re.match(r"[a-z+-]+:", rest[0]):
+        yield _make_source_entry(path, number, words, enabled=False)
 
 
-def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> PackageSource:
+def _make_source_entry(path: str, number: int, words: list[str], *, enabled: bool) -> PackageSource:
     kind, rest = words[0], words[1:]
     options: Mapping[str, str] = {}
     if rest and rest[0].startswith("["):
         options, rest = _parse_bracketed_options(rest[0]), rest[1:]
-    if kind not in _TYPES or len(rest) < 2 or not _URI.match(rest[0]):
+    if kind not in _ARCHIVE_TYPES or len(rest) < 2 or not _URI.match(rest[0]):
         raise ValueError(f"{path}:{number}: not an entry that apt reads")
     uri, suite, components = rest[0], rest[1], tuple(rest[2:])
     if suite.endswith("/") == bool(components):
@@ -96,31 +96,31 @@ def _parse_bracketed_options(word: str) -> Mapping[str, str]:
 def _relaxing_options(options: Mapping[str, str]) -> tuple[str, ...]:
     """The options that make apt check less than it does by default."""
     given = {key: value.lower() for key, value in options.items() if value}
-    on = (key for key in _OPTIONS_RELAXING_IF_ON if given.get(key, "no") not in _FALSE)
-    off = (key for key in _OPTIONS_RELAXING_IF_OFF if given.get(key) in _FALSE)
+    on = (key for key in _OPTIONS_RELAXING_IF_ON if given.get(key, "no") not in _FALSE_WORDS)
+    off = (key for key in _OPTIONS_RELAXING_IF_OFF if given.get(key) in _FALSE_WORDS)
     return tuple(f"{key}={given[key]}" for key in (*on, *off))
 
 
-def _deb822(path: str, text: str) -> Iterator[PackageSource]:
+def _parse_deb822(path: str, text: str) -> Iterator[PackageSource]:
     lines = text.split("\n")
     start = 0
     for number in range(len(lines) + 1):
         if number == len(lines) or not lines[number].strip():
-            yield from _paragraph(path, start, lines[start:number])
+            yield from _parse_deb822_paragraph(path, start, lines[start:number])
             start = number + 1
 
 
-def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[PackageSource]:
-    fields, first = _fields(path, start, lines)
+def _parse_deb822_paragraph(path: str, start: int, lines: list[str]) -> Iterator[PackageSource]:
+    fields, first = _parse_deb822_fields(path, start, lines)
     if not fields:
         return
     types, uris, suites = (fields.get(key, "").split() for key in ("types", "uris", "suites"))
     components = tuple(fields.get("components", "").split())
-    if not types or not set(types) <= set(_TYPES) or not uris or not suites or not all(map(_URI.match, uris)):
+    if not types or not set(types) <= set(_ARCHIVE_TYPES) or not uris or not suites or not all(map(_URI.match, uris)):
         raise ValueError(f"{path}:{first}: not an entry that apt reads")
     if any(suite.endswith("/") == bool(components) for suite in suites):
         raise ValueError(f"{path}:{first}: a suite has components, a path that ends in / has none")
-    signer, enabled = fields.get("signed-by", ""), fields.get("enabled", "").lower() not in _FALSE
+    signer, enabled = fields.get("signed-by", ""), fields.get("enabled", "").lower() not in _FALSE_WORDS
     signed_by = EMBEDDED_KEY_PLACEHOLDER if "-----BEGIN PGP" in signer else " ".join(signer.split())
     relaxed, only = _relaxing_options(fields), tuple(fields.get("architectures", "").split())
     for kind in types:
@@ -130,7 +130,7 @@ def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[PackageSourc
                 yield PackageSource(path, first, uri, suite, components, signed_by, enabled, is_source, relaxed, only)
 
 
-def _fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str], int]:
+def _parse_deb822_fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str], int]:
     """The fields of a paragraph by lower-case name, and the line of the first."""
     fields: dict[str, list[str]] = {}
     values: list[str] | None = None

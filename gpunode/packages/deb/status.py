@@ -10,7 +10,7 @@ from gpunode.change import PackageState
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 
-_FIELD = Pattern(
+_STATUS_FIELD = Pattern(
     r"\n(Package|Status|Version|Architecture|Auto-Installed|Multi-Arch|Pre-Depends|Depends|Provides): *(.*)"
 )
 _CONFFILES = Pattern(r"\nConffiles:((?:\n .*)*)")
@@ -20,8 +20,8 @@ _PACKAGE_NAME_FIELD = Pattern(r"\nPackage: (\S+)(?=\n)")
 _UNCONFIGURED_STATES = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
 PRESENT_STATES = _UNCONFIGURED_STATES | {"installed"}
 # It has lost some of its files, and counts as absent; it can only be installed anew.
-HALF_INSTALLED = "half-installed"
-_UNFINISHED_STATES = _UNCONFIGURED_STATES | {HALF_INSTALLED}
+HALF_INSTALLED_STATE = "half-installed"
+_UNFINISHED_STATES = _UNCONFIGURED_STATES | {HALF_INSTALLED_STATE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,21 @@ class DpkgEntry:
     provides: str = ""
 
 
-def entries(text: str) -> tuple[DpkgEntry, ...]:
+def parse_status(text: str) -> tuple[DpkgEntry, ...]:
     """The paragraphs of a status file.
 
     Raises:
         ValueError: a paragraph has no name or no status.
     """
-    return tuple(_entry(fields) for fields in _paragraphs(text))
+    return tuple(_make_dpkg_entry(fields) for fields in _parse_status_paragraphs(text))
 
 
-def _paragraphs(text: str) -> list[dict[str, str]]:
-    found = (dict(_FIELD.findall("\n" + paragraph)) for paragraph in text.split("\n\n"))
+def _parse_status_paragraphs(text: str) -> list[dict[str, str]]:
+    found = (dict(_STATUS_FIELD.findall("\n" + paragraph)) for paragraph in text.split("\n\n"))
     return [fields for fields in found if fields]
 
 
-def _entry(fields: Mapping[str, str]) -> DpkgEntry:
+def _make_dpkg_entry(fields: Mapping[str, str]) -> DpkgEntry:
     name, words = fields.get("Package", "").strip(), fields.get("Status", "").split()
     if not name or len(words) != 3:
         raise ValueError(f"a paragraph of dpkg's status without name or status: {name[:80]!r} {words[:4]}")
@@ -63,7 +63,7 @@ def _entry(fields: Mapping[str, str]) -> DpkgEntry:
     return DpkgEntry(name, words[0], words[1] == "reinstreq", words[2], *relations)
 
 
-def native_architecture(found: Sequence[DpkgEntry]) -> str:
+def native_architecture(dpkg_entries: Sequence[DpkgEntry]) -> str:
     """Return the architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
 
     A root folder without dpkg, as image builders make them, has that of its packages, if they agree.
@@ -71,19 +71,19 @@ def native_architecture(found: Sequence[DpkgEntry]) -> str:
     Raises:
         ValueError: dpkg is not among the packages, and they have several architectures or none.
     """
-    of_dpkg = [entry.architecture for entry in found if entry.name == "dpkg" and entry.status != "not-installed"]
-    architectures = set(of_dpkg[:1]) or {entry.architecture for entry in found} - {"all", ""}
+    of_dpkg = [entry.architecture for entry in dpkg_entries if entry.name == "dpkg" and entry.status != "not-installed"]
+    architectures = set(of_dpkg[:1]) or {entry.architecture for entry in dpkg_entries} - {"all", ""}
     if len(architectures) == 1:
         return architectures.pop()
     raise ValueError("dpkg's status does not list dpkg, so the native architecture is not known")
 
 
-def packages(found: Sequence[DpkgEntry], extended_states: str = "") -> Mapping[PackageId, PackageState]:
+def packages(dpkg_entries: Sequence[DpkgEntry], extended_states: str = "") -> Mapping[PackageId, PackageState]:
     """The packages that are there or left configuration behind."""
-    native = native_architecture(found)
+    native = native_architecture(dpkg_entries)
     auto = {
         (fields.get("Package"), fields.get("Architecture", native))
-        for fields in _paragraphs(extended_states)
+        for fields in _parse_status_paragraphs(extended_states)
         if fields.get("Auto-Installed", "").strip() == "1"
     }
     return {
@@ -93,7 +93,7 @@ def packages(found: Sequence[DpkgEntry], extended_states: str = "") -> Mapping[P
             held=entry.want == "hold",
             config_files_only=entry.status == "config-files",
         )
-        for entry in found
+        for entry in dpkg_entries
         if entry.status in PRESENT_STATES or entry.status == "config-files"
     }
 
@@ -109,12 +109,12 @@ def _is_auto(entry: DpkgEntry, native: str, auto: set[tuple[str | None, str]]) -
     return entry.status != "config-files" and (entry.name, architecture) in auto
 
 
-def was_interrupted(found: Iterable[DpkgEntry], updates: Iterable[str]) -> bool:
+def was_interrupted(dpkg_entries: Iterable[DpkgEntry], updates: Iterable[str]) -> bool:
     """Return whether dpkg stopped in the middle: a package is not whole, or its journal in ``updates`` is there.
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
-    return _has_journal(updates) or any(entry.status in _UNFINISHED_STATES for entry in found)
+    return _has_journal(updates) or any(entry.status in _UNFINISHED_STATES for entry in dpkg_entries)
 
 
 def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> frozenset[PackageId]:
@@ -123,7 +123,7 @@ def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> fro
     None where dpkg's journal has later states, and where a package lost some of its files: that has to be mended first.
     Triggers that wait are no obstacle: whatever dpkg does next processes them.
     """
-    if _has_journal(updates) or any(one.status == HALF_INSTALLED or one.must_be_reinstalled for one in found):
+    if _has_journal(updates) or any(one.status == HALF_INSTALLED_STATE or one.must_be_reinstalled for one in found):
         return frozenset()
     native = native_architecture(found)
     return frozenset(package_id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})
@@ -146,36 +146,36 @@ class Status:
 
     def packages(self) -> Mapping[PackageId, PackageState]:
         """Return the packages that there are."""
-        return packages(entries(self.text))
+        return packages(parse_status(self.text))
 
     def half_installed(self) -> frozenset[str]:
         """Return those that have lost some of their files, or never got them all; dpkg refuses to remove them."""
-        return frozenset(entry.name for entry in entries(self.text) if entry.status == HALF_INSTALLED)
+        return frozenset(entry.name for entry in parse_status(self.text) if entry.status == HALF_INSTALLED_STATE)
 
     def list_unfinished(self) -> frozenset[str]:
         """Return those that dpkg has not finished with, also for want of a trigger."""
-        return frozenset(entry.name for entry in entries(self.text) if entry.status in _UNFINISHED_STATES)
+        return frozenset(entry.name for entry in parse_status(self.text) if entry.status in _UNFINISHED_STATES)
 
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """Return the configuration files that dpkg keeps for each of these packages and takes along in a purge."""
-        found: dict[str, tuple[str, ...]] = {}
-        unshipped, wanted = self.obsolete(), frozenset(packages)
+        files_by_package: dict[str, tuple[str, ...]] = {}
+        unshipped, wanted = self.obsolete_conffiles(), frozenset(packages)
         for paragraph in self.text.split("\n\n"):
-            fields = dict(_FIELD.findall("\n" + paragraph))
+            fields = dict(_STATUS_FIELD.findall("\n" + paragraph))
             listed = _CONFFILES.search(paragraph)
             name, architecture = fields.get("Package", "").strip(), fields.get("Architecture", "").strip()
             if listed and not wanted.isdisjoint((PackageId(name), PackageId(name, architecture))):
                 # "PATH MD5 [obsolete]": a purge takes those, too, that no package ships any more.
                 rows = (line.split() for line in listed[1].splitlines())
                 taken = (row[0] for row in rows if len(row) == 2 or (row[2:] == ["obsolete"] and row[0] in unshipped))
-                found[name] = (*found.get(name, ()), *taken)
-        return found
+                files_by_package[name] = (*files_by_package.get(name, ()), *taken)
+        return files_by_package
 
-    def shipped(self) -> Mapping[str, str]:
+    def shipped_conffiles(self) -> Mapping[str, str]:
         """Return the configuration files that packages ship, with dpkg's MD5 sum of each as shipped."""
         return {row[0]: row[1] for row in self._conffile_rows() if len(row) == 2}
 
-    def obsolete(self) -> Mapping[str, str]:
+    def obsolete_conffiles(self) -> Mapping[str, str]:
         """Return those that the present version of their package no longer ships.
 
         dpkg leaves them behind when a package changes its version. Source: deb-conffiles(5).
@@ -187,11 +187,11 @@ class Status:
     def _conffile_rows(self) -> list[list[str]]:
         return [line.split() for listed in _CONFFILES.finditer("\n" + self.text) for line in listed[1].splitlines()]
 
-    def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
+    def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         """Return those of the packages ``leaving`` that others still need; see ``find_needed``."""
         from gpunode.packages.deb.dependencies import InstalledRelations  # which imports this module
 
-        return InstalledRelations(found).find_needed(leaving, changing) if (found := entries(self.text)) else {}
+        return InstalledRelations(found).find_needed(leaving, changing) if (found := parse_status(self.text)) else {}
 
 
 _ALTERNATIVE: Final = Pattern(r"\s*([^\s:(\[<|,]+)(?::([^\s(\[<|,]+))?\s*(?:\(\s*([<>=]{1,2})\s*([^)\s]+)\s*\))?")
@@ -219,7 +219,7 @@ def parse_clauses(field: str) -> Iterator[tuple[Alternative, ...]]:
     """Yield each clause of a field such as Depends, with its alternatives in order; what is no relation is left out."""
     for clause in filter(str.strip, field.split(",")):
         matches = filter(None, map(_ALTERNATIVE.match, clause.split("|")))
-        if found := tuple(Alternative(one[1], one[2] or "", one[3] or "", one[4] or "") for one in matches):
+        if found := tuple(Alternative(match[1], match[2] or "", match[3] or "", match[4] or "") for match in matches):
             yield found
 
 
@@ -257,11 +257,11 @@ def find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: 
     moves = {(source, by): target for source, target, by in parse_diversions(diversions)}
     sources = {target: source for (source, _), target in moves.items() if target in aliases}
     wanted = {name.encode(): name for name in (*aliases, *sources.values())}
-    found: dict[str, tuple[str, ...]] = {}
+    owners: dict[str, tuple[str, ...]] = {}
     for package, listed in lists.items():
         for name in sorted(wanted[line] for line in wanted.keys() & set(listed.split(b"\n"))):
             diverted = [to for (source, by), to in moves.items() if source == name and by != package.partition(":")[0]]
             place = diverted[0] if diverted else name
             if place in aliases:
-                found[aliases[place]] = (*found.get(aliases[place], ()), package)
-    return found
+                owners[aliases[place]] = (*owners.get(aliases[place], ()), package)
+    return owners

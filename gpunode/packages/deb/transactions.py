@@ -56,18 +56,18 @@ def refusal(stdout: str, stderr: str) -> str:
 
 def messages(output: str, kinds: str = "E") -> list[str]:
     """The messages of apt of these kinds (``E``, ``W``), each with the indented lines that belong to it."""
-    found: list[str] = []
+    apt_messages: list[str] = []
     wanted = False
     for line in output.splitlines():
         if re.match(r"[EWN]: ", line):
             wanted = line[0] in kinds
             if wanted:
-                found.append(line.rstrip())
+                apt_messages.append(line.rstrip())
         elif wanted and line.startswith("   "):
-            found[-1] += "\n" + line.rstrip()
+            apt_messages[-1] += "\n" + line.rstrip()
         else:
             wanted = False
-    return found
+    return apt_messages
 
 
 def is_update_incomplete(output: str) -> bool:
@@ -110,19 +110,20 @@ def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
     return tuple(change.id for change in changes if change.after is None)
 
 
-def arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) -> tuple[str, ...]:
+def arguments(changes: Sequence[PackageChange], known_packages: Collection[PackageId]) -> tuple[str, ...]:
     """The arguments of ``apt-get install``: the options that the plan allows, then the packages; empty for no work.
 
     Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
     come back by file changes of their own.
 
-    ``known`` are the packages of which dpkg has something: apt refuses ``name-`` for a name that nothing knows.
+    ``known_packages`` are the packages of which dpkg has something: apt refuses ``name-`` for a name that nothing
+    knows.
     """
-    packages = tuple(_package_arguments(changes, known))
+    packages = tuple(_package_arguments(changes, known_packages))
     return (*_permission_options(changes), *packages) if packages else ()
 
 
-def _package_arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) -> Iterator[str]:
+def _package_arguments(changes: Sequence[PackageChange], known_packages: Collection[PackageId]) -> Iterator[str]:
     by_dpkg = purged_by_dpkg(changes)
     for change in changes:
         if change.is_mark:
@@ -132,7 +133,7 @@ def _package_arguments(changes: Sequence[PackageChange], known: Collection[Packa
             yield f"{change.id}={change.after.prefix}*" if change.after.prefix.endswith("-") else str(change.id)
         elif change.after is not None and not change.after.config_files_only:
             yield f"{change.id}={change.after.version}"
-        elif change.id in known and (change.is_there_before or (change.after is None and not by_dpkg)):
+        elif change.id in known_packages and (change.exists_before or (change.after is None and not by_dpkg)):
             yield f"{change.id}-"
 
 

@@ -6,13 +6,13 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from gpunode.facts.kernels import version_key
-from gpunode.packages.version import epoch, without_epoch
+from gpunode.packages.version import version_epoch, without_epoch
 
 _Key: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
 
 
 @lru_cache(maxsize=1 << 12)
-def order_key(version: str) -> tuple[int, _Key, _Key]:
+def version_order_key(version: str) -> tuple[int, _Key, _Key]:
     """Return what dpkg compares of a version, in this order: epoch, upstream version, Debian revision.
 
     Equal for ``1.0`` and ``1.00``. Nothing is refused: names of kernels, which are no package versions, are ordered
@@ -20,9 +20,9 @@ def order_key(version: str) -> tuple[int, _Key, _Key]:
     """
     upstream, hyphen, revision = without_epoch(version).rpartition("-")
     parts = (upstream, revision) if hyphen else (revision, "")
-    return epoch(version), version_key(parts[0] or "0"), version_key(parts[1] or "0")
+    return version_epoch(version), version_key(parts[0] or "0"), version_key(parts[1] or "0")
 
 
 def is_older(version: str, other: str) -> bool:
     """Return whether ``version`` comes before ``other`` in dpkg's order."""
-    return order_key(version) < order_key(other)
+    return version_order_key(version) < version_order_key(other)

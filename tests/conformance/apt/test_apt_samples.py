@@ -11,7 +11,7 @@ import pytest
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.host.apt import parse_apt_progress
 from gpunode.host.apt_failures import (
-    FailureKind,
+    AptFailureKind,
     classify_failure,
     explain_failure,
     find_build_log,
@@ -24,7 +24,7 @@ from gpunode.packages.simulation import Action
 FOLDER = Path(__file__).parent / "samples"
 VERSIONS = ("apt-2.6.2", "apt-3.0.4")
 
-KINDS: dict[str, FailureKind] = {
+KINDS: dict[str, AptFailureKind] = {
     "disk-full-archives": "disk",
     "disk-full-lists": "disk",
     "disk-full-unpack": "disk",
@@ -72,7 +72,7 @@ KINDS: dict[str, FailureKind] = {
     "update-valid-until": "release-date",
 }
 # The one that fails in that version only: apt 2.6 asks gpgv, apt 3.0 asks sqv, and they differ about these.
-ONLY: dict[tuple[str, str], FailureKind] = {
+ONLY: dict[tuple[str, str], AptFailureKind] = {
     ("apt-2.6.2", "update-certificate"): "certificate",
     ("apt-2.6.2", "update-expired-key"): "signature",
     ("apt-2.6.2", "update-certificate-early"): "clock",
@@ -116,13 +116,13 @@ def test_every_sample_is_used_by_a_test() -> None:
 
 
 @pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
-def test_failure_is_classified_by_its_cause(version: str, name: str, kind: FailureKind) -> None:
+def test_failure_is_classified_by_its_cause(version: str, name: str, kind: AptFailureKind) -> None:
     said = sample(version, name)
     assert classify_failure(said.stdout, said.stderr) == kind
 
 
 @pytest.mark.parametrize(("version", "name", "kind"), FAILURES)
-def test_failure_has_what_why_and_hint(version: str, name: str, kind: FailureKind) -> None:
+def test_failure_has_what_why_and_hint(version: str, name: str, kind: AptFailureKind) -> None:
     said = sample(version, name)
     error = explain_failure("do it", said.stdout, said.stderr)
     assert isinstance(error, Busy if kind == "lock" else ChangeFailed)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gpunode.packages.deb import sources
-from gpunode.packages.deb.repositories import contradict
+from gpunode.packages.deb.repositories import have_contradicting_checks
 from tests.fakes.examples import examples
 from tests.laws.source_lists import Undone, lists_of, undone
 from tests.needs import lacking
@@ -76,7 +76,7 @@ def test_apt_refuses_contradicting_entries(case: str, tmp_path: Path) -> None:
 
     said = refusal(tmp_path, {name: f"{text}\n".encode() for name, text in zip(names, pair, strict=True)})
 
-    assert contradict(one, other, "amd64") == (case in CONTRADICTING)
+    assert have_contradicting_checks(one, other, "amd64") == (case in CONTRADICTING)
     # apt 3.0 of Debian 13 reads an entry with a key beside one without; apt 2.6 of Debian 12 refuses them.
     if case != "no key":
         assert ("Conflicting values set" in said) == (case in CONTRADICTING), said

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.dependencies import InstalledRelations
-from gpunode.packages.deb.status import entries, packages
+from gpunode.packages.deb.status import packages, parse_status
 from tests.fakes.examples import examples
 from tests.needs import lacking, program
 
@@ -55,7 +55,7 @@ def broken_by_apt(text: str) -> set[PackageId]:
 
 def broken_by_gpunode(text: str) -> set[PackageId]:
     """Return the packages of which a dependency is not met, asked one by one."""
-    found = entries(text)
+    found = parse_status(text)
     installed, relations = packages(found), InstalledRelations(found)
     roots = [package for package, state in installed.items() if not state.config_files_only]
     return {root for root in roots if any(one.needed_by == root for one in relations.missing(installed, [root]) or ())}
@@ -71,8 +71,8 @@ def paragraph(name: str, fields: Mapping[str, str]) -> str:
 @pytest.mark.parametrize("gone", ["", "libc6", "perl-base", "base-files", "mawk", "debconf"])
 def test_missing_dependencies_of_this_machine_agree_with_apt(gone: str) -> None:
     kept = "\n\n".join(one for one in STATUS.read_text().split("\n\n") if not one.startswith(f"Package: {gone}\n"))
-    installed, broken = packages(entries(kept)), broken_by_apt(kept)
-    missing = InstalledRelations(entries(kept)).missing(installed, installed)
+    installed, broken = packages(parse_status(kept)), broken_by_apt(kept)
+    missing = InstalledRelations(parse_status(kept)).missing(installed, installed)
     assert missing is not None
     assert {one.needed_by for one in missing} <= broken
     assert bool(missing) == bool(broken) == bool(gone)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.catalog.openpgp import dearmor, fingerprints, strip_foreign_packets
+from gpunode.catalog.openpgp import dearmor, list_key_fingerprints, strip_foreign_packets
 from tests.needs import lacking
 
 pytestmark = pytest.mark.skipif(not shutil.which("gpg"), reason=lacking("gpg"))
@@ -91,9 +91,9 @@ def packets_by_gpg(gpg: Gpg, data: bytes) -> tuple[str, ...]:
 def test_fingerprints_agree_with_gpg(gpg: Gpg, users: tuple[str, ...]) -> None:
     binary, armored = gpg.export(*users), gpg.armored(*users)
 
-    assert len(fingerprints(binary)) == len(users)
-    assert fingerprints(binary) == packets_by_gpg(gpg, binary)
-    assert fingerprints(armored) == packets_by_gpg(gpg, armored)
+    assert len(list_key_fingerprints(binary)) == len(users)
+    assert list_key_fingerprints(binary) == packets_by_gpg(gpg, binary)
+    assert list_key_fingerprints(armored) == packets_by_gpg(gpg, armored)
 
 
 def test_generated_keys_have_subkeys_and_a_photo(gpg: Gpg) -> None:
@@ -112,17 +112,20 @@ def test_dearmor_agrees_with_gpg(gpg: Gpg) -> None:
 def test_two_joined_armored_files_contain_both_keys(gpg: Gpg) -> None:
     joined = gpg.armored("rsa") + b"\n" + gpg.armored("edwards")
 
-    assert fingerprints(joined) == (*fingerprints(gpg.armored("rsa")), *fingerprints(gpg.armored("edwards")))
+    assert list_key_fingerprints(joined) == (
+        *list_key_fingerprints(gpg.armored("rsa")),
+        *list_key_fingerprints(gpg.armored("edwards")),
+    )
 
 
 def test_secret_key_is_refused(gpg: Gpg) -> None:
     with pytest.raises(ValueError, match="secret key"):
-        fingerprints(gpg.run("--pinentry-mode", "loopback", "--export-secret-keys", "edwards"))
+        list_key_fingerprints(gpg.run("--pinentry-mode", "loopback", "--export-secret-keys", "edwards"))
 
 
 def test_signed_message_is_refused(gpg: Gpg) -> None:
     with pytest.raises(ValueError, match="not belong in a public key"):
-        fingerprints(gpg.run("-u", "edwards", "-z", "0", "--sign", stdin=b"deb"))
+        list_key_fingerprints(gpg.run("-u", "edwards", "-z", "0", "--sign", stdin=b"deb"))
 
 
 def test_key_in_a_compressed_packet_is_refused(gpg: Gpg) -> None:
@@ -130,16 +133,16 @@ def test_key_in_a_compressed_packet_is_refused(gpg: Gpg) -> None:
     wrapped = b"\xc8" + b"\xff" + (len(gpg.export("edwards")) + 1).to_bytes(4, "big") + b"\x00" + gpg.export("edwards")
 
     with pytest.raises(ValueError, match="not belong in a public key"):
-        fingerprints(gpg.export("rsa") + wrapped)
+        list_key_fingerprints(gpg.export("rsa") + wrapped)
 
 
 def test_truncated_key_is_refused_or_ends_between_packets(gpg: Gpg) -> None:
     key = gpg.export("edwards")
-    whole = fingerprints(key)
+    whole = list_key_fingerprints(key)
 
     for length in range(len(key)):
         try:
-            assert fingerprints(key[:length]) == whole
+            assert list_key_fingerprints(key[:length]) == whole
         except ValueError:
             continue
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.packages.deb.version import order_key
+from gpunode.packages.deb.version import version_order_key
 from tests.fakes.examples import examples
 
 pytestmark = pytest.mark.skipif(not shutil.which("dpkg"), reason="needs dpkg: not a Debian or Ubuntu")
@@ -48,11 +48,11 @@ def dpkg_says(left: str, operator: str, right: str) -> bool:
 @settings(max_examples=examples(150), deadline=None)
 @given(versions, versions)
 def test_any_two_versions_are_ordered_like_dpkg(left: str, right: str) -> None:
-    assert (order_key(left) < order_key(right)) == dpkg_says(left, "lt", right)
-    assert (order_key(left) == order_key(right)) == dpkg_says(left, "eq", right)
+    assert (version_order_key(left) < version_order_key(right)) == dpkg_says(left, "lt", right)
+    assert (version_order_key(left) == version_order_key(right)) == dpkg_says(left, "eq", right)
 
 
 def test_real_versions_are_ordered_like_dpkg() -> None:
-    ordered = sorted(REAL, key=order_key)
+    ordered = sorted(REAL, key=version_order_key)
 
     assert all(dpkg_says(left, "lt", right) for left, right in itertools.pairwise(ordered))

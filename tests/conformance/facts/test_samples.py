@@ -20,14 +20,14 @@ def sample(name: str) -> str:
 
 
 def test_dpkg_status_agrees_with_dpkg_query() -> None:
-    entries = dpkg.entries(sample("dpkg-status-1.21.23.txt"))
+    entries = dpkg.parse_status(sample("dpkg-status-1.21.23.txt"))
     rows = [line.split("\t") for line in sample("dpkg-query-1.21.23.txt").splitlines()]
     said = {(name.split(":")[0], *state.split(), version, arch) for name, state, version, arch in rows}
     assert {(one.name, one.want, one.status, one.version, one.architecture) for one in entries} == said
 
 
 def test_auto_marks_agree_with_apt_mark() -> None:
-    entries = dpkg.entries(sample("dpkg-status-1.21.23.txt"))
+    entries = dpkg.parse_status(sample("dpkg-status-1.21.23.txt"))
     found = dpkg.packages(entries, sample("apt-extended-states-2.6.2.txt"))
     said = set(sample("apt-mark-showauto-2.6.2.txt").split())
     assert {str(package) for package, state in found.items() if state.auto} == said

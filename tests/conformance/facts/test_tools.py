@@ -88,7 +88,7 @@ def test_lspci_filter_lists_only_gpus(sysfs: Path) -> None:
 
 @needs("dpkg-query")
 def test_packages_of_this_machine_agree_with_dpkg_query() -> None:
-    found = dpkg.packages(dpkg.entries(Path("/var/lib/dpkg/status").read_text()))
+    found = dpkg.packages(dpkg.parse_status(Path("/var/lib/dpkg/status").read_text()))
     rows = (
         line.split("\t")
         for line in run("dpkg-query", "-W", "-f", r"${Package}\t${db:Status-Status}\t${Version}\n").splitlines()

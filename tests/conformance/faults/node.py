@@ -210,7 +210,7 @@ def _every_backup_is_there(root: Path) -> None:
 
 
 def _commits(root: Path) -> bool:
-    newest = Store(root).runs()[-1]
+    newest = Store(root).read_runs()[-1]
     return newest.commit is not None and newest.commit.result == "done"
 
 

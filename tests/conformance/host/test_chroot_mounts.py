@@ -262,7 +262,7 @@ except ChangeFailed as error:
 said = host.run_probe(Probe("said", path="/etc/gpunode-said")).text
 ran = host.run_probe(Probe("cat", argv=("touch", "/etc/gpunode-ran")))
 denied = LocalHost(root).runner.run(("touch", "/etc/gpunode-ran"), timeout_s=5)
-print(json.dumps([said, why, ran.outcome, denied.missing, os.path.exists(root + "/etc/gpunode-ran")]))
+print(json.dumps([said, why, ran.outcome, denied.is_program_missing, os.path.exists(root + "/etc/gpunode-ran")]))
 """,
     )
     said, why, outcome, is_missing, ran = seen

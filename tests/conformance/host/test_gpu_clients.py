@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.workloads import find_workloads
+from gpunode.host.workloads import find_disturbable_workloads
 from tests.needs import program
 
 _MAJOR = 195
@@ -42,12 +42,12 @@ def holder(node: Path) -> Iterator[int]:
 
 
 def test_process_with_a_real_device_node_is_a_client(holder: int, node: Path) -> None:
-    (client,) = [one for one in find_workloads().gpu if one.pid == holder]
+    (client,) = [one for one in find_disturbable_workloads().gpu_clients if one.pid == holder]
     assert str(node) in client.command or Path(sys.executable).name in client.command
     assert (client.container, client.pod) == ("", "")
 
 
 def test_process_with_another_device_is_no_client(tmp_path: Path) -> None:
     with subprocess.Popen([program("sleep") or "sleep", "60"], stdin=subprocess.DEVNULL) as process:
-        assert process.pid not in {one.pid for one in find_workloads().gpu}
+        assert process.pid not in {one.pid for one in find_disturbable_workloads().gpu_clients}
         process.kill()

@@ -97,4 +97,4 @@ def test_missing_folders_are_those_a_write_makes(tmp_path: Path, nodes: list[tup
     except OSError:
         return
     with suppress(OSError), places.open_path(f"/{path}", str(root), make=True) as place:
-        assert (expected, leads) == (tuple(place.made), place.path)
+        assert (expected, leads) == (tuple(place.made_folders), place.path)

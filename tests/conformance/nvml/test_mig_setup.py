@@ -189,10 +189,10 @@ def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, sto
         used.setup(store)
     assert raised.value.what == "continuing would change the MIG layout under 2 processes"
     assert raised.value.why == "running: 4711 (python train.py) in container 0123456789ab, 4712"
-    assert not store.runs()
+    assert not store.read_runs()
     free.setup(store)
     with pytest.raises(DrainRequired):
-        plan_rollback(store, used, store.runs()[-1].run)
+        plan_rollback(store, used, store.read_runs()[-1].run)
 
 
 def test_setup_continues_after_the_reboot_for_a_pending_mig_mode(tmp_path: Path, store: Store) -> None:

@@ -74,7 +74,7 @@ def _different(present: Tree, wanted: Tree) -> list[str]:
 
 def _recorded(root: Path, number: int) -> bool:
     """True if the journal has a change of the run."""
-    runs = Store(root).runs()
+    runs = Store(root).read_runs()
     return any(int(run.run.partition("-")[0]) == number and run.subjects for run in runs)
 
 

@@ -27,7 +27,7 @@ DUMPS = sorted((HERE / "dumps").glob("*.toml"))
 CONTAINERD = program("containerd")
 WISHES = {
     "plain": DesiredConfig(),
-    "default": DesiredConfig(default=True, cdi=True),
+    "default": DesiredConfig(default=True, enable_cdi=True),
     "systemd": DesiredConfig(systemd_cgroup=True),
 }
 INPUTS = sorted((HERE / "vectors").glob("*ctd*/input.toml"))

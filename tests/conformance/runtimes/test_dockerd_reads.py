@@ -14,7 +14,7 @@ from tests.unit.runtimes.docker_file import configure
 
 DOCKERD = program("dockerd")
 INPUTS = sorted((Path(__file__).parent / "vectors").glob("*dkr*/input.json"))
-WISHES = {"plain": DesiredConfig(), "default": DesiredConfig(default=True, cdi=True)}
+WISHES = {"plain": DesiredConfig(), "default": DesiredConfig(default=True, enable_cdi=True)}
 
 
 def _validates(config: bytes, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.documents import Document, decode, parse_toml, same
-from gpunode.runtimes.tomltext import edit
+from gpunode.runtimes import DesiredConfig, find_runtime
+from gpunode.runtimes.documents import Document, decode_config, is_same_value, parse_toml
+from gpunode.runtimes.tomltext import edit_toml
 
 HERE = Path(__file__).parent
 NOT_TOML = ("040", "059", "082")
@@ -44,7 +44,7 @@ def holds(larger: Any, smaller: Any) -> bool:
     """True if ``larger`` is ``smaller`` with something added."""
     if isinstance(larger, dict) and isinstance(smaller, dict):
         return all(key in larger and holds(larger[key], value) for key, value in smaller.items())
-    return same(larger, smaller)
+    return is_same_value(larger, smaller)
 
 
 def is_taken_out(back: str, text: str, file: Path) -> bool:
@@ -52,40 +52,40 @@ def is_taken_out(back: str, text: str, file: Path) -> bool:
     if back == text or not file.parent.name.startswith(BY_MEANING):
         return back == text
     one, other = (["".join(line.split()) for line in each.splitlines() if "#" in line] for each in (back, text))
-    return same(parse_toml(back), parse_toml(text)) and one == other
+    return is_same_value(parse_toml(back), parse_toml(text)) and one == other
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_key_added_anywhere_can_be_removed_again(file: Path) -> None:
-    text = decode(file.read_bytes(), file.name)
+    text = decode_config(file.read_bytes(), file.name)
     before = parse_toml(text)
     places = list(tables(before))
     for path in places[:: 1 + len(places) // 8]:
         # A value in a table that has a header and nothing else of its own: its header would go with it.
         for value in (ENTRY, "x"):
             after = with_key(before, path, value)
-            added = edit(text, before, after)
-            assert same(parse_toml(added), after)
+            added = edit_toml(text, before, after)
+            assert is_same_value(parse_toml(added), after)
             lines = iter(added.splitlines())
             assert all(line in lines for line in text.splitlines()) or "{" in text
-            back = edit(added, after, before)
+            back = edit_toml(added, after, before)
             assert is_taken_out(back, text, file) or (value == "x" and abs(len(text) - len(back)) < 120), path
 
 
 @pytest.mark.parametrize(
     "desired",
-    [DesiredConfig(mode="in-place"), DesiredConfig(default=True, cdi=True, systemd_cgroup=True)],
+    [DesiredConfig(mode="in-place"), DesiredConfig(default=True, enable_cdi=True, systemd_cgroup=True)],
     ids=["plain", "all"],
 )
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_configured_file_can_be_edited_back(file: Path, desired: DesiredConfig) -> None:
-    containerd, data = runtime("containerd"), file.read_bytes()
+    containerd, data = find_runtime("containerd"), file.read_bytes()
     try:
         edits = containerd.configure({containerd.config: data}, desired).edits
     except Refused:
         return  # the other tests say which
     for one in edits:
-        before, after = (parse_toml(decode(content, file.name)) for content in (one.before, one.after))
+        before, after = (parse_toml(decode_config(content, file.name)) for content in (one.before, one.after))
         if holds(after, before):
-            text = decode(one.before, file.name)
-            assert is_taken_out(edit(edit(text, before, after), after, before), text, file)
+            text = decode_config(one.before, file.name)
+            assert is_taken_out(edit_toml(edit_toml(text, before, after), after, before), text, file)

@@ -24,8 +24,8 @@ from gpunode.runtimes import (
     Runtime,
     apply_edits,
     containerd,
+    find_runtime,
     gather_files,
-    runtime,
 )
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.installations import choose_row
@@ -55,7 +55,7 @@ def row_and_files(case: str) -> tuple[Runtime, Files]:
     }
     kubelet = Kubelet(**{"cgroup_driver": None, **read_case(case)["kubelet"]})
     facts = replace(derive({}), kubelet=Known(kubelet, "units"), files=known)
-    row = choose_row(runtime("containerd"), facts).row
+    row = choose_row(find_runtime("containerd"), facts).row
 
     def find(place: str) -> Files:
         paths = match_pattern(place, present) if is_pattern(place) else [place]
@@ -75,17 +75,17 @@ def test_installation_is_configured_and_restored(case: str) -> None:
     edited = row.configure(files, desired_config(case))
     after = apply_edits(files, edited)
     assert after == tree(case, "after")
-    assert (edited.restart, list(edited.notes)) == (
+    assert (edited.restart_reason, list(edited.notes)) == (
         read_case(case).get("restart", ""),
         read_case(case).get("notes", []),
     )
-    assert not row.generated & {edit.path for edit in edited.edits}
+    assert not row.generated_files & {edit.path for edit in edited.edits}
     assert row.configure(after, replace(desired_config(case), exact=False)).edits == (), "a second time changes nothing"
     assert apply_edits(after, unconfigure(row, after, desired_config(case), edited.edits)) == files
     by_name = unconfigure(row, after, desired_config(case), ())
-    assert not row.generated & {edit.path for edit in by_name.edits}
+    assert not row.generated_files & {edit.path for edit in by_name.edits}
     left = apply_edits(after, by_name)
-    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired_config(case)).handlers.keys() <= {
+    assert row.inspect({**left, **dict.fromkeys(row.generated_files, b"")}, desired_config(case)).handlers.keys() <= {
         "runc",
         *OTHERS,
     }

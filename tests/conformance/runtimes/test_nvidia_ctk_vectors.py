@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import RUNTIMES, DesiredConfig, apply_edits, runtime, satisfies
+from gpunode.runtimes import RUNTIMES, DesiredConfig, apply_edits, find_runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
 from gpunode.runtimes.model import Edit, Files, gather_files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
@@ -56,7 +56,7 @@ def _desired_config(vector: Vector) -> DesiredConfig:
         handler=flags.get("--nvidia-runtime-name", "nvidia"),
         binary=flags.get("--nvidia-runtime-path", flags.get("--runtime-path", "nvidia-container-runtime")),
         default=not {"--set-as-default", "--nvidia-set-as-default"}.isdisjoint(flags),
-        cdi=not {"--cdi.enabled", "--cdi.enable", "--enable-cdi"}.isdisjoint(flags),
+        enable_cdi=not {"--cdi.enabled", "--cdi.enable", "--enable-cdi"}.isdisjoint(flags),
         mode="in-place" if drop_in == "" else vector.told["mode"],
         config=flags.get("--config", ""),
         drop_in=drop_in or "",
@@ -67,14 +67,14 @@ def _desired_config(vector: Vector) -> DesiredConfig:
 def _read_by_runtime(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     """Return the files among ``files`` that the runtime reads."""
     return gather_files(
-        runtime(vector.runtime),
+        find_runtime(vector.runtime),
         desired,
         lambda place: {path: data for path, data in files.items() if fnmatchcase(path, place)},
     )
 
 
 def _configure(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
-    edited = runtime(vector.runtime).configure(_read_by_runtime(files, vector, desired), desired)
+    edited = find_runtime(vector.runtime).configure(_read_by_runtime(files, vector, desired), desired)
     return {**{path: data for path, data in files.items() if path not in {one.path for one in edited.edits}},
             **apply_edits({}, edited)}  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_vector_is_refused(vector: Vector) -> None:
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if not vector.is_refused], ids=name)
 def test_vector_is_answered(vector: Vector) -> None:
-    desired, row = _desired_config(vector), runtime(vector.runtime)
+    desired, row = _desired_config(vector), find_runtime(vector.runtime)
     after = _configure(vector.files, vector, desired)
     judge(vector, after)
     assert _configure(after, vector, desired) == after
@@ -112,7 +112,7 @@ HAD_OURS = frozenset({119, 132})
     "vector", [one for one in VECTORS if not one.is_refused and one.number not in HAD_OURS | KEEPS_VERSION], ids=name
 )
 def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
-    desired, row, path = _desired_config(vector), runtime(vector.runtime), vector.paths[0]
+    desired, row, path = _desired_config(vector), find_runtime(vector.runtime), vector.paths[0]
     after = _configure(vector.files, vector, desired)
     former = [
         Edit(one, vector.files.get(one), after.get(one))
@@ -194,7 +194,7 @@ def test_unusable_input_is_refused(vector: Vector) -> None:
 
 
 @pytest.mark.parametrize(
-    "desired", [DesiredConfig(), DesiredConfig(default=True, cdi=True)], ids=["plain", "default-cdi"]
+    "desired", [DesiredConfig(), DesiredConfig(default=True, enable_cdi=True)], ids=["plain", "default-cdi"]
 )
 @pytest.mark.parametrize("vector", EDITED, ids=name)
 def test_every_input_is_configured_in_place(vector: Vector, desired: DesiredConfig) -> None:
@@ -216,7 +216,7 @@ STALE = frozenset({12, 13, 18, 23, 26, 34, 69, 76, 77})
 @pytest.mark.parametrize("vector", [one for one in EDITED if one.number not in STALE], ids=name)
 def test_other_lines_do_not_change(vector: Vector) -> None:
     former = (vector.read("input") or b"").splitlines(keepends=True)
-    new = configure_containerd(b"".join(former), DesiredConfig(default=True, cdi=True)).splitlines(keepends=True)
+    new = configure_containerd(b"".join(former), DesiredConfig(default=True, enable_cdi=True)).splitlines(keepends=True)
     edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
     lost = [line for kind, start, end, _, _ in edits if kind in {"replace", "delete"} for line in former[start:end]]
     assert all(any(key in line for key in OURS) for line in lost), lost

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.catalog.openpgp import fingerprints
+from gpunode.catalog.openpgp import list_key_fingerprints
 from tests.e2e.chroot.scenario import CONFIG, RECIPE, Lab, as_machine, ask, called, setup_ok
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
@@ -40,7 +40,7 @@ def read_log(node: Chroot) -> dict[str, Any]:
 
 
 def test_every_package_is_recorded_with_its_archive_and_key(node: Chroot, chroots: Lab) -> None:
-    (cuda,) = fingerprints(node.path(CUDA_KEYRING).read_bytes())
+    (cuda,) = list_key_fingerprints(node.path(CUDA_KEYRING).read_bytes())
     installed = node.installed()
     packages = {row["subject"]: row for row in read_log(node)["changes"] if row["kind"] == "package"}
 

@@ -8,9 +8,9 @@ import pytest
 from gpunode.catalog import tables
 from gpunode.catalog.conflicts import (
     driver_packages,
+    driver_versioned_packages,
     is_deb_driver_package,
     purge_reason,
-    versioned_names,
 )
 from tests.ids import ids, names
 
@@ -76,23 +76,23 @@ def test_only_given_names_are_returned() -> None:
 
 
 def test_only_driver_packages_are_pinned() -> None:
-    pinned = {name for branch in (470, 535, 570, 580, 595) for name in versioned_names(branch)}
+    pinned = {name for branch in (470, 535, 570, 580, 595) for name in driver_versioned_packages(branch)}
 
     assert {name for name, verdict in NAMES.items() if verdict == "keep"} & pinned == set()
 
 
 @pytest.mark.parametrize("name", ["libcuda1", "nvidia-kernel-dkms", "libnvidia-compute", "nvidia-open", "cuda-drivers"])
 def test_names_of_nvidia_package_sets_are_pinned(name: str) -> None:
-    assert name in versioned_names(595)
+    assert name in driver_versioned_packages(595)
 
 
 def test_branch_is_inserted_into_pinned_names() -> None:
-    assert {"libnvidia-compute-580", "nvidia-dkms-580-open", "cuda-drivers-580"} <= set(versioned_names(580))
-    assert not any("{" in name or "*" in name for name in versioned_names(580))
+    assert {"libnvidia-compute-580", "nvidia-dkms-580-open", "cuda-drivers-580"} <= set(driver_versioned_packages(580))
+    assert not any("{" in name or "*" in name for name in driver_versioned_packages(580))
 
 
 def test_every_pinned_name_is_a_driver_package() -> None:
-    assert all(map(is_deb_driver_package, versioned_names(580)))
+    assert all(map(is_deb_driver_package, driver_versioned_packages(580)))
 
 
 def test_every_pattern_is_a_name_or_a_prefix() -> None:

@@ -8,9 +8,9 @@ from gpunode.catalog import cuda
 def test_releases_are_sorted_by_version_and_driver() -> None:
     found = cuda.releases()
     assert [one.version for one in found] == sorted(one.version for one in found)
-    drivers = [cuda.parts(one.driver) for one in found]
+    drivers = [cuda.parse_version(one.driver) for one in found]
     assert drivers == sorted(drivers)
-    assert all(one.min_branch <= cuda.parts(one.driver)[0] for one in found)
+    assert all(one.min_branch <= cuda.parse_version(one.driver)[0] for one in found)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_releases_are_sorted_by_version_and_driver() -> None:
     ],
 )
 def test_supported_cuda_version_of_a_driver(driver: str, version: cuda.Version | None) -> None:
-    assert cuda.newest_supported_by(driver) == version
+    assert cuda.newest_supported_by_driver(driver) == version
 
 
 def test_release_is_found_by_its_first_two_numbers() -> None:

@@ -17,7 +17,7 @@ RUBIN, UNKNOWN, KNOWN_FROM_615 = "3002", "3ffe", "2909"
 
 def ask(*device_ids: str, version: str = "auto", flavour: KernelModuleType = "auto") -> Choice | Refusal:
     return choose(
-        [gpus.lookup(device_id) for device_id in device_ids], Driver(version=version, kernel_module_type=flavour)
+        [gpus.find_model(device_id) for device_id in device_ids], Driver(version=version, kernel_module_type=flavour)
     )
 
 
@@ -125,7 +125,7 @@ def test_branch_too_new_for_a_gpu_is_refused(version: str) -> None:
 
 @pytest.mark.parametrize(("gpu", "version"), [(B200, "535"), (RUBIN, "595"), (UNKNOWN, "580"), (GH200, "515")])
 def test_branch_too_old_for_a_gpu_is_refused(gpu: str, version: str) -> None:
-    assert f"does not drive {gpus.lookup(gpu).label}" in refusal_of(T4, gpu, version=version).what
+    assert f"does not drive {gpus.find_model(gpu).label}" in refusal_of(T4, gpu, version=version).what
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_default_flavour_below_560_is_proprietary_where_allowed() -> None:
 
 def test_last_branch_overrides_a_wrong_open_modules_claim() -> None:
     """NVIDIA's list of 590.48.01 marks Pascal ``kernelopen``; who believes it installs modules that do not drive it."""
-    claimed = replace(gpus.lookup(GTX_1080), open_modules="yes")
-    required = replace(gpus.lookup(V100), open_modules="required")
+    claimed = replace(gpus.find_model(GTX_1080), open_modules="yes")
+    required = replace(gpus.find_model(V100), open_modules="required")
 
     answer = choose([claimed, required], Driver())
 
@@ -222,7 +222,7 @@ def test_chosen_driver_supports_every_gpu(host: list[str], version: str, flavour
     branch = branches.find(answer.branch)
     assert branch is not None
     assert answer.flavour in branch.flavours
-    for model in map(gpus.lookup, host):
+    for model in map(gpus.find_model, host):
         assert model.first_branch <= answer.branch <= (model.last_branch or answer.branch)
         assert model.takes_open_modules if answer.flavour == "open" else not model.needs_open_modules
 
@@ -250,6 +250,6 @@ def test_choice_ignores_order_and_number_of_gpus(host: list[str]) -> None:
 
 @given(listed)
 def test_auto_serves_every_gpu_after_kepler(device_id: str) -> None:
-    last = gpus.lookup(device_id).last_branch
+    last = gpus.find_model(device_id).last_branch
 
     assert isinstance(ask(device_id), Refusal if last is not None and last <= 470 else Choice)

@@ -7,7 +7,7 @@ import pytest
 from gpunode.catalog import branches, tables
 from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpu_support import describe_support
-from gpunode.catalog.gpus import lookup, search_models
+from gpunode.catalog.gpus import find_model, search_models
 from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
 
@@ -26,13 +26,13 @@ from gpunode.recipe import Driver
 def test_support_of_each_generation(
     device_id: str, flavours: tuple[str, ...], newest_cuda: tuple[int, ...] | None, end_of_life: str
 ) -> None:
-    support = describe_support(lookup(device_id))
+    support = describe_support(find_model(device_id))
     assert (support.flavours, support.cuda, support.end_of_life) == (flavours, newest_cuda, end_of_life)
 
 
 def test_listed_branches_are_those_that_a_driver_can_be_chosen_from() -> None:
     """For each kind of GPU and branch: listed if and only if ``--driver BRANCH`` is accepted, whatever its modules."""
-    models = (lookup(row["device_id"]) for row in tables.rows("gpus.csv"))
+    models = (find_model(row["device_id"]) for row in tables.rows("gpus.csv"))
     kinds = {replace(model, device_id="", name=""): model for model in models}
     assert len(kinds) > 20
     for model in kinds.values():
@@ -49,20 +49,20 @@ def test_listed_branches_are_those_that_a_driver_can_be_chosen_from() -> None:
 
 
 def test_boards_with_switches_name_the_packages_that_they_need() -> None:
-    (hopper,) = describe_support(lookup("2330")).packages
+    (hopper,) = describe_support(find_model("2330")).packages
     assert "nvidia-fabricmanager of the driver's exact version on a board with NVSwitches" in hopper
-    (blackwell,) = describe_support(lookup("2901")).packages
+    (blackwell,) = describe_support(find_model("2901")).packages
     assert "nvlsm" in blackwell
-    (rack,) = describe_support(lookup("2941")).packages
+    (rack,) = describe_support(find_model("2941")).packages
     assert rack.startswith("nvidia-imex")
-    assert describe_support(lookup("2331")).packages == ()  # H100 PCIe has no switch
+    assert describe_support(find_model("2331")).packages == ()  # H100 PCIe has no switch
 
 
 def test_a_guess_names_its_reason() -> None:
-    assert "ids from 1e00 on are Turing or newer" in describe_support(lookup("3fff")).assumption
-    assert "ids below 1340 are Kepler or older" in describe_support(lookup("0102")).assumption
-    assert "pci.ids does" in describe_support(lookup("1b01")).assumption
-    assert describe_support(lookup("1b80")).assumption == ""
+    assert "ids from 1e00 on are Turing or newer" in describe_support(find_model("3fff")).assumption
+    assert "ids below 1340 are Kepler or older" in describe_support(find_model("0102")).assumption
+    assert "pci.ids does" in describe_support(find_model("1b01")).assumption
+    assert describe_support(find_model("1b80")).assumption == ""
 
 
 def test_a_search_takes_whole_words_in_any_case() -> None:

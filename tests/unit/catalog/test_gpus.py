@@ -10,7 +10,7 @@ ids = st.integers(0, 0xFFFF).map(lambda number: f"{number:04x}")
 
 
 def test_gtx_1080_is_a_pascal_gpu_last_driven_by_580() -> None:
-    model = gpus.lookup("1b80")
+    model = gpus.find_model("1b80")
 
     assert (model.name, model.architecture, model.compute_capability) == ("NVIDIA GeForce GTX 1080", "Pascal", "6.1")
     assert (model.last_branch, model.open_modules, model.listed) == (580, "no", True)
@@ -28,26 +28,26 @@ def test_gtx_1080_is_a_pascal_gpu_last_driven_by_580() -> None:
     ],
 )
 def test_current_gpus_have_their_properties(device_id: str, modules: str, board: str) -> None:
-    model = gpus.lookup(device_id)
+    model = gpus.find_model(device_id)
 
     assert model.last_branch is None
     assert (model.open_modules, model.nvswitch_board) == (modules, board)
 
 
 def test_uppercase_ids_are_the_same_gpu() -> None:
-    assert gpus.lookup("1EB8") == gpus.lookup("1eb8")
+    assert gpus.find_model("1EB8") == gpus.find_model("1eb8")
 
 
 @pytest.mark.parametrize("text", ["", "1b8", "01b80", "0x1b", "1b8g", "1b8\n", "1b,8", "²b80"])
 def test_invalid_device_id_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a PCI device id"):
-        gpus.lookup(text)
+        gpus.find_model(text)
     with pytest.raises(ValueError, match="not a PCI device id"):
         gpus.is_nvswitch(text)
 
 
 def test_id_newer_than_all_lists_is_treated_as_the_newest() -> None:
-    model = gpus.lookup("3ffe")
+    model = gpus.find_model("3ffe")
 
     assert (model.last_branch, model.open_modules, model.listed) == (None, "required", False)
     assert model.first_branch == branches.newest_maintained_branch().number
@@ -58,14 +58,14 @@ def test_id_newer_than_all_lists_is_treated_as_the_newest() -> None:
     ("device_id", "last"), [("1341", 580), ("1dff", 580), ("1de0", 580), ("1001", 470), ("0001", 470)]
 )
 def test_unlisted_id_among_old_gpus_is_old(device_id: str, last: int) -> None:
-    model = gpus.lookup(device_id)
+    model = gpus.find_model(device_id)
 
     assert (model.last_branch, model.open_modules) == (last, "no")
 
 
 @given(ids)
 def test_every_id_is_classified_by_its_range(device_id: str) -> None:
-    model = gpus.lookup(device_id)
+    model = gpus.find_model(device_id)
 
     assert model.device_id == device_id
     if device_id >= "1e00":
@@ -84,13 +84,13 @@ def test_every_row_of_the_table_can_be_looked_up() -> None:
 
     assert len(rows) == 1445
     for row in rows:
-        model = gpus.lookup(row["device_id"])
+        model = gpus.find_model(row["device_id"])
         assert (model.device_id, model.name) == (row["device_id"], row["name"])
 
 
 def test_no_gpu_with_a_last_branch_takes_open_modules() -> None:
     """NVIDIA's list says otherwise of all Maxwell, Pascal and Volta parts, by mistake."""
-    models = [gpus.lookup(row["device_id"]) for row in tables.rows("gpus.csv")]
+    models = [gpus.find_model(row["device_id"]) for row in tables.rows("gpus.csv")]
 
     assert not [model for model in models if model.last_branch is not None and model.takes_open_modules]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.catalog.managers import Manager, manager_of
+from gpunode.catalog.managers import Manager, find_declared_manager
 
 SEEN = {
     "# Ansible managed\nversion = 2\n": ("Ansible", 1),
@@ -39,10 +39,10 @@ NOT = (
 
 @pytest.mark.parametrize("text", SEEN)
 def test_header_names_the_manager_and_its_line(text: str) -> None:
-    found, (name, line) = manager_of(text.encode()), SEEN[text]
+    found, (name, line) = find_declared_manager(text.encode()), SEEN[text]
     assert found == Manager(name, line, text.splitlines()[line - 1].strip())
 
 
 @pytest.mark.parametrize("text", NOT)
 def test_other_text_has_no_manager(text: str) -> None:
-    assert manager_of(text.encode("latin-1")) is None
+    assert find_declared_manager(text.encode("latin-1")) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.catalog.openpgp import dearmor, fingerprints
+from gpunode.catalog.openpgp import dearmor, list_key_fingerprints
 
 KEY, SUBKEY, USER_ID, SIGNATURE, ATTRIBUTE, MARKER = 6, 14, 13, 2, 17, 10
 V4 = b"\x04" + b"\x65\x00\x00\x00" + b"\x16" + bytes(40)
@@ -43,13 +43,13 @@ WHOLE = packet(KEY, V4) + packet(USER_ID, b"a") + packet(SIGNATURE, b"x") + pack
 
 
 def test_v4_key_with_a_subkey_has_one_fingerprint() -> None:
-    assert fingerprints(WHOLE) == (v4_fingerprint(V4),)
+    assert list_key_fingerprints(WHOLE) == (v4_fingerprint(V4),)
 
 
 def test_v6_key_has_a_sha256_fingerprint() -> None:
     expected = hashlib.sha256(b"\x9b" + len(V6).to_bytes(4, "big") + V6).hexdigest().upper()
 
-    assert fingerprints(packet(KEY, V6) + packet(USER_ID, b"a")) == (expected,)
+    assert list_key_fingerprints(packet(KEY, V6) + packet(USER_ID, b"a")) == (expected,)
 
 
 def test_every_packet_length_encoding_is_parsed() -> None:
@@ -64,14 +64,17 @@ def test_every_packet_length_encoding_is_parsed() -> None:
     }
     two_bytes = bytes([0xC0 | ATTRIBUTE, ((300 - 192) >> 8) + 192, (300 - 192) & 0xFF]) + attribute
 
-    assert {fingerprints(key + two_bytes) for key in keys} == {(v4_fingerprint(V4),)}
+    assert {list_key_fingerprints(key + two_bytes) for key in keys} == {(v4_fingerprint(V4),)}
 
 
 def test_additional_key_is_found_anywhere() -> None:
     other = V4[:-1] + b"\x01"
 
-    assert fingerprints(WHOLE + packet(KEY, other)) == (v4_fingerprint(V4), v4_fingerprint(other))
-    assert fingerprints(armor(WHOLE) + armor(packet(KEY, other))) == (v4_fingerprint(V4), v4_fingerprint(other))
+    assert list_key_fingerprints(WHOLE + packet(KEY, other)) == (v4_fingerprint(V4), v4_fingerprint(other))
+    assert list_key_fingerprints(armor(WHOLE) + armor(packet(KEY, other))) == (
+        v4_fingerprint(V4),
+        v4_fingerprint(other),
+    )
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -81,7 +84,7 @@ def test_armor_variants_are_decoded(newline: str, headers: str, checksum: bytes 
     armored = armor(WHOLE, headers=headers, checksum=checksum, newline=newline)
 
     assert dearmor(armored) == WHOLE
-    assert fingerprints(armored) == fingerprints(WHOLE)
+    assert list_key_fingerprints(armored) == list_key_fingerprints(WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +128,14 @@ def test_armor_variants_are_decoded(newline: str, headers: str, checksum: bytes 
 )
 def test_everything_but_a_public_key_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fingerprints(data)
+        list_key_fingerprints(data)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_raise_only_value_error(data: bytes) -> None:
     for attempt in (data, b"\xc6" + data, WHOLE + data, armor(data), armor(WHOLE)[: len(data)] + data):
         try:
-            assert fingerprints(attempt)
+            assert list_key_fingerprints(attempt)
         except ValueError:
             continue
 
@@ -142,8 +145,8 @@ def test_keys_of_a_file_are_listed_in_order(bodies: list[bytes]) -> None:
     keys = [b"\x04" + body for body in bodies]
     data = b"".join(packet(KEY, key) + packet(USER_ID, b"u") + packet(SUBKEY, V4) for key in keys)
 
-    assert fingerprints(data) == tuple(v4_fingerprint(key) for key in keys)
-    assert fingerprints(armor(data)) == fingerprints(data)
+    assert list_key_fingerprints(data) == tuple(v4_fingerprint(key) for key in keys)
+    assert list_key_fingerprints(armor(data)) == list_key_fingerprints(data)
 
 
 @given(st.integers(0, len(WHOLE) * 8 - 1))
@@ -152,4 +155,4 @@ def test_flipped_bit_fails_the_armor_checksum(position: int) -> None:
     damaged[position // 8] ^= 1 << (position % 8)
 
     with pytest.raises(ValueError, match="checksum"):
-        fingerprints(armor(bytes(damaged), checksum=crc24(WHOLE)))
+        list_key_fingerprints(armor(bytes(damaged), checksum=crc24(WHOLE)))

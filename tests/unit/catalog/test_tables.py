@@ -29,13 +29,13 @@ def test_table_names_its_source_and_date_and_has_complete_rows(name: str) -> Non
     rows = list(tables.rows(name))
 
     assert any("Source" in line for line in comments)
-    assert date(2026, 11, 1) < tables.collected_on(name) <= datetime.now(tz=timezone.utc).date()
+    assert date(2026, 11, 1) < tables.read_collection_date(name) <= datetime.now(tz=timezone.utc).date()
     assert rows
     assert all(None not in row and None not in row.values() for row in rows)
 
 
 def test_outdated_tables_are_noted_by_the_date_of_the_evidence() -> None:
-    oldest = min(tables.collected_on(name) for name in ("branches.csv", "gpus.csv", "releases.csv"))
+    oldest = min(tables.read_collection_date(name) for name in ("branches.csv", "gpus.csv", "releases.csv"))
 
     def notes(days: int) -> tuple[str, ...]:
         return note_old_tables(replace(derive({}), observed_on=Known(oldest + timedelta(days=days), "clock")))

@@ -50,19 +50,19 @@ def test_known_xids_have_their_kind() -> None:
 def test_nvlink5_error_is_decoded(
     code: int, unit: str, words: tuple[int, int], severity: str, action: str, follow_up: str
 ) -> None:
-    found = xids.decode(code, unit, *words)
+    found = xids.decode_nvlink5_fault(code, unit, *words)
     assert found is not None
     assert (found.severity, found.action, found.follow_up) == (severity, action, follow_up)
 
 
 def test_worst_of_several_status_bits_counts() -> None:
-    found = xids.decode(145, "RLW_SRC_TRACK", 0x040988E2, 0x3)
+    found = xids.decode_nvlink5_fault(145, "RLW_SRC_TRACK", 0x040988E2, 0x3)
     assert found is not None
     assert (found.status, found.severity) == (1, "fatal")
 
 
 def test_unknown_nvlink5_error_is_not_decoded() -> None:
-    assert xids.decode(149, "NETIR_LINK_EVT", 0xFFFFFFFF, 0) is None
-    assert xids.decode(145, "NOBODY", 0x82, 1) is None
-    assert xids.decode(79, "RLW_REMAP", 0x82, 1) is None
+    assert xids.decode_nvlink5_fault(149, "NETIR_LINK_EVT", 0xFFFFFFFF, 0) is None
+    assert xids.decode_nvlink5_fault(145, "NOBODY", 0x82, 1) is None
+    assert xids.decode_nvlink5_fault(79, "RLW_REMAP", 0x82, 1) is None
     assert len(list(tables.rows("nvlink5.csv"))) == 91

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from gpunode.change import CONFIG_STAGE
+from gpunode.change import RUNTIME_CONFIG_STAGE
 from gpunode.cli import toolkit_config
 from gpunode.cli.ctk import config_app
 from gpunode.cli.output_options import OutputOptions
@@ -60,7 +60,7 @@ def test_in_place_edit_is_journaled_and_shown_as_a_diff(root: Path, capsys: pyte
     assert path_below(root).read_text().startswith(TEXT)
     assert path_below(root).stat().st_mode & 0o777 == 0o640
     (intent,) = [entry for entry in Store(root).entries(run) if isinstance(entry, Intent)]
-    assert intent.stage == CONFIG_STAGE
+    assert intent.stage == RUNTIME_CONFIG_STAGE
 
 
 @as_root

@@ -187,12 +187,12 @@ def test_reload_that_had_no_effect_puts_the_file_back(tmp_path: Path) -> None:
         )
     assert "restored: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
-    assert Trigger("restart", "containerd.service") not in store.pending_triggers()
+    assert Trigger("restart", "containerd.service") not in store.find_pending_triggers()
 
 
 def test_recipe_is_printed_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:
     text = '# [x]\tÄ\nschema = 1\nname = "a\\tb"\n'
-    screen().raw(text)
+    screen().print_raw(text)
     assert capsys.readouterr().out == text
 
 

@@ -55,7 +55,7 @@ def test_internal_error_does_not_blame_the_node(error: Exception, capsys: pytest
 @given(st.text())
 def test_npd_message_is_one_line_within_the_length_limit(text: str) -> None:
     shown = monitoring.ascii_line(text)
-    assert len(shown.encode()) <= monitoring.MAX_MESSAGE_LENGTH
+    assert len(shown.encode()) <= monitoring.MAX_NPD_MESSAGE_LENGTH
     assert shown.isascii()
     assert not shown or shown.isprintable()
 
@@ -70,7 +70,7 @@ def test_shipped_npd_configuration_matches_the_plugin() -> None:
     (rule,) = found["rules"]
     assert (found["plugin"], rule["type"]) == ("custom", "permanent")
     assert rule["condition"] in {one["type"] for one in found["conditions"]}
-    assert found["pluginConfig"]["max_output_length"] == monitoring.MAX_MESSAGE_LENGTH
+    assert found["pluginConfig"]["max_output_length"] == monitoring.MAX_NPD_MESSAGE_LENGTH
     assert "/usr/local/bin/gpunode doctor --npd" in rule["args"][-1]
     assert {"GPUProblem"} == {one["type"] for one in found["conditions"]}
 

@@ -106,7 +106,7 @@ def test_characters_outside_the_stream_encoding_are_replaced() -> None:
     stream = io.TextIOWrapper(data, encoding="ascii")
     printer = Printer(stream)
     printer.put([line(span("✓ ", "good"), "Gerät")])
-    printer.raw("Gerät\n")
+    printer.print_raw("Gerät\n")
     assert data.getvalue() == b"+ Ger\\xe4t\nGer\\xe4t\n"
 
 

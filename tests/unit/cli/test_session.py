@@ -18,7 +18,7 @@ from gpunode.cli.session import SignalGuard, exclusive_session, partial_run_enve
 from gpunode.cli.setup import blocked_setup_error
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.journal.store import Store
-from gpunode.outcome import WAIT_PHRASES, Blocked, Refusal, WaitFor, reboot_suffices
+from gpunode.outcome import WAIT_PHRASES, Blocked, BlockingAction, Refusal, reboot_suffices
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, StepPlan, raise_refusal
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
@@ -62,15 +62,15 @@ def test_wait_that_is_over_is_not_shown_as_stopped(tmp_path: Path, capsys: pytes
     assert "not started" not in said
 
 
-EXITS: dict[WaitFor, int] = {"reboot": 10, "console": 10, "drain": 11}
+EXITS: dict[BlockingAction, int] = {"reboot": 10, "console": 10, "drain": 11}
 
 
-def waits(*kinds: WaitFor) -> list[Blocked]:
+def waits(*kinds: BlockingAction) -> list[Blocked]:
     return [Blocked(kind, f"why {kind}") for kind in kinds]
 
 
-@pytest.mark.parametrize("kind", get_args(WaitFor))
-def test_waiting_setup_never_exits_with_success(kind: WaitFor) -> None:
+@pytest.mark.parametrize("kind", get_args(BlockingAction))
+def test_waiting_setup_never_exits_with_success(kind: BlockingAction) -> None:
     ended = blocked_setup_error(waits(kind), resumes=True)
     assert ended.exit_code == EXITS[kind]
     assert f"why {kind}" in ended.why
@@ -84,12 +84,12 @@ def test_first_necessary_wait_decides_the_exit_code() -> None:
 
 @pytest.mark.parametrize(("kinds", "suffices"), [((), False), (("reboot",), True), (("reboot", "drain"), False),
                                                  (("console",), False)])  # fmt: skip
-def test_automatic_reboot_needs_no_other_wait(kinds: tuple[WaitFor, ...], suffices: bool) -> None:
+def test_automatic_reboot_needs_no_other_wait(kinds: tuple[BlockingAction, ...], suffices: bool) -> None:
     assert reboot_suffices(waits(*kinds)) is suffices
 
 
-@pytest.mark.parametrize("kind", get_args(WaitFor))
-def test_plan_names_what_it_waits_for(kind: WaitFor) -> None:
+@pytest.mark.parametrize("kind", get_args(BlockingAction))
+def test_plan_names_what_it_waits_for(kind: BlockingAction) -> None:
     planned = [StagePlan("kernel", (StepPlan(STEPS[0], Blocked(kind, "the reason"), ()),))]
     lines = [*stage_lines(planned, verbose=False), *setup_summary_lines(planned, image=False, verbose=False)]
     text = "\n".join("".join(part.text for part in one.spans) for one in lines)

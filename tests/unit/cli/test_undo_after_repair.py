@@ -88,7 +88,7 @@ def test_undo_with_nothing_to_do_mends_only_what_gpunode_may_have_broken(
 
     answer = command(node, "remove")
 
-    assert bool(CommandChange.among(mended)) is is_mended
+    assert bool(CommandChange.of_kind(mended)) is is_mended
     note = f"half-installed or not configured: {broken}; no run of gpunode left that"
     assert (note in answer.text and "`sudo dpkg --configure -a` finishes it" in answer.text) is not is_mended
     assert (answer.exit_code, answer.envelope["changed"]) == (0, is_mended)

@@ -7,7 +7,7 @@ import pytest
 from gpunode.catalog.gpus import is_vgpu_profile
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Finding
-from gpunode.diagnoses.remedies import can_set_up
+from gpunode.diagnoses.remedies import can_run_setup
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import gpu_models, virtualization
 from gpunode.facts import pasted
@@ -49,14 +49,14 @@ def test_vgpu_guest_is_recognized(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
     assert virtualization.is_vgpu(node)
     assert not gpu_models.whole_gpus(node)
-    assert not can_set_up(node)
+    assert not can_run_setup(node)
 
 
 @pytest.mark.parametrize("seen", [WHOLE, PASSED, NO_GRIDD])
 def test_whole_gpu_is_no_vgpu(seen: tuple[str, str]) -> None:
     node = take_snapshot(pasted.collect_pieces([UBUNTU, seen]))
     assert not virtualization.is_vgpu(node)
-    assert can_set_up(node)
+    assert can_run_setup(node)
 
 
 @pytest.mark.parametrize("seen", [WHOLE, PASSED])

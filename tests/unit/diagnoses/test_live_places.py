@@ -177,9 +177,9 @@ def test_initramfs_of_another_kernel_is_no_evidence() -> None:
         ("uname -r", "6.1.0-18-amd64\n"),
         ("lsinitrd /boot/initramfs-6.1.0-22-amd64.img", row.format(22)),
     )
-    assert modules.initramfs_module_lines(seen) == ()
+    assert modules.nvidia_in_initramfs_lines(seen) == ()
     own = pieces(("uname -r", "6.1.0-18-amd64\n"), ("lsinitrd /boot/initramfs-6.1.0-18-amd64.img", row.format(18)))
-    assert modules.initramfs_module_lines(own)
+    assert modules.nvidia_in_initramfs_lines(own)
 
 
 # --- containers as docker has them ---------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_vocabularies_lack_no_word_that_is_there(texts: list[str], word: str) ->
     items = [item(text) for text in texts]
     having = [one for one in items if word in one.lowered]
     assert not (having and vocabulary_of(items).lacks(word))
-    found = {id(one) for one in ItemGroup(items).with_words(Pattern(re.escape(word), re.IGNORECASE))}
+    found = {id(one) for one in ItemGroup(items).items_with_words(Pattern(re.escape(word), re.IGNORECASE))}
     assert {id(one) for one in having} <= found
 
 
@@ -42,8 +42,8 @@ def test_absent_word_is_known_from_the_vocabulary() -> None:
     items = [item("NVRM: loading"), item("GPU 0: Tesla T4")]
     assert vocabulary_of(items).lacks("fallen off the ")
     assert not vocabulary_of(items).lacks("tesla t4")
-    assert ItemGroup(items).with_words(Pattern("tesla", re.IGNORECASE)) == (items[1],)
-    assert ItemGroup(items).with_words(Pattern("fallen off")) == ()
+    assert ItemGroup(items).items_with_words(Pattern("tesla", re.IGNORECASE)) == (items[1],)
+    assert ItemGroup(items).items_with_words(Pattern("fallen off")) == ()
 
 
 @pytest.mark.parametrize(

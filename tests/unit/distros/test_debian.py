@@ -58,7 +58,7 @@ def test_full_scope_uses_the_nvidia_meta_package(choice: Choice, meta: str) -> N
     ],
 )
 def test_headers_package_of_one_kernel(kernel: str, package: str) -> None:
-    assert DEBIAN.headers(kernel) == PackageId(package)
+    assert DEBIAN.headers_package(kernel) == PackageId(package)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from gpunode.catalog import branches, tables
 from gpunode.catalog.driver import Choice
 from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT_REPOSITORY, cuda_repository
-from gpunode.distros import DISTROS, UBUNTU, Family, family, list_supported
+from gpunode.distros import DISTROS, UBUNTU, Family, family, list_supported_distros
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Distro
 from gpunode.packages.deb.preferences import render_driver_pin
@@ -77,7 +77,7 @@ def test_every_repository_belongs_to_a_release() -> None:
 
 
 def test_supported_releases_are_listed_readably() -> None:
-    assert list_supported() == "Debian 12 and 13 and Ubuntu 22.04, 24.04 and 26.04"
+    assert list_supported_distros() == "Debian 12 and 13 and Ubuntu 22.04, 24.04 and 26.04"
 
 
 @pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)
@@ -89,7 +89,7 @@ def test_every_choice_includes_its_module_package(known: Family, scope: DriverSc
             packages = known.driver_packages(choice, scope)
             assert known.dkms_package(choice) in packages
             assert len(set(packages)) == len(packages)
-            assert branch.number < branches.OPEN_ONLY_FROM or "cuda-drivers" not in packages
+            assert branch.number < branches.FIRST_OPEN_ONLY_BRANCH or "cuda-drivers" not in packages
 
 
 def test_toolkit_has_four_packages() -> None:

@@ -58,7 +58,7 @@ def test_full_scope_uses_the_nvidia_meta_package(choice: Choice, meta: str) -> N
 
 
 def test_headers_package_of_one_kernel() -> None:
-    assert UBUNTU.headers("6.8.0-51-generic") == PackageId("linux-headers-6.8.0-51-generic")
+    assert UBUNTU.headers_package("6.8.0-51-generic") == PackageId("linux-headers-6.8.0-51-generic")
 
 
 @pytest.mark.parametrize(

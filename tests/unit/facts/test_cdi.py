@@ -95,7 +95,7 @@ def test_cdi_spec_of_nvidia_ctk_is_parsed() -> None:
     assert (found.version, found.kind, [*found.devices]) == ("0.7.0", "nvidia.com/gpu", ["0", "1:0", "all"])
     assert found.drivers == {"580.95.05"}
     assert found.gpus == {0, 1}
-    assert found.mig_caps == {12}
+    assert found.mig_capabilities == {12}
     assert found.devices["1:0"].nodes == ("/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12")
     assert {"/usr/bin/nvidia-cdi-hook", "/run/nvidia-persistenced/socket", "/dev/nvidiactl"} <= {*found.paths}
 

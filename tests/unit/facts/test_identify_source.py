@@ -30,7 +30,7 @@ _SAYS_ALL = {
 def test_command_is_identified_with_complete_output(written: str) -> None:
     seen = identify_source(written)
     assert (seen.kind, seen.subject) == _SAYS_ALL[written]
-    assert (seen.only, seen.is_part, seen.where) == ("", False, "host")
+    assert (seen.pattern, seen.is_part, seen.where) == ("", False, "host")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_command_is_identified_as_a_count(written: str) -> None:
     ],
 )
 def test_piped_greps_are_combined(written: str, only: str) -> None:
-    assert identify_source(written).only == only
+    assert identify_source(written).pattern == only
 
 
 def test_output_to_dev_null_is_ignored() -> None:

@@ -38,7 +38,7 @@ def test_mig_capabilities_are_listed() -> None:
         access("gpu1/mig/gi1/ci0", 148),
         access("gpu1/mig/gi1/ci1", 149),
     ]
-    assert read_layout([], instances).mig_caps == {12, 13, 147, 148, 149}
+    assert read_layout([], instances).mig_capabilities == {12, 13, 147, 148, 149}
 
 
 @pytest.mark.parametrize("data", [None, b"", b"Device Minor: \t ?\n"])

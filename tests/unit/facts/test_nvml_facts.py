@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.nvml import (
     ERRORS,
-    VALUE_TYPES,
+    TYPE_BY_NVML_VALUE,
     NoAnswer,
     NvmlFailure,
     NvmlInventory,
@@ -73,7 +73,7 @@ def test_lost_gpu_does_not_hide_the_others() -> None:
     assert isinstance(found, NvmlInventory)
     lost, well = found.gpus
     assert lost.failure == UnreadNvmlValue(15, "GpuIsLost")
-    assert all(getattr(lost, key) == lost.failure for key in VALUE_TYPES)
+    assert all(getattr(lost, key) == lost.failure for key in TYPE_BY_NVML_VALUE)
     assert "fallen off the bus" in lost.faults[0][1].meaning
     assert well.name == GPU["name"]
     assert found.uuids == {GPU["uuid"]}
@@ -135,14 +135,14 @@ def test_damaged_value_is_refused_or_unread(key: str, value: object) -> None:
     assert all(isinstance(getattr(found, name), str | UnreadNvmlValue) for name in ("driver", "cuda", "nvml"))
 
 
-@given(st.sampled_from([*VALUE_TYPES]), JSON)
+@given(st.sampled_from([*TYPE_BY_NVML_VALUE]), JSON)
 def test_damaged_gpu_is_refused_or_typed(key: str, value: object) -> None:
     try:
         found = _parse({**ANSWER, "gpus": [{**GPU, key: value}]})
     except ValueError:
         return
     assert isinstance(found, NvmlInventory)
-    assert isinstance(getattr(found.gpus[0], key), (VALUE_TYPES[key], UnreadNvmlValue))
+    assert isinstance(getattr(found.gpus[0], key), (TYPE_BY_NVML_VALUE[key], UnreadNvmlValue))
 
 
 @given(st.binary(max_size=200))

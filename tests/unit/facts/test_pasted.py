@@ -113,13 +113,13 @@ def test_hash_sign_in_a_file_is_no_prompt(line: str) -> None:
 
 
 def test_many_pieces_take_linear_time_and_are_limited() -> None:
-    pieces = [("dmesg", "NVRM: Xid (PCI:0000:01:00): 79, pid=1")] * pasted.MAX_PIECES
-    assert len(pasted.collect_pieces(pieces)) == pasted.MAX_PIECES
+    pieces = [("dmesg", "NVRM: Xid (PCI:0000:01:00): 79, pid=1")] * pasted.MAX_REPORT_PIECES
+    assert len(pasted.collect_pieces(pieces)) == pasted.MAX_REPORT_PIECES
     assert list(pasted.collect_pieces(pieces[:3])) == ["dmesg", "dmesg#2", "dmesg#3"]
     with pytest.raises(UsageError, match="the report is not read"):
         pasted.collect_pieces(piece for _ in range(1 << 40) for piece in pieces[:1])
     with pytest.raises(UsageError, match="the report is not read"):
-        pasted.parse_text_report("$ dmesg\nx\n" * (pasted.MAX_PIECES + 1))
+        pasted.parse_text_report("$ dmesg\nx\n" * (pasted.MAX_REPORT_PIECES + 1))
 
 
 def test_endless_log_line_is_cut_and_json_is_not() -> None:

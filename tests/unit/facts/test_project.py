@@ -28,7 +28,7 @@ from gpunode.facts.model import (
     PromisedFile,
     Unit,
     Unknown,
-    holds,
+    file_matches,
     need,
 )
 from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
@@ -66,9 +66,9 @@ def install(name: str, prefix: str = "") -> PackageChange:
 def test_written_file_is_known(facts: Facts) -> None:
     state = FileState(b"blacklist nouveau\n")
     after = project_changes(facts, [FileChange("/etc/modprobe.d/n.conf", None, state)])
-    assert holds(after.file("/etc/modprobe.d/n.conf"), state)
+    assert file_matches(after.file("/etc/modprobe.d/n.conf"), state)
     gone = project_changes(after, [FileChange("/etc/modprobe.d/n.conf", state, None)])
-    assert holds(gone.file("/etc/modprobe.d/n.conf"), None)
+    assert file_matches(gone.file("/etc/modprobe.d/n.conf"), None)
 
 
 def test_signing_key_is_promised_by_its_fingerprints(facts: Facts) -> None:
@@ -76,16 +76,16 @@ def test_signing_key_is_promised_by_its_fingerprints(facts: Facts) -> None:
         "/usr/share/keyrings/k.gpg"
     )
     assert isinstance(fact, Unknown)
-    assert holds(fact, KEY)
-    assert not holds(fact, replace(KEY, fingerprints=frozenset({"0" * 40})))
-    assert not holds(fact, FileState(b""))
-    assert not holds(Known(FileState(b"key"), "x"), KEY)
+    assert file_matches(fact, KEY)
+    assert not file_matches(fact, replace(KEY, fingerprints=frozenset({"0" * 40})))
+    assert not file_matches(fact, FileState(b""))
+    assert not file_matches(Known(FileState(b"key"), "x"), KEY)
 
 
 def test_deferred_file_is_promised(facts: Facts) -> None:
     later = Deferred("config.toml with the nvidia runtime", "containerd is installed")
     fact = project_changes(facts, [FileChange("/etc/c", None, later)]).file("/etc/c")
-    assert holds(fact, later)
+    assert file_matches(fact, later)
     assert fact == PromisedFile(
         "config.toml with the nvidia runtime; known after containerd is installed", PLAN_PROBE_KEY, later
     )
@@ -101,7 +101,7 @@ def test_planned_file_has_no_change_time(facts: Facts) -> None:
 def test_projected_facts_name_the_plan_as_their_source(facts: Facts) -> None:
     state = FileState(b"")
     todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
-    after = project_changes(facts, [*todo, DEB.repair])
+    after = project_changes(facts, [*todo, DEB.repair_change])
     assert after.file("/etc/a") == Known(state, PLAN_PROBE_KEY)
     assert after.packages == Known(by_id({"vim": PackageState("9")}), PLAN_PROBE_KEY)
     assert after.modules == Known(frozenset(), PLAN_PROBE_KEY)
@@ -233,7 +233,7 @@ def test_service_change_and_repair_are_projected(facts: Facts) -> None:
         facts,
         [
             ServiceChange("nvidia-persistenced.service", stopped, running),
-            DEB.repair,
+            DEB.repair_change,
         ],
     )
     assert need(after.units["nvidia-persistenced.service"], "x").state == running

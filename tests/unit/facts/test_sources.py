@@ -21,4 +21,4 @@ from gpunode.facts.sources import Source
     ],
 )
 def test_grep_pattern_lets_matching_lines_through(pattern: str, shows: bool) -> None:
-    assert Source("packages", only=pattern).lets_through("nvidia-driver-550" + "a" * 40) is shows
+    assert Source("packages", pattern=pattern).lets_through("nvidia-driver-550" + "a" * 40) is shows

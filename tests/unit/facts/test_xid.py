@@ -32,7 +32,7 @@ def read(text: str) -> XidMessage:
 )  # fmt: skip
 def test_every_xid_form_is_parsed(text: str, code: int, bus: str) -> None:
     said = read(f"NVRM: {text}")
-    assert (said.code, said.bus) == (code, bus)
+    assert (said.code, said.pci_address) == (code, bus)
 
 
 def test_xid_process_is_parsed_if_known() -> None:

@@ -179,7 +179,7 @@ def test_index_row_with_wrong_types_is_refused(tmp_path: Path, row: dict[str, ob
 
 
 def test_oversized_index_is_refused(tmp_path: Path) -> None:
-    rows = ",".join(f'"{number}":{{"source":"x","outcome":"ok"}}' for number in range(capture.MAX_MEMBERS + 1))
+    rows = ",".join(f'"{number}":{{"source":"x","outcome":"ok"}}' for number in range(capture.MAX_ARCHIVE_MEMBERS + 1))
     many = f'{{"schema": 2, "probes":{{{rows}}}}}'.encode()
     for members, why in (({"capture.json": many}, "lists more"), ({"capture.json": many.ljust(9 << 20)}, "is larger")):
         with pytest.raises(Refused) as caught:
@@ -190,21 +190,21 @@ def test_oversized_index_is_refused(tmp_path: Path) -> None:
 def test_oversized_archive_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "x.tgz"
     path.write_bytes(gzip.compress(b"", mtime=0))
-    os.truncate(path, capture.MAX_PACKED + 1)
+    os.truncate(path, capture.MAX_PACKED_BYTES + 1)
     with pytest.raises(Refused) as caught:
         load_capture(path)
     assert caught.value.why == "the archive: is larger than 64 MiB"
 
 
 def test_too_many_members_are_refused(tmp_path: Path) -> None:
-    path = archive(tmp_path / "x.tgz", {f"data/{number}": b"" for number in range(capture.MAX_MEMBERS + 1)})
+    path = archive(tmp_path / "x.tgz", {f"data/{number}": b"" for number in range(capture.MAX_ARCHIVE_MEMBERS + 1)})
     with pytest.raises(Refused, match="an invalid member"):
         load_capture(path)
 
 
 def test_decompression_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "MAX_UNPACKED_BYTES", 1 << 16)
-    monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
+    monkeypatch.setattr(capture, "MAX_ARCHIVE_MEMBERS", 4)
     path = archive(tmp_path / "x.tgz", {f"data/{number}": bytes(1 << 16) for number in range(3)})
     with pytest.raises(Refused) as caught:
         load_capture(path)

@@ -120,8 +120,8 @@ def test_kubectl_defaults_of_the_user_are_overridden(
 def test_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(tmp_path, monkeypatch, "v1.36.2")
     with pytest.raises(UsageError, match="there is no kubeconfig /nowhere/config"):
-        Cluster(kubeconfig="/nowhere/config").check()
+        Cluster(kubeconfig="/nowhere/config").refuse_unusable()
     monkeypatch.setenv("KUBECONFIG", "/nowhere/a:/nowhere/b")
     with pytest.raises(UsageError, match="there is no kubeconfig /nowhere/a or /nowhere/b") as refused:
-        Cluster().check()
+        Cluster().refuse_unusable()
     assert refused.value.why == "$KUBECONFIG names it"

@@ -48,7 +48,7 @@ def test_missing_journald_is_ignored(tmp_path: Path) -> None:
 def test_blocked_journald_is_given_up_after_the_timeout(
     listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journald, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(journald, "_SEND_TIMEOUT_S", 0.01)
     tried: list[int] = []
     send = socket.socket.sendto
 

@@ -253,7 +253,7 @@ def test_index_of_a_removed_list_is_not_said_to_be_read() -> None:
 
 
 def test_key_is_fetched_and_its_fingerprints_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openpgp, "fingerprints", lambda _data: ("B" * 40, "A" * 40))
+    monkeypatch.setattr(openpgp, "list_key_fingerprints", lambda _data: ("B" * 40, "A" * 40))
     monkeypatch.setattr(openpgp, "strip_foreign_packets", lambda data: data.removesuffix(b" and more"))
     change = FileChange("/usr/share/keyrings/x.gpg", None, KEY)
     binary = with_apt(LocalHost(), Apt(b"\x99binary and more")).complete_change(change)
@@ -262,7 +262,7 @@ def test_key_is_fetched_and_its_fingerprints_checked(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("found", [("A" * 40,), ("A" * 40, "B" * 40, "C" * 40), ("C" * 40,), ()])
 def test_wrong_set_of_keys_is_refused_naming_both(monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]) -> None:
-    monkeypatch.setattr(openpgp, "fingerprints", lambda _data: found)
+    monkeypatch.setattr(openpgp, "list_key_fingerprints", lambda _data: found)
     with pytest.raises(Refused, match="not the expected key") as caught:
         with_apt(LocalHost(), Apt(b"\x99")).complete_change(FileChange("/x", None, KEY))
     for fingerprint in (*found, *KEY.fingerprints):

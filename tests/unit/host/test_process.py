@@ -66,7 +66,7 @@ def test_death_by_signal_is_128_plus_its_number() -> None:
 
 def test_missing_program_is_an_outcome() -> None:
     done = run("no-such-program-here", "--version")
-    assert done.missing
+    assert done.is_program_missing
     assert done.stderr == b"no-such-program-here: command not found"
 
 
@@ -390,7 +390,7 @@ def test_redaction_is_idempotent(text: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes namespaces")
 def test_command_runs_inside_another_root(tmp_path: Path) -> None:
     done = Runner(str(tmp_path), consent=lambda: None).run(("no-shell-here",), timeout_s=20)
-    assert done.missing
+    assert done.is_program_missing
     assert b"no-shell-here" in done.stderr
     assert done.argv == ("no-shell-here",)
 
@@ -399,7 +399,7 @@ def test_command_in_another_root_needs_consent(tmp_path: Path) -> None:
     def refuse() -> None:
         raise UsageError("no")
 
-    assert Runner(str(tmp_path)).run(("/bin/true",), timeout_s=20).missing
+    assert Runner(str(tmp_path)).run(("/bin/true",), timeout_s=20).is_program_missing
     with pytest.raises(UsageError):
         Runner(str(tmp_path), consent=refuse).run(("/bin/true",), timeout_s=20)
 
@@ -415,4 +415,4 @@ def test_program_in_an_unreadable_folder_is_missing(tmp_path: Path) -> None:
         done = Runner().run((str(program),), timeout_s=5)
     finally:
         os.seteuid(0)
-    assert done.missing
+    assert done.is_program_missing

@@ -150,14 +150,14 @@ def test_symlink_in_a_piped_capture_is_refused_early(
 
 
 def test_piped_capture_has_the_same_size_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "MAX_PACKED", 2 << 20)
+    monkeypatch.setattr(capture, "MAX_PACKED_BYTES", 2 << 20)
     stream = from_pipe(monkeypatch, harmful(padding=3 << 20))
     with pytest.raises(Refused) as caught:
         read_report("-")
     assert caught.value.why == "the archive: is larger than 2 MiB"
     assert stream.told <= (2 << 20) + 1
     monkeypatch.setattr(capture, "MAX_UNPACKED_BYTES", 1 << 16)
-    monkeypatch.setattr(capture, "MAX_MEMBERS", 4)
+    monkeypatch.setattr(capture, "MAX_ARCHIVE_MEMBERS", 4)
     from_pipe(monkeypatch, harmful())
     with pytest.raises(Refused, match="an invalid member"):
         read_report("-")

@@ -91,7 +91,7 @@ def test_missing_runtime_is_reported_as_not_checked(tools: Tools, tmp_path: Path
 
 
 def test_hanging_parser_is_reported(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(runtime, "_RUNTIME_QUERY_TIMEOUT_S", 0.3)
     tools.add("containerd", "sleep 300")
     with pytest.raises(Refused) as caught:
         check("containerd", change(tmp_path, CONTAINERD))
@@ -157,8 +157,8 @@ def test_effective_containerd_configuration_is_read_from_its_dump(
     tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, verb: str
 ) -> None:
     (tmp_path / "there").write_text("version = 2")
-    row = replace(runtimes.runtime("containerd"), config=str(tmp_path / file))
-    monkeypatch.setattr("gpunode.host.runtime.runtime", lambda _name: row)
+    row = replace(runtimes.find_runtime("containerd"), config=str(tmp_path / file))
+    monkeypatch.setattr("gpunode.host.runtime.find_runtime", lambda _name: row)
     (tools.folder / "toml").write_text(CONTAINERD)
     tools.add("containerd", f"test $2 = {verb} && cat $T/toml")
     configured = runtime.read_effective_settings(Runner(), "containerd")
@@ -201,7 +201,7 @@ def test_missing_runtime_has_no_effective_configuration(tools: Tools) -> None:
 
 def contradiction(default: str | None = None, patience_s: float = 0.3) -> str:
     expectation = RuntimeExpectation("docker", "/etc/docker/daemon.json", HANDLERS, default)
-    return runtime.find_contradiction(Runner(), expectation, patience_s)
+    return runtime.find_daemon_contradiction(Runner(), expectation, patience_s)
 
 
 def test_daemon_with_its_former_configuration_contradicts(tools: Tools) -> None:
@@ -222,7 +222,7 @@ def test_unreachable_daemon_does_not_contradict(tools: Tools) -> None:
     tools.add("docker", "exit 1")
     assert contradiction() == ""
     expectation = RuntimeExpectation("containerd", "/etc/containerd/config.toml", HANDLERS)
-    assert runtime.find_contradiction(Runner(), expectation, 0.3) == ""
+    assert runtime.find_daemon_contradiction(Runner(), expectation, 0.3) == ""
 
 
 CRIO = f"""\

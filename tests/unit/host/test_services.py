@@ -51,7 +51,7 @@ def systemd(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> To
     # As with -r: the newest line first.
     tools.add("journalctl", "echo 'containerd: exiting'; echo 'containerd: failed to load plugin'")
     (tools.folder / "unit").write_text(unit())
-    monkeypatch.setattr(services, "_SYSTEMD_FOLDER", tmp_path)
+    monkeypatch.setattr(services, "_SYSTEMD_RUN_FOLDER", tmp_path)
     return tools
 
 
@@ -234,7 +234,7 @@ def test_failed_daemon_reload_is_reported(systemd: Tools) -> None:
 
 
 def test_triggers_are_skipped_without_systemd(systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "_SYSTEMD_FOLDER", tmp_path / "nothing")
+    monkeypatch.setattr(services, "_SYSTEMD_RUN_FOLDER", tmp_path / "nothing")
     for trigger in (RESTART, RELOAD, Trigger("daemon-reload")):
         assert settle(trigger) == [(0.0, "systemd is not running here")]
     assert systemd.calls == []

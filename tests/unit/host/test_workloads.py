@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.host.port import GpuClient
-from gpunode.host.workloads import find_workloads
+from gpunode.host.workloads import find_disturbable_workloads
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def process(proc: Path, pid: int, *words: str, files: tuple[str, ...] = (), cgro
 def test_process_with_an_open_gpu_is_named_with_its_command(proc: Path) -> None:
     process(proc, 1, "/sbin/init", files=("/dev/null",))
     process(proc, 812, "python3", "train.py", "--token=abc", files=("/dev/null", "/dev/nvidia0"))
-    (named,) = find_workloads(proc.parent).gpu
+    (named,) = find_disturbable_workloads(proc.parent).gpu_clients
     assert str(named).startswith("812 (python3 train.py")
     assert "abc" not in str(named)
 
@@ -64,28 +64,28 @@ def test_owner_of_a_gpu_process_is_told_by_its_cgroup(
 ) -> None:
     (proc.parent / f"var/log/pods/team_web-0_{POD}/app").mkdir(parents=True)
     process(proc, 5, "python", files=("/dev/nvidia0",), cgroup=cgroup)
-    assert find_workloads(proc.parent).gpu == (GpuClient(5, "python", unit, container, pod),)
+    assert find_disturbable_workloads(proc.parent).gpu_clients == (GpuClient(5, "python", unit, container, pod),)
 
 
 def test_pod_without_a_log_folder_is_named_by_its_uid(proc: Path) -> None:
     process(proc, 5, "python", files=("/dev/nvidia0",), cgroup=f"/kubepods/pod{POD}/{CONTAINER}")
-    assert [client.pod for client in find_workloads(proc.parent).gpu] == [POD]
+    assert [client.pod for client in find_disturbable_workloads(proc.parent).gpu_clients] == [POD]
 
 
 def test_ordinary_file_with_the_name_of_a_device_is_no_gpu(proc: Path) -> None:
     (proc.parent / "nvidia0").write_text("")
     process(proc, 5, "vi", files=(str(proc.parent / "nvidia0"),))
-    assert find_workloads(proc.parent).gpu == ()
+    assert find_disturbable_workloads(proc.parent).gpu_clients == ()
 
 
 def test_container_is_named_by_its_shim(proc: Path) -> None:
     process(proc, 9, "/usr/bin/containerd-shim-runc-v2", "-namespace", "k8s.io", "-id", "4f2a", "-address", "/x")
     process(proc, 10, "/usr/bin/containerd-shim-runc-v2", "-v")
-    assert find_workloads(proc.parent).containers == ("k8s.io/4f2a",)
+    assert find_disturbable_workloads(proc.parent).containers == ("k8s.io/4f2a",)
 
 
 def test_kernel_threads_and_ended_processes_are_ignored(proc: Path) -> None:
     process(proc, 2)
     (proc / "3").mkdir()
     (proc / "self").mkdir()
-    assert find_workloads(proc.parent) == find_workloads(proc / "nowhere")
+    assert find_disturbable_workloads(proc.parent) == find_disturbable_workloads(proc / "nowhere")

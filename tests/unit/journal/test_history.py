@@ -14,8 +14,8 @@ def triggers_of(*later: Entry) -> list[tuple[Trigger, tuple[int, ...], float | N
         (
             one.trigger,
             tuple(seq for _, seq in one.required_by),
-            one.settled.at if one.settled else None,
-            one.settled.note if one.settled else "",
+            one.completion.at if one.completion else None,
+            one.completion.note if one.completion else "",
         )
         for one in RunRecord((BEGIN, *later)).trigger_records
     ]

@@ -385,7 +385,7 @@ def test_run_summary_names_each_subject_once() -> None:
     twice = [Intent(n, "runtime", "x", write("/a", None, b"1")) for n in (1, 2)]
     end = Commit("failed", "docker did not start")
     run = RunRecord((BEGIN, *twice, end))
-    assert (run.begin, run.commit, run.subjects, run.configuration) == (BEGIN, end, ("/a",), frozenset({"/a"}))
+    assert (run.begin, run.commit, run.subjects, run.configuration_subjects) == (BEGIN, end, ("/a",), frozenset({"/a"}))
     assert run.other_subjects == frozenset()
 
 

@@ -24,7 +24,7 @@ CONFIG = FileChange("/etc/containerd/config.toml", BEFORE, FileState(b"version =
 
 def newest(store: Store, *, verb: str = "", undone: bool = False) -> RunRecord | None:
     """Return the newest run that changed something, of ``verb`` alone when one is named, undone ones when asked for."""
-    fitting = (run for run in reversed(store.runs()) if run.subjects and verb in ("", run.verb))
+    fitting = (run for run in reversed(store.read_runs()) if run.subjects and verb in ("", run.verb))
     return next((run for run in fitting if undone or not run.undone_by), None)
 
 
@@ -73,7 +73,7 @@ def test_runs_are_ordered_by_number_when_the_clock_goes_back(store: Store, clock
     clock.now -= 1e8
     second = setup_run(store)
     assert (first.id, second.id) == ("000001-20270115T080000Z", "000002-20231114T221320Z")
-    assert [run.run for run in store.runs()] == [first.id, second.id]
+    assert [run.run for run in store.read_runs()] == [first.id, second.id]
     latest = newest(store)
     assert latest is not None
     assert latest.run == second.id
@@ -86,16 +86,16 @@ def test_folder_that_is_no_run_is_ignored(store: Store) -> None:
 
 
 def test_store_is_empty_before_the_first_run(store: Store) -> None:
-    assert store.runs() == ()
+    assert store.read_runs() == ()
     assert newest(store) is None
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
     assert not store.folder.exists()
 
 
 def test_reading_takes_no_lock(store: Store) -> None:
     with store.lock():
         setup_run(store)
-        assert len(store.runs()) == 1
+        assert len(store.read_runs()) == 1
 
 
 def test_unknown_run_is_refused_with_a_hint(store: Store) -> None:
@@ -111,10 +111,10 @@ def test_interrupted_run_has_no_result_and_pending_triggers(store: Store, clock:
     clock.now += 5
     run.record_intent("runtime", "configure-containerd", CONFIG)
     run.close()
-    (summary,) = store.runs()
+    (summary,) = store.read_runs()
     assert summary.commit is None
     assert summary.subjects == (CONFIG.path,)
-    assert store.pending_triggers() == {RESTART: clock.now}
+    assert store.find_pending_triggers() == {RESTART: clock.now}
 
 
 def test_trigger_dates_from_its_change_and_a_later_run_settles_it(store: Store, clock: Clock) -> None:
@@ -123,19 +123,19 @@ def test_trigger_dates_from_its_change_and_a_later_run_settles_it(store: Store, 
     clock.now += 60
     run.record_done(seq)
     run.close()
-    assert store.pending_triggers() == {RESTART: clock.now}
+    assert store.find_pending_triggers() == {RESTART: clock.now}
     later = store.begin("setup", version="0.1.0")
     later.record_trigger(RESTART, "containerd started after the write")
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_power_cut_before_the_first_line_leaves_no_run(store: Store) -> None:
     run = store.begin("setup", version="0.1.0")
     run.close()
     run.path.write_bytes(run.path.read_bytes()[:-9])
-    assert store.runs() == ()
+    assert store.read_runs() == ()
     run.path.unlink()
-    assert store.runs() == ()
+    assert store.read_runs() == ()
     assert store.read_with_contents(run.id) == ()
     assert setup_run(store).id.startswith("000002-")
 
@@ -145,7 +145,7 @@ def test_damaged_journal_is_refused_with_file_and_line(store: Store) -> None:
     data = bytearray(run.path.read_bytes())
     data[len(data) // 2] ^= 1
     run.path.write_bytes(data)
-    for look in (store.runs, store.pending_triggers, lambda: store.read_with_contents(run.id)):
+    for look in (store.read_runs, store.find_pending_triggers, lambda: store.read_with_contents(run.id)):
         with pytest.raises(JournalDamaged, match=rf"{run.path} is damaged in line \d"):
             look()
 
@@ -154,7 +154,7 @@ def test_newer_journal_is_refused(store: Store) -> None:
     run = setup_run(store)
     run.path.write_bytes(run.path.read_bytes().replace(b'{"v":4', b'{"v":5'))
     with pytest.raises(JournalDamaged) as stopped:
-        store.runs()
+        store.read_runs()
     assert "it was written by another gpunode" in stopped.value.why
 
 
@@ -163,7 +163,7 @@ def test_damaged_backup_is_never_restored(store: Store, spoil: Callable[[Path], 
     run = setup_run(store)
     name = digest(BEFORE.content)
     spoil(store.objects.path(name))
-    assert len(store.runs()) == 1, "a list needs no backups"
+    assert len(store.read_runs()) == 1, "a list needs no backups"
     with pytest.raises(JournalDamaged, match="a backup of run"):
         store.read_with_contents(run.id)
 
@@ -184,7 +184,7 @@ class TestUndoneRuns:
         return run
 
     def marks(self, store: Store) -> dict[str, str]:
-        return {run.run: run.undone_by for run in store.runs()}
+        return {run.run: run.undone_by for run in store.read_runs()}
 
     def test_undone_run_is_not_the_next_to_roll_back(self, store: Store) -> None:
         first, second = setup_run(store), setup_run(store)
@@ -226,8 +226,8 @@ class TestRetention:
         store = Store(tmp_path, keep=2)
         runs = self.chain(store, 5)
         assert [self.kept(store, run) for run in runs] == [True, False, False, True, True]
-        assert len(store.runs()) == 5, "what was changed stays readable"
-        assert store.pending_triggers() == {}, "what was settled stays settled"
+        assert len(store.read_runs()) == 5, "what was changed stays readable"
+        assert store.find_pending_triggers() == {}, "what was settled stays settled"
 
     def test_original_state_is_kept_however_old(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
@@ -291,7 +291,7 @@ class TestRetention:
         first, second = setup_run(store), setup_run(store)
         second.path.write_bytes(first.path.read_bytes())
         with pytest.raises(JournalDamaged, match="damaged in line 1"):
-            store.runs()
+            store.read_runs()
 
     def test_unreadable_journal_stops_all_deletion(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
@@ -448,7 +448,7 @@ def test_pipe_in_the_place_of_a_file_to_write_is_replaced(store: Store) -> None:
         os.mkfifo(planted)
     store.objects.save(b"new")
     run.save_request(b"schema = 1")
-    assert (store.objects.find(name), store.request(run.id)) == (b"new", b"schema = 1")
+    assert (store.objects.find(name), store.read_request(run.id)) == (b"new", b"schema = 1")
 
 
 def test_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
@@ -463,22 +463,22 @@ def test_lock_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
 def test_user_behind_sudo_is_recorded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "ada")
     store.begin("setup", version="0.1.0").commit("done")
-    assert [run.begin.user for run in store.runs()] == ["ada"]
+    assert [run.begin.user for run in store.read_runs()] == ["ada"]
 
 
 class TestInterruptedRun:
     def test_interrupted_run_is_found_behind_one_that_never_began(self, store: Store) -> None:
         setup_run(store)
-        assert store.interrupted_run() is None
+        assert store.find_interrupted_run() is None
         run = store.begin("setup", version="0.1.0")
         run.record_intent("runtime", "x", CONFIG)
         run.close()
         store.begin("setup", version="0.1.0").path.write_bytes(b'{"v":')
 
-        found = store.interrupted_run()
+        found = store.find_interrupted_run()
 
         assert found is not None
-        paths = [change.path for change in FileChange.among(found.changes("unknown"))]
+        paths = [change.path for change in FileChange.of_kind(found.changes("unknown"))]
         assert (found.begin.run, paths) == (run.id, [CONFIG.path])
 
     def test_run_with_a_torn_last_line_is_concluded(self, store: Store) -> None:
@@ -489,8 +489,8 @@ class TestInterruptedRun:
 
         store.close_interrupted_run(run.id, "found done")
 
-        assert store.interrupted_run() is None
-        (summary,) = store.runs()
+        assert store.find_interrupted_run() is None
+        (summary,) = store.read_runs()
         assert summary.commit is not None
         assert (summary.commit.result, summary.commit.reason) == ("interrupted", "found done")
 
@@ -530,9 +530,9 @@ class TestSpecialFilesInTheJournalFolder:
         run.path.unlink()
         planted(run.path)
         for act in (
-            store.runs,
-            store.pending_triggers,
-            store.untriggered_changes,
+            store.read_runs,
+            store.find_pending_triggers,
+            store.find_untriggered_changes,
             lambda: store.read_with_contents(run.id),
         ):
             with pytest.raises(JournalDamaged, match=f"{run.path} is damaged in line 1"):
@@ -553,11 +553,11 @@ def test_unrelated_name_is_ignored_and_a_run_that_is_no_folder_is_damage(store: 
     runs = store.folder / "runs"
     for name in ("x", "000009-bad", f"{'9' * 200}-20260101T000000Z", "٠٠٠٠٠٩-٢٠٢٦٠١٠١T٠٠٠٠٠٠Z"):
         (runs / name).mkdir()
-    assert len(store.runs()) == 1
+    assert len(store.read_runs()) == 1
     for planted in (make_link, lambda path: path.symlink_to("/etc"), lambda path: path.write_text("")):
         planted(runs / "000007-20260101T000000Z")
         with pytest.raises(JournalDamaged, match="000007"):
-            store.runs()
+            store.read_runs()
         (runs / "000007-20260101T000000Z").unlink()
 
 
@@ -567,7 +567,12 @@ class TestJournalFolderWritableByOthers:
     """A journal that others can write would have root put any file anywhere at the next rollback."""
 
     def refuse(self, store: Store, folder: Path, why: str) -> None:
-        for act in (store.runs, store.pending_triggers, store.footprint, lambda: store.begin("setup", version="0.1.0")):
+        for act in (
+            store.read_runs,
+            store.find_pending_triggers,
+            store.footprint,
+            lambda: store.begin("setup", version="0.1.0"),
+        ):
             before = sorted(store.root.rglob("*"))
             with pytest.raises(Refused, match="another user's work") as stopped:
                 act()
@@ -605,7 +610,7 @@ def test_journal_on_another_disk_behind_a_root_symlink_is_used(store: Store) -> 
     (store.root / "var/lib").mkdir(parents=True)
     (store.root / "var/lib/gpunode").symlink_to("../../disk")
     setup_run(store)
-    assert len(store.runs()) == 1
+    assert len(store.read_runs()) == 1
     assert (store.root / "disk/runs").is_dir()
 
 
@@ -614,7 +619,7 @@ def test_file_in_place_of_the_runs_folder_is_refused(store: Store, name: str) ->
     (store.root / name).parent.mkdir(parents=True)
     (store.root / name).write_text("")
     with pytest.raises(Refused, match=f"{name} is not a folder"):
-        store.runs()
+        store.read_runs()
 
 
 def test_parent_folders_of_the_journal_are_world_readable(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpunode import builtin
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.errors import Undetermined
 from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.render import render_cluster
@@ -27,7 +27,7 @@ def live(labels: dict[str, str], version: str = "v1.36.2", **spec: str) -> dict[
 def test_gpu_feature_discovery_labels_suffice_to_render() -> None:
     plain = live({"kubernetes.io/os": "linux"})
     (found,) = nodes_from_labels([plain, live(GFD)])
-    assert (found.name, found.gpus, found.driver) == ("gpu-1", (lookup("2330"),) * 8, "580.95.05")
+    assert (found.name, found.gpus, found.driver) == ("gpu-1", (find_model("2330"),) * 8, "580.95.05")
     assert render_cluster(builtin.read_recipe("k8s-mig"), [found]).expected
 
 
@@ -60,7 +60,7 @@ def test_cdi_support_is_derived_from_the_runtime_version(runtime: str, reads: bo
 )
 def test_gpu_model_is_found_by_its_product_label(product: str, device: str) -> None:
     (found,) = nodes_from_labels([live({**GFD, "nvidia.com/gpu.product": product})])
-    assert {gpu.name for gpu in found.gpus} == {lookup(device).name}
+    assert {gpu.name for gpu in found.gpus} == {find_model(device).name}
 
 
 @pytest.mark.parametrize(

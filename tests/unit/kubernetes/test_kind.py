@@ -14,7 +14,7 @@ from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.host.cluster import Cluster, ClusterIdentity
 from gpunode.kubernetes.forms import make_files
-from gpunode.kubernetes.render import cluster_members, render_cluster
+from gpunode.kubernetes.render import render_cluster, select_member_nodes
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from gpunode.workflow.cluster_plan import make_plan
@@ -146,7 +146,7 @@ def test_recipe_for_kind_refuses_another_cluster() -> None:
 def test_kind_workers_are_rendered_from_their_names() -> None:
     wanted = of_workers(3)
     assert wanted.kubernetes is not None
-    workers = cluster_members(wanted.kubernetes, EIGHT)
+    workers = select_member_nodes(wanted.kubernetes, EIGHT)
     assert render_cluster(wanted, workers).expected == render_cluster(wanted, EIGHT).expected
     for worker in workers:
         assert set(render_cluster(wanted, (worker,)).expected) == {worker.name}

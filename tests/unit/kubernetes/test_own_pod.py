@@ -13,7 +13,7 @@ import yaml
 from gpunode import builtin
 from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import RenderedCluster, RenderedObject
-from gpunode.kubernetes.render import Form, render_cluster
+from gpunode.kubernetes.render import RenderForm, render_cluster
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, node
 
@@ -32,7 +32,7 @@ BOTH = {
 }
 
 
-def render_recipe(text: str, *nodes: Any, form: Form = "manifests") -> RenderedCluster:
+def render_recipe(text: str, *nodes: Any, form: RenderForm = "manifests") -> RenderedCluster:
     return render_cluster(parse(f"schema = 1\n{text}", "mine.toml", builtin.load_recipe_text), nodes, form)
 
 

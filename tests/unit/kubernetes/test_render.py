@@ -19,17 +19,17 @@ from jsonschema import Draft202012Validator
 from gpunode import builtin
 from gpunode import yaml as own_yaml
 from gpunode.catalog import mig
-from gpunode.catalog.gpus import lookup
+from gpunode.catalog.gpus import find_model
 from gpunode.errors import Refused
 from gpunode.kubernetes.forms import make_files
 from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG_LABEL, ChartRelease, ClusterNode, RenderedCluster
-from gpunode.kubernetes.render import Form, render_cluster
+from gpunode.kubernetes.render import RenderForm, render_cluster
 from gpunode.recipe import Recipe
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
 from tests.unit.kubernetes.vectors import NOT_OBEYED, OBEYED
 
-FORMS: tuple[Form, ...] = get_args(Form)
+FORMS: tuple[RenderForm, ...] = get_args(RenderForm)
 KEYS = Path(__file__).parent / "chart_keys.csv"
 PLUGIN_FILE = Draft202012Validator(json.loads((Path(__file__).parent / "plugin_config.schema.json").read_text()))
 # The chart of the device plugin cannot be used on microk8s, and not every GPU has MIG.
@@ -74,7 +74,7 @@ def documents(made: dict[str, str] | Any) -> list[dict[str, Any]]:
     return [one for text in texts for one in yaml.safe_load_all(text) if one]
 
 
-def render_builtin(name: str, cluster: str, form: Form = "manifests") -> RenderedCluster:
+def render_builtin(name: str, cluster: str, form: RenderForm = "manifests") -> RenderedCluster:
     return render_cluster(builtin.read_recipe(name), CLUSTERS[cluster], form)
 
 
@@ -84,7 +84,7 @@ def test_render_matches_its_golden_file(place: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
-def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form: Form) -> None:
+def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form: RenderForm) -> None:
     found = render_builtin(name, cluster, form)
     made = make_files(found, form)
     every = documents(made)
@@ -103,7 +103,7 @@ def test_render_is_valid_yaml_for_only_these_nodes(name: str, cluster: str, form
 
 
 @pytest.mark.parametrize(("name", "cluster", "form"), CASES)
-def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, form: Form) -> None:
+def test_render_does_not_depend_on_the_order_of_nodes(name: str, cluster: str, form: RenderForm) -> None:
     wanted = builtin.read_recipe(name)
     one, other = (
         make_files(render_cluster(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1])
@@ -333,7 +333,7 @@ def test_operator_uses_cdi_only_where_the_runtime_does() -> None:
     ],
 )
 def test_mig_layout_name_maps_to_its_profile(layout: str, profile: str) -> None:
-    assert mig.profile_of(layout) == profile
+    assert mig.profile_of_layout(layout) == profile
     if profile:
         assert mig.layout_of(profile) == layout
 
@@ -359,7 +359,7 @@ def test_unknown_mig_resource_has_no_test_pod() -> None:
 def test_configuration_without_a_node_is_noted() -> None:
     wanted = recipe_of('extends = "k8s-containerd"\n[kubernetes.configs.big]\nmodel = "B200"')
     assert any("No node gets the configuration big" in note for note in render_cluster(wanted, CLUSTERS["one"]).notes)
-    mixed = ClusterNode("mix", (lookup("2901"), lookup("1eb8")))
+    mixed = ClusterNode("mix", (find_model("2901"), find_model("1eb8")))
     assert any("mix has other GPUs beside" in note for note in render_cluster(wanted, [mixed]).notes)
 
 
@@ -540,7 +540,7 @@ def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None
         ("hami", "manifests", "passDeviceSpecsEnabled: true"),
     ],
 )
-def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: Form, key: str) -> None:
+def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: RenderForm, key: str) -> None:
     """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
     found = render_cluster(builtin.read_recipe(name), nodes, form)

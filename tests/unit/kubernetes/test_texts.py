@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from gpunode.kubernetes.live_checks import why_not_ready
+from gpunode.kubernetes.live_checks import explain_node_not_ready
 from gpunode.kubernetes.pods import find_problem
 
 _TEXTS: Final = Path(__file__).with_name("texts")
@@ -74,4 +74,4 @@ def test_pod_failure_text_is_understood(name: str, why: str) -> None:
 
 @pytest.mark.parametrize(("name", "why"), _cases(_NOT_READY))
 def test_node_not_ready_text_is_understood(name: str, why: str) -> None:
-    assert re.search(why, str(why_not_ready({"status": {"conditions": [TEXTS[name]["node"]["ready"]]}})))
+    assert re.search(why, str(explain_node_not_ready({"status": {"conditions": [TEXTS[name]["node"]["ready"]]}})))

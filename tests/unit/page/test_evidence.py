@@ -4,7 +4,7 @@ import re
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, take_snapshot
-from gpunode.page.evidence import CONTEXT_LINES, render_citations
+from gpunode.page.evidence import CONTEXT_LINE_COUNT, render_citations
 from tests.unit.page.nodes import evidence
 
 ROW = re.compile(
@@ -35,7 +35,7 @@ def test_cited_line_has_context_and_omitted_lines_are_counted() -> None:
 
 
 def test_one_line_gap_is_shown_and_no_line_twice() -> None:
-    assert pieces(10, 10 + 2 * CONTEXT_LINES + 2)[1:-1] == [
+    assert pieces(10, 10 + 2 * CONTEXT_LINE_COUNT + 2)[1:-1] == [
         f"▸{number}" if number in {10, 18} else str(number) for number in range(7, 22)
     ]
     assert pieces(5)[0] == "1"

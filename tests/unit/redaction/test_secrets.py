@@ -11,7 +11,7 @@ from gpunode.redaction.secrets import (
     CONTEXT_FREE_FORMS,
     CONTEXTUAL_FORMS,
     SECRET_OPTIONS,
-    TOKEN_SHAPES,
+    TOKEN_PATTERN_BY_PREFIX,
     WEBHOOK_PREFIXES,
     redact_known_shapes,
     redact_text,
@@ -150,7 +150,7 @@ def test_useful_line_is_unchanged(line: str) -> None:
     assert redact_text(line) == line
 
 
-@pytest.mark.parametrize("prefix", TOKEN_SHAPES)
+@pytest.mark.parametrize("prefix", TOKEN_PATTERN_BY_PREFIX)
 def test_token_is_recognized_by_its_prefix(prefix: str) -> None:
     rest = {"eyJ": "q7Wk2nVx9Lr4.q7Wk2nVx9Lr4", "AKIA": "Q7WK2NVX9LR4TZ8P", "ASIA": "Q7WK2NVX9LR4TZ8P", "dapi": HEX,
             "K10": "q7Wk2nVx::server:9Lr4Tz8P", "AGE-SECRET-KEY-": "Q7WK2NVX9LR4TZ8P"}.get(

@@ -14,7 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, containerd, runtime, satisfies, tomltext
+from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, containerd, find_runtime, satisfies, tomltext
 from gpunode.runtimes.containerd_files import (
     CRI_PLUGIN_BY_SCHEMA,
     FIRST_VERSION_BY_SCHEMA,
@@ -35,7 +35,7 @@ all_desired = st.builds(
     DesiredConfig,
     default=st.booleans(),
     systemd_cgroup=st.booleans(),
-    cdi=st.booleans(),
+    enable_cdi=st.booleans(),
     version=st.sampled_from([None, (1, 6, 20), (1, 7), (2, 1, 9)]),
 )
 
@@ -182,7 +182,7 @@ def without_ours(document: dict[str, Any], desired: DesiredConfig) -> dict[str, 
     containerd = dict(cri.pop("containerd", {}))
     runtimes = {name: dict(table) for name, table in containerd.pop("runtimes", {}).items()}
     containerd.pop("default_runtime_name", None) if desired.default else None
-    cri.pop("enable_cdi", None) if desired.cdi else None
+    cri.pop("enable_cdi", None) if desired.enable_cdi else None
     runtimes.pop("nvidia", None)
     for name in ("runc", "crun"):
         if desired.systemd_cgroup and name in runtimes:
@@ -408,7 +408,9 @@ default_runtime_name = "{default}"
         ({}, {"Root": "/x"}, None),
     ],
 )
-@pytest.mark.parametrize("desired", [DesiredConfig(cdi=True), DesiredConfig(default=True)], ids=["plain", "default"])
+@pytest.mark.parametrize(
+    "desired", [DesiredConfig(enable_cdi=True), DesiredConfig(default=True)], ids=["plain", "default"]
+)
 def test_existing_entry_follows_runc_to_the_systemd_cgroup_driver(
     runc: dict[str, Any], nvidia: dict[str, Any], after: bool | None, desired: DesiredConfig
 ) -> None:
@@ -579,10 +581,10 @@ def test_deep_nesting_is_refused() -> None:
 
 @pytest.mark.parametrize("row", ["containerd", "crio"])
 def test_main_file_as_its_own_drop_in_is_refused(row: str) -> None:
-    main = runtime(row).config
+    main = find_runtime(row).config
     for files in ({}, {main: b""}):
         with pytest.raises(Refused, match="is the configuration file itself"):
-            runtime(row).configure(files, DesiredConfig(mode="drop-in", drop_in=main, exact=True))
+            find_runtime(row).configure(files, DesiredConfig(mode="drop-in", drop_in=main, exact=True))
 
 
 def test_relative_runtime_binary_is_refused() -> None:
@@ -598,7 +600,7 @@ def test_relative_runtime_binary_is_refused() -> None:
         DesiredConfig(),
         DesiredConfig(default=True),
         DesiredConfig(systemd_cgroup=True),
-        DesiredConfig(cdi=True),
+        DesiredConfig(enable_cdi=True),
         DesiredConfig(version=(2, 1)),
         DesiredConfig("gpu"),
     ],
@@ -610,14 +612,16 @@ def test_bare_toolkit_name_stands_for_its_absolute_path(desired: DesiredConfig) 
 
 
 def test_dump_is_read_like_a_configuration() -> None:
-    found = containerd.parse_config_dump(configure(None, DesiredConfig(default=True, cdi=True, systemd_cgroup=True)))
+    found = containerd.parse_config_dump(
+        configure(None, DesiredConfig(default=True, enable_cdi=True, systemd_cgroup=True))
+    )
     assert found.default == "nvidia"
     assert found.cdi is True
     assert found.systemd_cgroup == {"nvidia": True, "runc": True}
 
 
 def test_satisfied_file_is_recognized_without_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
-    desired = DesiredConfig(default=True, cdi=True, systemd_cgroup=True)
+    desired = DesiredConfig(default=True, enable_cdi=True, systemd_cgroup=True)
     out = configure(None, desired)
     monkeypatch.setitem(sys.modules, "gpunode.runtimes.tomltext", None)
     assert configure(out, desired) == out
@@ -625,7 +629,7 @@ def test_satisfied_file_is_recognized_without_the_editor(monkeypatch: pytest.Mon
 
 def test_unknown_runtime_is_a_key_error() -> None:
     with pytest.raises(KeyError):
-        runtime("rkt")
+        find_runtime("rkt")
 
 
 V1 = b'disabled_plugins = ["cri"]\n'
@@ -637,7 +641,7 @@ LEGACY = b"""[plugins.cri.containerd]
 
 @pytest.mark.parametrize("version", [None, (1, 6), (2, 1)])
 def test_file_of_schema_1_is_edited_in_place_because_of_its_schema(version: tuple[int, ...] | None) -> None:
-    how = runtime("containerd").configure({containerd.CONFIG: V1}, DesiredConfig(version=version)).how
+    how = find_runtime("containerd").configure({containerd.CONFIG: V1}, DesiredConfig(version=version)).how
     assert how.startswith("in place: /etc/containerd/config.toml has configuration schema 1")
 
 
@@ -672,7 +676,7 @@ def test_legacy_systemd_cgroup_key_is_removed_with_its_default() -> None:
 
 
 def test_unknown_containerd_version_follows_nvidia_ctk_with_notes() -> None:
-    desired = DesiredConfig(default=True, cdi=True, exact=True, mode="in-place")
+    desired = DesiredConfig(default=True, enable_cdi=True, exact=True, mode="in-place")
     edited = containerd.configure({containerd.CONFIG: LEGACY}, desired)
     assert b"default_runtime]" in (edited.edits[0].after or b"")
     assert any("does not become the default" in note for note in edited.notes)
@@ -787,10 +791,13 @@ def test_unsupported_schema_version_is_refused_with_the_reason(
     ],
 )
 def test_unimported_drop_in_is_checked_for_wrong_types(body: str, key: str) -> None:
-    files = {containerd.CONFIG: V2, containerd.DROP_IN: f"version = 2\n[plugins.'{CRI[2]}']\n{body}\n".encode()}
+    files = {
+        containerd.CONFIG: V2,
+        containerd.CONTAINERD_DROP_IN: f"version = 2\n[plugins.'{CRI[2]}']\n{body}\n".encode(),
+    }
     with pytest.raises(Refused) as refused:
         containerd.configure(files, DesiredConfig(mode="drop-in", exact=True))
-    assert refused.value.what.startswith(f"{containerd.DROP_IN}:3: plugins.{CRI[2]}.{key} is not ")
+    assert refused.value.what.startswith(f"{containerd.CONTAINERD_DROP_IN}:3: plugins.{CRI[2]}.{key} is not ")
 
 
 def test_schema_mismatch_is_noted_even_without_an_edit() -> None:

@@ -10,7 +10,7 @@ from gpunode.runtimes.documents import parse_toml
 from gpunode.runtimes.model import EditMode
 from tests.unit.runtimes.unconfigured import unconfigure
 
-CONFIG, DROP_IN = containerd.CONFIG, containerd.DROP_IN
+CONFIG, DROP_IN = containerd.CONFIG, containerd.CONTAINERD_DROP_IN
 CRI = 'plugins."io.containerd.grpc.v1.cri"'
 RUNC = f'version = 2\n[{CRI}.containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'.encode()
 KATA = f'version = 2\n[{CRI}.containerd.runtimes.kata]\n  runtime_type = "io.containerd.kata.v2"\n'.encode()

@@ -6,14 +6,14 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, apply_edits, gather_files, runtime
+from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime, gather_files
 from gpunode.runtimes.containerd_files import CONFIG, find_config_argument, is_pattern, match_pattern
-from gpunode.runtimes.found import contents, states_from_facts
+from gpunode.runtimes.found import contents_of_states, states_from_facts
 from gpunode.runtimes.installations import choose_row
 from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
-ROW = runtime("containerd")
+ROW = find_runtime("containerd")
 ETC = "/etc/systemd/system/containerd.service"
 LIB = "/lib/systemd/system/containerd.service"
 DROP_IN = f"{ETC}.d/10-own.conf"
@@ -116,7 +116,7 @@ def test_setup_edits_the_file_named_by_the_unit() -> None:
     facts = machine(files=node())
     row = choose_row(ROW, facts).row
     assert row.config == OWN
-    assert {LIB, DROP_IN, OWN} < set(contents(states_from_facts(facts, row, DesiredConfig())))
+    assert {LIB, DROP_IN, OWN} < set(contents_of_states(states_from_facts(facts, row, DesiredConfig())))
 
 
 def test_masked_unit_names_no_file() -> None:

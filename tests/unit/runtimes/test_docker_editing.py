@@ -19,7 +19,7 @@ BINARY = "/usr/bin/nvidia-container-runtime"
 ENTRY = {"args": [], "path": BINARY}
 OURS = frozenset({"runtimes", "features", "default-runtime"})
 
-all_desired = st.builds(DesiredConfig, default=st.booleans(), cdi=st.booleans(), systemd_cgroup=st.booleans())
+all_desired = st.builds(DesiredConfig, default=st.booleans(), enable_cdi=st.booleans(), systemd_cgroup=st.booleans())
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -229,7 +229,7 @@ def test_byte_order_mark_is_refused_for_old_docker(text: str, version: tuple[int
 def test_disabled_cdi_is_enabled_on_request() -> None:
     data = b'{"features": {"buildkit": true, "cdi": false}}'
     assert configure(data, DesiredConfig()).startswith(data[:-1])
-    assert b'{"buildkit": true, "cdi": true}' in configure(data, DesiredConfig(cdi=True))
+    assert b'{"buildkit": true, "cdi": true}' in configure(data, DesiredConfig(enable_cdi=True))
 
 
 def test_runtime_without_a_path_is_listed() -> None:

@@ -11,11 +11,11 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, Edit, apply_edits, gather_files, runtime
+from gpunode.runtimes import DesiredConfig, Edit, apply_edits, find_runtime, gather_files
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.docker import applies_on_reload, configure, inspect, keeps_containers
 from gpunode.runtimes.docker_nodes import locate_row
-from gpunode.runtimes.found import contents, probe_states, states_from_facts
+from gpunode.runtimes.found import contents_of_states, probe_states, states_from_facts
 from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
@@ -29,7 +29,7 @@ SNAP = "/var/snap/docker/current/config/daemon.json"
 DESKTOP_UNIT = "/usr/lib/systemd/user/docker-desktop.service"
 HOME_CONFIG = "/home/ann/.config/docker/daemon.json"
 HOME_UNIT = "/home/ann/.config/systemd/user/docker.service"
-ROW = runtime("docker")
+ROW = find_runtime("docker")
 
 
 def service(line: str) -> bytes:
@@ -82,11 +82,11 @@ def test_masked_unit_is_treated_as_empty() -> None:
             return Capture(probe.source, "ok", b"{}")
         return Capture(probe.source, "absent")
 
-    assert contents(probe_states(look, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
+    assert contents_of_states(probe_states(look, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
     node = machine(files={CONFIG: b"{}"})
     unknown = Unknown("it is a character device", f"file:{masked}")
     facts = replace(node, files={**node.files, masked: unknown})
-    assert contents(states_from_facts(facts, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
+    assert contents_of_states(states_from_facts(facts, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
 
 
 def test_file_named_by_the_config_file_flag_is_edited() -> None:
@@ -122,7 +122,7 @@ def test_unread_file_is_edited_if_named() -> None:
 
 def test_flags_of_dockerd_count_as_configuration() -> None:
     files = engine(f"--add-runtime=nvidia={BINARY} --default-runtime=nvidia --feature=cdi=true")
-    desired = DesiredConfig(default=True, cdi=True)
+    desired = DesiredConfig(default=True, enable_cdi=True)
     assert inspect(files, desired).handlers == {"nvidia": BINARY}
     assert (inspect(files, desired).default, inspect(files, desired).cdi) == ("nvidia", True)
     assert configure(files, desired).edits == configure(files, replace(desired, exact=True)).edits == ()
@@ -139,8 +139,8 @@ def test_runtime_in_the_file_overrides_one_in_the_flags() -> None:
     [
         ("--default-runtime=runc", DesiredConfig(default=True), "default-runtime", "--default-runtime"),
         ("--default-runtime runc", DesiredConfig(default=True, exact=True), "default-runtime", "--default-runtime"),
-        ("--feature=containerd-snapshotter", DesiredConfig(cdi=True), "features", "--feature"),
-        ("--feature=cdi=false", DesiredConfig(cdi=True), "features", "--feature"),
+        ("--feature=containerd-snapshotter", DesiredConfig(enable_cdi=True), "features", "--feature"),
+        ("--feature=cdi=false", DesiredConfig(enable_cdi=True), "features", "--feature"),
     ],
 )
 def test_directive_conflicting_with_a_flag_is_refused(
@@ -182,8 +182,8 @@ def test_handler_name_that_dockerd_rejects_is_refused(handler: str) -> None:
 
 
 def test_docker_without_cdi_support_is_noted() -> None:
-    assert configure({}, DesiredConfig(cdi=True, version=(20, 10, 24))).notes
-    assert not configure({}, DesiredConfig(cdi=True, version=(25, 0))).notes
+    assert configure({}, DesiredConfig(enable_cdi=True, version=(20, 10, 24))).notes
+    assert not configure({}, DesiredConfig(enable_cdi=True, version=(25, 0))).notes
 
 
 def test_docker_snap_has_its_own_file_and_unit() -> None:
@@ -229,7 +229,7 @@ def test_rootless_docker_is_recognized_by_its_file() -> None:
     desired = DesiredConfig(config=HOME_CONFIG, default=True)
     files = {**engine("--default-runtime=runc"), HOME_UNIT: service("/usr/bin/dockerd-rootless.sh")}
     edited = configure(files, desired)
-    assert [(edit.path, edit.like) for edit in edited.edits] == [(HOME_CONFIG, HOME_UNIT)]
+    assert [(edit.path, edit.ownership_template) for edit in edited.edits] == [(HOME_CONFIG, HOME_UNIT)]
     assert "systemctl --user restart docker" in edited.notes[0]
     assert "no-cgroups" in edited.notes[1]
     assert locate_row(ROW, files, desired).unit == ""
@@ -294,5 +294,5 @@ def test_runtime_path_key_is_matched_in_any_case() -> None:
 
 
 def test_new_daemon_json_belongs_to_root() -> None:
-    assert [edit.like for edit in configure({}, DesiredConfig()).edits] == [""]
+    assert [edit.ownership_template for edit in configure({}, DesiredConfig()).edits] == [""]
     assert configure({}, DesiredConfig()).edits[0] == Edit(CONFIG, None, configure({}, DesiredConfig()).edits[0].after)

@@ -20,7 +20,7 @@ from tests.unit.runtimes.unconfigured import unconfigure
 CONFIG = "/etc/docker/daemon.json"
 BINARY = "/usr/bin/nvidia-container-runtime"
 NVIDIA = {"args": [], "path": BINARY}
-EVERYTHING = DesiredConfig(default=True, cdi=True)
+EVERYTHING = DesiredConfig(default=True, enable_cdi=True)
 
 
 def configured_file(before: bytes | None, desired: DesiredConfig) -> bytes:
@@ -94,7 +94,7 @@ def test_unrecorded_handler_and_default_are_removed_and_the_rest_kept(data: byte
 @given(documents(), all_desired)
 def test_unrecorded_unconfigure_reverts_configure(data: bytes, desired: DesiredConfig) -> None:
     document = read(data)
-    if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.cdi:
+    if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.enable_cdi:
         return
     after = configured_file(data, desired)
     out = file_after_undo(after, unconfigure("docker", {CONFIG: after}, desired, ()))

@@ -37,15 +37,15 @@ def test_flag_values_are_extracted() -> None:
     assert given.runtimes == {"nv": "/usr/bin/nv"}
     assert given.cdi is True
     assert given.live_restore is None
-    assert given.sources == ("/lib/systemd/system/docker.service",)
+    assert given.source_files == ("/lib/systemd/system/docker.service",)
     assert parse_flags(["dockerd", "--feature=cdi=false", "--live-restore"]).cdi is False
     assert parse_flags(["dockerd", "--live-restore"]).live_restore is True
     assert parse_flags(["dockerd", "--live-restore=false", "--add-runtime=broken"]).live_restore is False
     assert parse_flags(["dockerd", "--add-runtime=broken"]).runtimes == {}
     line = "dockerd -H fd:// --config-file /a --debug --config-file=/b -D --mtu 9000"
-    assert parse_flags(line.split()).words == ("-H", "fd://", "--debug", "-D", "--mtu", "9000")
+    assert parse_flags(line.split()).command_words == ("-H", "fd://", "--debug", "-D", "--mtu", "9000")
     nothing = Flags()
-    assert (nothing.config, nothing.last("default-runtime"), nothing.cdi) == ("", None, None)
+    assert (nothing.config, nothing.last_value("default-runtime"), nothing.cdi) == ("", None, None)
 
 
 def test_directive_in_both_file_and_flags_conflicts_unless_a_runtime() -> None:

@@ -10,11 +10,11 @@ from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Facts, Known, Kubelet, Unknown
-from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes import DesiredConfig, find_runtime
 from gpunode.runtimes.installations import INSTALLATIONS, choose_row, containerd_socket_of
 from tests.unit.runtimes.unconfigured import unconfigure
 
-CONTAINERD = runtime("containerd")
+CONTAINERD = find_runtime("containerd")
 K3S = "/run/k3s/containerd/containerd.sock"
 
 
@@ -96,8 +96,8 @@ def test_k0s_file_without_its_marker_is_not_generated() -> None:
     config = "/etc/k0s/containerd.toml"
     made = choose_row(CONTAINERD, using(kubelet, **{config: "\n# k0s_managed=true\nversion = 2\n"})).row
     own = choose_row(CONTAINERD, using(kubelet, **{config: "# mine\n# k0s_managed=true\nversion = 2\n"})).row
-    assert (made.watches, made.generated) == (True, frozenset({config}))
-    assert (own.watches, own.generated) == (False, frozenset())
+    assert (made.watches_files, made.generated_files) == (True, frozenset({config}))
+    assert (own.watches_files, own.generated_files) == (False, frozenset())
 
 
 def test_generated_file_of_another_shape_is_refused_when_unconfigured() -> None:

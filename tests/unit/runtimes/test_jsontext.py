@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.runtimes.jsontext import MalformedJson, parse, put
+from gpunode.runtimes.jsontext import MalformedJson, parse, put_member
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from gpunode.runtimes.jsontext import MalformedJson, parse, put
     ],
 )
 def test_new_member_is_formatted_like_its_neighbours(text: str, path: str, value: Any, after: str) -> None:
-    assert put(text, tuple(path.split(".")), value) == after
+    assert put_member(text, tuple(path.split(".")), value) == after
 
 
 @pytest.mark.parametrize(

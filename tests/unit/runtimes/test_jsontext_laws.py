@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.runtimes.documents import Path, same
-from gpunode.runtimes.jsontext import MalformedJson, Number, Object, drop, edit, parse, put
+from gpunode.runtimes.documents import Path, is_same_value
+from gpunode.runtimes.jsontext import MalformedJson, Number, Object, drop_member, edit_json, parse, put_member
 
 # Every character that JSON, Python or Go treats in a way of its own, beside all others.
 ODD = "\"\\/\b\f\n\r\t{}[]:,'#<>&\u2028\u2029\ufeff\x7f\xa0ü日🚀 "
@@ -134,7 +134,7 @@ def differing_parts(before: str, after: str) -> tuple[str, str]:
 
 @given(documents())
 def test_parser_agrees_with_python(text: str) -> None:
-    assert same(parse(text), read(text))
+    assert is_same_value(parse(text), read(text))
 
 
 @given(documents(), st.data())
@@ -151,7 +151,7 @@ def test_malformed_json_is_rejected_as_by_python(text: str, data: st.DataObject)
         assert 1 <= raised.value.line <= len(lines)
         assert 1 <= raised.value.column <= len(lines[raised.value.line - 1]) + 1
     else:
-        assert same(parse(text), expected)
+        assert is_same_value(parse(text), expected)
 
 
 @given(places(), values)
@@ -162,17 +162,17 @@ def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value
     here = holder(parse(text), path)
     holder(intended, path)[path[-1]] = value
 
-    after = put(text, path, value)
+    after = put_member(text, path, value)
 
-    assert same(read(after), intended)
+    assert is_same_value(read(after), intended)
     assert list(holder(read(after), path)) == list(holder(intended, path))
     if not is_new:
-        assert put(after, path, Number(written(text, path))) == text  # written as it is
+        assert put_member(after, path, Number(written(text, path))) == text  # written as it is
     elif here:
         assert differing_parts(text, after)[0] == ""
-        assert drop(after, path) == text
+        assert drop_member(after, path) == text
     else:  # white space in an object that was empty is the one thing that does not come back
-        assert drop(after, path) == text[: here.start] + "{}" + text[here.end :]
+        assert drop_member(after, path) == text[: here.start] + "{}" + text[here.end :]
 
 
 @given(places())
@@ -183,9 +183,9 @@ def test_drop_removes_one_member_and_no_other_byte(place: tuple[str, Path]) -> N
         return
     del holder(intended, path)[path[-1]]
 
-    after = drop(text, path)
+    after = drop_member(text, path)
 
-    assert same(read(after), intended)
+    assert is_same_value(read(after), intended)
     assert list(holder(read(after), path)) == list(holder(intended, path))
     assert differing_parts(text, after)[1] == ""
 
@@ -199,16 +199,16 @@ def test_put_creates_missing_parents(text: str, names: list[str], value: Any) ->
             here[key] = {}
         here = here[key]
     here[path[-1]] = value
-    assert same(read(put(text, path, value)), intended)
+    assert is_same_value(read(put_member(text, path, value)), intended)
 
 
 def test_same_distinguishes_types() -> None:
-    assert not same(parse("[1]"), parse('["1"]'))
-    assert not same(parse("[1]"), [True])
-    assert not same(parse("[1]"), parse("[1.0]"))
-    assert not same(parse("[1]"), parse("[1, 1]"))
-    assert not same(parse('{"a": 1}'), parse('{"b": 1}'))
-    assert not same(parse("[]"), parse("{}"))
+    assert not is_same_value(parse("[1]"), parse('["1"]'))
+    assert not is_same_value(parse("[1]"), [True])
+    assert not is_same_value(parse("[1]"), parse("[1.0]"))
+    assert not is_same_value(parse("[1]"), parse("[1, 1]"))
+    assert not is_same_value(parse('{"a": 1}'), parse('{"b": 1}'))
+    assert not is_same_value(parse("[]"), parse("{}"))
 
 
 DEEP = 199
@@ -218,13 +218,13 @@ DEEP = 199
 def test_deep_nesting_does_not_overflow_the_stack(unit: str) -> None:
     inner = unit * DEEP + "1" + {"{": "}", "[": "]"}[unit[0]] * DEEP
     text = f'{{"x": {inner}, "runtimes": {{}}}}'
-    after = put(text, ("runtimes", "nvidia"), {"path": "/p"})
-    assert same(parse(drop(after, ("runtimes", "nvidia"))), parse(text))
+    after = put_member(text, ("runtimes", "nvidia"), {"path": "/p"})
+    assert is_same_value(parse(drop_member(after, ("runtimes", "nvidia"))), parse(text))
     assert f'"x": {inner}' in after
-    assert not same(parse(after), parse(text))
+    assert not is_same_value(parse(after), parse(text))
 
 
 @given(documents(), documents())
 def test_any_document_can_be_edited_into_any_other(text: str, other: str) -> None:
-    assert same(read(edit(text, parse(text), parse(other))), read(other))
-    assert edit(text, parse(text), read(text)) == text
+    assert is_same_value(read(edit_json(text, parse(text), parse(other))), read(other))
+    assert edit_json(text, parse(text), read(text)) == text

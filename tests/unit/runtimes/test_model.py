@@ -21,13 +21,13 @@ def test_handler_without_or_with_another_binary_does_not_satisfy() -> None:
 def test_default_and_cdi_only_matter_if_desired() -> None:
     for desired, configured in (
         (replace(WISH, default=True), replace(AS_WISHED, default="nvidia")),
-        (replace(WISH, cdi=True), replace(AS_WISHED, cdi=True)),
+        (replace(WISH, enable_cdi=True), replace(AS_WISHED, cdi=True)),
     ):
         assert satisfies(configured, desired)
         assert satisfies(configured, WISH)
         assert not satisfies(AS_WISHED, desired)
     assert not satisfies(replace(AS_WISHED, default="runc"), replace(WISH, default=True))
-    assert not satisfies(replace(AS_WISHED, cdi=False), replace(WISH, cdi=True))
+    assert not satisfies(replace(AS_WISHED, cdi=False), replace(WISH, enable_cdi=True))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes import DesiredConfig, podman, runtime
+from gpunode.runtimes import DesiredConfig, find_runtime, podman
 from tests.unit.runtimes.unconfigured import unconfigure
 
 BOTH = ("/etc/cdi", "/var/run/cdi")
@@ -17,8 +17,8 @@ def folders(text: str) -> dict[str, bytes]:
 
 def test_podman_files_are_not_edited() -> None:
     files = {CONF: b"[engine]\n"}
-    row = runtime("podman")
-    edited = row.configure(files, DesiredConfig(default=True, cdi=True))
+    row = find_runtime("podman")
+    edited = row.configure(files, DesiredConfig(default=True, enable_cdi=True))
     assert edited.edits == ()
     assert "--device nvidia.com/gpu=all" in edited.how
     removed = unconfigure(row, files, DesiredConfig(), ())

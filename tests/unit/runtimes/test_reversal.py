@@ -25,9 +25,9 @@ imports = ["/etc/containerd/conf.d/*.toml"]
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
 """
-WITH = configure_containerd(V2, DesiredConfig(default=True, cdi=True))
+WITH = configure_containerd(V2, DesiredConfig(default=True, enable_cdi=True))
 DAEMON = b'{\n  "log-level": "info"\n}\n'
-DAEMON_WITH = configure_docker(DAEMON, DesiredConfig(default=True, cdi=True))
+DAEMON_WITH = configure_docker(DAEMON, DesiredConfig(default=True, enable_cdi=True))
 
 
 def taken_back(
@@ -145,7 +145,7 @@ version = 3
 
 @pytest.mark.parametrize("before", [b'version = 2\n[plugins."io.containerd.grpc.v1.cri".cni]\n', b"", None])
 def test_handler_goes_from_a_file_migrated_to_another_schema(before: bytes | None) -> None:
-    after = configure_containerd(before, DesiredConfig(default=True, cdi=True))
+    after = configure_containerd(before, DesiredConfig(default=True, enable_cdi=True))
     reversal = revert_edit(Edit(TOML, before, after), MIGRATED.encode())
     assert reversal is not None
     assert not reversal.changed

@@ -33,12 +33,12 @@ def test_row_is_complete(row: Runtime) -> None:
     assert row.program
     assert row.packages
     assert row.config_packages <= {*row.packages}
-    assert row.cdi in get_args(CdiSupport)
-    assert row.parser in get_args(ConfigValidator)
-    assert row.source in get_args(LiveConfigSource)
-    assert row.client in get_args(ContainerClient)
+    assert row.cdi_support in get_args(CdiSupport)
+    assert row.config_validator in get_args(ConfigValidator)
+    assert row.live_config_source in get_args(LiveConfigSource)
+    assert row.container_client in get_args(ContainerClient)
     # What is registered in no file has no daemon that would read it.
-    assert bool(row.config) == bool(row.unit) == bool(row.socket) == (row.cdi != "only")
+    assert bool(row.config) == bool(row.unit) == bool(row.socket) == (row.cdi_support != "only")
     assert not row.drop_in or row.config
 
 
@@ -50,7 +50,7 @@ def test_row_has_a_rules_module_of_its_name(row: Runtime) -> None:
         assert callable(getattr(rules, name))
     if row.reloads:
         assert row.applies_on_reload({}, {}, DesiredConfig()) in {True, False}
-    if row.stopped:
+    if row.stopped_by_restart:
         assert row.keeps_containers({}, DesiredConfig()) in {True, False}
     assert row.locate_row(row, {}, DesiredConfig()) == row
     assert all(place.startswith("/") for place in row.reads({}, DesiredConfig()))
@@ -60,7 +60,9 @@ def test_row_has_a_rules_module_of_its_name(row: Runtime) -> None:
 def test_row_finds_what_it_configured(row: Runtime) -> None:
     edited = row.configure({}, DesiredConfig())
 
-    assert row.cdi == "only" or satisfies(row.inspect(apply_edits({}, edited), DesiredConfig()), DesiredConfig())
+    assert row.cdi_support == "only" or satisfies(
+        row.inspect(apply_edits({}, edited), DesiredConfig()), DesiredConfig()
+    )
     assert not row.configure(apply_edits({}, edited), DesiredConfig()).edits
 
 
@@ -74,7 +76,7 @@ def test_row_has_a_recipe_and_is_allowed_in_recipes(row: Runtime) -> None:
 
 @ROWS
 def test_unit_and_file_of_a_row_are_probed(row: Runtime) -> None:
-    assert not row.unit or row.unit in probes.UNITS
+    assert not row.unit or row.unit in probes.PROBED_UNITS
     assert not row.config or row.config in probes.FILES
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.runtimes import tomltext
 from gpunode.runtimes.documents import Document, Uneditable, parse_toml
-from gpunode.runtimes.tomltext import edit
+from gpunode.runtimes.tomltext import edit_toml
 
 GONE = object()
 TABLE = {"k": 1, "s": "x"}
@@ -31,7 +31,7 @@ def with_value(document: Document, path: str, value: Any) -> Document:
 
 def edit_text(text: str, path: str, value: Any) -> str:
     before = parse_toml(text)
-    return edit(text, before, with_value(before, path, value))
+    return edit_toml(text, before, with_value(before, path, value))
 
 
 @pytest.mark.parametrize(

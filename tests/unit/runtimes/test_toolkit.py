@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import Refused, UsageError
 from gpunode.runtimes.toolkit import (
-    KEYS,
+    TOOLKIT_KEYS,
     HostTraits,
     configure,
     non_default_settings,
@@ -33,7 +33,7 @@ def edit_text(text: str, *words: str) -> str:
 
 def test_defaults_are_valid_toml_with_every_default_key() -> None:
     document = tomllib.loads(USUAL)
-    for key in KEYS:
+    for key in TOOLKIT_KEYS:
         node = document
         for part in key.path[:-1]:
             node = node.get(part, {})
@@ -42,7 +42,7 @@ def test_defaults_are_valid_toml_with_every_default_key() -> None:
 
 
 def test_keys_are_in_the_order_of_nvidia_ctk() -> None:
-    paths = [key.path for key in KEYS]
+    paths = [key.path for key in TOOLKIT_KEYS]
     assert paths == sorted(paths, key=lambda path: (path[:-1], path[-1]))
     assert len(set(paths)) == len(paths)
 

@@ -19,7 +19,7 @@ from gpunode.facts.model import (
     Unit,
 )
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
-from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.packages.deb import sources as apt_sources
 from gpunode.recipe import Driver, Recipe, RuntimeSettings
 from tests.ids import by_id
@@ -133,13 +133,13 @@ def recipe(runtime: str = "none", **driver: Any) -> Recipe:
     return Recipe("test", driver=Driver(**driver), runtime=RuntimeSettings(name=runtime))
 
 
-def planned(outcome: Outcome) -> Planned:
+def planned(outcome: StepOutcome) -> Planned:
     """Return ``outcome``, which must be a plan."""
     assert isinstance(outcome, Planned), outcome
     return outcome
 
 
-def refusal(outcome: Outcome) -> Refusal:
+def refusal(outcome: StepOutcome) -> Refusal:
     """Return ``outcome``, which must be a refusal."""
     assert isinstance(outcome, Refusal), outcome
     return outcome

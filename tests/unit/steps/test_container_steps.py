@@ -24,7 +24,7 @@ from gpunode.facts.model import Facts, Known, Platform, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, RuntimeSettings, Toolkit
-from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes import DesiredConfig, find_runtime
 from gpunode.runtimes.model import CRIO_DROP_IN
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, RUNTIME_INSTALL_STEP
 from gpunode.steps.table import STEPS, find_needed_step_ids
@@ -223,24 +223,24 @@ def test_docker_runtime_and_default_need_only_a_reload() -> None:
     for chosen in (RuntimeSettings("docker"), RuntimeSettings("docker", set_as_default=True)):
         outcome = planned(RUNTIME_CONFIG_STEP.plan(Recipe("test", runtime=chosen), docker()))
         assert triggers_of(outcome.changes) == {Trigger("reload", "docker.service")}
-        assert outcome.disrupts == ""
+        assert outcome.stopped_workloads == ""
 
 
 def test_docker_feature_needs_a_restart_which_stops_containers() -> None:
     cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG_STEP.plan(cdi, docker()))
     assert triggers_of(outcome.changes) == {Trigger("restart", "docker.service")}
-    assert outcome.disrupts == "docker containers"
+    assert outcome.stopped_workloads == "docker containers"
     alive = planned(RUNTIME_CONFIG_STEP.plan(cdi, docker(b'{"live-restore": true}')))
     assert triggers_of(alive.changes) == {Trigger("restart", "docker.service")}
-    assert alive.disrupts == ""
+    assert alive.stopped_workloads == ""
 
 
 def test_docker_feature_already_enabled_needs_no_restart() -> None:
     cdi = Recipe("test", runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG_STEP.plan(cdi, docker(b'{"features": {"cdi": true}}')))
     assert triggers_of(outcome.changes) == {Trigger("reload", "docker.service")}
-    assert outcome.disrupts == ""
+    assert outcome.stopped_workloads == ""
 
 
 _ENTRY = {"args": [], "path": "/usr/bin/nvidia-container-runtime"}
@@ -273,10 +273,10 @@ def test_forbidden_default_runtime_is_removed_and_unmentioned_noted(name: str) -
     explicit = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
     outcome = planned(RUNTIME_CONFIG_STEP.plan(explicit, node))
     after = project_changes(node, outcome.changes)
-    row, state = runtime(name), known(after.file(path), None)
+    row, state = find_runtime(name), known(after.file(path), None)
     assert state is not None
     assert row.inspect({path: state.content}, DesiredConfig()).default == "runc"
-    assert outcome.disrupts == ""
+    assert outcome.stopped_workloads == ""
     assert outcome.expectation is not None
     assert outcome.expectation.default == "runc"
     assert files(planned(RUNTIME_CONFIG_STEP.plan(explicit, after)).changes) == {}
@@ -364,7 +364,7 @@ def test_containerd_is_restarted_without_disruption() -> None:
     node = machine(packages={"containerd": "1.6.20"}, files={CONTAINERD: b"version = 2\n"})
     outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("containerd"), node))
     assert triggers_of(outcome.changes) == {Trigger("restart", "containerd.service")}
-    assert outcome.disrupts == ""
+    assert outcome.stopped_workloads == ""
     assert outcome.expectation is not None
 
 
@@ -451,7 +451,7 @@ def test_config_file_given_to_dockerd_is_edited() -> None:
 def test_docker_restart_is_disruptive_unless_live_restore_is_set(flags: str, stops: str) -> None:
     wants_cdi = replace(recipe("docker"), runtime=RuntimeSettings("docker", cdi=True))
     outcome = planned(RUNTIME_CONFIG_STEP.plan(wants_cdi, docker_node(flags)))
-    assert outcome.disrupts == stops
+    assert outcome.stopped_workloads == stops
     assert [t.kind for change in outcome.changes for t in getattr(change, "triggers", ())] == ["restart"]
 
 

@@ -30,7 +30,7 @@ def _machine(*ids: str, files: Mapping[str, bytes | FileState] | None = None, **
 
 
 def _installed(outcome: Planned) -> list[str]:
-    return [str(change.id) for change in PackageChange.among(outcome.changes) if change.action == "install"]
+    return [str(change.id) for change in PackageChange.of_kind(outcome.changes) if change.action == "install"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_release_fits_the_oldest_gpu_and_the_driver(
     facts = replace(facts, files={CUDA_PROFILE_SCRIPT: Known(None, "x"), **facts.files})
     outcome = planned(CUDA_TOOLKIT_STEP.plan(_recipe(asked, version=driver), facts))
     assert _installed(outcome) == [f"cuda-toolkit-{release}"]
-    (profile,) = FileChange.among(outcome.changes)
+    (profile,) = FileChange.of_kind(outcome.changes)
     assert isinstance(profile.after, FileState)
     text = profile.after.content.decode()
     assert f"/usr/local/cuda-{release.replace('-', '.')}/bin" in text
@@ -100,7 +100,7 @@ def test_an_installed_release_is_kept_and_others_stay_beside_it() -> None:
     facts = _machine(packages={"cuda-toolkit-12-4": "12.4.1-1", "cuda-toolkit-12-6": "12.6.3-1"})
     outcome = planned(CUDA_TOOLKIT_STEP.plan(_recipe(), facts))
     assert _installed(outcome) == []
-    assert "cuda-12.6/bin" in "".join(FileChange.among(outcome.changes)[0].diff())
+    assert "cuda-12.6/bin" in "".join(FileChange.of_kind(outcome.changes)[0].diff())
     assert "CUDA 12.4 stays beside it" in outcome.notes[0]
     newer = planned(CUDA_TOOLKIT_STEP.plan(replace(_recipe(), upgrade=True), facts))
     assert _installed(newer) == ["cuda-toolkit-13-2"]
@@ -129,7 +129,7 @@ def test_a_jetson_gets_jetpacks_toolkit() -> None:
 def test_cuda_pin_excludes_ubuntus_packages_of_the_same_name() -> None:
     facts = replace(_machine(), distro=Known(UBUNTU, "os-release"))
     outcome = planned(CUDA_TOOLKIT_STEP.plan(_recipe("13.3"), facts))
-    pin = next(change for change in FileChange.among(outcome.changes) if change.path == _PIN)
+    pin = next(change for change in FileChange.of_kind(outcome.changes) if change.path == _PIN)
     text = "".join(pin.diff())
     assert "cuda-*-13-3:any lib*-13-3:any" in text
     assert "release o=/^(Ubuntu)/" in text
@@ -139,7 +139,7 @@ def test_a_lock_names_the_version_of_every_package() -> None:
     lock = VersionLock("node.lock", "r", "debian", "12", "amd64", by_id({"cuda-toolkit-12-9": "12.9.1-1"}))
     facts = replace(_machine(), devices=Known((), "lspci"))
     outcome = planned(CUDA_TOOLKIT_STEP.plan(replace(_recipe("12.9", version="none"), lock=lock), facts))
-    (change,) = PackageChange.among(outcome.changes)
+    (change,) = PackageChange.of_kind(outcome.changes)
     assert change.after == PackageState("12.9.1-1")
     refused = refusal(CUDA_TOOLKIT_STEP.plan(replace(_recipe("12.8", version="none"), lock=lock), facts))
     assert "has no version of cuda-toolkit-12-8" in refused.what
@@ -148,7 +148,7 @@ def test_a_lock_names_the_version_of_every_package() -> None:
 def test_a_recipe_without_the_key_asks_for_nothing() -> None:
     outcome = planned(CUDA_TOOLKIT_STEP.plan(recipe(), machine()))
     assert not outcome.changes
-    assert not outcome.requested
+    assert not outcome.is_requested
 
 
 def test_the_toolkit_alone_on_a_managed_node_is_not_refused() -> None:
@@ -163,7 +163,7 @@ def test_an_upgrade_keeps_a_newer_release_that_works() -> None:
     facts = _machine(packages={"cuda-toolkit-13-5": "13.5.0-1"})
     plain, upgraded = (planned(CUDA_TOOLKIT_STEP.plan(replace(_recipe(), upgrade=one), facts)) for one in (False, True))
     assert plain.reason == upgraded.reason
-    assert [str(change.id) for change in PackageChange.among(upgraded.changes)] == ["cuda-toolkit-13-5"]
+    assert [str(change.id) for change in PackageChange.of_kind(upgraded.changes)] == ["cuda-toolkit-13-5"]
 
 
 def test_an_automatic_release_is_the_locks() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.catalog import branches
-from gpunode.catalog.conflicts import versioned_names
+from gpunode.catalog.conflicts import driver_versioned_packages
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
@@ -20,7 +20,7 @@ from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
 from gpunode.steps.daemons import PERSISTENCE_STEP
 from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
-from gpunode.steps.kernel import BLACKLIST_FILE, HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_STEP
+from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_BLACKLIST_FILE, NOUVEAU_STEP
 from gpunode.steps.selection import choose_driver
 from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import (
@@ -224,7 +224,7 @@ def test_modules_of_the_other_flavour_are_purged_whatever_their_version() -> Non
     st.dictionaries(
         st.sampled_from(
             [
-                *versioned_names(580),
+                *driver_versioned_packages(580),
                 "libcuda1:i386",
                 "libnvidia-container1",
                 "nvidia-firmware-580-580.65.06",
@@ -465,11 +465,11 @@ def test_headers_are_installed_for_the_running_and_the_next_kernel() -> None:
 
 def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
     """An autoremove takes them with their kernel; apt spares those of the running and the newest one."""
-    changes = PackageChange.among(planned(HEADERS_STEP.plan(recipe(), machine())).changes)
+    changes = PackageChange.of_kind(planned(HEADERS_STEP.plan(recipe(), machine())).changes)
     marks = {str(one.id): isinstance(one.after, KnownAfter) and one.after.auto for one in changes}
     assert marks == {f"linux-headers-{KERNEL}": True, "linux-headers-amd64": False}
     custom = "6.9.0-own"
-    (alone,) = PackageChange.among(
+    (alone,) = PackageChange.of_kind(
         planned(HEADERS_STEP.plan(recipe(), machine(kernels=Kernels(custom, (custom,))))).changes
     )
     assert isinstance(alone.after, KnownAfter)
@@ -621,10 +621,10 @@ def test_masked_persistence_daemon_is_left_alone_and_noted() -> None:
 
 
 def test_nouveau_and_nova_are_blacklisted_in_the_initramfs_too() -> None:
-    change = files(planned(NOUVEAU_STEP.plan(recipe(), machine())).changes)[BLACKLIST_FILE]
+    change = files(planned(NOUVEAU_STEP.plan(recipe(), machine())).changes)[NOUVEAU_BLACKLIST_FILE]
     text = getattr(change.after, "content", b"").decode()
     assert all(f"blacklist {name}\n" in text for name in ("nouveau", "nova_core", "nova_drm"))
     assert {trigger.kind for trigger in change.triggers} == {"initramfs"}
-    edited = machine(files={BLACKLIST_FILE: b"# blacklist nouveau\n"})
-    assert files(planned(NOUVEAU_STEP.plan(recipe(), edited)).changes)[BLACKLIST_FILE].after == change.after
+    edited = machine(files={NOUVEAU_BLACKLIST_FILE: b"# blacklist nouveau\n"})
+    assert files(planned(NOUVEAU_STEP.plan(recipe(), edited)).changes)[NOUVEAU_BLACKLIST_FILE].after == change.after
     assert planned(NOUVEAU_STEP.plan(recipe(version="none"), machine())).changes == ()

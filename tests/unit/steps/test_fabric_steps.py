@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.catalog.conflicts import versioned_names
+from gpunode.catalog.conflicts import driver_versioned_packages
 from gpunode.catalog.fabric import IMEX_NODES_FILE, FabricKind, find_packages
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.bridges import bridge_probe
@@ -14,7 +14,7 @@ from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.recipe import VersionLock
 from gpunode.steps.driver import CONFLICTS_STEP
-from gpunode.steps.fabric import FABRIC_BRIDGE_STEP, FABRIC_SERVICE_STEP, FABRIC_STEP, MODULES_FILE, find_fabric
+from gpunode.steps.fabric import FABRIC_BRIDGE_STEP, FABRIC_MODULES_FILE, FABRIC_SERVICE_STEP, FABRIC_STEP, find_fabric
 from gpunode.workflow.converge import plan_stage
 from tests.ids import by_id
 from tests.unit.steps.machines import B200, H100, T4, gpu, machine, planned, recipe, refusal, unit, with_driver
@@ -63,22 +63,22 @@ def test_the_packages_of_each_fabric(driver: str, devices: tuple[PciDevice, ...]
     facts = machine(gpus=devices, files={}, units=_MISSING)
     facts = replace(facts, files={IMEX_NODES_FILE: Known(None, "x"), **facts.files})
     outcome = planned(FABRIC_STEP.plan(recipe(version=driver), facts))
-    assert [str(change.id) for change in PackageChange.among(outcome.changes)] == names
-    for change in PackageChange.among(outcome.changes):
+    assert [str(change.id) for change in PackageChange.of_kind(outcome.changes)] == names
+    for change in PackageChange.of_kind(outcome.changes):
         is_free = change.id.name in {"nvlsm", "infiniband-diags"}
         assert change.after == (KnownAfter(why="fabric") if is_free else KnownAfter(f"{driver}.", "driver"))
 
 
 def test_on_arm64_there_is_no_libnvsdm() -> None:
     facts = replace(machine(gpus=(gpu(B200),)), architecture=Known("arm64", "x"))
-    names = [change.id.name for change in PackageChange.among(planned(FABRIC_STEP.plan(recipe(), facts)).changes)]
+    names = [change.id.name for change in PackageChange.of_kind(planned(FABRIC_STEP.plan(recipe(), facts)).changes)]
     assert names == ["nvidia-fabricmanager", "nvlsm", "infiniband-diags"]
 
 
 def test_a_manager_of_another_version_moves_with_the_driver() -> None:
     packages = {"nvidia-fabricmanager": "595.50.02-1", "libnvidia-nscq": "595.91.07-1"}
     outcome = planned(FABRIC_STEP.plan(recipe(), _node(*_ON_SWITCHES, packages=packages)))
-    (change,) = PackageChange.among(outcome.changes)
+    (change,) = PackageChange.of_kind(outcome.changes)
     assert change.id == PackageId("nvidia-fabricmanager")
     assert change.after == KnownAfter("595.91.07-", "driver")
     # It is upgraded, and not purged as a part of another driver.
@@ -92,12 +92,12 @@ def test_a_manager_of_another_version_moves_with_the_driver() -> None:
 
 def test_fabric_manager_is_enabled_and_starts_only_with_its_driver_loaded() -> None:
     there = {_MANAGER: unit(active=False, enabled=False)}
-    (change,) = ServiceChange.among(
+    (change,) = ServiceChange.of_kind(
         planned(FABRIC_SERVICE_STEP.plan(recipe(), _node(*_ON_SWITCHES, units=there))).changes
     )
     assert (change.after.enabled, change.after.active) == (True, True)
     other = replace(_node(*_ON_SWITCHES, units=there), loaded_driver=Known(LoadedDriver("580.95.05", True), "x"))
-    (change,) = ServiceChange.among(planned(FABRIC_SERVICE_STEP.plan(recipe(version="595"), other)).changes)
+    (change,) = ServiceChange.of_kind(planned(FABRIC_SERVICE_STEP.plan(recipe(version="595"), other)).changes)
     assert (change.after.enabled, change.after.active) == (True, False)
     masked = _node(*_ON_SWITCHES, units={_MANAGER: unit(masked=True)})
     outcome = planned(FABRIC_SERVICE_STEP.plan(recipe(), masked))
@@ -116,11 +116,11 @@ def test_node_without_switches_gets_no_fabric_manager() -> None:
 def test_the_bridges_module_is_loaded_now_and_at_boot() -> None:
     facts = replace(_node(gpu(B200)), modules=Known(frozenset({"mlx5_core", "mlx5_ib"}), "x"))
     outcome = planned(FABRIC_BRIDGE_STEP.plan(recipe(), facts))
-    assert [change.path for change in FileChange.among(outcome.changes)] == [MODULES_FILE]
-    assert [change.module for change in ModuleChange.among(outcome.changes)] == ["ib_umad"]
+    assert [change.path for change in FileChange.of_kind(outcome.changes)] == [FABRIC_MODULES_FILE]
+    assert [change.module for change in ModuleChange.of_kind(outcome.changes)] == ["ib_umad"]
     assert not planned(FABRIC_BRIDGE_STEP.plan(recipe(), project_changes(facts, outcome.changes))).changes
     without = planned(FABRIC_BRIDGE_STEP.plan(recipe(), _node(gpu(B200))))
-    assert not ModuleChange.among(without.changes)
+    assert not ModuleChange.of_kind(without.changes)
     assert "modprobe mlx5_ib" in without.notes[0]
 
 
@@ -129,7 +129,7 @@ def test_a_rack_starts_imex_once_its_nodes_are_listed() -> None:
     assert "ComputeDomains" in planned(FABRIC_STEP.plan(recipe(), facts)).notes[0]
     assert not planned(FABRIC_SERVICE_STEP.plan(recipe(), facts)).changes
     listed = replace(facts, files={**facts.files, IMEX_NODES_FILE: Known(FileState(b"10.0.0.1\n"), "x")})
-    (change,) = ServiceChange.among(planned(FABRIC_SERVICE_STEP.plan(recipe(), listed)).changes)
+    (change,) = ServiceChange.of_kind(planned(FABRIC_SERVICE_STEP.plan(recipe(), listed)).changes)
     assert change.unit == "nvidia-imex.service"
 
 
@@ -148,7 +148,7 @@ def test_a_held_manager_of_another_version_is_refused_with_the_command() -> None
 def test_a_lock_needs_the_managers_version() -> None:
     row = FABRIC_STEP.packages
     assert row is not None
-    names = row.wanted(recipe(), machine(gpus=_ON_SWITCHES))
+    names = row.list_wanted(recipe(), machine(gpus=_ON_SWITCHES))
     assert list(names) == [PackageId("nvidia-fabricmanager"), PackageId("libnvidia-nscq")]
 
 
@@ -181,7 +181,7 @@ def test_a_lock_moves_the_manager_in_one_step() -> None:
     node = _node(*_ON_SWITCHES, version="595.50.02", packages=dict.fromkeys([*versions][4:], held))
     lock = VersionLock("node.lock", "r", "debian", "12", "amd64", by_id(versions))
     by_step = {
-        one.step.id: [change.id.name for change in PackageChange.among(one.changes)]
+        one.step.id: [change.id.name for change in PackageChange.of_kind(one.changes)]
         for one in plan_stage(replace(recipe(), lock=lock), node, "packages").steps
     }
     assert sorted(by_step["driver"]) == sorted(names)
@@ -239,7 +239,7 @@ def test_unread_imex_nodes_are_not_called_missing() -> None:
 @pytest.mark.parametrize("branch", [570, 595])
 @pytest.mark.parametrize("kind", ["nvswitch", "nvlink5", "rack"])
 def test_every_package_of_the_drivers_version_is_pinned(kind: FabricKind, branch: int) -> None:
-    assert {*find_packages(kind, branch, "amd64").locked} <= {*versioned_names(branch)}
+    assert {*find_packages(kind, branch, "amd64").version_locked} <= {*driver_versioned_packages(branch)}
 
 
 def test_the_manager_of_a_dgx_2_is_not_called_needless() -> None:

@@ -14,7 +14,7 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
-from gpunode.steps.gpudirect import GPUDIRECT_MODULES_STEP, GPUDIRECT_STEP, MODULES_FILE
+from gpunode.steps.gpudirect import GPUDIRECT_MODULES_FILE, GPUDIRECT_MODULES_STEP, GPUDIRECT_STEP
 from gpunode.workflow.converge import project_stage
 from gpunode.workflow.plan import plan
 from tests.ids import by_id
@@ -52,7 +52,7 @@ def test_gpudirect_packages_are_installed_and_modules_loaded() -> None:
         "libgdrapi": KnownAfter(why="gdrcopy"),
     }
     assert [c.module for c in modules if isinstance(c, ModuleChange)] == ["nvidia_peermem", "nvidia_fs", "gdrdrv"]
-    content = getattr(files(modules)[MODULES_FILE].after, "content").decode()  # noqa: B009 - a union
+    content = getattr(files(modules)[GPUDIRECT_MODULES_FILE].after, "content").decode()  # noqa: B009 - a union
     assert content.splitlines()[1:] == ["nvidia_peermem", "nvidia_fs", "gdrdrv"]
 
 
@@ -156,7 +156,7 @@ def test_gpudirect_modules_are_only_loaded_after_the_reboot() -> None:
     (change,) = planned(GPUDIRECT_MODULES_STEP.plan(asking(GDS), node)).changes
     assert isinstance(change, FileChange)
     again = planned(GPUDIRECT_MODULES_STEP.plan(asking(GDS), project_changes(node, (change,))))
-    assert (again.changes, again.deferred) == ((), True)
+    assert (again.changes, again.is_deferred) == ((), True)
 
 
 def test_gdrcopy_service_is_started_after_its_module() -> None:
@@ -182,7 +182,7 @@ def test_module_no_longer_requested_is_not_loaded_at_boot() -> None:
 @pytest.mark.parametrize("step", [GPUDIRECT_STEP, GPUDIRECT_MODULES_STEP])
 def test_container_leaves_gpudirect_to_its_host(step: Any) -> None:
     inside = machine(platform=Platform("container", "docker"))
-    assert planned(step.plan(asking(ALL, version="none"), inside)).deferred
+    assert planned(step.plan(asking(ALL, version="none"), inside)).is_deferred
     assert planned(step.plan(recipe(), machine())).reason == "not requested"
 
 

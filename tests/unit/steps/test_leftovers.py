@@ -139,10 +139,10 @@ def test_docker_wrapper_is_noted_with_the_file_that_a_purge_deletes() -> None:
 def test_withdrawn_key_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = machine(files={COMMON_KEYRING: b"keys"})
     withdrawn = ("AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80",)
-    monkeypatch.setattr("gpunode.catalog.openpgp.fingerprints", lambda data: withdrawn)
+    monkeypatch.setattr("gpunode.catalog.openpgp.list_key_fingerprints", lambda data: withdrawn)
     assert "--keyring /etc/apt/trusted.gpg --delete-keys 7FA2AF80" in only_note(facts)
     today = ("EB693B3035CD5710E231E123A4B469963BF863CC",)
-    monkeypatch.setattr("gpunode.catalog.openpgp.fingerprints", lambda data: today)
+    monkeypatch.setattr("gpunode.catalog.openpgp.list_key_fingerprints", lambda data: today)
     assert not [*find_leftovers(facts)]
 
 

@@ -44,7 +44,7 @@ def node(
 def plan_conflicts(facts: Facts, **driver: str) -> tuple[Planned, list[str], list[str]]:
     """Return the plan, what it purges, and what it marks as installed by hand."""
     plan = planned(CONFLICTS_STEP.plan(recipe(**driver), facts))
-    changes = PackageChange.among(plan.changes)
+    changes = PackageChange.of_kind(plan.changes)
     purged = names(tuple(one for one in changes if one.after is None))
     marked = [
         one.subject

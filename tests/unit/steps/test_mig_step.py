@@ -187,7 +187,7 @@ def test_impossible_mig_request_is_refused_with_the_reason(recipe: Recipe, facts
 
 @pytest.mark.parametrize("model", ["20b3", "2330", "3fff"])
 def test_mig_waits_for_the_driver_to_report_support(model: str) -> None:
-    assert planned(MIG_STEP.plan(mig_recipe(), node(models=(model,), loaded_driver=None))).deferred
+    assert planned(MIG_STEP.plan(mig_recipe(), node(models=(model,), loaded_driver=None))).is_deferred
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_mig_waits_for_the_driver_to_report_support(model: str) -> None:
 def test_mig_without_a_running_driver_is_planned_later(facts: Facts, reason: str) -> None:
     outcome = planned(MIG_STEP.plan(mig_recipe(), facts))
     assert outcome.changes == ()
-    assert outcome.deferred
+    assert outcome.is_deferred
     assert reason in outcome.reason
 
 
@@ -239,8 +239,8 @@ layout = "all-7g.80gb"
         uuid(0), OFF, layout(("7g.80gb", 0, 8))
     )
     left = planned(MIG_STEP.plan(of["gpu-operator"], node()))
-    assert left == Planned((), "the GPU Operator's MIG manager sets the layout", deferred=True)
-    assert MIG_STEP.plan(Recipe("x"), node()) == Planned((), "not requested", requested=False)
+    assert left == Planned((), "the GPU Operator's MIG manager sets the layout", is_deferred=True)
+    assert MIG_STEP.plan(Recipe("x"), node()) == Planned((), "not requested", is_requested=False)
 
 
 @given(st.data())

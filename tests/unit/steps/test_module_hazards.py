@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver
 from gpunode.outcome import Planned
-from gpunode.steps.kernel import BLACKLIST_FILE, NOUVEAU_STEP, driver_hazard_notes
+from gpunode.steps.kernel import NOUVEAU_BLACKLIST_FILE, NOUVEAU_STEP, driver_hazard_notes
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
 from tests.unit.steps.test_preexisting_driver import BY_CANONICAL, of_branch_580
 
@@ -89,14 +89,14 @@ def test_stale_kernel_argument_waits_for_the_reboot() -> None:
 
 @pytest.mark.parametrize(("made", "noted"), [(1.0, True), (2.0, False), (3.0, False)])
 def test_initramfs_older_than_the_blacklist_must_be_rebuilt(made: float, noted: bool) -> None:
-    facts = replace(machine(), modified_at={BLACKLIST_FILE: 2.0, IMAGE: made})
+    facts = replace(machine(), modified_at={NOUVEAU_BLACKLIST_FILE: 2.0, IMAGE: made})
     notes = driver_hazard_notes(facts)
     assert [f"update-initramfs -u -k {KERNEL}" in note for note in notes] == ([True] if noted else [])
 
 
 def test_initramfs_of_a_kernel_that_is_not_booted_is_ignored() -> None:
     facts = replace(machine(), kernels=Known(Kernels("6.1.0-38-amd64", ("6.1.0-38-amd64",)), "boot-images"))
-    assert driver_hazard_notes(replace(facts, modified_at={BLACKLIST_FILE: 2.0, IMAGE: 1.0})) == ()
+    assert driver_hazard_notes(replace(facts, modified_at={NOUVEAU_BLACKLIST_FILE: 2.0, IMAGE: 1.0})) == ()
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)

@@ -127,7 +127,7 @@ def test_unparsable_kubelet_environment_is_refused_with_the_flags(content: bytes
 def test_registration_waits_for_a_kubelet() -> None:
     facts = machine(files={KUBELET_ENVIRONMENT_FILE: b""}, kubelet=None)
     outcome = planned(NODE_REGISTRATION_STEP.plan(recipe_of(), facts))
-    assert (outcome.changes, outcome.deferred) == ((), True)
+    assert (outcome.changes, outcome.is_deferred) == ((), True)
     assert "waits for a kubelet" in outcome.reason
 
 
@@ -158,7 +158,7 @@ def test_kubelet_other_than_the_recipe_names_is_refused() -> None:
 
 
 def test_registration_is_written_only_if_requested_and_needed() -> None:
-    assert not planned(NODE_REGISTRATION_STEP.plan(builtin.read_recipe("k8s-containerd"), node(b""))).requested
+    assert not planned(NODE_REGISTRATION_STEP.plan(builtin.read_recipe("k8s-containerd"), node(b""))).is_requested
     assert planned(NODE_REGISTRATION_STEP.plan(recipe_of(base="gpu-operator"), node(b""))).changes == ()
     hami = registration_file(recipe_of(base="hami"), node(b""))
     assert flags(hami.content)["--node-labels"] == "gpu=on,nvidia.com/gpu.present=true"

@@ -277,7 +277,7 @@ def test_ubuntu_gets_signed_modules_without_dkms_and_without_a_key() -> None:
 def test_module_of_a_package_counts_once_it_is_planned() -> None:
     facts = noble()
     after = project_changes(facts, planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes)
-    assert planned(MODULE_BUILD_STEP.plan(NO_OPTION, after)).deferred
+    assert planned(MODULE_BUILD_STEP.plan(NO_OPTION, after)).is_deferred
 
 
 def test_missing_prebuilt_module_is_refused_after_its_package() -> None:

@@ -93,7 +93,7 @@ def test_requested_replacement_driver_waits_for_its_key(name: str, wanted: Recip
     is_on = name == UNDER_SECURE_BOOT
     assert bool(planned(DRIVER_STEP.plan(wanted, node)).changes) is not is_on
     assert bool(planned(SECURE_BOOT_STEP.plan(wanted, node)).changes) is is_on
-    assert planned(PERSISTENCE_STEP.plan(wanted, node)).deferred is is_on
+    assert planned(PERSISTENCE_STEP.plan(wanted, node)).is_deferred is is_on
 
 
 @pytest.mark.parametrize("name", BY_CANONICAL)

@@ -40,7 +40,7 @@ def _packet(body: bytes) -> bytes:
 
 
 KEY, EXTRA = _packet(b"\x04one key"), _packet(b"\x04another")
-FINGERPRINT = openpgp.fingerprints(KEY)[0]
+FINGERPRINT = openpgp.list_key_fingerprints(KEY)[0]
 ARMORED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQAIBG9uZSBrZXk=\n-----END PGP PUBLIC KEY BLOCK-----\n"
 # A mirror's own key stands in for NVIDIA's: its bytes can be made here.
 MINE = Recipe(
@@ -130,7 +130,7 @@ def test_own_list_with_the_wrong_mode_is_rewritten(mode: int) -> None:
 
 
 def test_armored_key_has_the_same_fingerprint() -> None:
-    assert openpgp.fingerprints(ARMORED) == (FINGERPRINT,)
+    assert openpgp.list_key_fingerprints(ARMORED) == (FINGERPRINT,)
 
 
 def test_disabled_list_is_enabled() -> None:
@@ -163,7 +163,7 @@ def test_disabled_conflicting_entry_is_kept() -> None:
 
 def test_key_file_of_a_rotation_needs_both_keys_named() -> None:
     """A transition file holds the old key and the new one; a keyring with one of them is not enough."""
-    other = openpgp.fingerprints(EXTRA)[0]
+    other = openpgp.list_key_fingerprints(EXTRA)[0]
     both = replace(
         MINE, repositories=Repositories(cuda_key_fingerprint=f"{FINGERPRINT} {other}", cuda_key_file="new.pub")
     )
@@ -171,9 +171,9 @@ def test_key_file_of_a_rotation_needs_both_keys_named() -> None:
     change = files(planned(CUDA_REPOSITORY_STEP.plan(both, cuda())).changes)[CUDA_KEYRING]
     assert isinstance(change.after, SigningKey)
     assert change.after == SigningKey(f"{CUDA_URI.rstrip('/')}/new.pub", frozenset({FINGERPRINT, other}))
-    assert openpgp.checked_keyring(KEY + EXTRA, change.after) == KEY + EXTRA
+    assert openpgp.verify_keyring(KEY + EXTRA, change.after) == KEY + EXTRA
     with pytest.raises(Refused, match="not the expected key"):
-        openpgp.checked_keyring(KEY, change.after)
+        openpgp.verify_keyring(KEY, change.after)
 
 
 def test_mirror_replaces_the_nvidia_address() -> None:
@@ -299,7 +299,7 @@ def test_entry_for_another_architecture_does_not_count() -> None:
 
 
 def test_unknown_key_in_the_keyring_is_named() -> None:
-    (stranger,) = openpgp.fingerprints(EXTRA)
+    (stranger,) = openpgp.list_key_fingerprints(EXTRA)
     for held in (KEY + EXTRA, EXTRA):
         assert (
             f"{CUDA_KEYRING} holds the key {stranger}"

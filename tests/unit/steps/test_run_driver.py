@@ -20,7 +20,7 @@ def run_driver() -> Facts:
 
 def test_nothing_is_uninstalled_unasked() -> None:
     outcome = planned(RUN_DRIVER_STEP.plan(recipe(), run_driver()))
-    assert (outcome.changes, outcome.requested) == ((), False)
+    assert (outcome.changes, outcome.is_requested) == ((), False)
     assert "--remove-runfile-driver" in refusal(CONFLICTS_STEP.plan(recipe(), run_driver())).hint
 
 

@@ -120,7 +120,7 @@ def test_certificate_in_pem_is_refused_with_the_conversion() -> None:
 def test_driver_steps_change_nothing_until_the_key_is_enrolled(step: object) -> None:
     outcome = planned(step.plan(recipe(), node(Firmware().with_key())))  # type: ignore[attr-defined]
     assert outcome.changes == ()
-    assert outcome.deferred
+    assert outcome.is_deferred
 
 
 def test_old_module_that_does_not_build_keeps_no_key_from_being_enrolled() -> None:
@@ -174,7 +174,7 @@ def test_certificate_replaced_by_a_transaction_stops_the_run() -> None:
 
 def test_secure_boot_that_is_off_asks_for_nothing() -> None:
     off = planned(SECURE_BOOT_STEP.plan(recipe(), machine(secure_boot=False)))
-    assert (off.changes, off.notes, off.requested) == ((), (), False)
+    assert (off.changes, off.notes, off.is_requested) == ((), (), False)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_unreadable_key_is_no_missing_key() -> None:
 
 def test_no_driver_needs_no_key() -> None:
     outcome = planned(SECURE_BOOT_STEP.plan(recipe(version="none"), node(Firmware())))
-    assert (outcome.changes, outcome.requested) == ((), False)
+    assert (outcome.changes, outcome.is_requested) == ((), False)
 
 
 def test_image_is_told_what_its_first_boot_needs() -> None:

@@ -13,7 +13,7 @@ from gpunode.facts.evidence import Capture, Ownership
 from gpunode.facts.model import Facts
 from gpunode.facts.project import project_changes
 from gpunode.recipe import Recipe, RuntimeSettings
-from gpunode.runtimes import DesiredConfig, apply_edits, runtime
+from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, planned, recipe, unit
 
@@ -22,7 +22,7 @@ FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}
 
 def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
     """Return a node whose runtime is configured, with a file that was changed then."""
-    content = apply_edits({}, runtime(name).configure({}, DesiredConfig(version=(1, 6))))[FILES[name]]
+    content = apply_edits({}, find_runtime(name).configure({}, DesiredConfig(version=(1, 6))))[FILES[name]]
     facts = machine(files={FILES[name]: content}, packages={name: "1.6-1"}, units={f"{name}.service": unit(**more)})
     return facts if changed is None else replace(facts, changed_at={FILES[name]: changed})
 
@@ -43,14 +43,14 @@ def test_daemon_older_than_its_file_rereads_it(name: str, times: dict[str, float
     assert change.before == change.after
     assert change.triggers == {Trigger(kind, f"{name}.service")}
     assert outcome.expectation is not None, "its own parser looks at the file before the daemon does"
-    assert outcome.disrupts == ""
+    assert outcome.stopped_workloads == ""
     facts = project_changes(node(name, **times), outcome.changes)
     assert planned(RUNTIME_CONFIG_STEP.plan(recipe(name), facts)).changes == ()
 
 
 @pytest.mark.parametrize("version", ["20.10.24", "26.1.5", "28.5.2"])
 def test_foreign_edit_of_a_docker_with_cdi_causes_only_a_reload(version: str) -> None:
-    content = apply_edits({}, runtime("docker").configure({}, DesiredConfig(cdi=True)))[DAEMON_JSON]
+    content = apply_edits({}, find_runtime("docker").configure({}, DesiredConfig(enable_cdi=True)))[DAEMON_JSON]
     facts = machine(
         files={DAEMON_JSON: content},
         packages={"docker.io": version},
@@ -61,7 +61,7 @@ def test_foreign_edit_of_a_docker_with_cdi_causes_only_a_reload(version: str) ->
     (change,) = outcome.changes
     assert isinstance(change, FileChange)
     assert change.triggers == {Trigger("reload", "docker.service")}
-    assert outcome.disrupts == ""
+    assert outcome.stopped_workloads == ""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gpunode.errors import ChangeFailed
 from gpunode.facts.derive import derive_runtime_facts
 from gpunode.facts.evidence import Capture, GlobMatch, Ownership, Probe, encode_matches
 from gpunode.journal.store import Store
-from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes import DesiredConfig, find_runtime
 from gpunode.steps.runtime import RuntimeTarget
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import CtkVerb, EditResult
@@ -67,14 +67,14 @@ class Machine(Node):
 
 
 def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> RuntimeTarget:
-    return edits.inspect_target(host, runtime(row), desired, derive_runtime_facts({}))
+    return edits.inspect_target(host, find_runtime(row), desired, derive_runtime_facts({}))
 
 
 def plan_of(
     host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd", store: Store | None = None
 ) -> CtkPlan:
     trails = store.footprint().files if store else {}
-    return edits.plan_configuring(host, target_of(host, desired, row), trails)
+    return edits.plan_configure_edit(host, target_of(host, desired, row), trails)
 
 
 def made(
@@ -88,6 +88,6 @@ def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN,
 
 
 def unconfigured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
-    plan = edits.plan_unconfiguring(host, target_of(host, desired, row), store.footprint().files)
+    plan = edits.plan_unconfigure_edit(host, target_of(host, desired, row), store.footprint().files)
     made(host, store, plan, "unconfigure")
     return plan

@@ -150,5 +150,5 @@ def test_helm_values_are_never_displayed() -> None:
 def test_forbidden_secrets_list_is_noted_and_the_rest_is_removed() -> None:
     found = plan_removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE}), may_see_secrets=False)))
     assert not found.items
-    assert "Helm releases were not looked for" in found.skipped[0]
-    assert "secrets is forbidden" in found.skipped[0]
+    assert "Helm releases were not looked for" in found.skipped_nodes[0]
+    assert "secrets is forbidden" in found.skipped_nodes[0]

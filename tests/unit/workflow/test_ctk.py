@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import TOOLKIT_PROGRAM, unit_probe
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
-from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
+from gpunode.runtimes import DesiredConfig, ObservedConfig, find_runtime
 from gpunode.workflow import ctk, rollback
 from gpunode.workflow.events import ignore_event
 from gpunode.workflow.remove import plan_removal
@@ -43,12 +43,12 @@ def store(tmp_path: Path) -> Store:
 def test_configure_is_journaled_under_its_verb_and_restarts_nothing(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
-    (run,) = store.runs()
+    (run,) = store.read_runs()
     assert (run.run, run.verb, run.subjects) == (done.run, "configure", (DROP_IN, CONTAINERD))
     assert run.commit is not None
     assert run.commit.result == "done"
     assert host.triggered == []
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_second_configure_has_nothing_to_do(store: Store) -> None:
@@ -95,14 +95,14 @@ def test_configuration_that_a_rollback_brings_back_is_taken_out_again(
     assert host.contents == former
 
 
-@pytest.mark.parametrize("desired", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
+@pytest.mark.parametrize("desired", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, enable_cdi=True)])
 def test_unconfigure_restores_an_untouched_file_byte_for_byte(desired: DesiredConfig, store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     configured(host, store, desired)
     plan = unconfigured(host, store, desired)
     assert host.contents == {CONTAINERD: PLAIN}
     assert plan.trigger == RESTART
-    assert [run.verb for run in store.runs()] == ["configure", "unconfigure"]
+    assert [run.verb for run in store.read_runs()] == ["configure", "unconfigure"]
 
 
 @pytest.mark.parametrize("former", [None, b'{"debug": true}\n'])
@@ -127,10 +127,10 @@ def test_failed_write_puts_back_the_file_written_before_it(store: Store) -> None
         configured(host, store)
     assert host.contents == {CONTAINERD: PLAIN}
     assert f"restored: {DROP_IN}" in stopped.value.why
-    (run,) = store.runs()
+    (run,) = store.read_runs()
     assert run.commit is not None
     assert run.commit.result == "failed"
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_file_edited_since_the_plan_is_not_overwritten(store: Store) -> None:
@@ -156,7 +156,7 @@ def test_configuration_refused_by_the_runtime_parser_is_not_written(
     with pytest.raises(Refused):
         configured(host, store)
     assert host.contents == {CONTAINERD: PLAIN}
-    (run,) = store.runs()
+    (run,) = store.read_runs()
     assert (run.subjects, run.commit and run.commit.result) == ((), "failed")
     with pytest.raises(UsageError, match="nothing to roll back"):
         rollback.find_newest_run(store)
@@ -170,7 +170,7 @@ def test_signal_before_the_first_write_leaves_no_run(store: Store) -> None:
 
     with pytest.raises(Interrupted):
         ctk.apply_edit(plan_of(host), host, store, "configure", ignore_event, check_interrupt=stop)
-    assert store.runs() == ()
+    assert store.read_runs() == ()
 
 
 def test_requested_restart_is_made_and_settled(store: Store) -> None:
@@ -194,7 +194,7 @@ def test_containers_that_a_restart_would_stop_are_named() -> None:
     host.docker_ps = Capture("docker ps", "ok", b"abc web\ndef db\n")
     ctk.refuse_disruption(host, plan_of(host, DOCKER, "docker"))
     with pytest.raises(DrainRequired, match="2 running docker containers") as stopped:
-        ctk.refuse_disruption(host, plan_of(host, replace(DOCKER, cdi=True), "docker"))
+        ctk.refuse_disruption(host, plan_of(host, replace(DOCKER, enable_cdi=True), "docker"))
     assert "web, db" in stopped.value.why
 
 
@@ -206,8 +206,8 @@ def test_configure_without_restart_leaves_an_earlier_trigger_pending(store: Stor
     )
     cut.close()
     configured(host, store)
-    assert set(store.pending_triggers()) == {RESTART}
-    still = store.interrupted_run()
+    assert set(store.find_pending_triggers()) == {RESTART}
+    still = store.find_interrupted_run()
     assert still is not None
     assert still.begin.verb == "setup"
 
@@ -215,11 +215,11 @@ def test_configure_without_restart_leaves_an_earlier_trigger_pending(store: Stor
 def test_interrupted_edit_is_concluded_when_nothing_is_left_to_do(store: Store) -> None:
     store.begin("configure", version="test").close()
     ctk.conclude_interrupted_edit(store)
-    assert store.interrupted_run() is None
+    assert store.find_interrupted_run() is None
     cut = store.begin("setup", version="test")
     cut.close()
     ctk.conclude_interrupted_edit(store)
-    assert store.interrupted_run() is not None
+    assert store.find_interrupted_run() is not None
 
 
 UNIT = " ".join(unit_probe("containerd.service").argv)
@@ -287,7 +287,7 @@ def effective(handlers: Mapping[str, str]) -> ctk.ReadEffectiveConfig:
 
 def test_config_status_compares_files_before_it_asks_the_daemon(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
-    assert ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).pending
+    assert ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).is_reload_pending
     configured(host, store)
     plan = plan_of(host)
     good = effective(HAS)
@@ -329,7 +329,7 @@ def test_next_command_without_systemd_names_how_to_restart_the_daemon(
     row: str, beside: set[str], skipped: bool, store: Store
 ) -> None:
     desired, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
-    places = {"socket": runtime(row).socket, "systemd": "/run/systemd/system"}
+    places = {"socket": find_runtime(row).socket, "systemd": "/run/systemd/system"}
     host = Machine({main: b"{}\n" if row == "docker" else PLAIN, **{places[name]: b"" for name in beside}})
     plan = plan_of(host, desired, row)
     assert plan.trigger is not None

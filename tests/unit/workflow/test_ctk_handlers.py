@@ -11,7 +11,7 @@ import pytest
 from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.journal.store import Store
-from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes import DesiredConfig, find_runtime
 from gpunode.runtimes.documents import parse_toml
 from gpunode.runtimes.model import EditMode
 from tests.unit.workflow.editing import PLAIN, Machine, configured, made, plan_of, unconfigured
@@ -33,7 +33,9 @@ def store(tmp_path: Path) -> Store:
 
 def handlers(host: Machine, name: str) -> set[str]:
     return {
-        one for one in runtime(name).inspect(dict(host.contents), DesiredConfig()).handlers if one.startswith("nvidia")
+        one
+        for one in find_runtime(name).inspect(dict(host.contents), DesiredConfig()).handlers
+        if one.startswith("nvidia")
     }
 
 
@@ -100,7 +102,7 @@ def test_entry_with_a_changed_program_is_kept_and_named(name: str, store: Store)
     for path, content in dict(host.contents).items():
         host.files[path] = FileState(content.replace(desired.binary.encode(), b"/opt/mine/runtime"))
     plan = unconfigured(host, store, desired, name)
-    found = runtime(name).inspect(dict(host.contents), DesiredConfig())
+    found = find_runtime(name).inspect(dict(host.contents), DesiredConfig())
     assert found.handlers["nvidia"] == "/opt/mine/runtime"
     assert found.default in {None, "runc", "crun"}
     assert any("nvidia is kept: its program was changed since" in note for note in plan.planned.all_notes)
@@ -166,7 +168,7 @@ def test_default_runtime_without_a_handler_is_not_restored(name: str, store: Sto
     configured(host, store, second, name)
     unconfigured(host, store, first, name)
     unconfigured(host, store, second, name)
-    found = runtime(name).inspect(dict(host.contents), DesiredConfig())
+    found = find_runtime(name).inspect(dict(host.contents), DesiredConfig())
     assert found.default in {None, "runc", "crun"}
 
 
@@ -227,7 +229,7 @@ def test_own_drop_in_follows_its_root_file_and_keeps_foreign_lines(store: Store)
 def test_later_configure_with_fewer_options_removes_nothing(name: str, version: tuple[int, ...], store: Store) -> None:
     """The default, CDI and the cgroup driver stay: guides' plain command does nothing."""
     host = Machine(dict(FIRST[name]))
-    desired = DesiredConfig(default=True, cdi=True, systemd_cgroup=True, version=version)
+    desired = DesiredConfig(default=True, enable_cdi=True, systemd_cgroup=True, version=version)
     configured(host, store, desired, name)
     assert plan_of(host, DesiredConfig(exact=True, version=version), name, store=store).files == ()
 
@@ -235,7 +237,7 @@ def test_later_configure_with_fewer_options_removes_nothing(name: str, version: 
 def test_refreshed_drop_in_keeps_what_gpunode_set_in_it(store: Store) -> None:
     host = Machine({"/etc/containerd/config.toml": PLAIN})
     desired = DesiredConfig(exact=True, mode="drop-in", version=(2, 1, 9))
-    configured(host, store, replace(desired, default=True, cdi=True, systemd_cgroup=True), "containerd")
+    configured(host, store, replace(desired, default=True, enable_cdi=True, systemd_cgroup=True), "containerd")
     assert plan_of(host, desired, store=store).files == ()
 
 

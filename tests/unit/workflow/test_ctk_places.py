@@ -12,7 +12,7 @@ from gpunode.facts.derive import derive_runtime_facts
 from gpunode.facts.model import Known, Kubelet
 from gpunode.facts.probes import TOOLKIT_FILE_LIST
 from gpunode.journal.store import Store
-from gpunode.runtimes import DesiredConfig, Runtime, runtime
+from gpunode.runtimes import DesiredConfig, Runtime, find_runtime
 from gpunode.runtimes.installations import choose_row
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.edits import CtkPlan, preview_contents
@@ -30,7 +30,7 @@ WISH = DesiredConfig(exact=True)
 
 
 def row_of(kubelet: Kubelet, files: dict[str, bytes]) -> Runtime:
-    return choose_row(runtime("containerd"), replace(machine(files=files), kubelet=Known(kubelet, "units"))).row
+    return choose_row(find_runtime("containerd"), replace(machine(files=files), kubelet=Known(kubelet, "units"))).row
 
 
 def k3s() -> Runtime:
@@ -38,7 +38,7 @@ def k3s() -> Runtime:
 
 
 def plan_of(host: Machine, row: Runtime) -> CtkPlan:
-    return edits.plan_configuring(host, edits.inspect_target(host, row, WISH, derive_runtime_facts({})))
+    return edits.plan_configure_edit(host, edits.inspect_target(host, row, WISH, derive_runtime_facts({})))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_product_that_finds_the_runtime_itself_is_only_restarted(came: float | N
     target = edits.inspect_target(host, k3s(), WISH, derive_runtime_facts({}))
     times = {} if came is None else {CONFIG: 10.0, TOOLKIT_FILE_LIST: came}
     facts = replace(target.facts, units={"k3s.service": Known(unit(started_at=40.0), "units")}, changed_at=times)
-    plan = edits.plan_configuring(host, replace(target, facts=facts))
+    plan = edits.plan_configure_edit(host, replace(target, facts=facts))
     assert plan.changed_files == ()
     owed = {change.path: change.triggers for change in plan.files}
     assert owed == ({CONFIG: frozenset({Trigger("restart", "k3s.service")})} if owes else {})

@@ -10,14 +10,14 @@ from gpunode.change import Trigger, triggers_of
 from gpunode.facts.model import Facts
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
-from gpunode.runtimes import runtime
+from gpunode.runtimes import find_runtime
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.events import ignore_event
 from tests.unit.workflow.nodes import Node
 from tests.unit.workflow.test_cdi_checks import SPEC, THERE, node
 from tests.unit.workflow.test_cdi_checks import Node as Looking
 
-PODMAN = runtime("podman")
+PODMAN = find_runtime("podman")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts],
     assert [result.trigger for result in done.trigger_results] == [Trigger("cdi")]
     assert isinstance(done.trigger_results[0], TriggerResult)
     assert SPEC not in host.files
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_current_podman_cdi_specification_is_kept_and_checked(facts: list[Facts]) -> None:

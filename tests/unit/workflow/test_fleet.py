@@ -111,7 +111,7 @@ def test_internal_error_is_reported_in_its_row(tmp_path: Path, monkeypatch: pyte
     assert row.error == "a bug in gpunode: ValueError: a bug"
 
 
-def row(name: str, status: fleet.Status, cause: str = "", *others: str) -> FleetRow:
+def row(name: str, status: fleet.FleetRowStatus, cause: str = "", *others: str) -> FleetRow:
     return FleetRow(name, f"/x/{name}", status, cause=cause, other_causes=others)
 
 

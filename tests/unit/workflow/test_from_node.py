@@ -13,7 +13,7 @@ from gpunode.facts.model import Facts, Known, Platform
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.recipe.toml import parse, render
-from gpunode.runtimes import DesiredConfig, apply_edits, runtime
+from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.from_node import recipe_from_node
 from gpunode.workflow.plan import plan
@@ -106,7 +106,7 @@ def test_refused_step_does_not_hide_later_steps() -> None:
 
 def _docker(desired: DesiredConfig = DesiredConfig()) -> bytes:  # noqa: B008 - frozen
     before = {DAEMON_JSON: b"{}"}
-    return apply_edits(before, runtime("docker").configure(before, desired))[DAEMON_JSON]
+    return apply_edits(before, find_runtime("docker").configure(before, desired))[DAEMON_JSON]
 
 
 def test_container_recipe_has_no_driver() -> None:

@@ -66,7 +66,7 @@ class Busy(RehearsalHost):
         self.gpu = gpu
 
     def find_workloads(self) -> Workloads:
-        return Workloads(gpu=self.gpu)
+        return Workloads(gpu_clients=self.gpu)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_driver_upgrade_stops_services_before_and_starts_them_after(store: Store
     assert [one.subject for one in host.made[:2]] == [DCGM, PERSISTENCED]
     assert all(isinstance(one, PackageChange) for one in host.made[2:])
     assert starts(host) == [PERSISTENCED, DCGM]
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_upgrade_without_a_newer_driver_stops_nothing(store: Store) -> None:
@@ -256,7 +256,7 @@ def test_failed_transaction_starts_the_stopped_services_again(store: Store) -> N
     with pytest.raises(ChangeFailed, match="could not be done"):
         run(host, store)
     assert starts(host) == [PERSISTENCED, DCGM]
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_service_that_does_not_start_keeps_no_other_from_starting(store: Store) -> None:
@@ -264,7 +264,7 @@ def test_service_that_does_not_start_keeps_no_other_from_starting(store: Store) 
     with pytest.raises(ChangeFailed, match=f"{PERSISTENCED} did not start again"):
         run(host, store)
     assert starts(host) == [PERSISTENCED, DCGM]
-    assert [*store.pending_triggers()] == [Trigger("start", PERSISTENCED)]
+    assert [*store.find_pending_triggers()] == [Trigger("start", PERSISTENCED)]
 
 
 class PowerCut(BaseException):
@@ -293,10 +293,10 @@ def test_services_stopped_by_a_killed_run_are_started_by_the_next(store: Store) 
         )
     for path, content in kept.items():
         path.write_bytes(content)
-    assert [trigger.target for trigger in store.pending_triggers()] == [PERSISTENCED, DCGM]
+    assert [trigger.target for trigger in store.find_pending_triggers()] == [PERSISTENCED, DCGM]
 
     host.triggered.clear()
     stopped = {name: unit(active=False) for name in (PERSISTENCED, DCGM)}
     run(host, store, with_driver("595.91.07", units=stopped))
     assert starts(host) == [PERSISTENCED, DCGM]
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}

@@ -50,7 +50,7 @@ def test_every_installed_package_belongs_to_its_step(node: Facts, desired: Recip
             installs = [one.id for one in changes if isinstance(one, PackageChange) and one.after is not None]
             if row.step.for_driver or row.step.id == COMPLETES:
                 continue
-            owns = row.step.packages.owns if row.step.packages else frozenset[PackageId]().__contains__
+            owns = row.step.packages.is_owned if row.step.packages else frozenset[PackageId]().__contains__
             assert [one for one in installs if not owns(one)] == [], row.step.id
 
 
@@ -58,8 +58,8 @@ def test_no_package_belongs_to_two_steps() -> None:
     desired = recipe("docker")
     rows = [step.packages for step in STEPS if step.packages]
     node = with_driver()
-    for package in (one for row in rows for one in row.wanted(desired, node)):
-        assert sum(row.owns(package) for row in rows) <= 1, package
+    for package in (one for row in rows for one in row.list_wanted(desired, node)):
+        assert sum(row.is_owned(package) for row in rows) <= 1, package
 
 
 def test_only_option_plans_the_named_steps_and_detect() -> None:

@@ -67,10 +67,10 @@ def test_run_that_goes_on_is_not_called_cut_short(tmp_path: Path) -> None:
         run.record_done(run.record_intent("packages", "nouveau", change))
         going_on = read_backlog(store, machine())
     assert not going_on
-    assert going_on.ended == ""
+    assert going_on.ending_phrase == ""
     assert going_on.notes[0].startswith("another gpunode is changing this node: process ")
     killed = read_backlog(store, machine())
-    assert (bool(killed), killed.ended, killed.notes) == (True, "was cut short", ())
+    assert (bool(killed), killed.ending_phrase, killed.notes) == (True, "was cut short", ())
 
 
 def test_possible_temporary_files_of_an_interrupted_run_are_listed() -> None:
@@ -132,7 +132,7 @@ class TestRecordOfInterruptedChanges:
         record_change_outcomes(store, self.node())
         record_change_outcomes(store, self.node("dkms", file=FileState(b"theirs")))
         assert (store.footprint().packages, store.footprint().files) == ({}, {})
-        cut = store.interrupted_run()
+        cut = store.find_interrupted_run()
         assert cut is not None
         assert cut.changes("unknown") == ()
 

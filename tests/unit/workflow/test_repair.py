@@ -24,7 +24,7 @@ STATES = ("not-installed", "config-files", "installed", "half-installed", "unpac
 @pytest.mark.parametrize("state", STATES)
 def test_setup_and_rollback_agree_on_unfinished_dpkg_states(state: str, flag: str) -> None:
     status = f"{WHOLE}\nPackage: lab\nStatus: install {flag} {state}\nArchitecture: amd64\n"
-    facts = replace(machine(), packages_interrupted=Known(dpkg.was_interrupted(dpkg.entries(status), ()), "test"))
+    facts = replace(machine(), packages_interrupted=Known(dpkg.was_interrupted(dpkg.parse_status(status), ()), "test"))
     is_unfinished = state in {"half-installed", "unpacked", "half-configured"}
     assert find_package_repair(facts) == (REPAIR_COMMAND if is_unfinished else None)
     assert planned(REPAIR_STEP.plan(Recipe("test"), facts)).changes == ((REPAIR_COMMAND,) if is_unfinished else ())

@@ -90,7 +90,7 @@ def test_rollback_restores_bytes_mode_and_owner_and_restarts_the_daemon(store: S
     assert host.files[CONTAINERD] == former
     assert host.triggered == [RESTART]
     assert [one.trigger for one in done.trigger_results] == [RESTART]
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_rollback_removes_a_file_that_setup_made(store: Store, host: Node) -> None:
@@ -365,7 +365,7 @@ def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> Non
     assert plan_rollback(store, host, second).steps == ()
     for _ in range(2):
         mark_undone(store, find_newest_run(store), with_packages=False)
-    assert len(store.runs()) == 3, "recorded once"
+    assert len(store.read_runs()) == 3, "recorded once"
     assert find_newest_run(store).is_fully_undone, "it changed nothing but the configuration"
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
@@ -419,8 +419,8 @@ def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
     removal = store.begin("remove", version="test", with_packages=True)
     removal.record_done(removal.record_intent("runtime", "remove", FileChange(DAEMON_JSON, OURS, None)))
     removal.commit("done")
-    assert [run.undone_by for run in store.runs()] == [back.run, removal.id, "", "", ""]
-    assert kept == store.runs()[1].run
+    assert [run.undone_by for run in store.read_runs()] == [back.run, removal.id, "", "", ""]
+    assert kept == store.read_runs()[1].run
 
 
 def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -> None:
@@ -468,7 +468,7 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
     ]
 
     def told(host: Node) -> list[str]:
-        return [preview_rollback(store, host, run) for run in store.runs()]
+        return [preview_rollback(store, host, run) for run in store.read_runs()]
 
     assert told(host) == [
         "can be undone now: needs --packages",
@@ -492,7 +492,7 @@ def test_run_of_packages_that_a_later_one_changed_cannot_be_undone(store: Store,
         run = store.begin("setup", version="test")
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), before, after)))
         run.commit("done")
-    first, second = store.runs()
+    first, second = store.read_runs()
     assert preview_rollback(store, host, first) == f"cannot be undone now: later runs changed the same things: {run.id}"
     assert preview_rollback(store, host, second) == "can be undone now: needs --packages"
 
@@ -512,7 +512,7 @@ def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -
         run = store.begin("setup", version="test")
         run.record_done(run.record_intent(stage, step, change))
         run.commit("done")
-    first, second = store.runs()
+    first, second = store.read_runs()
     assert preview_rollback(store, host, second) == "changed nothing that can be undone"
     back = plan_rollback(store, host, first.run, machine(packages={"nvidia-driver-cuda": PackageState("1")}))
     assert [one.subject for one in back.changes] == ["nvidia-driver-cuda"]

@@ -14,7 +14,7 @@ from gpunode.facts.module_key import DKMS_KEY_FILES
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
-from gpunode.steps.kernel import BLACKLIST_FILE
+from gpunode.steps.kernel import NOUVEAU_BLACKLIST_FILE
 from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.workflow.converge import StagePlan, project_stage
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
@@ -88,7 +88,7 @@ def test_driver_is_installed_only_after_its_key_is_confirmed(tmp_path: Path) -> 
     assert one.firmware.queued == [make_certificate()]
     assert one.firmware.timeout_s == -1
     assert not [name for name in one.made() if "nvidia" in name and not name.startswith("/etc/apt")]
-    assert BLACKLIST_FILE not in one.made(), "nouveau must stay able to drive the card"
+    assert NOUVEAU_BLACKLIST_FILE not in one.made(), "nouveau must stay able to drive the card"
 
     again = one.setup()
     assert not again.changed
@@ -97,7 +97,7 @@ def test_driver_is_installed_only_after_its_key_is_confirmed(tmp_path: Path) -> 
     one.boot(confirms=True)
     second = one.setup()
     assert "nvidia-kernel-dkms" in one.made() or "nvidia-kernel-open-dkms" in one.made()
-    assert BLACKLIST_FILE in one.made()
+    assert NOUVEAU_BLACKLIST_FILE in one.made()
     assert not [wait for wait in second.waits if wait.waits_for == "console"]
     assert one.firmware.timeout_s == 10, "the firmware waits as long as before"
     assert one.facts.file(ENROLMENT_REQUEST_FILE) == Known(None, "plan")
@@ -111,7 +111,7 @@ def test_missed_confirmation_is_said_and_queued_again(tmp_path: Path) -> None:
     missed = one.setup()
     assert [wait.waits_for for wait in missed.waits] == ["console"]
     assert one.firmware.queued == [make_certificate()]
-    assert BLACKLIST_FILE not in one.made()
+    assert NOUVEAU_BLACKLIST_FILE not in one.made()
     assert not any("make the key" in name for name in one.made()), "the key stays the same"
 
 

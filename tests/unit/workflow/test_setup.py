@@ -79,7 +79,7 @@ def docker(**more: object) -> Facts:
 
 
 def journal(store: Store) -> list[str]:
-    return [summary.commit.result if summary.commit else "cut short" for summary in store.runs()]
+    return [summary.commit.result if summary.commit else "cut short" for summary in store.read_runs()]
 
 
 def is_untouched(host: Node, store: Store) -> bool:
@@ -138,7 +138,7 @@ def test_converged_setup_records_no_run_and_asks_nothing(store: Store) -> None:
 
     second = run(first.facts, host, store, recipe("containerd"), replace(ONLY_CONFIG, confirm=never))
     assert not second.changed
-    assert len(store.runs()) == 1
+    assert len(store.read_runs()) == 1
 
 
 @pytest.mark.parametrize("word", ["a\nb", "\udcff.toml"])
@@ -208,7 +208,7 @@ def test_daemon_that_rejects_its_new_file_gets_the_old_one_back(store: Store) ->
     assert host.triggered == [RESTART, RESTART]
     assert "bad file" in caught.value.why
     assert f"restored: {CONTAINERD}" in caught.value.why
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
     assert journal(store) == ["failed"]
     (kept,) = store.folder.rglob("rejected-*")
     assert b"nvidia-container-runtime" in kept.read_bytes()
@@ -227,7 +227,7 @@ def test_daemon_that_does_not_recover_is_reported_with_both_failures(store: Stor
         run(containerd(), host, store, recipe("containerd"))
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert "does not start with the former file either" in caught.value.why
-    assert RESTART in store.pending_triggers()
+    assert RESTART in store.find_pending_triggers()
 
 
 def test_stopped_daemon_that_fails_to_start_gets_its_old_file_back(store: Store) -> None:
@@ -249,8 +249,8 @@ def test_only_the_file_of_the_failed_daemon_is_put_back(store: Store) -> None:
     with pytest.raises(ChangeFailed, match=r"docker\.service") as caught:
         run(node, host, store, recipe("containerd"), replace(ONLY_CONFIG, allow_disruption=True))
     assert host.bytes_of(CONTAINERD) != BEFORE
-    assert RESTART not in store.pending_triggers()
-    assert Trigger("restart", "docker.service") in store.pending_triggers()
+    assert RESTART not in store.find_pending_triggers()
+    assert Trigger("restart", "docker.service") in store.find_pending_triggers()
     assert "restored: nothing" in caught.value.why
 
 
@@ -270,7 +270,7 @@ def test_file_of_an_interrupted_run_is_put_back_when_its_daemon_rejects_it(store
 
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert f"restored: {CONTAINERD}" in caught.value.why
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
 
 
 def test_written_config_that_containerd_misreads_is_put_back(store: Store) -> None:
@@ -285,7 +285,7 @@ def test_written_config_that_containerd_misreads_is_put_back(store: Store) -> No
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert f"restored: {CONTAINERD}" in caught.value.why
     assert journal(store) == ["failed"]
-    assert (host.triggered, store.pending_triggers()) == ([], {})
+    assert (host.triggered, store.find_pending_triggers()) == ([], {})
 
 
 def test_failed_write_leaves_neither_of_two_runtime_files(store: Store) -> None:
@@ -305,7 +305,7 @@ def test_failed_write_leaves_neither_of_two_runtime_files(store: Store) -> None:
     assert {path: state for path, state in host.files.items() if state is not None} == {CONTAINERD: FileState(BEFORE)}
     assert "restored: /etc/containerd/conf.d/99-nvidia.toml" in caught.value.why
     assert host.triggered == []
-    assert set(store.pending_triggers()) == {Trigger("restart", "docker.service")}, "an earlier run's debt stays"
+    assert set(store.find_pending_triggers()) == {Trigger("restart", "docker.service")}, "an earlier run's debt stays"
 
 
 def test_rejected_docker_reload_stays_pending_and_keeps_a_foreign_edit(store: Store) -> None:
@@ -321,7 +321,7 @@ def test_rejected_docker_reload_stays_pending_and_keeps_a_foreign_edit(store: St
             run(node, host, store, recipe("docker"))
         assert host.bytes_of(DAEMON_JSON) == state.value.content
         assert "nothing was restored" in caught.value.why
-        assert set(store.pending_triggers()) == {Trigger("reload", "docker.service")}
+        assert set(store.find_pending_triggers()) == {Trigger("reload", "docker.service")}
         # systemd takes the signal for a reload that was done.
         node = replace(node, changed_at={DAEMON_JSON: 0.5})
 
@@ -371,7 +371,7 @@ def record_pending_trigger(store: Store, trigger: Trigger) -> float:
     cut = store.begin("setup", version="test")
     owe(cut, trigger)
     cut.close()
-    return store.pending_triggers()[trigger]
+    return store.find_pending_triggers()[trigger]
 
 
 def converged_node(started_at: float | None, name: str = "containerd") -> Facts:
@@ -402,7 +402,7 @@ def test_restart_lost_in_a_power_cut_is_made_up_for(store: Store) -> None:
         recipe("containerd"), host, store, node, advance=project_stage, options=ONLY_CONFIG, on_event=told.append
     )
     assert host.triggered == [RESTART]
-    assert store.pending_triggers() == {}
+    assert store.find_pending_triggers() == {}
     assert done.changed
     assert any(isinstance(event, Notice) and "containerd.service" in event.text for event in told)
 
@@ -476,14 +476,14 @@ def test_signal_stops_setup_between_two_changes(store: Store) -> None:
         run(machine(), host, store, recipe("containerd"), replace(ASKED, check_interrupt=stop))
     assert len(host.made) == 2
     assert journal(store) == ["interrupted"]
-    assert {trigger.kind for trigger in store.pending_triggers()} == {"index-refresh"}
+    assert {trigger.kind for trigger in store.find_pending_triggers()} == {"index-refresh"}
 
 
 def test_failed_change_leaves_earlier_changes_journaled(store: Store) -> None:
     host = Node(machine(), refuses=PackageChange)
     with pytest.raises(ChangeFailed):
         run(machine(), host, store, recipe(), ASKED)
-    (summary,) = store.runs()
+    (summary,) = store.read_runs()
     assert journal(store) == ["failed"]
     assert "/etc/apt/preferences.d/gpunode-nvidia" in summary.subjects
 
@@ -580,7 +580,7 @@ def test_lost_version_is_told_once_before_the_transaction(store: Store, has_inde
 
     def tell(event: Event) -> None:
         if isinstance(event, Notice) and "no archive" in event.text:
-            assert not PackageChange.among(host.made)
+            assert not PackageChange.of_kind(host.made)
             said.append(event.text)
 
     host = WithArchives(node, solver=solver)
@@ -638,7 +638,7 @@ def test_upgrade_refreshes_the_index_and_stops_at_the_newest_version(store: Stor
     advance = _settle(host)
     done = setup(upgrade, host, store, node, advance=advance, options=only, on_event=lambda _event: None)
     assert host.triggered[0] == Trigger("index-refresh")
-    assert {change.after for change in PackageChange.among(host.made)} == {PackageState(newest)}
+    assert {change.after for change in PackageChange.of_kind(host.made)} == {PackageState(newest)}
     again = setup(upgrade, host, store, done.facts, advance=advance, options=only, on_event=lambda _event: None)
     assert not again.changed
 
@@ -668,8 +668,8 @@ def test_resume_after_reboot_is_set_up_only_if_requested_and_needed(store: Store
     assert isinstance(unit_file, FileState)
     (kept,) = store.ids()
     assert f'"--resume" "{kept}"' in unit_file.content.decode()
-    assert store.request(kept) == RESUME.request
-    assert [one.after.enabled for one in ServiceChange.among(host.made) if one.unit == RESUME_SERVICE] == [True]
+    assert store.read_request(kept) == RESUME.request
+    assert [one.after.enabled for one in ServiceChange.of_kind(host.made) if one.unit == RESUME_SERVICE] == [True]
     assert journal(store) == ["waiting"]
     calm = Node(with_driver("580.95.05"))
     assert not run(with_driver("580.95.05"), calm, store, recipe(), replace(ONLY_LOAD, resume=RESUME)).changed
@@ -697,8 +697,8 @@ def test_undo_before_the_reboot_disables_and_removes_the_resume_unit(store: Stor
         if one.change.subject in {RESUME_SERVICE, RESUME_SERVICE_FILE}
     ]
     assert [type(one) for one in back] == [ServiceChange, FileChange]
-    assert not any(one.is_there_after for one in FileChange.among(back))
-    assert not any(one.after.enabled for one in ServiceChange.among(back))
+    assert not any(one.exists_after for one in FileChange.of_kind(back))
+    assert not any(one.after.enabled for one in ServiceChange.of_kind(back))
 
 
 def test_later_steps_run_while_one_waits_for_a_reboot(store: Store) -> None:

@@ -38,7 +38,7 @@ def resolve(
     locked: Mapping[str, str] | None = None,
 ) -> Transaction:
     facts = replace(machine(), packages=Known(by_id(installed), "dpkg-status"))
-    return plan.resolve(changes, facts, simulate, by_id(locked or {}))
+    return plan.resolve_versions(changes, facts, simulate, by_id(locked or {}))
 
 
 def answers(*actions: Action) -> Callable[[Sequence[PackageChange]], Simulation]:
@@ -228,7 +228,7 @@ def test_refusal_names_what_a_package_that_must_stay_needs() -> None:
     gone = [Action("purge", one, former=state.version) for one, state in installed.items()]
     purge = PackageChange(PackageId("nvidia-utils-570"), other, None)
     with pytest.raises(Refused) as caught:
-        plan.resolve([purge], facts, answers(*gone))
+        plan.resolve_versions([purge], facts, answers(*gone))
     assert "would purge site-tool 1, which the plan keeps" in caught.value.why
     assert "site-tool needs nvidia-utils-570, which the plan purges" in caught.value.why
     assert "gpunode plan" not in caught.value.hint

@@ -98,7 +98,7 @@ def _obeys(changes: Sequence[PackageChange]) -> Simulation:
     return Simulation(
         tuple(
             Action("purge" if change.after is None else "remove", change.id)
-            if not change.is_there_after
+            if not change.exists_after
             else Action("install", change.id, getattr(change.after, "version", ""))
             for change in changes
         )
@@ -207,7 +207,7 @@ class TestWholeRollback:
         host.triggered.clear()
         undo(host, store, plan_rollback(store, host, newest(store), facts_now()))
         assert host.triggered == [REFRESH, INITRAMFS, RESTART]
-        assert store.pending_triggers() == {}
+        assert store.find_pending_triggers() == {}
 
     def test_already_restored_package_is_left_out(self, host: Machine, store: Store) -> None:
         back = plan_rollback(store, host, newest(store), facts_now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
@@ -464,7 +464,7 @@ class TestWholeRollback:
     def test_undo_needs_consent_to_take_the_driver_from_gpu_processes(
         self, host: Machine, store: Store, verb: str
     ) -> None:
-        host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
+        host.busy = Workloads(gpu_clients=(GpuClient(812, "python3 train.py"),))
 
         def planned(*, allow_disruption: bool) -> UndoPlan:
             if verb == "remove":
@@ -710,7 +710,7 @@ class TestWholeRollback:
         run.record_done(run.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
-        host.busy = Workloads(gpu=(GpuClient(812, "python3 train.py"),))
+        host.busy = Workloads(gpu_clients=(GpuClient(812, "python3 train.py"),))
         with pytest.raises(DrainRequired, match="take the driver away from 1 process"):
             plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}))
         back = plan_rollback(store, host, run.id, facts_now({"libcuda1": NEW}, loaded=True), allow_disruption=True)
@@ -773,7 +773,7 @@ class TestWholeRollback:
         assert (back.steps, back.pending_triggers) == ((), (RESTART,))
         rollback(back, host, store, on_event=ignore_event)
         assert host.triggered == [RESTART]
-        assert store.pending_triggers() == {}
+        assert store.find_pending_triggers() == {}
 
     def test_setup_that_put_its_file_back_leaves_nothing_to_undo(self, host: Machine, store: Store) -> None:
         rejected = FileState(b"rejected\n")
@@ -1001,7 +1001,7 @@ class TestWholeRollback:
         )
         notices = [one.text for one in said if isinstance(one, Notice)]
         assert notices == [f"{path} stays: it is a folder, in the place of a package's configuration file"]
-        assert {one.subject for one in PackageChange.among(back.changes)} == {"nvidia-driver-cuda", "dkms"}
+        assert {one.subject for one in PackageChange.of_kind(back.changes)} == {"nvidia-driver-cuda", "dkms"}
         left = find_remainder(store, host, machine(), back)
         assert (left.failure, [one.subject for one in left.kept]) == (None, [CONTAINERD])
 

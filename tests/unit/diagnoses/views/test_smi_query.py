@@ -56,20 +56,20 @@ def node(*pieces: tuple[str, str]) -> Snapshot:
 
 def test_complete_smi_query_is_a_tree_per_gpu() -> None:
     first, second = smi_query.smi_gpus(node(("nvidia-smi -q", WHOLE)))
-    assert (first.bus, second.bus) == ("0000:07:00.0", "0000:0b:00.0")
+    assert (first.pci_address, second.pci_address) == ("0000:07:00.0", "0000:0b:00.0")
     assert first.value("Remapped Rows", "Pending") == "Yes"
     assert first.value("MIG Mode", "Pending") == "Enabled"
     assert first.value("Clocks Event Reasons", "HW Thermal Slowdown") == "Not Active"
     assert first.number("GPU Current Temp") == 31
     assert second.value("Remapped Rows", "Pending") == "No"
-    assert first.find("Remapped Rows", "Pending").citation.line_number == 17  # type: ignore[union-attr]
+    assert first.find_row("Remapped Rows", "Pending").citation.line_number == 17  # type: ignore[union-attr]
 
 
 def test_section_without_a_gpu_line_is_one_gpu_of_unknown_address() -> None:
     part = "    Remapped Rows\n        Uncorrectable Error : 8\n        Remapping Failure Occurred : Yes\n"
     for source in ("nvidia-smi -q -d ROW_REMAPPER", "nvidia-smi -q", "what he sent"):
         (gpu,) = smi_query.smi_gpus(node((source, part)))
-        assert gpu.bus == ""
+        assert gpu.pci_address == ""
         assert gpu.number("Remapped Rows", "Uncorrectable Error") == 8
 
 
@@ -80,7 +80,7 @@ def test_omitted_section_heading_is_taken_from_the_option() -> None:
 
 def test_smi_xml_is_parsed_to_the_same_tree() -> None:
     (gpu,) = smi_query.smi_gpus(node(("nvidia-smi -q -x", XML)))
-    assert gpu.bus == "0000:07:00.0"
+    assert gpu.pci_address == "0000:07:00.0"
     assert gpu.number("Remapped Rows", "Uncorrectable Error") == 4
     assert gpu.value("Remapped Rows", "Pending") == "Yes"
 
@@ -91,7 +91,7 @@ def test_smi_csv_columns_are_parsed_to_the_same_tree() -> None:
         "gpu_bus_id, remapped_rows.pending, remapped_rows.failure\n00000000:07:00.0, Yes, No\n00000000:0B:00.0, No, No"
     )
     first, second = smi_query.smi_gpus(node((source, text)))
-    assert (first.bus, first.value("Remapped Rows", "Pending")) == ("0000:07:00.0", "Yes")
+    assert (first.pci_address, first.value("Remapped Rows", "Pending")) == ("0000:07:00.0", "Yes")
     assert second.value("Remapped Rows", "Remapping Failure Occurred") == "No"
     source += ",noheader"
     assert smi_query.smi_gpus(node((source, "00000000:07:00.0, Yes, No")))[0].value("Remapped Rows", "Pending") == "Yes"

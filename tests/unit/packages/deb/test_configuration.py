@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.packages.deb.configuration import is_always_overridden, is_apt_conf_file, parse, relaxes_checks
+from gpunode.packages.deb.configuration import is_always_overridden, is_apt_conf_file, parse, relaxes_archive_checks
 
 
 def test_apt_conf_scopes_comments_and_lines_are_parsed() -> None:
@@ -27,7 +27,7 @@ Dpkg::Options { "--force-confdef"; };
         (8, "acquire::allowweakrepositories", "yes"),
         (10, "dpkg::options", "--force-confdef"),
     ]
-    assert all(relaxes_checks(option.name, option.value) for option in parse("x", text)[:-1])
+    assert all(relaxes_archive_checks(option.name, option.value) for option in parse("x", text)[:-1])
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ Dpkg::Options { "--force-confdef"; };
     ],
 )
 def test_relaxed_option_is_found_per_host_and_in_a_list(text: str, overridden: bool) -> None:
-    (relaxed,) = [option for option in parse("x", text) if relaxes_checks(option.name, option.value)]
+    (relaxed,) = [option for option in parse("x", text) if relaxes_archive_checks(option.name, option.value)]
     assert is_always_overridden(relaxed.name) is overridden
 
 
@@ -59,7 +59,7 @@ def test_relaxed_option_is_found_per_host_and_in_a_list(text: str, overridden: b
     ],
 )
 def test_default_options_are_not_relaxed(text: str) -> None:
-    assert not [option for option in parse("x", text) if relaxes_checks(option.name, option.value)]
+    assert not [option for option in parse("x", text) if relaxes_archive_checks(option.name, option.value)]
 
 
 def test_file_names_ignored_by_apt_are_not_read() -> None:

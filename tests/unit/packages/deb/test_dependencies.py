@@ -4,7 +4,7 @@ from gpunode.change import PackageState
 from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.dependencies import InstalledRelations
-from gpunode.packages.deb.status import entries, packages
+from gpunode.packages.deb.status import packages, parse_status
 from tests.ids import by_id, ids
 
 DRIVER = """\
@@ -38,7 +38,7 @@ Provides: awk
 def missing(
     libcuda1: str = "installed", more: str = "awk", planned: dict[str, PackageState] | None = None
 ) -> tuple[MissingDependency, ...] | None:
-    found = entries(DRIVER.format(libcuda1=libcuda1, more=more))
+    found = parse_status(DRIVER.format(libcuda1=libcuda1, more=more))
     return InstalledRelations(found).missing({**packages(found), **by_id(planned or {})}, [PackageId("driver")])
 
 
@@ -65,7 +65,7 @@ def test_unmet_alternatives_are_named_with_any_version() -> None:
 
 
 def test_dependency_removed_by_the_plan_is_not_reported() -> None:
-    found = entries(DRIVER.format(libcuda1="installed", more="awk"))
+    found = parse_status(DRIVER.format(libcuda1="installed", more="awk"))
     left = {package: state for package, state in packages(found).items() if package.name != "libcuda1"}
     assert InstalledRelations(found).missing(left, [PackageId("driver")]) == ()
 
@@ -84,14 +84,14 @@ def test_dependency_changed_by_the_plan_is_not_requested_again() -> None:
     for after in (PackageState("580."), PackageState("580.2-1", config_files_only=True)):
         planned = {"libcuda1": after, "ptxjit": PackageState("580.")}
         assert missing(more=more, planned=planned) == (), after
-    found = entries(DRIVER.format(libcuda1="installed", more=more))
+    found = parse_status(DRIVER.format(libcuda1="installed", more=more))
     purged = {package: state for package, state in packages(found).items() if package.name != "libcuda1"}
     assert InstalledRelations(found).missing(purged, [PackageId("driver")]) == ()
 
 
 def test_each_dependency_has_the_packages_that_meet_it() -> None:
-    found = entries(DRIVER.format(libcuda1="installed", more="awk | dpkg"))
+    found = parse_status(DRIVER.format(libcuda1="installed", more="awk | dpkg"))
     driver, gone = PackageId("driver"), PackageId("gone")
-    assert InstalledRelations(found).answers(packages(found), [driver, gone]) == {
+    assert InstalledRelations(found).satisfying_packages(packages(found), [driver, gone]) == {
         driver: (ids("dpkg"), ids("libcuda1"), ids("mawk", "dpkg")),
     }

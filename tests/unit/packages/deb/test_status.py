@@ -23,7 +23,7 @@ DPKG = paragraph("dpkg")
 
 
 def packages(text: str, auto: str = "") -> dict[str, PackageState]:
-    return by_name(dpkg.packages(dpkg.entries(DPKG + text), auto))
+    return by_name(dpkg.packages(dpkg.parse_status(DPKG + text), auto))
 
 
 def test_package_states_are_distinguished() -> None:
@@ -57,7 +57,9 @@ def test_auto_marks_belong_to_their_architecture() -> None:
 
 
 def test_half_installed_package_is_not_installed() -> None:
-    found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-container-toolkit", "install reinstreq half-installed"))
+    found = dpkg.parse_status(
+        paragraph("dpkg") + paragraph("nvidia-container-toolkit", "install reinstreq half-installed")
+    )
     assert set(dpkg.packages(found)) == ids("dpkg")
 
 
@@ -65,7 +67,7 @@ def test_half_installed_package_is_not_installed() -> None:
     "status", ["half-configured", "unpacked", "triggers-pending", "triggers-awaited", "half-installed"]
 )
 def test_unfinished_package_means_dpkg_was_interrupted(status: str) -> None:
-    assert dpkg.was_interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
+    assert dpkg.was_interrupted(dpkg.parse_status(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
 
 
 @pytest.mark.parametrize(
@@ -81,14 +83,14 @@ def test_unfinished_package_means_dpkg_was_interrupted(status: str) -> None:
 def test_only_what_dpkg_can_remove_as_it_is_counts_as_unconfigured(
     status: str, updates: list[str], expected: tuple[str, ...]
 ) -> None:
-    found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-dkms-580", f"install ok {status}"))
+    found = dpkg.parse_status(paragraph("dpkg") + paragraph("nvidia-dkms-580", f"install ok {status}"))
     assert dpkg.find_unconfigured(found, updates) == ids(*expected)
 
 
 @pytest.mark.parametrize("status", ["install reinstreq half-installed", "install reinstreq unpacked"])
 def test_package_that_lost_files_leaves_nothing_unconfigured(status: str) -> None:
     broken = paragraph("nvidia-smi", status)
-    found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-dkms-580", "install ok half-configured") + broken)
+    found = dpkg.parse_status(paragraph("dpkg") + paragraph("nvidia-dkms-580", "install ok half-configured") + broken)
     assert dpkg.find_unconfigured(found, []) == frozenset()
 
 
@@ -100,23 +102,23 @@ def test_only_numbered_update_files_mean_an_interruption() -> None:
 @pytest.mark.parametrize("text", ["Package: x\n", "Status: install ok installed\n", "Package: x\nStatus: installed\n"])
 def test_damaged_paragraph_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="without name or status"):
-        dpkg.entries(text)
+        dpkg.parse_status(text)
 
 
 def test_native_architecture_is_unknown_without_dpkg() -> None:
     with pytest.raises(ValueError, match="native architecture"):
-        dpkg.packages(dpkg.entries(paragraph("libc6") + paragraph("libc6", arch="i386")))
+        dpkg.packages(dpkg.parse_status(paragraph("libc6") + paragraph("libc6", arch="i386")))
 
 
 def test_single_architecture_is_native_without_dpkg() -> None:
-    found = dpkg.packages(dpkg.entries(paragraph("containerd") + paragraph("tzdata", arch="all")))
+    found = dpkg.packages(dpkg.parse_status(paragraph("containerd") + paragraph("tzdata", arch="all")))
     assert set(found) == {PackageId("containerd"), PackageId("tzdata")}
 
 
 @given(st.text(alphabet="Package: Status\n okVersion"))
 def test_hostile_text_raises_only_value_error(text: str) -> None:
     try:
-        dpkg.entries(text)
+        dpkg.parse_status(text)
     except ValueError:
         return
 
@@ -136,7 +138,7 @@ RELATED = "\n".join(
 
 
 def still_needed(text: str, leaving: list[str], changing: Sequence[str] = ()) -> dict[str, str]:
-    found = dpkg.Status(text).needed([*map(PackageId, leaving)], [*map(PackageId, changing)])
+    found = dpkg.Status(text).find_needed([*map(PackageId, leaving)], [*map(PackageId, changing)])
     return {str(package): by for package, by in found.items()}
 
 
@@ -176,7 +178,7 @@ def test_library_of_another_architecture_stays_for_its_program() -> None:
     other += f"\n\nPackage: game\n{INSTALLED.replace('amd64', 'i386')}Depends: libold\n"
     assert still_needed(other, ["libold"]) == {}, "nobody needs one of this architecture"
     foreign = PackageId.of("libold:i386")
-    assert dpkg.Status(other).needed([foreign], []) == {foreign: "game"}
+    assert dpkg.Status(other).find_needed([foreign], []) == {foreign: "game"}
 
 
 def test_purge_removes_shipped_and_unshared_obsolete_conffiles() -> None:
@@ -185,7 +187,7 @@ def test_purge_removes_shipped_and_unshared_obsolete_conffiles() -> None:
     }
     other = f"{RELATED}\n\nPackage: heir\n{INSTALLED}Conffiles:\n /etc/dkms/old.conf 89ab\n"
     assert dpkg.Status(other).config_files([PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
-    assert dpkg.Status(other).obsolete() == {}
+    assert dpkg.Status(other).obsolete_conffiles() == {}
 
 
 def test_conffiles_belong_to_their_architecture() -> None:
@@ -195,7 +197,7 @@ def test_conffiles_belong_to_their_architecture() -> None:
 
 
 def test_obsolete_conffiles_are_listed() -> None:
-    assert dpkg.Status(RELATED).obsolete() == {"/etc/dkms/old.conf": "4567"}
+    assert dpkg.Status(RELATED).obsolete_conffiles() == {"/etc/dkms/old.conf": "4567"}
 
 
 def test_name_at_the_end_of_a_cut_journal_counts_for_nothing() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.packages import version
-from gpunode.packages.deb.version import order_key
+from gpunode.packages.deb.version import version_order_key
 
 # Older first; from deb-version(7), Debian Policy 5.6.12 and real package indexes.
 ORDERED = [
@@ -39,23 +39,23 @@ def test_version_order(ordered: list[str]) -> None:
     shuffled = ordered.copy()
     random.Random(1).shuffle(shuffled)
 
-    assert sorted(shuffled, key=order_key) == ordered
+    assert sorted(shuffled, key=version_order_key) == ordered
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [("1.0", "1.00"), ("0:1.0", "1.0"), ("1.0-0", "1.0"), ("1.", "1.0"), ("", "0")]
 )
 def test_versions_that_dpkg_takes_for_equal(one: str, other: str) -> None:
-    assert order_key(one) == order_key(other)
+    assert version_order_key(one) == version_order_key(other)
 
 
 @pytest.mark.parametrize(
     ("text", "epoch", "rest"), [("1:2.3-4", 1, "2.3-4"), ("2.3", 0, "2.3"), ("a:b", 0, "a:b"), (":1", 0, ":1")]
 )
 def test_epoch_is_split_from_the_version(text: str, epoch: int, rest: str) -> None:
-    assert (version.epoch(text), version.without_epoch(text)) == (epoch, rest)
+    assert (version.version_epoch(text), version.without_epoch(text)) == (epoch, rest)
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_version(text: str) -> None:
-    assert not order_key(text) < order_key(text)
+    assert not version_order_key(text) < version_order_key(text)
