@@ -28,7 +28,7 @@ from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span, warning_line
 from gpunode.cli.screen.words import STATE_MARK
 from gpunode.cli.session import SignalGuard, report_partial_run
-from gpunode.command import command, gpunode
+from gpunode.command import command, gpunode, sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, ClusterIdentity, choose_kubectl
 from gpunode.host.kubectl import ProgramMissing
@@ -222,7 +222,10 @@ def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
 
         host = LocalHost("/")
         try:
-            return next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
+            check = next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
+            # The recipe is the cluster's, so of the node's own setup only the runtime is known.
+            again = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
+            return check and replace(check, hint=again if check.hint == "sudo gpunode setup" else check.hint)
         except GpunodeError:
             return None
 

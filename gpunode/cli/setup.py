@@ -175,7 +175,8 @@ def _verify_setup(
     if not is_checked:
         return VerifyReport((), notes=state_notes(recipe, result.facts, flags.only))
     plans = None if result.changed else result.preview
-    again = setup_command([] if flags.resume else node.screen.argv)
+    argv = node.store.find_runs(flags.resume)[0].begin.argv if flags.resume else node.screen.argv
+    again = setup_command(argv)
     reads = node.host.read_effective_config
     return verify(recipe, result.facts, node.host, reads, planned=plans, only=flags.only, setup_command=again)
 

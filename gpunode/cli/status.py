@@ -14,7 +14,7 @@ from gpunode.cli.screen.node import label_rows, node_line
 from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
 from gpunode.cli.screen.words import DOT, STATE_MARK
 from gpunode.container_runtimes import takes_only_cdi
-from gpunode.facts.model import Facts
+from gpunode.facts.model import Facts, Known, known
 from gpunode.wording import join_names
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     yield node_line(facts)
     yield Line()
     yield from label_rows("GPU", _gpu_rows(found))
-    yield from label_rows("driver", _driver_lines(found))
+    is_removed = isinstance(facts.packages, Known) and not known(facts.run_installer, default=False)
+    yield from label_rows("driver", _driver_lines(found, may_be_removed=is_removed))
     yield from label_rows("kernels", _kernel_lines(found))
     if found.held_packages:
         yield from label_rows("held", (line(f"{join_names(found.held_packages)} (not upgraded while held)"),))
@@ -90,7 +91,7 @@ def _gpu_details(gpu: Gpu) -> Iterator[Span]:
         yield span(f"  {gpu.uuid}", "dim")
 
 
-def _driver_lines(node_status: NodeStatus) -> Iterator[Line]:
+def _driver_lines(node_status: NodeStatus, *, may_be_removed: bool) -> Iterator[Line]:
     from gpunode.facts.nvml import NvmlInventory
 
     installed = f"{node_status.driver} installed" if node_status.driver else "no driver package"
@@ -101,8 +102,10 @@ def _driver_lines(node_status: NodeStatus) -> Iterator[Line]:
         yield line(STATE_MARK["waits"], f"a reboot loads {node_status.driver}", hang=2)
     if isinstance(node_status.nvml, NvmlInventory) or node_status.driver:
         yield from nvml_lines(node_status.nvml)
-    elif node_status.loaded_driver:  # as after a removal
+    elif node_status.loaded_driver and may_be_removed:
         yield line(STATE_MARK["waits"], "no driver is installed: the next boot takes this module away", hang=2)
+    elif node_status.loaded_driver:
+        yield from nvml_lines(node_status.nvml)
 
 
 def nvml_lines(answer: NvmlAnswer) -> Iterator[Line]:

@@ -275,7 +275,7 @@ def find_missing_toolkit(facts: Facts, row: Runtime) -> MissingProgram | None:
         return None
     packages = known(facts.packages, {})
     there = {one: packages[one] for one in TOOLKIT_PACKAGES if is_at_version(packages.get(one), "")}
-    if not there:
+    if not there.keys() & set(TOOLKIT_PACKAGES[:2]):  # the program is in one of these, by the toolkit's age
         return missing_program(TOOLKIT_PROGRAM, row.id)
     if isinstance(facts.packages, Known) and facts.packages.probe == PLAN_PROBE_KEY:
         return None

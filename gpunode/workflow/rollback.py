@@ -106,7 +106,9 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
         row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), RUNTIMES[0])
         root = () if str(request.store.root) == "/" else (f"--root={request.store.root}",)
         hint = str(missing_program(absent, row.id, *root).install)
-        if run.other_subjects and not run.is_fully_undone:
+        if not undone.with_packages and any(
+            one.before is not None for one in PackageChange.of_kind(run.changes("done"))
+        ):
             hint = rollback_command(request.store, run, with_packages=True)
         raise Conflict(
             f"{change.path} would name {absent}, which is not installed",

@@ -18,7 +18,7 @@ from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
-from gpunode.recipe import Recipe
+from gpunode.recipe import Mps, Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
 from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
@@ -140,7 +140,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     # Nobody gives a recipe here: plain ones, for each of the runtimes.
     names = dict.fromkeys(runtime.id for runtime in runtimes) or ("none",)
-    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in names)
+    recipes = (Recipe("status", runtime=WantedRuntime(name), mps=Mps(enabled=True)) for name in names)
     notes = chain(note_run_driver(facts), (note for recipe in recipes for note in state_notes(recipe, facts)))
     return NodeStatus(
         gpus=tuple(

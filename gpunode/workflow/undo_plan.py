@@ -205,7 +205,10 @@ def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger
     entries = request.store.entries(request.undone_run) if request.undone_run else ()
     for change in ServiceChange.of_kind(one.change for one in collect_changes(entries)):
         fact = facts.unit(change.unit)
-        if change.is_temporary_stop and isinstance(fact, Known) and not fact.value.state.active:
+        if not change.is_temporary_stop or not isinstance(fact, Known) or fact.value.state.active:
+            continue
+        # Somebody has switched off what is there, and was enabled.
+        if not fact.value.exists or (not fact.value.masked and fact.value.state.enabled >= change.before.enabled):
             yield Trigger("start", change.unit)
 
 

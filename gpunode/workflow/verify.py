@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
 # As the hints of checks say it: the command of this very recipe takes its place.
 _SETUP_COMMAND = "sudo gpunode setup"
+_SETUP_ALONE = re.compile(rf"{_SETUP_COMMAND}(?! -)")
 _RECIPE_CHECK_TITLE = "matches the recipe"
 _RUNTIME_CHECK_TITLE = "the container runtime reads the runtime nvidia"
 _CONFIG_DUMP_HINT = "see what it reads, such as by `containerd config dump`: another imported file may override it"
@@ -144,7 +146,7 @@ def verify(
     # In a plan without changes every step has seen the node as it is: its notes are the state's.
     is_converged = bool(planned) and not any(stage.ordered_changes for stage in planned or ())
     notes = tuple(collect_notes(planned or ())) if is_converged else state_notes(recipe, facts, only)
-    checks = [replace(check, hint=check.hint.replace(_SETUP_COMMAND, setup_command)) for check in checks]
+    checks = [replace(check, hint=_SETUP_ALONE.sub(lambda _: setup_command, check.hint)) for check in checks]
     return VerifyReport(tuple(checks), inventory, tuple(undetermined), notes)
 
 

@@ -49,6 +49,11 @@ def test_runtime_binary_lost_by_its_package_comes_back_by_a_reinstall() -> None:
     assert any(f"`{again}` installs it" in note for note in notes)
 
 
+def test_library_of_the_toolkit_alone_brings_no_runtime_binary() -> None:
+    left = node(libnvidia_container1="1.18.0-1")
+    assert "sudo gpunode setup --runtime=docker" in refusal(RUNTIME_CONFIG_STEP.plan(default(), left)).hint
+
+
 @pytest.mark.parametrize("state", [FileState(b"", 0o644, uid=1000), FileState(b"", 0o664, gid=1000)])
 def test_drop_in_beside_a_writable_file_belongs_to_root(state: FileState) -> None:
     present = machine(packages={"containerd": "2.1.9-1", "nvidia-container-toolkit": "1.20.1-1"})

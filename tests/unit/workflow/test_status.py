@@ -11,8 +11,10 @@ from gpunode.change import FileChange, FileState, PackageState, ServiceState, Tr
 from gpunode.cli.status import status_lines
 from gpunode.facts.model import Known, LoadedDriver, Unit, Unknown
 from gpunode.facts.nvml import NvmlFailure
+from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
+from gpunode.steps.daemons import MPS_SERVICE, render_mps_unit
 from gpunode.workflow.recovery import Backlog, read_backlog
 from gpunode.workflow.status import status
 from tests.ids import by_id
@@ -121,3 +123,21 @@ def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None
     told = "\n".join(str(line) for line in status_lines(facts, found))
     assert "the next boot takes this module away" in told
     assert "gpunode setup" not in told
+
+
+def test_run_driver_whose_nvml_fails_is_no_removed_one(tmp_path: Path) -> None:
+    facts = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True))
+    facts = replace(facts, run_installer=Known(value=True, probe="run-installer"))
+    found = replace(
+        status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts)), nvml=NvmlFailure(18, "x", "")
+    )
+    assert "takes this module away" not in "\n".join(str(line) for line in status_lines(facts, found))
+
+
+def test_mps_daemon_of_the_nodes_recipe_is_no_leftover(tmp_path: Path) -> None:
+    """Nobody gives status a recipe."""
+    facts = machine(files={MPS_UNIT_FILE: FileState(render_mps_unit(exclusive=False))})
+    running = Known(Unit(ServiceState(enabled=True, active=True), exists=True), "units")
+    facts = replace(facts, units={**facts.units, MPS_SERVICE: running})
+    found = status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts))
+    assert not [note for note in found.notes if MPS_SERVICE in note]

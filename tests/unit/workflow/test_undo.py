@@ -738,10 +738,31 @@ class TestWholeRollback:
         run.record_trigger(start, "driver 580.178.04 stays loaded until the reboot")
         run.commit("waiting")
         host.archives["libcuda1"] = frozenset({NEW.version})
-        back = plan_rollback(store, host, run.id, facts_now({"libcuda1": newer}, loaded=True, active=active))
+        facts = facts_now({"libcuda1": newer}, loaded=True, active=active)
+        present = Known(unit(active=active, enabled=True), "units")
+        back = plan_rollback(store, host, run.id, replace(facts, units={**facts.units, UNIT: present}))
         assert (start in back.pending_triggers) is not active
         undo(host, store, back)
         assert start in host.triggered
+
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_service_that_somebody_has_switched_off_stays_stopped(
+        self, host: Machine, store: Store, *, masked: bool
+    ) -> None:
+        newer, start = PackageState("595.91.07-1"), Trigger("start", UNIT)
+        run = store.begin("setup", version="test")
+        for change in (
+            ServiceChange(UNIT, ON, ServiceState(enabled=True, active=False), frozenset({start})),
+            PackageChange(PackageId("libcuda1"), NEW, newer),
+        ):
+            run.record_done(run.record_intent("packages", "driver", change))
+        run.record_trigger(start, "")
+        run.commit("done")
+        host.archives["libcuda1"] = frozenset({NEW.version})
+        facts = facts_now({"libcuda1": newer}, loaded=True, active=False)
+        off = Known(replace(unit(active=False, enabled=False), masked=masked), "units")
+        back = plan_rollback(store, host, run.id, replace(facts, units={**facts.units, UNIT: off}))
+        assert start not in back.pending_triggers
 
     @pytest.mark.parametrize(
         ("builder", "is_reason"), [("nvidia-kernel-dkms", False), ("nvidia-kernel-open-dkms", True)]

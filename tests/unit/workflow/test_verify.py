@@ -291,6 +291,17 @@ def test_hints_name_the_setup_of_this_recipe() -> None:
     assert all(hint.count("gpunode setup") == hint.count(again) for hint in hints)
 
 
+def test_hint_with_steps_of_its_own_stays_as_it_is() -> None:
+    """The recipe may skip these steps, and then its own setup does nothing about them."""
+    missing = replace(machine(), toolkit_program=Known(value=False, probe="toolkit-program"))
+    skipped = ("toolkit-repository", "toolkit")
+    wanted = Recipe("site", runtime=RuntimeSettings("docker", set_as_default=True), skip=skipped)
+    again = "sudo gpunode setup site.toml"
+    found = verify(wanted, missing, Answering(ANSWER), lambda _name: None, setup_command=again)
+    hint = check(found, "configuration").hint
+    assert hint.endswith("\nsudo gpunode setup --runtime=docker --only=toolkit-repository --only=toolkit")
+
+
 def test_unreadable_pci_bus_does_not_hide_the_driver_checks() -> None:
     blind = with_driver("580.95.05", devices=Unknown("lspci did not answer in time", "lspci"), device_nodes=NODES)
     found = report(node=blind)
