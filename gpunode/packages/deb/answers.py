@@ -151,7 +151,9 @@ def _hint_on_missing_repository(problem: str) -> str:
     """Return which step adds the archive of packages that no source has: a run of single steps may lack it."""
     from gpunode.distros.family import TOOLKIT_PACKAGES  # only where apt refuses
 
-    missing = {PackageId(name) for name in packages_not_found(problem)}
+    # Ubuntu's archive alone has such names.
+    names = (name for name in packages_not_found(problem) if not name.startswith("linux-") and "-server" not in name)
+    missing = {*map(PackageId, names)}
     steps = {"toolkit-repository": missing.intersection(TOOLKIT_PACKAGES), "cuda-repository": driver_packages(missing)}
     step, found = next(((step, sorted(found)) for step, found in steps.items() if found), ("", []))
     return (

@@ -31,6 +31,7 @@ def test_other_refusals_name_no_missing_version(said: str) -> None:
         ("E: Unmet dependencies. Try 'apt --fix-broken install' with no packages.", "apt-get --fix-broken install"),
         ("E: Unable to locate package nvidia-open", "(--only cuda-repository)"),
         ("E: Unable to locate package nvidia-container-toolkit", "(--only toolkit-repository)"),
+        ("E: Unable to locate package nvidia-driver-580-server", "a source is missing"),
         ("E: Unable to locate package podman", "a source is missing"),
     ],
 )
