@@ -275,15 +275,19 @@ class Cluster:
         found: Mapping[str, Any] = _first_document(data).get("kubeletconfig") or {}
         return found
 
-    def check_access(self, requests: Sequence[tuple[str, str, str, str]]) -> tuple[bool, ...]:
-        """Return for each request (verb, API group, resource, namespace) whether the credential permits it."""
+    def check_access(self, requests: Sequence[tuple[str, str, str, str, str]]) -> tuple[bool, ...]:
+        """Return for each request (verb, API group, resource, namespace, name) whether the credential permits it.
+
+        Without a name the request is for every object.
+        """
+        keys = ("verb", "group", "resource", "namespace", "name")
         reviews = [
             {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": {"verb": verb, "group": group, "resource": what, "namespace": where}},
+                "spec": {"resourceAttributes": dict(zip(keys, request, strict=True))},
             }
-            for verb, group, what, where in requests
+            for request in requests
         ]
         if not reviews:
             return ()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from gpunode.change import ObjectChange
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
@@ -38,6 +39,8 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "DaemonSet": ("apps", "daemonsets"),
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
+# Verb, API group, resource, namespace and name; an empty name is for every object.
+_AccessRequest: TypeAlias = tuple[str, str, str, str, str]
 _VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
@@ -291,23 +294,35 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
 
 def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
-    requests = tuple(
-        dict.fromkeys(
-            (verb, *_API_RESOURCES[one.kind], one.namespace)
-            for one in plan.changes
-            if one.kind in _API_RESOURCES
-            for verb in _VERBS_BY_STATE.get(one.state, ("patch",))
-        )
-    )
-    allowed = cluster.check_access(requests)
-    missing = [one for one, is_allowed in zip(requests, allowed, strict=True) if not is_allowed]
-    if missing:
-        rights = (f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where in missing)
+    needed: list[_AccessRequest] = [
+        (verb, *_API_RESOURCES[item.kind], item.namespace, item.name)
+        for item in plan.changes
+        if item.kind in _API_RESOURCES
+        for verb in _list_needed_verbs(item)
+    ]
+    denied = _list_denied([(verb, group, what, where, "") for verb, group, what, where, _ in needed], cluster)
+    # A role may be for named objects alone. Each is asked for only then: thousands of nodes would take minutes.
+    named = [one for one in needed if one[0] != "create" and (*one[:4], "") in denied]
+    denied_by_name = {one[:4] for one in _list_denied(named, cluster)}
+    if missing := [one for one in denied if one[0] == "create" or one[:4] in denied_by_name]:
+        rights = (f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where, _ in missing)
         raise Forbidden(
             "your credentials may not do all of this",
             why="missing: " + ", ".join(rights),
             hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
         )
+
+
+def _list_needed_verbs(item: PlanItem) -> tuple[str, ...]:
+    # Our fields come back to an object that others keep, such as a Node: nothing is made or deleted.
+    is_shared = isinstance(item.change, ObjectChange) and item.change.shared
+    return ("patch",) if is_shared else _VERBS_BY_STATE.get(item.state, ("patch",))
+
+
+def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:
+    """Return the requests, each once, that the credential does not permit."""
+    asked = tuple(dict.fromkeys(requests))
+    return tuple(one for one, is_allowed in zip(asked, cluster.check_access(asked), strict=True) if not is_allowed)
 
 
 _CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")

@@ -169,7 +169,7 @@ class _Command:
     def _created(self, body: Body) -> Body:
         if body["kind"] == "SelfSubjectAccessReview":
             asked = body["spec"]["resourceAttributes"]
-            return {**body, "status": {"allowed": self.server.may(asked["verb"], asked["resource"])}}
+            return {**body, "status": {"allowed": self.server.may(asked["verb"], asked["resource"], asked["name"])}}
         return self.server.create(body, "kubectl-create")
 
     def _patch(self) -> None:

@@ -73,6 +73,23 @@ def test_right_that_an_undo_lacks_is_named_before_anything_is_done(
     assert everything(server) == before
 
 
+@pytest.mark.parametrize("words", [("k8s", "remove"), ("rollback", "k1")])
+def test_right_for_objects_by_their_names_suffices(server: ApiServer, user: User, words: tuple[str, ...]) -> None:
+    user.apply()
+    server.denied = {"delete namespaces "}  # where a Role has resourceNames, only the question without a name is denied
+    user(*words, "--yes")
+    assert "gpu-system" not in {one["metadata"]["name"] for one in server.peek("Namespace")}
+
+
+def test_labels_come_back_without_the_right_to_make_nodes(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    applied = everything(server)
+    user("k8s", "remove", "--yes")
+    server.denied = {"create nodes", "delete nodes"}
+    user("rollback", "k2", "--yes")
+    assert everything(server) == applied
+
+
 def test_removal_without_rights_is_refused(server: ApiServer, user: User) -> None:
     server.denied = OF_KUBELETS
     assert user("k8s", "remove", "--yes", check=3).error["what"] == "your credentials may not do this"
