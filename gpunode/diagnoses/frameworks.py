@@ -146,7 +146,10 @@ _SHM_TOO_SMALL: Final = message_line(
     r"workers are out of shared memory|insufficient shared memory \(shm\)|unable to write to file </torch_"
     r"|DataLoader worker .{0,30}by signal: Bus error"
 )
-_WORKER_LOST: Final = message_line(r"DataLoader worker \(pid\S* [\d, ]+\) (?:exited unexpectedly|is killed by signal)")
+_WORKER_LOST: Final = message_line(
+    r"DataLoader worker \(pid\S* [\d, ]+\) (?:exited unexpectedly|is killed by signal"
+    r"(?!: (?:Killed|Terminated|Segmentation|Aborted)))"
+)
 _SHM_OF_DEFAULT_SIZE: Final = message_line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
 

@@ -236,7 +236,9 @@ _NO_NVIDIA_MODULE: Final = Pattern(r"modinfo: ERROR: Module nvidia not found")
 def _is_driver_removed(snapshot: Snapshot) -> bool:
     """Return whether the module is only in the kernel: neither its file nor a package of a driver is left."""
     is_file_missing = any(_NO_NVIDIA_MODULE.search(item.text) for item in snapshot.items_of("modinfo"))
-    return is_file_missing and not driver.driver_packages(snapshot) and driver.on_disk_version(snapshot) is None
+    are_listed = isinstance(snapshot.facts.packages, Known) or bool(snapshot.items_of("packages"))
+    is_left = driver.driver_packages(snapshot) or driver.on_disk_version(snapshot)
+    return is_file_missing and are_listed and not is_left
 
 
 def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
@@ -360,7 +362,10 @@ RULES: Final = (
         ),
         typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _LIBRARIES_32_BIT_ONLY),
         symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _LIBCUDA_NOT_ON_NODE),
-        against=(symptoms.IN_CONTAINER, _DRIVER_PROVIDED_ELSEWHERE, _ALL_GPUS_PASSED_THROUGH, _NO_GPU_ON_LISTED_BUS),
+        against=(
+            *(symptoms.IN_CONTAINER, _DRIVER_PROVIDED_ELSEWHERE, _ALL_GPUS_PASSED_THROUGH, _NO_GPU_ON_LISTED_BUS),
+            predicate(lambda snapshot: snapshot.contains(_DRIVER_POD), "the operator brings the driver"),
+        ),
         summary=_summarize_incomplete_driver,
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
         remedy=_complete_driver,

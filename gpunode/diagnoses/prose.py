@@ -69,6 +69,12 @@ _DOUBTFUL: Final = Pattern(
     r"|(?:other|another) (?:machine|node|host|server|pc|laptop))\b"
 )
 _NEGATION: Final = Pattern(r"(?i)\b(?:not|never|nowhere|neither|nor|no longer|removed|blacklisted|disabled)\b|n['’]t\b")
+_DENIED_BEFORE: Final = Pattern(r"(?i)\b(?:no|zero|none|without|avoid\w*|instead of|(?:got|get) rid of)\b")
+# Of another time.
+_NOT_NOW: Final = Pattern(
+    r"(?i)\b(?:until|years? ago|ages ago|last (?:week|month|year)|tomorrow|purged|uninstalled|dropped|switched|solved"
+    r"|fixed)\b"
+)
 _QUOTED_OR_SET_APART: Final = Pattern(r"[\"“„«][^\"“”„«»]*[\"”“»]|\((?:[^()]* )?(?:not?|never|without) [^()]*\)")
 _SENTENCE_END: Final = Pattern(r"(?<=[.!?;])\s+")
 _CLAUSE_START: Final = Pattern(
@@ -107,8 +113,9 @@ def tells(line: str, words: Pattern) -> bool:
     parts = (one.rpartition(",")[0] if one.rstrip().endswith("?") else one for one in plain)
     for clause in (clause for part in parts for clause in _CLAUSE_START.split(part)):
         if match := words.search(clause):
-            rest = clause[: match.start()] + clause[match.start() :].partition(" ")[2]
-            if not _NEGATION.search(rest):
+            before = clause[: match.start()]
+            rest = before + clause[match.start() :].partition(" ")[2]
+            if not (_NEGATION.search(rest) or _DENIED_BEFORE.search(before) or _NOT_NOW.search(clause)):
                 return True
     return False
 

@@ -54,7 +54,8 @@ def _refusal_sign(pattern: str) -> Sign:
 
 _LEGACY_GPU_IGNORED: Final = _refusal_sign(
     r"supported through the NVIDIA \d{2,3}\.\S{0,4} [Ll]egacy"
-    r"|only supported (?:by|up to) the (?:Tesla )?\d{3} (?:legacy )?drivers|\d{3}\.\S+ NVIDIA driver will ignore"
+    r"|only supported (?:by|up to) the (?:Tesla )?\d{3} (?:legacy )?drivers"
+    r"|NVRM:[^\n]{0,99}\d{3}\.\S+ NVIDIA driver will ignore"
 )
 _GPU_WITHOUT_GSP_REFUSED: Final = _refusal_sign(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"

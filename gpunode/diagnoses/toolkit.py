@@ -42,7 +42,8 @@ _TOOLKIT_PROGRAM_MISSING: Final = message_line(
 _INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b|\b(?:docker|driver) (?:version )?\d\d")
 _GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
 _TOOLKIT_MENTIONED: Final = any_line(
-    r"(?i)nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop"
+    r"(?i)nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop|nvidia ctk"
+    r"|(?<!cuda[ -])\btoolkit\b"
 )
 _GPU_REQUEST_SYMPTOMS: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS)
 # It brings a toolkit of its own, which no package of the node is.
@@ -222,7 +223,8 @@ def _find_deleted_toolkit_program(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that the program which runtimes run is gone from its installed package."""
     program, listed = snapshot.facts.toolkit_program, known(snapshot.facts.packages, {})
     there = [one for one in TOOLKIT_PACKAGES if one in listed and not listed[one].config_files_only]
-    if isinstance(program, Known) and not program.value and there:
+    has_program = not set(TOOLKIT_PACKAGES[:2]).isdisjoint(there)  # the libraries alone, as enroot has them, bring none
+    if isinstance(program, Known) and not program.value and has_program:
         what = f"{TOOLKIT_PROGRAM} is gone, although its package is installed, so no container can use a GPU"
         lines = (cite_fact(TOOLKIT_PROGRAM, "not there", program.probe),)
         again = remedies.reinstall(snapshot, "install the toolkit's packages again", *map(str, there))

@@ -295,12 +295,12 @@ RULES: Final = (
         decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
         typical=any_of(
             _GPU_BLOCKED_BY_OS,
-            # Seen in public reports under WSL alone.
-            message_line(r"Failed to properly shut down NVML: Driver Not Loaded"),
             unless(all_of(_IS_WSL, any_of(symptoms.NO_DRIVER, symptoms.NO_NVML_LIBRARY)), symptoms.DRIVER_WORKS),
         ),
         symptoms=(
             _GPU_BLOCKED_BY_OS,
+            # Seen in public reports under WSL, and on Windows itself.
+            message_line(r"Failed to properly shut down NVML: Driver Not Loaded"),
             symptoms.NO_DRIVER,
             symptoms.NO_NVML_LIBRARY,
             symptoms.NVML_UNKNOWN,

@@ -74,6 +74,18 @@ NO_DRIVER = (
 TOLD = "Secure boot is enabled since the new BIOS."
 
 
+def test_words_that_also_tell_of_others_order_the_suspects_alone() -> None:
+    found = of(("nvidia-smi", NO_DRIVER), ("post", "It doesn't work since secure boot is enabled."))
+    assert found.roots == ()
+    assert found.suspects[0].cause == "secure-boot-key-not-enrolled"
+
+
+@pytest.fixture
+def any_words_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "ORDERING_ONLY", frozenset())
+
+
+@pytest.mark.usefixtures("any_words_answer")
 def test_suspect_that_stands_alone_is_likely_and_is_looked_at_first() -> None:
     found = of(("nvidia-smi", NO_DRIVER), ("post", TOLD))
     (root,) = found.roots
@@ -96,6 +108,7 @@ def test_suspect_that_stands_alone_is_likely_and_is_looked_at_first() -> None:
         ("It is a laptop.", ""),
     ],
 )
+@pytest.mark.usefixtures("any_words_answer")
 def test_words_of_people_part_the_causes_of_one_error(told: str, cause: str) -> None:
     found = of(("nvidia-smi", NO_DRIVER), ("post", told))
     assert [one.cause for one in found.roots] == [cause] * bool(cause)
@@ -119,8 +132,14 @@ def test_words_of_people_part_the_causes_of_one_error(told: str, cause: str) -> 
         "Before the reinstall nouveau was loaded; I removed it.",
         "nouveau is not loaded",
         "The secure boot is on. The kernel is an older kernel than that of the headers.",
+        "There is no nouveau loaded on this box.",
+        "Secure boot was on until I switched it off.",
+        "Two years ago nouveau was loaded.",
+        "I will go back to the older kernel tomorrow.",
+        "Without secure boot enabled it was the same.",
     ],
 )
+@pytest.mark.usefixtures("any_words_answer")
 def test_doubtful_and_ambiguous_words_let_no_suspect_stand_alone(told: str) -> None:
     assert not of(("nvidia-smi", NO_DRIVER), ("post", told)).roots
 
@@ -131,11 +150,13 @@ def test_version_of_the_driver_tells_nothing_beside_another_failure() -> None:
     assert "driver-too-old-for-image" not in [one.cause for one in found.suspects]
 
 
+@pytest.mark.usefixtures("any_words_answer")
 def test_words_of_programs_or_without_a_failure_decide_nothing() -> None:
     assert not of(("post", TOLD)).roots
     assert not of(("nvidia-smi", f"{NO_DRIVER} Check whether secure boot is enabled.")).roots
 
 
+@pytest.mark.usefixtures("any_words_answer")
 def test_no_suspect_is_promoted_beside_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = (("nvidia-smi", NO_DRIVER), ("post", TOLD))
     manager = (
