@@ -135,7 +135,7 @@ def test_run_driver_whose_nvml_fails_is_no_removed_one(tmp_path: Path) -> None:
 
 
 def test_mps_daemon_of_the_nodes_recipe_is_no_leftover(tmp_path: Path) -> None:
-    """Nobody gives status a recipe."""
+    """The recipe that made it is not known to status."""
     facts = machine(files={MPS_UNIT_FILE: FileState(render_mps_unit(exclusive=False))})
     running = Known(Unit(ServiceState(enabled=True, active=True), exists=True), "units")
     facts = replace(facts, units={**facts.units, MPS_SERVICE: running})
