@@ -233,12 +233,26 @@ _NO_GPU_ON_LISTED_BUS: Final = predicate(
 _NO_NVIDIA_MODULE: Final = Pattern(r"modinfo: ERROR: Module nvidia not found")
 
 
+def _is_module_file_missing(snapshot: Snapshot) -> bool:
+    return any(_NO_NVIDIA_MODULE.search(item.text) for item in snapshot.items_of("modinfo"))
+
+
 def _is_driver_removed(snapshot: Snapshot) -> bool:
     """Return whether the module is only in the kernel: neither its file nor a package of a driver is left."""
-    is_file_missing = any(_NO_NVIDIA_MODULE.search(item.text) for item in snapshot.items_of("modinfo"))
+    is_file_missing = _is_module_file_missing(snapshot)
     are_listed = isinstance(snapshot.facts.packages, Known) or bool(snapshot.items_of("packages"))
     is_left = driver.driver_packages(snapshot) or driver.on_disk_version(snapshot)
     return is_file_missing and are_listed and not is_left
+
+
+# Where neither is there, these may have been typed in a container, or another root has the driver.
+_PERHAPS_ANOTHER_ROOT: Final = predicate(
+    lambda snapshot: _is_module_file_missing(snapshot) and not _is_driver_removed(snapshot),
+    "the loaded module has no file here",
+)
+_MODULE_WITHOUT_PROGRAMS: Final = unless(
+    all_of(_DRIVER_MISSING, _KERNEL_MODULE_PRESENT), symptoms.DRIVER_WORKS, _LIBRARIES_PRESENT
+)
 
 
 def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
@@ -356,11 +370,8 @@ RULES: Final = (
         check=_find_lost_smi,
         shows_in="libraries",
         share=0.8,
-        decisive=any_of(
-            _LIBCUDA_NOT_ON_NODE,
-            unless(all_of(_DRIVER_MISSING, _KERNEL_MODULE_PRESENT), symptoms.DRIVER_WORKS, _LIBRARIES_PRESENT),
-        ),
-        typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _LIBRARIES_32_BIT_ONLY),
+        decisive=any_of(_LIBCUDA_NOT_ON_NODE, unless(_MODULE_WITHOUT_PROGRAMS, _PERHAPS_ANOTHER_ROOT)),
+        typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _LIBRARIES_32_BIT_ONLY, _MODULE_WITHOUT_PROGRAMS),
         symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _LIBCUDA_NOT_ON_NODE),
         against=(
             *(symptoms.IN_CONTAINER, _DRIVER_PROVIDED_ELSEWHERE, _ALL_GPUS_PASSED_THROUGH, _NO_GPU_ON_LISTED_BUS),

@@ -34,3 +34,14 @@ def test_container_without_driver_files_is_no_fault_of_the_node(sign: tuple[str,
     found = diagnose(take_snapshot(pasted.collect_pieces((*BARE, sign))))
     assert ("driver-userspace-incomplete" in [one.cause for one in found.findings]) == is_node
     assert is_node or not found.roots
+
+
+NO_FILE = ("modinfo nvidia", "modinfo: ERROR: Module nvidia not found.")
+
+
+@pytest.mark.parametrize(("sign", "confidence"), [((), "certain"), ((NO_FILE,), "likely")])
+def test_module_without_a_file_may_be_of_another_root(sign: tuple[tuple[str, str], ...], confidence: str) -> None:
+    """Neither a container nor the node of a driver container has the file of the module that is loaded."""
+    seen = (("nvidia-smi", "bash: nvidia-smi: command not found"), ("lsmod | grep nvidia", "nvidia 62713856 0"), *sign)
+    (found,) = diagnose(take_snapshot(pasted.collect_pieces(seen))).findings
+    assert (found.cause, found.confidence) == ("driver-userspace-incomplete", confidence)
