@@ -19,7 +19,7 @@ from gpunode.diagnoses import prose, symptoms
 from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
-from gpunode.diagnoses.own_words import ORDERING_ONLY, OWN_WORDS, SYMPTOM_NEEDED
+from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver
@@ -61,8 +61,6 @@ class RankedSuspect:
 def probability_alone(ranked: Sequence[RankedSuspect], rules: Mapping[str, Rule]) -> float:
     """Return the probability of the first suspect if what people say speaks for it alone, else 0."""
     if not ranked or not (ranked[0].has_failure_line and ranked[0].has_own_words):
-        return 0.0
-    if ranked[0].suspect.cause in ORDERING_ONLY:
         return 0.0
     follows = rules[ranked[0].suspect.cause].explains
     rivals = any(one.has_own_words and one.suspect.cause not in follows for one in ranked[1:])
