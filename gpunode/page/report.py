@@ -61,7 +61,6 @@ def _verdict_title(examined: Examination) -> str:
 def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity != "info"]
-    concerned = {gpu for finding in diagnosis.findings if finding.severity != "info" for gpu in finding.gpus}
     return page_body(
         about,
         "Skip to the verdict",
@@ -73,7 +72,7 @@ def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail)
         _render_suspects(diagnosis, examined, detail),
         _render_state_notes(examined.notes),
         _render_denied_sources(examined.denied),
-        render_topology(examined.snapshot, concerned),
+        render_topology(examined.snapshot),
         render_timeline(examined.snapshot),
         (_render_note(root) for root in diagnosis.roots if root.severity == "info"),
         render_evidence_list(examined.snapshot.all_items),

@@ -177,11 +177,11 @@ SCHEMES = [
     dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", block)) for block in re.findall(r":root \{(.*?)\}", SHEET, re.DOTALL)
 ]
 INKS = [
-    *(("ink", paper) for paper in ("paper", "card", "code", "gpu", "bad-paper", "warn-paper")),
-    *(("dim", paper) for paper in ("paper", "card", "code", "gpu")),
+    *(("ink", paper) for paper in ("paper", "card", "code", "bad-paper", "warn-paper")),
+    *(("dim", paper) for paper in ("paper", "card", "code")),
     *(("link", paper) for paper in ("paper", "card")),
     *((ink, paper) for ink in ("bad", "warn") for paper in ("card", f"{ink}-paper")),
-    *(("good", "card"), ("proof-ink", "proof"), ("warn", "gpu"), ("warn", "bad-paper")),
+    *(("good", "card"), ("proof-ink", "proof"), ("warn", "bad-paper")),
 ]
 
 
