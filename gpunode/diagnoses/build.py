@@ -430,7 +430,13 @@ _INSTALL_HEADERS_COMMAND: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
 )
 _HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
-_BUILD_FAILURE_SYMPTOMS: Final = (_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
+# akmods names the log of a failed build so.
+_AKMODS_FAILED_LOG: Final = message_line(r"-for-\d+\.\d+\S*\.failed\.log\b", "listing", "text")
+_BUILD_FAILURE_SYMPTOMS: Final = (
+    *(_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, _AKMODS_FAILED_LOG),
+    symptoms.NO_DRIVER,
+    symptoms.NO_MODULE,
+)
 
 _rule = partial(
     Rule,

@@ -107,6 +107,8 @@ def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
     return (row.citation for _, row in rows if row.value.lower() not in fine)
 
 
+_MATRIX_ROW: Final = Pattern(r"(?m)^GPU1[ \t]+(?:X|[A-Z]{3,4}|NV\d+)[ \t]")
+_MATRIX_NVLINK: Final = Pattern(r"(?m)^GPU\d+[ \t][^\n]*\bNV\d+\b")
 _GPUS_ARE_PCIE_CARDS: Final = predicate(
     lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards"
 )
@@ -114,6 +116,13 @@ _SOME_NVLINKS_UP: Final = predicate(
     lambda snapshot: any(gpu_nvlink.up for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up"
 )
 _NVLINKS_DOWN: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
+_NO_NVLINK_IN_MATRIX: Final = predicate(
+    lambda snapshot: any(
+        _MATRIX_ROW.search(item.text) and not _MATRIX_NVLINK.search(item.text)
+        for item in snapshot.items_of("nvidia-smi-topo", "text")
+    ),
+    "no pair of GPUs is connected by NVLink",
+)
 # Every monitor has its own words for it.
 _NVLINK_DOWN_MESSAGE: Final = message_line(
     r"(?i)DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
@@ -351,6 +360,7 @@ RULES: Final = (
         check=_find_gpus_without_links,
         typical=unless(custom_sign(_rejected_gpus), _MANAGER_DOWN),
         context=any_of(command_run(r"\bnvlink\b"), _manager_state_sign("active")),
+        against=(_NO_NVLINK_IN_MATRIX,),
         remedy=make_fixed_remedy(
             run_step(
                 "inspect", "read the state of the fabric", Shell("nvidia-smi -q | grep -A 12 -w Fabric"), _SHOW_XIDS
@@ -369,6 +379,7 @@ RULES: Final = (
         look_at=(Shell("nvidia-smi nvlink -s"),),
         check=_find_gpus_with_missing_links,
         context=command_run(r"\bnvlink\b|topo -m"),
+        against=(_NO_NVLINK_IN_MATRIX,),
         remedy=make_fixed_remedy(
             reboot_node("reboot the node: links are trained again"),
             manual_step("hardware", "reseat the module or the NVLink bridge", "the same links stay down"),

@@ -286,7 +286,12 @@ RULES: Final = (
         layer="hardware",
         shows_in="pci",
         disruption="power-cycle",
-        symptoms=(*_NO_GPU_SYMPTOMS, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
+        symptoms=(
+            *_NO_GPU_SYMPTOMS,
+            symptoms.NO_MODULE,
+            symptoms.CUDA_UNAVAILABLE,
+            symptoms.CUDA_FINDS_NO_DEVICE,
+        ),
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=all_of(
             symptoms.NO_GPU_ON_BUS,

@@ -287,7 +287,7 @@ RULES: Final = (
             ),
             _ACS_REDIRECTS_REQUESTS,
         ),
-        context=_IOMMU_TRANSLATES,
+        context=any_of(_IOMMU_TRANSLATES, _PEER_TRANSFER_PROBLEM),
         summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
         remedy=_bypass_iommu,
         explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},

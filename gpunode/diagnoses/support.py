@@ -273,6 +273,10 @@ _GPU_NEEDING_OPEN_MODULES: Final = _model_sign(
     lambda one: one.needs_open_modules, "a GPU that only the open modules drive"
 )
 _WITHOUT_GSP: Final = _model_sign(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
+# Amazon's p2, p3 and g3, Azure's NC and ND up to v3: K80, M60, P100, V100.
+_PRE_TURING_INSTANCE: Final = message_line(
+    r"\b(?:p[23](?:dn)?|g3s?)\.\d{0,2}x?large\b|\bStandard_N[CD]\d{1,2}r?s?(?:_v[23])?\b"
+)
 _NO_MAINTAINED_DRIVER: Final = _model_sign(_is_branch_ended, "a GPU that no maintained branch drives")
 _VERSION_KNOWN: Final = predicate(
     lambda snapshot: bool(snapshot.view(installed_driver).version), "the driver's version is known"
@@ -352,7 +356,7 @@ RULES: Final = (
         summary=_make_summary(
             OPEN_MODULE_CAUSE, "the open kernel modules are installed, but {gpu} lacks the GSP that they need"
         ),
-        context=any_of(all_of(_OPEN_ON_DISK, _GPU_NOT_STARTED), _WITHOUT_GSP),
+        context=any_of(all_of(_OPEN_ON_DISK, _GPU_NOT_STARTED), _WITHOUT_GSP, _PRE_TURING_INSTANCE),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_BEFORE_TURING),
         remedy=_change_driver(keep=True),
         explains=consequences.NO_DRIVER,

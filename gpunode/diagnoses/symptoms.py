@@ -46,6 +46,8 @@ NO_DRIVER: Final = message_line(
     # DCGM, nvidia-settings and X.
     r"|NVML doesn.t exist on this system|Unable to load info from any available system"
     r"|Failed to initialize the NVIDIA kernel module"
+    # RPM Fusion's nvidia-fallback.service.
+    r"|NVIDIA kernel module missing\. Falling back"
 )
 NO_MODULE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"

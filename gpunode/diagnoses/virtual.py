@@ -128,6 +128,11 @@ _LICENSE_ACQUIRED: Final = _gridd_line(r"License (?:acquired|renewed) successful
 _GRIDD_NOT_FOUND: Final = message_line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
+# NVIDIA lends vGPU's licences for 90 days.
+_TRIAL_LICENSE_MENTIONED: Final = message_line(
+    r"(?i)\b90[ -]days?\b[^\n]{0,40}\btrial\b|\btrial\b[^\n]{0,40}\b90[ -]days?\b"
+    r"|\bvGPU\b[^\n]{0,40}\b(?:un)?licen[cs]"
+)
 
 
 _CHECK_LICENSE_STEP: Final = run_step(
@@ -256,7 +261,7 @@ RULES: Final = (
         decisive=any_of(all_of(_VGPU_UNLICENSED, _GRIDD_NOT_FOUND), _LICENSING_UNCONFIGURED),
         typical=any_of(_VGPU_UNLICENSED, all_of(_GRIDD_NOT_FOUND, symptoms.CUDA_BUSY)),
         symptoms=(_VGPU_UNLICENSED, _LICENSING_UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
-        context=_GRIDD_NOT_FOUND,
+        context=any_of(_GRIDD_NOT_FOUND, _TRIAL_LICENSE_MENTIONED),
         against=(unless(_LICENSE_ACQUIRED, _VGPU_UNLICENSED),),
         summary="this vGPU has no licence: none was requested, or it expired",
         look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
