@@ -152,12 +152,13 @@ def _has_ofed_stack(feature: GpuDirectFeature, facts: Facts) -> bool:
 
 
 def _plan_if_unneeded(recipe: Recipe, facts: Facts) -> Planned | None:
-    """Plan nothing if GPUDirect is not requested, or another system loads its kernel modules."""
+    """Plan nothing if GPUDirect is not requested, its kernel modules are another system's, or the driver waits."""
     if not wanted_features(recipe):
         return Planned((), "not requested", is_requested=False)
     if not need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver:
         return Planned((), "its kernel modules belong to the host of this system", is_deferred=True)
-    return None
+    driver = wanted_driver(recipe, facts)
+    return driver if isinstance(driver, Planned) and driver.is_deferred else None
 
 
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:

@@ -41,6 +41,7 @@ def _installed(outcome: Planned) -> list[str]:
         ((GTX_1080,), "auto", "auto", "12-9"),  # CUDA 13 does not compile for Pascal
         ((T4, GTX_1080), "auto", "auto", "12-9"),
         ((T4,), "12.4", "auto", "12-4"),
+        ((T4,), "auto", "525", "12-0"),  # of which no version is in the table
         ((), "12.9", "none", "12-9"),  # a machine without a GPU that compiles
     ],
 )
