@@ -301,7 +301,8 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
-    chosen = driver.chosen
+    # The libraries are of the installed version, and another module of the branch does not work with them.
+    chosen = replace(driver.chosen, exact=installed_driver_version(facts, driver) or driver.chosen.exact)
     kernels = need(facts.kernels, "which kernels are installed")
     if driver.modules:
         from gpunode.steps.own_driver import plan_prebuilt  # loaded on use
@@ -342,9 +343,8 @@ def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:
 
 def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     """Build nothing for a driver that stays as it is; note a kernel that it lacks."""
-    # Of a prebuilt module the branch alone is known.
     wanted = need(facts.kernels, "which kernels are installed")
-    lacking = kernels_without_module(replace(preexisting.chosen, exact=""), wanted, facts)
+    lacking = kernels_without_module(preexisting.chosen, wanted, facts)
     kernel = ", ".join(lacking)
     mend = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
     warning = f"driver {preexisting.version} has no module for kernel {kernel}: {mend} before booting that kernel"
@@ -362,8 +362,10 @@ def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
 def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
-    # Of one without a version, only DKMS tells that it is the chosen driver's.
-    built = {file.kernel for file in files if (is_version_of(file.version, chosen) if file.version else file.dkms)}
+    # Of a prebuilt one the branch alone is known; of one without a version, only DKMS tells that it is the driver's.
+    of_branch = replace(chosen, exact="")
+    fitting = (one for one in files if not one.version or is_version_of(one.version, chosen if one.dkms else of_branch))
+    built = {file.kernel for file in fitting if file.version or file.dkms}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
 
@@ -377,6 +379,8 @@ def plan_module_load(recipe: Recipe, facts: Facts) -> StepOutcome:
         return driver
     if facts.is_image:
         return Planned((), "the kernel of the image loads it at boot", is_deferred=True)
+    if isinstance(facts.loaded_driver, Unknown) and facts.loaded_driver.probe == PLAN_PROBE_KEY:
+        return Planned((), "this run loads it", is_deferred=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_driver_version(facts, driver))

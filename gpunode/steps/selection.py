@@ -361,7 +361,11 @@ def packages_built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[Packa
     Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
     """
     version, packages = module_package_version(facts, driver), known(facts.packages, {})
-    if not version or _UBUNTU_VERSION_MARK in version or driver.chosen.source == "distro":
+    if (
+        not version
+        or _UBUNTU_VERSION_MARK in version
+        or (driver.family.id, driver.chosen.source) != ("debian", "nvidia")
+    ):
         return ()
     of_driver = ((package, packages[package]) for package in sorted(driver_packages(packages)))
     return tuple(

@@ -261,6 +261,14 @@ def test_packages_built_for_ubuntu_leave_with_their_modules() -> None:
     assert plan_stage(wanted, after, "packages").packages == ()
 
 
+def test_libraries_of_ubuntu_stay_for_its_modules_of_the_other_flavour() -> None:
+    packages = dict.fromkeys(("nvidia-dkms", "libnvidia-compute", "nvidia-persistenced"), "595.71.05-1ubuntu1")
+    node = machine(distro=UBUNTU, gpus=(gpu(B200),), packages=packages)
+    first = plan_stage(recipe(), node, "packages")
+    assert "nvidia-dkms-open" in names(first.packages)
+    assert plan_stage(recipe(), project_changes(node, first.ordered_changes), "packages").packages == ()
+
+
 def test_driver_of_an_ended_branch_is_replaced() -> None:
     assert chosen_driver(recipe(), with_driver("535.261.03", open_module=False)).branch == PRODUCTION
 
@@ -504,7 +512,7 @@ def test_module_is_also_built_for_the_next_kernel() -> None:
     assert change.argv == ("dkms", "autoinstall", "-k", NEWER)
 
 
-@pytest.mark.parametrize(("version", "verb"), [("580.95.05", "install"), ("470.256.02", "autoinstall")])
+@pytest.mark.parametrize(("version", "verb"), [("580.95.05", "install"), ("580.65.06", "autoinstall")])
 def test_module_recorded_by_dkms_but_missing_is_installed_by_force(version: str, verb: str) -> None:
     """``dkms autoinstall`` would skip it and exit 0: seen with dkms 3.0.10."""
     node = with_driver("580.95.05", module_files=(), dkms={KERNEL: DkmsBuild("nvidia", version)})
@@ -519,6 +527,7 @@ def test_module_recorded_by_dkms_but_missing_is_installed_by_force(version: str,
     "file",
     [
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "470.256.02", dkms=True),
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.65.06", dkms=True),
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/drivers/video/nvidia.ko"),
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-570-open/nvidia.ko", "570"),
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-58/nvidia.ko", "58"),

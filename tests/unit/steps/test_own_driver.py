@@ -15,12 +15,14 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
-from gpunode.recipe import CudaToolkit, Recipe, VersionLock
+from gpunode.recipe import CudaToolkit, GpuDirect, MigSettings, Recipe, VersionLock
 from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
 from gpunode.steps.fabric import FABRIC_STEP
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, NOUVEAU_STEP
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP
 from gpunode.steps.secure_boot import SECURE_BOOT_STEP
+from gpunode.steps.table import STAGES
+from gpunode.workflow.converge import plan_stage, project_stage
 from tests.fakes.firmware import Firmware
 from tests.unit.steps.machines import (
     B200,
@@ -278,6 +280,16 @@ def test_module_of_a_package_counts_once_it_is_planned() -> None:
     facts = noble()
     after = project_changes(facts, planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes)
     assert planned(MODULE_BUILD_STEP.plan(NO_OPTION, after)).is_deferred
+
+
+def test_module_that_the_plan_loads_answers_the_steps_after_it() -> None:
+    wanted = replace(NO_OPTION, mig=MigSettings("all-balanced"), gpudirect=GpuDirect(rdma="peermem"))
+    facts = noble(gpus=(gpu(H100),), packages={"mlnx-ofed-kernel-dkms": "24.10"})
+    for stage in STAGES:
+        found = plan_stage(wanted, facts, stage)
+        assert found.refusal is None
+        facts = project_stage(facts, found)
+        assert not plan_stage(wanted, facts, stage).ordered_changes
 
 
 def test_missing_prebuilt_module_is_refused_after_its_package() -> None:
