@@ -8,11 +8,11 @@ from typing import Final
 
 from gpunode.catalog.gpudirect import FEATURES, GDRCOPY_FEATURE, GpuDirectFeature
 from gpunode.change import FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
+from gpunode.command import sudo_gpunode
 from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
-from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import (
     PLATFORM_QUESTION,
@@ -129,7 +129,7 @@ def _find_build_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _Drive
         return Refusal(
             what=f"{feature.name} needs the kernel headers of {' and '.join(bare)}",
             why=f"DKMS builds {feature.module} with them, and this run does not install them",
-            hint=f"sudo {system(facts).install([f'linux-headers-{kernel}' for kernel in bare])}, or {feature.instead}",
+            hint=f"{sudo_gpunode('setup', '--only', 'headers')}, or {feature.instead}",
         )
     return None
 

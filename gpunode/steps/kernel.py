@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
-from gpunode.change import CommandChange, FileState, KnownAfter, ModuleChange, PackageChange, Trigger
+from gpunode.change import CommandChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, Trigger
 from gpunode.command import command
 from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
@@ -24,6 +24,7 @@ from gpunode.steps.installed_driver import (
     PreexistingDriver,
     explain_manual_marks,
     family_of,
+    is_at_version,
     is_version_of,
     plan_manual_marks,
     preexisting_driver,
@@ -72,7 +73,9 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     meta = PackageId(followed) if followed else None
     if meta:
         wanted.append(meta)
-    missing = [one for one in dict.fromkeys(wanted) if one not in packages or packages[one].config_files_only]
+    of_backports = _find_backports_version(meta, packages) if meta else ""
+    prefixes = {meta: of_backports}
+    missing = [one for one in dict.fromkeys(wanted) if not is_at_version(packages.get(one), prefixes.get(one, ""))]
     lost = [one for one in dict.fromkeys(wanted) if one not in {*missing, meta}]
     if refused := _refuse_without_header_files(missing, lost, facts):
         return refused
@@ -85,12 +88,25 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
             marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
         )
     # Those of one kernel go with it, as those do that the metapackage brings.
-    states = ((package, KnownAfter(why="headers", auto=meta is not None and package != meta)) for package in missing)
-    changes = tuple(PackageChange(one, packages.get(one), after) for one, after in states)
+    any_version = KnownAfter(why="headers", auto=meta is not None)
+    meta_state = PackageState(of_backports) if of_backports else replace(any_version, auto=False)
+    changes = tuple(
+        PackageChange(one, packages.get(one), meta_state if one == meta else any_version) for one in missing
+    )
     reason = f"the driver's module is built for {listed}"
     return Planned(
         (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes
     )
+
+
+def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, PackageState]) -> str:
+    """Return the version of the kernel's own metapackage where that is from backports; empty elsewhere.
+
+    apt takes a new package from the release itself unless it is told the version, and its headers follow other kernels.
+    """
+    image, present = packages.get(PackageId(meta.name.replace("-headers-", "-image-"))), packages.get(meta)
+    is_held = present is not None and present.held
+    return image.version if image and "~bpo" in image.version and not is_held else ""
 
 
 def _refuse_without_header_files(

@@ -484,6 +484,24 @@ def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
     assert not alone.after.auto
 
 
+@pytest.mark.parametrize("present", ["", "6.1.153-1"])
+def test_headers_metapackage_follows_a_kernel_from_backports(present: str) -> None:
+    """Told no version, apt takes the release's own, which follows other kernels: seen with apt 2.6."""
+    kernel, version = "6.12.12+bpo-amd64", "6.12.12-1~bpo12+1"
+    packages = {"linux-image-amd64": version} | ({"linux-headers-amd64": present} if present else {})
+    node = machine(kernels=Kernels(kernel, (KERNEL, kernel)), packages=packages)
+    changes = PackageChange.of_kind(planned(HEADERS_STEP.plan(recipe(), node)).changes)
+    assert {str(one.id): one.after for one in changes} == {
+        f"linux-headers-{kernel}": KnownAfter(why="headers", auto=True),
+        "linux-headers-amd64": PackageState(version),
+    }
+    assert planned(HEADERS_STEP.plan(recipe(), project_changes(node, changes))).changes == ()
+    held = {**packages, "linux-headers-amd64": PackageState("6.1.153-1", held=True)}
+    kept = planned(HEADERS_STEP.plan(recipe(), machine(kernels=Kernels(kernel, (kernel,)), packages=held)))
+    assert names(kept.changes) == [f"linux-headers-{kernel}"]
+    assert "later kernels come without headers" in kept.notes[0]
+
+
 def test_installed_headers_are_not_requested_again() -> None:
     packages = {"linux-headers-amd64": "6.1.140-1"}
     assert planned(HEADERS_STEP.plan(recipe(), machine(packages=packages, headers=frozenset({KERNEL})))).changes == ()

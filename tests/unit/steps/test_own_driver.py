@@ -276,6 +276,15 @@ def test_ubuntu_gets_signed_modules_without_dkms_and_without_a_key() -> None:
     assert planned(NOUVEAU_STEP.plan(NO_OPTION, facts)).changes
 
 
+def test_kernels_of_the_virtual_metapackage_get_the_generic_modules() -> None:
+    """Cloud images have linux-image-virtual: the kernels of linux-image-generic, for which alone there are modules."""
+    facts = noble()
+    packages = {one: state for one, state in packages_of(facts).items() if one.name != "linux-image-generic"}
+    virtual = {**packages, PackageId("linux-image-virtual"): PackageState("6.8.0-88.89")}
+    facts = replace(facts, packages=Known(virtual, "dpkg-status"))
+    assert names(planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes) == SIGNED
+
+
 def test_module_of_a_package_counts_once_it_is_planned() -> None:
     facts = noble()
     after = project_changes(facts, planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes)
