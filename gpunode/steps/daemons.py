@@ -141,7 +141,9 @@ def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
             "(NVIDIA/k8s-device-plugin issues 712 and 762)",
             'leave [mps] out, and set mode = "mps" in [kubernetes.sharing] where pods are to share GPUs',
         )
-    if recipe.mig.layout:
+    from gpunode.catalog.mig import ALL_DISABLED_LAYOUT  # loaded on use: few recipes ask for the daemon
+
+    if recipe.mig.layout not in {"", ALL_DISABLED_LAYOUT}:
         return Refusal(
             "[mps] and MIG exclude each other",
             "one MPS daemon serves whole GPUs; on MIG instances each would need one of its own",

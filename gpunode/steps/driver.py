@@ -208,7 +208,9 @@ def _explain_conflicts(
     departure: DependentRemoval | None,
 ) -> str:
     """Return why packages leave, or get another version."""
-    versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
+    # Prebuilt modules have the version of their kernel.
+    known_versions = {upstream(state.version) for state in old.values()} - {""}
+    versions = ", ".join(sorted(known_versions or {state.version for state in old.values()}))
     verb = "conflicts" if len(old) == 1 else "conflict"
     said = [f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"] if old else []
     if moves:

@@ -321,6 +321,13 @@ def test_nvidias_packages_of_the_same_branch_leave_ubuntu() -> None:
     assert sorted(gone) == ["libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-persistenced"]
 
 
+def test_kernels_version_is_none_of_the_driver_that_leaves() -> None:
+    old = {"nvidia-headless-no-dkms-535-server": "535.274.02-0ubuntu0.24.04.1"}
+    modules = {f"linux-modules-nvidia-535-server-{NOBLE_KERNEL}": "6.8.0-88.89"}
+    outcome = planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages={**old, **modules})))
+    assert outcome.reason.startswith("2 packages of driver 535.274.02 conflict")
+
+
 def test_modules_that_dkms_built_leave_for_signed_ones() -> None:
     packages = dict.fromkeys(("nvidia-dkms-580-server-open", *SIGNED), "580.173.02-0ubuntu0.24.04.1")
     gone = names(planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages=packages))).changes)
