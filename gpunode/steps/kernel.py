@@ -39,8 +39,7 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     """Return the header packages of the kernels that must have a driver, and the one for later kernels."""
     kernels = known(facts.kernels, Kernels(None, ()))
     found = [family.headers_package(kernel) for kernel in kernels.wanted]
-    meta = family.headers_meta(kernels.wanted[-1], known(facts.packages, {})) if kernels.wanted else None
-    return (*found, PackageId(meta)) if meta else tuple(found)
+    return (*found, *map(PackageId, family.find_header_metapackages(kernels, known(facts.packages, {}))))
 
 
 _PURPOSE_BY_HEADER_GLOB: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
@@ -68,35 +67,28 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "not needed: the driver's modules come prebuilt in packages", is_requested=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
-    wanted = [family.headers_package(kernel) for kernel in kernels.wanted if kernel not in built_for]
-    followed = family.headers_meta(kernels.wanted[-1], packages)
-    meta = PackageId(followed) if followed else None
-    if meta:
-        wanted.append(meta)
-    of_backports = _find_backports_version(meta, packages) if meta else ""
-    prefixes = {meta: of_backports}
-    missing = [one for one in dict.fromkeys(wanted) if not is_at_version(packages.get(one), prefixes.get(one, ""))]
-    lost = [one for one in dict.fromkeys(wanted) if one not in {*missing, meta}]
+    metas = tuple(map(PackageId, family.find_header_metapackages(kernels, packages)))
+    versions = {meta: _find_backports_version(meta, packages) for meta in metas}
+    wanted = dict.fromkeys((*(family.headers_package(one) for one in kernels.wanted if one not in built_for), *metas))
+    missing = [one for one in wanted if not is_at_version(packages.get(one), versions.get(one, ""))]
+    lost = [one for one in wanted if one not in {*missing, *metas}]
     if refused := _refuse_without_header_files(missing, lost, facts):
         return refused
     listed = " and ".join(kernels.wanted)
-    marked = plan_manual_marks(packages, [meta] if meta and meta not in missing else [])
-    is_meta_held = meta is not None and meta not in missing and packages[meta].held
-    notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if is_meta_held else ()
+    there = [meta for meta in metas if meta not in missing]
+    marked, held = plan_manual_marks(packages, there), [meta for meta in there if packages[meta].held]
+    notes = tuple(f"{meta} is held, so later kernels come without headers and without a driver" for meta in held)
     if not missing:
         return Planned(
             marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
         )
     # Those of one kernel go with it, as those do that the metapackage brings.
-    any_version = KnownAfter(why="headers", auto=meta is not None)
-    meta_state = PackageState(of_backports) if of_backports else replace(any_version, auto=False)
-    changes = tuple(
-        PackageChange(one, packages.get(one), meta_state if one == meta else any_version) for one in missing
-    )
+    any_version = KnownAfter(why="headers", auto=bool(metas))
+    states = {one: PackageState(of) if of else replace(any_version, auto=False) for one, of in versions.items()}
+    changes = tuple(PackageChange(one, packages.get(one), states.get(one, any_version)) for one in missing)
+    coming = " and ".join(str(meta) for meta in metas if meta in missing)
     reason = f"the driver's module is built for {listed}"
-    return Planned(
-        (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes
-    )
+    return Planned((*changes, *marked), reason + (f"; {coming} keeps later kernels covered" if coming else ""), notes)
 
 
 def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, PackageState]) -> str:

@@ -484,6 +484,18 @@ def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
     assert not alone.after.auto
 
 
+def test_headers_follow_the_running_kernel_too_where_the_newest_has_no_metapackage() -> None:
+    """A kernel of another flavour that somebody tried once sorts after it."""
+    node = machine(kernels=Kernels(KERNEL, (KERNEL, "6.1.0-37-cloud-amd64")))
+    assert "linux-headers-amd64" in names(planned(HEADERS_STEP.plan(recipe(), node)).changes)
+    both = machine(
+        kernels=Kernels(KERNEL, (KERNEL, "6.1.0-37-cloud-amd64")), packages={"linux-image-cloud-amd64": "6.1.140-1"}
+    )
+    outcome = planned(HEADERS_STEP.plan(recipe(), both))
+    assert names(outcome.changes)[2:] == ["linux-headers-amd64", "linux-headers-cloud-amd64"]
+    assert planned(HEADERS_STEP.plan(recipe(), project_changes(both, outcome.changes))).changes == ()
+
+
 @pytest.mark.parametrize("present", ["", "6.1.153-1"])
 def test_headers_metapackage_follows_a_kernel_from_backports(present: str) -> None:
     """Told no version, apt takes the release's own, which follows other kernels: seen with apt 2.6."""
