@@ -17,7 +17,7 @@ from gpunode.catalog.conflicts import (
 )
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, Known, known, need, plan_file
+from gpunode.facts.model import Facts, Unknown, known, need, plan_file
 from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
@@ -278,13 +278,10 @@ _DIVERTIBLE_FILES = (
 _DISPLAY_KERNEL_DRIVERS = frozenset({"nvidia", "nouveau"})
 _DESKTOP_PACKAGES = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 _SIGNING_WARNING = (
-    "the installed modules come prebuilt and signed by their vendor; DKMS signs its own with this machine's key. "
-    "{when}, the kernel refuses them until that key is "
-    "enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: /var/lib/dkms/mok.pub), confirmed at the "
-    "console during the next boot (MOK manager)"
+    "the installed modules come prebuilt and signed; if Secure Boot is on (mokutil --sb-state), the kernel refuses "
+    "what DKMS builds until its key is enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: "
+    "/var/lib/dkms/mok.pub), confirmed at the console during the next boot (MOK manager)"
 )
-
-
 _SKIPPED_ENROLMENT_WARNING = (
     "Secure Boot is on, the firmware does not have the key that DKMS signs modules with, and the recipe leaves out the "
     "step secure-boot: enrol that key before the next boot, or the machine has no driver then, and no nouveau"
@@ -341,10 +338,9 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         for one, now in states
     )
     is_new = any(not is_at_version(packages.get(name), "") for name in wanted)
-    signed = _signature_warning(driver, facts) if is_new else ()
     about_changes = (
         *(_display_warning(recipe, facts) if is_new else ()),
-        *signed,
+        *((_SIGNING_WARNING,) if is_new and _may_replace_signed_modules(driver, facts) else ()),
         *((_SKIPPED_ENROLMENT_WARNING,) if lacks_enrolment(recipe, facts) else ()),
         *_reboot_warning(chosen, facts),
     )
@@ -386,19 +382,10 @@ def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
     return (f"driver {loaded.version} stays loaded until the reboot; programs that start in between find no GPU",)
 
 
-def _signature_warning(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
-    """Return a warning when modules that DKMS builds replace those that a distribution has signed."""
-    if driver.modules:
-        return ()
-    dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
-    has_dkms = is_at_version(known(facts.packages, {}).get(dkms_package), "")
+def _may_replace_signed_modules(driver: WantedDriver, facts: Facts) -> bool:
+    """Return whether a distribution has signed the present modules, and nobody knows if that is of consequence."""
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
-    secure_boot = facts.secure_boot
-    if not is_prebuilt or has_dkms or (isinstance(secure_boot, Known) and not secure_boot.value):
-        return ()
-    is_on = isinstance(secure_boot, Known)
-    when = "Because Secure Boot is on" if is_on else "If Secure Boot is on (mokutil --sb-state)"
-    return (_SIGNING_WARNING.format(when=when),)
+    return isinstance(facts.secure_boot, Unknown) and is_prebuilt and not driver.modules
 
 
 def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
