@@ -244,7 +244,7 @@ def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES_FILE} names the nodes of the rack", is_deferred=True)
     runs = facts.can_start(fabric.unit) and is_chosen_driver_loaded(known(facts.loaded_driver, None), driver.chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or runs)
-    if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
+    if unit.exists and unit.state == wanted:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     return Planned((ServiceChange(fabric.unit, unit.state, wanted),), "it programs the NVSwitches at every boot")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -72,8 +72,12 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     wanted = dict.fromkeys((*(family.headers_package(one) for one in kernels.wanted if one not in built_for), *metas))
     missing = [one for one in wanted if not is_at_version(packages.get(one), versions.get(one, ""))]
     lost = [one for one in wanted if one not in {*missing, *metas}]
-    if refused := _refuse_without_header_files(missing, lost, facts):
+    if (missing or lost) and (refused := system(facts).refuse_excluded_files(facts, _PURPOSE_BY_HEADER_GLOB)):
         return refused
+    if lost:
+        from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
+
+        return refuse_lost_headers(lost, facts)
     listed = " and ".join(kernels.wanted)
     there = [meta for meta in metas if meta not in missing]
     marked, held = plan_manual_marks(packages, there), [meta for meta in there if packages[meta].held]
@@ -99,19 +103,6 @@ def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, Packag
     image, present = packages.get(PackageId(meta.name.replace("-headers-", "-image-"))), packages.get(meta)
     is_held = present is not None and present.held
     return image.version if image and "~bpo" in image.version and not is_held else ""
-
-
-def _refuse_without_header_files(
-    missing: Sequence[PackageId], lost: Sequence[PackageId], facts: Facts
-) -> Refusal | None:
-    """Return the refusal of headers whose files somebody has deleted, or which would come without them."""
-    if (missing or lost) and (refused := system(facts).refuse_excluded_files(facts, _PURPOSE_BY_HEADER_GLOB)):
-        return refused
-    if not lost:
-        return None
-    from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
-
-    return refuse_lost_headers(lost, facts)
 
 
 HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
