@@ -24,6 +24,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import has_prefix
 from gpunode.recipe import Recipe
+from gpunode.steps.fabric import FABRIC_STEP
 from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
@@ -306,7 +307,8 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         if recipe.upgrade
         else tuple(n for n in names if not is_at_version(packages.get(n), package_version_prefix(n, chosen)))
     )
-    strays = mismatched_packages(recipe, facts, driver)
+    of_fabric = () if FABRIC_STEP.id in recipe.skip else fabric_packages(recipe, facts)
+    strays = tuple(one for one in mismatched_packages(recipe, facts, driver) if one not in of_fabric)
     along = tools_of_mismatched(strays, packages)
     # Of the same version by another build: named with its revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
@@ -332,7 +334,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     version = kept_driver_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else version_prefix(chosen), "driver")
     states = ((package, packages.get(package)) for package in wanted)
-    as_modules = PackageState(module_package_version(facts, driver)) if rebuilt else after
+    as_modules = PackageState(module_package_version(facts, driver) or f"{chosen.exact}-1") if rebuilt else after
     changes = tuple(
         PackageChange(one, now, _target_state(driver, recipe, one, now, as_modules if one in rebuilt else after))
         for one, now in states

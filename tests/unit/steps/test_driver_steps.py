@@ -261,6 +261,16 @@ def test_packages_built_for_ubuntu_leave_with_their_modules() -> None:
     assert plan_stage(wanted, after, "packages").packages == ()
 
 
+def test_library_built_for_ubuntu_leaves_before_modules_of_an_exact_version_come() -> None:
+    node = machine(packages={"libnvidia-ml1": "580.95.05-1ubuntu1", "nvidia-persistenced": "580.95.05-1ubuntu1"})
+    wanted = recipe(version="580.95.05")
+    first = plan_stage(wanted, node, "packages")
+    after = {str(one.id): one.after for one in first.packages}
+    assert after["libnvidia-ml1"] is None
+    assert after["nvidia-persistenced"] == PackageState("580.95.05-1")
+    assert plan_stage(wanted, project_changes(node, first.ordered_changes), "packages").packages == ()
+
+
 def test_libraries_of_ubuntu_stay_for_its_modules_of_the_other_flavour() -> None:
     packages = dict.fromkeys(("nvidia-dkms", "libnvidia-compute", "nvidia-persistenced"), "595.71.05-1ubuntu1")
     node = machine(distro=UBUNTU, gpus=(gpu(B200),), packages=packages)
