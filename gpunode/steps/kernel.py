@@ -98,7 +98,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
 def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, PackageState]) -> str:
     """Return the version of the kernel's own metapackage where that is from backports; empty elsewhere.
 
-    apt takes a new package from the release itself unless it is told the version, and its headers follow other kernels.
+    Unless told a version, the package manager takes a new package from the release, whose headers are other kernels'.
     """
     image, present = packages.get(PackageId(meta.name.replace("-headers-", "-image-"))), packages.get(meta)
     is_held = present is not None and present.held

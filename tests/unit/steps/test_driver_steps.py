@@ -261,7 +261,7 @@ def test_packages_built_for_ubuntu_leave_with_their_modules() -> None:
     assert plan_stage(wanted, after, "packages").packages == ()
 
 
-def test_library_built_for_ubuntu_leaves_before_modules_of_an_exact_version_come() -> None:
+def test_library_built_for_ubuntu_leaves_for_an_exact_version() -> None:
     node = machine(packages={"libnvidia-ml1": "580.95.05-1ubuntu1", "nvidia-persistenced": "580.95.05-1ubuntu1"})
     wanted = recipe(version="580.95.05")
     first = plan_stage(wanted, node, "packages")
@@ -494,7 +494,7 @@ def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
     assert not alone.after.auto
 
 
-def test_headers_follow_the_running_kernel_too_where_the_newest_has_no_metapackage() -> None:
+def test_headers_follow_the_running_kernel_and_the_newest() -> None:
     """A kernel of another flavour that somebody tried once sorts after it."""
     node = machine(kernels=Kernels(KERNEL, (KERNEL, "6.1.0-37-cloud-amd64")))
     assert "linux-headers-amd64" in names(planned(HEADERS_STEP.plan(recipe(), node)).changes)
