@@ -79,6 +79,7 @@ _FIRST_CUDA_BY_CAPABILITY: Mapping[Version, Version] = {
     (8, 9): (11, 8),
     (10, 0): (12, 8),
     (10, 3): (12, 9),
+    (10, 7): (13, 4),
     (12, 0): (12, 8),
     (12, 1): (12, 9),
 }
@@ -96,8 +97,9 @@ def find(version: Version) -> CudaRelease | None:
 
 
 def newest_supported_by_driver(driver: str) -> Version | None:
-    """The newest CUDA that a driver supports; None where it is older than the table."""
-    known = [release.version for release in releases() if parse_version(release.driver) <= parse_version(driver)]
+    """The newest CUDA that a driver, or the newest one of a branch, supports; None where it is older than the table."""
+    numbers = parse_version(driver)
+    known = [one.version for one in releases() if parse_version(one.driver)[: len(numbers)] <= numbers]
     return known[-1] if known else None
 
 

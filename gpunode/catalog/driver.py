@@ -106,8 +106,8 @@ def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Refusal | None:
 
 _NO_GPU_HINT = f"run `{LIST_GPUS}` to see what the system finds; for an image, name the GPUs with `--gpu 10de:1b80`"
 _OLD_GPU_HINT = (
-    "leave the driver to the distribution with `--driver none` (Debian 12 has nvidia-tesla-470-driver), "
-    "or remove the GPU"
+    "install the distribution's own driver of that branch, if it has one, and run the same command again with "
+    "`--driver none`; or remove the GPU"
 )
 _MIXED_GPUS_HINT = "remove one kind of GPU, or bind one to vfio-pci for a virtual machine"
 

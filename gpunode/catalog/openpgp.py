@@ -141,7 +141,7 @@ def dearmor(data: bytes) -> bytes:
     """The binary form of an armored key file; the blocks of several follow one another.
 
     Raises:
-        ValueError: not an armored public key, text outside the armor, bad base64, or a checksum that does not match.
+        ValueError: not an armored public key, text outside the armor, or bad base64.
     """
     lines = [line.rstrip() for line in _decode_ascii(data).splitlines()]
     blocks: list[bytes] = []
@@ -175,35 +175,15 @@ def _decode_ascii(data: bytes) -> str:
 
 
 def _decode_armor_block(lines: list[str]) -> bytes:
-    """The bytes of one armor block, its checksum compared where it has one."""
+    """The bytes of one armor block; a checksum tells nothing (RFC 9580 §6.1), the fingerprint does."""
     blank = next((i for i, line in enumerate(lines) if not line), None)
     if blank is None or not all(_ARMOR_HEADER.fullmatch(line) for line in lines[:blank]):
         raise ValueError("the armor's headers do not end in an empty line")
     body = lines[blank + 1 :]
-    checksum = body.pop() if body and body[-1].startswith("=") else ""
-    data = _decode_base64("".join(body))
-    if checksum and _decode_base64(checksum[1:]) != _crc24(data).to_bytes(3, "big"):
-        raise ValueError("the armor's checksum does not match: the file is damaged")
-    return data
-
-
-def _decode_base64(text: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode("".join(body[:-1] if body and body[-1].startswith("=") else body), validate=True)
     except binascii.Error as error:
         raise ValueError(f"the armor is damaged: {error}") from error
-
-
-def _crc24(data: bytes) -> int:
-    """RFC 4880 §6.1."""
-    crc = 0xB704CE
-    for byte in data:
-        crc ^= byte << 16
-        for _ in range(8):
-            crc <<= 1
-            if crc & 0x1000000:
-                crc ^= 0x1864CFB
-    return crc
 
 
 def _parse_packets(data: bytes) -> Iterator[_Packet]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
+from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
 from gpunode.recipe import DriverScope, DriverSource
 
@@ -44,6 +45,13 @@ class Family:
     headers_package: Callable[[str], PackageId]
     headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]
     signs_own_modules: bool
+
+    def find_header_metapackages(
+        self, kernels: Kernels, installed: Mapping[PackageId, PackageState]
+    ) -> tuple[str, ...]:
+        """Return the packages that bring the headers of later kernels, of each flavour that runs or boots next."""
+        found = (self.headers_meta(kernel, installed) for kernel in kernels.wanted)
+        return tuple(dict.fromkeys(filter(None, found)))
 
     def brings_signed_modules(self, source: DriverSource) -> bool:
         """Return whether the kernel modules of this source come built, and signed with a key that the firmware has."""

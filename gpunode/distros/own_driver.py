@@ -58,11 +58,14 @@ def prebuilt_module_packages(
 ) -> tuple[str, ...]:
     """Return the packages of the wanted kernels' prebuilt modules, and the one that follows the kernel's meta package.
 
-    None where DKMS builds the modules.
+    None where DKMS builds the modules. For linux-image-virtual it is that of linux-image-generic: the kernels are the
+    same, and there are no modules under the other name.
     """
-    wanted = kernels.wanted if family.signs_own_modules else ()
-    meta = family.headers_meta(wanted[-1], installed) if wanted else None
-    follows = [meta.removeprefix("linux-headers-")] if meta else []
+    if not family.signs_own_modules:
+        return ()
+    metas = family.find_header_metapackages(kernels, installed)
+    follows = dict.fromkeys(meta.removeprefix("linux-headers-").replace("virtual", "generic") for meta in metas)
+    wanted = kernels.wanted
     return tuple(f"linux-modules-nvidia-{_server_package_suffix(choice)}-{which}" for which in (*wanted, *follows))
 
 

@@ -101,7 +101,9 @@ class Driver:
         DriverScope,
         KeySpec("compute has no display libraries; media adds video encoding and decoding; full adds a display"),
     ] = "compute"
-    persistence: Annotated[bool, KeySpec("whether nvidia-persistenced keeps the GPUs initialised")] = True
+    persistence: Annotated[
+        bool, KeySpec("true has nvidia-persistenced keep the GPUs initialised; false leaves the daemon as it is")
+    ] = True
     source: Annotated[
         DriverSource,
         KeySpec(
@@ -187,11 +189,11 @@ class RuntimeSettings:
         "if-missing"
     )
     set_as_default: Annotated[
-        bool | None, KeySpec("whether nvidia is the default runtime; if left out, the default is unchanged")
+        bool | None, KeySpec("whether nvidia is the default runtime (podman has none); if left out, it is unchanged")
     ] = None
     cgroup_driver: Annotated[
         CgroupDriver,
-        KeySpec("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver"),
+        KeySpec("auto keeps what the runtime has; systemd makes runc and nvidia of containerd and CRI-O use systemd's"),
     ] = "auto"
     cdi: Annotated[
         bool | None,

@@ -28,7 +28,13 @@ from gpunode.steps.installed_driver import (
 )
 from gpunode.steps.leftovers import find_run_toolkits
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, desired_state, packages_off_lock, refuse_held_packages
-from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
+from gpunode.steps.selection import (
+    WantedDriver,
+    choose_driver,
+    installed_driver_version,
+    refuse_package_without_lock,
+    wanted_driver,
+)
 
 CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
 # No LD_LIBRARY_PATH: programs find the libraries by the run path or by ld.so.conf.d, which the packages bring.
@@ -150,7 +156,7 @@ def _refuse_jetson(facts: Facts) -> Refusal | None:
 def _refuse_foreign_driver(recipe: Recipe, facts: Facts) -> Refusal | None:
     """Refuse to add NVIDIA's repository beside a driver of other packages, which an upgrade would mix with its own."""
     driver = wanted_driver(recipe, facts)
-    if isinstance(driver, Refusal | WantedDriver):
+    if isinstance(driver, Refusal | WantedDriver) or driver.is_deferred:
         return None
     packages = known(facts.packages, {})
     present = installed_driver_packages(facts) if packages else {}
@@ -170,12 +176,13 @@ def _find_driver_limit(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
     driver = wanted_driver(recipe, facts)
     if isinstance(driver, Refusal):
         return driver
-    if isinstance(driver, WantedDriver):
-        chosen = driver.chosen
+    if isinstance(driver, WantedDriver) or driver.is_deferred:  # one that waits for its key comes later
+        chosen = choose_driver(recipe, facts)
+        if isinstance(chosen, Refusal):
+            return chosen
+        kept = "" if recipe.upgrade or isinstance(driver, Planned) else installed_driver_version(facts, driver)
         row = branches.find(chosen.branch)
-        newest = row.newest_seen if row else ""
-        kept = "" if recipe.upgrade else installed_driver_version(facts, driver)
-        return _DriverLimit(chosen.exact or kept or newest, chosen.branch)
+        return _DriverLimit(chosen.exact or kept or (row.newest_seen if row else ""), chosen.branch)
     loaded = known(facts.loaded_driver, None)
     return _DriverLimit(loaded.version, branch_of(loaded.version)) if loaded else _DriverLimit("", 0)
 
@@ -211,7 +218,7 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     limits = [cuda.releases()[-1].version]
     if oldest is not None and (compiles := cuda.newest_for_capability(cuda.parse_version(oldest.compute_capability))):
         limits.append(compiles)
-    if driver.version and (runs := cuda.newest_supported_by_driver(driver.version)):
+    if driver.branch and (runs := cuda.newest_supported_by_driver(driver.version or str(driver.branch))):
         limits.append(runs)
     # Nor does an upgrade go back: the run after it would keep the newer release again.
     return _check_release(max([min(limits), *working]), facts, driver)

@@ -55,25 +55,15 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
         )
     if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {PERSISTENCED_UNIT}")
-    wanted = ServiceState(enabled=True, active=unit.state.active or _can_run_persistenced(recipe, facts))
-    if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
+    chosen = choose_driver(recipe, facts)
+    # It cannot talk to a module of another version.
+    can_run = isinstance(chosen, Choice) and is_chosen_driver_loaded(known(facts.loaded_driver, None), chosen)
+    wanted = ServiceState(enabled=True, active=unit.state.active or (can_run and facts.can_start(PERSISTENCED_UNIT)))
+    if unit.exists and unit.state == wanted:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     return Planned(
         (ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), "keeps the GPU initialised while nothing uses it"
-    )
-
-
-def _can_run_persistenced(recipe: Recipe, facts: Facts) -> bool:
-    """Return whether systemd can start the daemon and the loaded module is the installed driver's.
-
-    The daemon cannot talk to a module of another version.
-    """
-    chosen = choose_driver(recipe, facts)
-    return (
-        facts.can_start(PERSISTENCED_UNIT)
-        and isinstance(chosen, Choice)
-        and is_chosen_driver_loaded(known(facts.loaded_driver, None), chosen)
     )
 
 
@@ -141,7 +131,9 @@ def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
             "(NVIDIA/k8s-device-plugin issues 712 and 762)",
             'leave [mps] out, and set mode = "mps" in [kubernetes.sharing] where pods are to share GPUs',
         )
-    if recipe.mig.layout:
+    from gpunode.catalog.mig import ALL_DISABLED_LAYOUT  # loaded on use: few recipes ask for the daemon
+
+    if recipe.mig.layout not in {"", ALL_DISABLED_LAYOUT}:
         return Refusal(
             "[mps] and MIG exclude each other",
             "one MPS daemon serves whole GPUs; on MIG instances each would need one of its own",

@@ -21,9 +21,10 @@ from gpunode.steps.selection import WantedDriver, wanted_driver
 
 def inactive_fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield that GPUs joined by NVSwitches need a service that is not running, where gpunode installs no driver."""
-    fabric = find_fabric(facts)
+    fabric, driver = find_fabric(facts), wanted_driver(recipe, facts)
+    is_coming = isinstance(driver, WantedDriver) or (isinstance(driver, Planned) and driver.is_deferred)
     # CUDA starts without IMEX, which joins the memory of several trays.
-    if fabric is None or fabric.kind == "rack" or isinstance(wanted_driver(recipe, facts), WantedDriver):
+    if fabric is None or fabric.kind == "rack" or is_coming:
         return
     needs = f"{fabric.seen}: CUDA on these GPUs needs {fabric.unit}"
     fact = facts.unit(fabric.unit)

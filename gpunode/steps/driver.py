@@ -17,13 +17,14 @@ from gpunode.catalog.conflicts import (
 )
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, Known, known, need, plan_file
+from gpunode.facts.model import Facts, Unknown, known, need, plan_file
 from gpunode.facts.probes import LD_SO_CONFIG_FILE
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import has_prefix
 from gpunode.recipe import Recipe
+from gpunode.steps.fabric import FABRIC_STEP
 from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
@@ -208,7 +209,9 @@ def _explain_conflicts(
     departure: DependentRemoval | None,
 ) -> str:
     """Return why packages leave, or get another version."""
-    versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
+    # Prebuilt modules have the version of their kernel.
+    known_versions = {upstream(state.version) for state in old.values()} - {""}
+    versions = ", ".join(sorted(known_versions or {state.version for state in old.values()}))
     verb = "conflicts" if len(old) == 1 else "conflict"
     said = [f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"] if old else []
     if moves:
@@ -276,13 +279,10 @@ _DIVERTIBLE_FILES = (
 _DISPLAY_KERNEL_DRIVERS = frozenset({"nvidia", "nouveau"})
 _DESKTOP_PACKAGES = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 _SIGNING_WARNING = (
-    "the installed modules come prebuilt and signed by their vendor; DKMS signs its own with this machine's key. "
-    "{when}, the kernel refuses them until that key is "
-    "enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: /var/lib/dkms/mok.pub), confirmed at the "
-    "console during the next boot (MOK manager)"
+    "the installed modules come prebuilt and signed; if Secure Boot is on (mokutil --sb-state), the kernel refuses "
+    "what DKMS builds until its key is enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: "
+    "/var/lib/dkms/mok.pub), confirmed at the console during the next boot (MOK manager)"
 )
-
-
 _SKIPPED_ENROLMENT_WARNING = (
     "Secure Boot is on, the firmware does not have the key that DKMS signs modules with, and the recipe leaves out the "
     "step secure-boot: enrol that key before the next boot, or the machine has no driver then, and no nouveau"
@@ -307,7 +307,8 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         if recipe.upgrade
         else tuple(n for n in names if not is_at_version(packages.get(n), package_version_prefix(n, chosen)))
     )
-    strays = mismatched_packages(recipe, facts, driver)
+    of_fabric = () if FABRIC_STEP.id in recipe.skip else fabric_packages(recipe, facts)
+    strays = tuple(one for one in mismatched_packages(recipe, facts, driver) if one not in of_fabric)
     along = tools_of_mismatched(strays, packages)
     # Of the same version by another build: named with its revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
@@ -333,16 +334,15 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     version = kept_driver_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else version_prefix(chosen), "driver")
     states = ((package, packages.get(package)) for package in wanted)
-    as_modules = PackageState(module_package_version(facts, driver)) if rebuilt else after
+    as_modules = PackageState(module_package_version(facts, driver) or f"{chosen.exact}-1") if rebuilt else after
     changes = tuple(
         PackageChange(one, now, _target_state(driver, recipe, one, now, as_modules if one in rebuilt else after))
         for one, now in states
     )
     is_new = any(not is_at_version(packages.get(name), "") for name in wanted)
-    signed = _signature_warning(driver, facts) if is_new else ()
     about_changes = (
         *(_display_warning(recipe, facts) if is_new else ()),
-        *signed,
+        *((_SIGNING_WARNING,) if is_new and _may_replace_signed_modules(driver, facts) else ()),
         *((_SKIPPED_ENROLMENT_WARNING,) if lacks_enrolment(recipe, facts) else ()),
         *_reboot_warning(chosen, facts),
     )
@@ -384,19 +384,10 @@ def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
     return (f"driver {loaded.version} stays loaded until the reboot; programs that start in between find no GPU",)
 
 
-def _signature_warning(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
-    """Return a warning when modules that DKMS builds replace those that a distribution has signed."""
-    if driver.modules:
-        return ()
-    dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
-    has_dkms = is_at_version(known(facts.packages, {}).get(dkms_package), "")
+def _may_replace_signed_modules(driver: WantedDriver, facts: Facts) -> bool:
+    """Return whether a distribution has signed the present modules, and nobody knows if that is of consequence."""
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
-    secure_boot = facts.secure_boot
-    if not is_prebuilt or has_dkms or (isinstance(secure_boot, Known) and not secure_boot.value):
-        return ()
-    is_on = isinstance(secure_boot, Known)
-    when = "Because Secure Boot is on" if is_on else "If Secure Boot is on (mokutil --sb-state)"
-    return (_SIGNING_WARNING.format(when=when),)
+    return isinstance(facts.secure_boot, Unknown) and is_prebuilt and not driver.modules
 
 
 def _display_warning(recipe: Recipe, facts: Facts) -> tuple[str, ...]:

@@ -7,14 +7,13 @@ from hashlib import sha256
 from typing import Final
 
 from gpunode.change import Change, CommandChange, FileChange, FileState, KnownAfter, PackageChange
-from gpunode.command import command
+from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangeFailed
 from gpunode.facts.model import MOK_TIMEOUT_S, Fact, Facts, Kernels, Known, ModuleKey, Unknown, known, need
 from gpunode.facts.module_key import DKMS_KEY_FILES, PKCS11_KEY_PREFIX, UBUNTU_KEY_FILES, read_serial
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE
 from gpunode.outcome import Blocked, Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import system
 from gpunode.steps.installed_driver import is_at_version
 
 ENROLMENT_HASH_FILE: Final = "/run/gpunode-mok-password"
@@ -206,7 +205,7 @@ def refuse_wrongly_signed_modules(facts: Facts) -> Refusal | None:
 
 
 def _rebuild_commands(kernel: str, facts: Facts) -> Iterator[str]:
-    yield f"sudo {system(facts).install((f'linux-headers-{kernel}',))}"
+    yield str(sudo_gpunode("setup", "--only", "headers"))
     if build := known(facts.dkms, {}).get(kernel):
         which = f"{build.module}/{build.version}"
         yield command("sudo", "dkms", "unbuild", which, "-k", kernel)

@@ -124,7 +124,13 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     locked, free = tuple(map(PackageId, needed.version_locked)), tuple(map(PackageId, needed.unlocked))
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
-    missing = [name for name in locked if recipe.upgrade or not is_at_version(packages.get(name), of_driver)]
+    # Of a driver that is still to come the branch alone may be known, and what is there of it is of another version.
+    is_open, here = of_driver.endswith("."), {one: packages[one].version for one in locked if one in packages}
+    missing = [
+        name
+        for name in locked
+        if recipe.upgrade or not is_at_version(packages.get(name), of_driver) or (is_open and here[name] != of_driver)
+    ]
     absent = [name for name in free if not is_at_version(packages.get(name), "")]
     wanted = tuple(dict.fromkeys((*missing, *absent, *packages_off_lock(recipe, packages, (*locked, *free)))))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
@@ -244,7 +250,7 @@ def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), f"{IMEX_UNIT} starts once {IMEX_NODES_FILE} names the nodes of the rack", is_deferred=True)
     runs = facts.can_start(fabric.unit) and is_chosen_driver_loaded(known(facts.loaded_driver, None), driver.chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or runs)
-    if unit.exists and unit.state.enabled and (unit.state.active or not wanted.active):
+    if unit.exists and unit.state == wanted:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     return Planned((ServiceChange(fabric.unit, unit.state, wanted),), "it programs the NVSwitches at every boot")

@@ -8,11 +8,11 @@ from typing import Final
 
 from gpunode.catalog.gpudirect import FEATURES, GDRCOPY_FEATURE, GpuDirectFeature
 from gpunode.change import FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
+from gpunode.command import sudo_gpunode
 from gpunode.facts.model import Facts, Known, known, need, plan_file
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
-from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import (
     PLATFORM_QUESTION,
@@ -129,7 +129,7 @@ def _find_build_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _Drive
         return Refusal(
             what=f"{feature.name} needs the kernel headers of {' and '.join(bare)}",
             why=f"DKMS builds {feature.module} with them, and this run does not install them",
-            hint=f"sudo {system(facts).install([f'linux-headers-{kernel}' for kernel in bare])}, or {feature.instead}",
+            hint=f"{sudo_gpunode('setup', '--only', 'headers')}, or {feature.instead}",
         )
     return None
 
@@ -152,12 +152,13 @@ def _has_ofed_stack(feature: GpuDirectFeature, facts: Facts) -> bool:
 
 
 def _plan_if_unneeded(recipe: Recipe, facts: Facts) -> Planned | None:
-    """Plan nothing if GPUDirect is not requested, or another system loads its kernel modules."""
+    """Plan nothing if GPUDirect is not requested, its kernel modules are another system's, or the driver waits."""
     if not wanted_features(recipe):
         return Planned((), "not requested", is_requested=False)
     if not need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver:
         return Planned((), "its kernel modules belong to the host of this system", is_deferred=True)
-    return None
+    driver = wanted_driver(recipe, facts)
+    return driver if isinstance(driver, Planned) and driver.is_deferred else None
 
 
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
-from gpunode.change import CommandChange, FileState, KnownAfter, ModuleChange, PackageChange, Trigger
+from gpunode.change import CommandChange, FileState, KnownAfter, ModuleChange, PackageChange, PackageState, Trigger
 from gpunode.command import command
 from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
@@ -24,6 +24,7 @@ from gpunode.steps.installed_driver import (
     PreexistingDriver,
     explain_manual_marks,
     family_of,
+    is_at_version,
     is_version_of,
     plan_manual_marks,
     preexisting_driver,
@@ -38,8 +39,7 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     """Return the header packages of the kernels that must have a driver, and the one for later kernels."""
     kernels = known(facts.kernels, Kernels(None, ()))
     found = [family.headers_package(kernel) for kernel in kernels.wanted]
-    meta = family.headers_meta(kernels.wanted[-1], known(facts.packages, {})) if kernels.wanted else None
-    return (*found, PackageId(meta)) if meta else tuple(found)
+    return (*found, *map(PackageId, family.find_header_metapackages(kernels, known(facts.packages, {}))))
 
 
 _PURPOSE_BY_HEADER_GLOB: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
@@ -67,43 +67,42 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "not needed: the driver's modules come prebuilt in packages", is_requested=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
-    wanted = [family.headers_package(kernel) for kernel in kernels.wanted if kernel not in built_for]
-    followed = family.headers_meta(kernels.wanted[-1], packages)
-    meta = PackageId(followed) if followed else None
-    if meta:
-        wanted.append(meta)
-    missing = [one for one in dict.fromkeys(wanted) if one not in packages or packages[one].config_files_only]
-    lost = [one for one in dict.fromkeys(wanted) if one not in {*missing, meta}]
-    if refused := _refuse_without_header_files(missing, lost, facts):
+    metas = tuple(map(PackageId, family.find_header_metapackages(kernels, packages)))
+    versions = {meta: _find_backports_version(meta, packages) for meta in metas}
+    wanted = dict.fromkeys((*(family.headers_package(one) for one in kernels.wanted if one not in built_for), *metas))
+    missing = [one for one in wanted if not is_at_version(packages.get(one), versions.get(one, ""))]
+    lost = [one for one in wanted if one not in {*missing, *metas}]
+    if (missing or lost) and (refused := system(facts).refuse_excluded_files(facts, _PURPOSE_BY_HEADER_GLOB)):
         return refused
+    if lost:
+        from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
+
+        return refuse_lost_headers(lost, facts)
     listed = " and ".join(kernels.wanted)
-    marked = plan_manual_marks(packages, [meta] if meta and meta not in missing else [])
-    is_meta_held = meta is not None and meta not in missing and packages[meta].held
-    notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if is_meta_held else ()
+    there = [meta for meta in metas if meta not in missing]
+    marked, held = plan_manual_marks(packages, there), [meta for meta in there if packages[meta].held]
+    notes = tuple(f"{meta} is held, so later kernels come without headers and without a driver" for meta in held)
     if not missing:
         return Planned(
             marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
         )
     # Those of one kernel go with it, as those do that the metapackage brings.
-    states = ((package, KnownAfter(why="headers", auto=meta is not None and package != meta)) for package in missing)
-    changes = tuple(PackageChange(one, packages.get(one), after) for one, after in states)
+    any_version = KnownAfter(why="headers", auto=bool(metas))
+    states = {one: PackageState(of) if of else replace(any_version, auto=False) for one, of in versions.items()}
+    changes = tuple(PackageChange(one, packages.get(one), states.get(one, any_version)) for one in missing)
+    coming = " and ".join(str(meta) for meta in metas if meta in missing)
     reason = f"the driver's module is built for {listed}"
-    return Planned(
-        (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes
-    )
+    return Planned((*changes, *marked), reason + (f"; {coming} keeps later kernels covered" if coming else ""), notes)
 
 
-def _refuse_without_header_files(
-    missing: Sequence[PackageId], lost: Sequence[PackageId], facts: Facts
-) -> Refusal | None:
-    """Return the refusal of headers whose files somebody has deleted, or which would come without them."""
-    if (missing or lost) and (refused := system(facts).refuse_excluded_files(facts, _PURPOSE_BY_HEADER_GLOB)):
-        return refused
-    if not lost:
-        return None
-    from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
+def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, PackageState]) -> str:
+    """Return the version of the kernel's own metapackage where that is from backports; empty elsewhere.
 
-    return refuse_lost_headers(lost, facts)
+    Unless told a version, the package manager takes a new package from the release, whose headers are other kernels'.
+    """
+    image, present = packages.get(PackageId(meta.name.replace("-headers-", "-image-"))), packages.get(meta)
+    is_held = present is not None and present.held
+    return image.version if image and "~bpo" in image.version and not is_held else ""
 
 
 HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
@@ -301,7 +300,8 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
-    chosen = driver.chosen
+    # The libraries are of the installed version, and another module of the branch does not work with them.
+    chosen = replace(driver.chosen, exact=installed_driver_version(facts, driver) or driver.chosen.exact)
     kernels = need(facts.kernels, "which kernels are installed")
     if driver.modules:
         from gpunode.steps.own_driver import plan_prebuilt  # loaded on use
@@ -342,9 +342,8 @@ def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:
 
 def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     """Build nothing for a driver that stays as it is; note a kernel that it lacks."""
-    # Of a prebuilt module the branch alone is known.
     wanted = need(facts.kernels, "which kernels are installed")
-    lacking = kernels_without_module(replace(preexisting.chosen, exact=""), wanted, facts)
+    lacking = kernels_without_module(preexisting.chosen, wanted, facts)
     kernel = ", ".join(lacking)
     mend = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
     warning = f"driver {preexisting.version} has no module for kernel {kernel}: {mend} before booting that kernel"
@@ -362,8 +361,10 @@ def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
 def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
-    # Of one without a version, only DKMS tells that it is the chosen driver's.
-    built = {file.kernel for file in files if (is_version_of(file.version, chosen) if file.version else file.dkms)}
+    # Of a prebuilt one the branch alone is known; of one without a version, only DKMS tells that it is the driver's.
+    of_branch = replace(chosen, exact="")
+    fitting = (one for one in files if not one.version or is_version_of(one.version, chosen if one.dkms else of_branch))
+    built = {file.kernel for file in fitting if file.version or file.dkms}
     return tuple(kernel for kernel in kernels.wanted if kernel not in built)
 
 
@@ -377,6 +378,8 @@ def plan_module_load(recipe: Recipe, facts: Facts) -> StepOutcome:
         return driver
     if facts.is_image:
         return Planned((), "the kernel of the image loads it at boot", is_deferred=True)
+    if isinstance(facts.loaded_driver, Unknown) and facts.loaded_driver.probe == PLAN_PROBE_KEY:
+        return Planned((), "this run loads it", is_deferred=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_driver_version(facts, driver))

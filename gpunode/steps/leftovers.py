@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final
 
 from gpunode.catalog.conflicts import upstream
+from gpunode.catalog.cuda import parse_version
 from gpunode.change import CommandChange, PackageChange, Trigger
 from gpunode.command import command
 from gpunode.facts.depmod import read_depmod_order
@@ -249,7 +250,7 @@ def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
     modules = [
         file.path for file in known(facts.module_files, ()) if _INSTALLER_MODULE_FOLDER in file.path and not file.dkms
     ]
-    version = max(foreign.values())
+    version = max(foreign.values(), key=parse_version)
     machine = _MACHINE_BY_ARCHITECTURE.get(known(facts.architecture, ""), "x86_64")
     uninstall = command("sudo", "sh", f"NVIDIA-Linux-{machine}-{version}.run", "--uninstall")
     return Refusal(

@@ -61,8 +61,7 @@ def find_other_packagers(
 
 def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> StepOutcome:
     """Plan nothing: packages bring the modules; refuse where they have not."""
-    # Of a prebuilt module the branch alone is known.
-    if lacking := kernels_without_module(replace(driver.chosen, exact=""), kernels, facts):
+    if lacking := kernels_without_module(driver.chosen, kernels, facts):
         packages = known(facts.packages, {})
         there = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}
         return Refusal(

@@ -360,8 +360,9 @@ def packages_built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[Packa
     They have the same driver version, but come from another folder of the repository, with other dependencies. Only
     Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
     """
-    version, packages = module_package_version(facts, driver), known(facts.packages, {})
-    if not version or _UBUNTU_VERSION_MARK in version or driver.chosen.source == "distro":
+    version, packages = module_package_version(facts, driver) or driver.chosen.exact, known(facts.packages, {})
+    is_debians = driver.family.id == "debian" and driver.chosen.source == "nvidia"
+    if not (is_debians and version) or _UBUNTU_VERSION_MARK in version:
         return ()
     of_driver = ((package, packages[package]) for package in sorted(driver_packages(packages)))
     return tuple(

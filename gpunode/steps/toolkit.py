@@ -14,6 +14,7 @@ from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Refusal, Step, StepOutcome, StepPackageRules
 from gpunode.package_id import PackageId
 from gpunode.packages import system
+from gpunode.packages.version import leading_numbers
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import refuse_held_packages, wants_container_toolkit
@@ -22,6 +23,8 @@ from gpunode.steps.selection import refuse_package_without_lock
 TOOLKIT_CONFIG_FILE = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.
 CONFIG_PACKAGE = TOOLKIT_PACKAGES[1]
+# nvidia-container-toolkit-base was split off then (NVIDIA/nvidia-container-toolkit 8de95932, v1.11.0).
+_FIRST_IN_FOUR_PACKAGES = (1, 11)
 # kind gives its nodes GPUs by these mounts, which a container cannot make for itself.
 VOLUME_MOUNTS_KEY = "accept-nvidia-visible-devices-as-volume-mounts"
 
@@ -34,10 +37,9 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     wanted = _choose_version(recipe, packages)
     if isinstance(wanted, Refusal):
         return wanted
-    newer = recipe.upgrade and not wanted
-    names = (
-        TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _has_right_version(packages, n, wanted))
-    )
+    # Without a version none is there yet, they differ, or the newest is asked for: all of them come in one version.
+    there = {name for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")} if wanted else set()
+    names = tuple(name for name in TOOLKIT_PACKAGES if name not in there or packages[name].version != wanted)
     if held_packages := [name for name in names if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held_packages, "the toolkit", f"all of it in {wanted or 'one version'}")
     notes = (
@@ -130,7 +132,8 @@ def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) 
     if recipe.upgrade:
         return ""
     present = {packages[name].version for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")}
-    return present.pop() if len(present) == 1 else ""
+    version = present.pop() if len(present) == 1 else ""
+    return "" if (leading_numbers(version) or _FIRST_IN_FOUR_PACKAGES) < _FIRST_IN_FOUR_PACKAGES else version
 
 
 def _locked_version(lock: VersionLock, requested: str) -> str | Refusal:
@@ -145,14 +148,6 @@ def _locked_version(lock: VersionLock, requested: str) -> str | Refusal:
             hint="correct the lock, or write it again",
         )
     return versions.pop()
-
-
-def _has_right_version(packages: Mapping[PackageId, PackageState], package: PackageId, version: str) -> bool:
-    """Return True if the package has the wanted version or, without one, if all four share one."""
-    state = packages.get(package)
-    if state is None or state.config_files_only or version:
-        return state is not None and not state.config_files_only and state.version == version
-    return len({packages[other].version for other in TOOLKIT_PACKAGES if is_at_version(packages.get(other), "")}) == 1
 
 
 TOOLKIT_STEP = Step(

@@ -10,6 +10,7 @@ from typing import Literal
 
 from gpunode.catalog.fabric import MANAGER_UNIT
 from gpunode.check import Check, CheckStatus
+from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known, Unknown, known
@@ -158,12 +159,17 @@ def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Chec
     """Yield the check of /dev/nvidiactl and a /dev/nvidiaN for every GPU, which every process needs."""
     if isinstance(facts.device_nodes, Unknown):
         return
-    wanted = {"/dev/nvidiactl", *(f"/dev/nvidia{gpu.index}" for gpu in inventory.gpus)}
+    nodes, layout = facts.device_nodes.value, known(facts.layout, None)
+    # In a container that has another GPU than the first, NVML's numbers are not those of the files.
+    is_complete = sum(path.removeprefix("/dev/nvidia").isdecimal() for path in nodes) >= len(inventory.gpus)
+    minors = () if is_complete else (layout and layout.minors) or [gpu.index for gpu in inventory.gpus]
+    wanted = {"/dev/nvidiactl": 255, **{f"/dev/nvidia{minor}": minor for minor in minors}}
     check = partial(Check, "device-nodes", "device nodes")
-    if missing := sorted(wanted - facts.device_nodes.value):
-        yield check("failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u")
+    if missing := sorted(wanted.keys() - nodes):
+        create = command("nvidia-modprobe", *(f"--create={wanted[path]}" for path in missing))
+        yield check("failed", f"missing: {', '.join(missing)}", str(create))
     else:
-        yield check("passed", f"{len(wanted)} under /dev")
+        yield check("passed", f"{len(inventory.gpus) + 1} under /dev")
 
 
 def check_vector_addition(host: HostView) -> Check:

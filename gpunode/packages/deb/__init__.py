@@ -33,6 +33,9 @@ _DKMS_PACKAGE_NAME: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*"
 _DKMS_PACKAGES_OF_NO_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
 # linux-modules-nvidia-580-server-open-6.8.0-88-generic; the meta packages name no kernel.
 _PREBUILT_MODULES_PACKAGE: Final = Pattern(r"linux-modules-nvidia-(\d+)(?:-server)?(?:-open)?-(\d+\.\d+\.\d+-\d+-.+)")
+_KERNEL_PACKAGE_PREFIXES: Final = tuple(
+    f"{maker}-{what}-" for maker in ("linux", "proxmox", "pve") for what in ("image", "kernel", "headers")
+)
 _KERNEL_HEADERS_PACKAGE: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
 
 # A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up. Where a package
@@ -126,7 +129,7 @@ def _builds_driver(package: PackageId) -> bool:
 
 def _triggers_dkms(package: PackageId) -> bool:
     """Return whether it is a kernel's; dkms has scripts in /etc/kernel/postinst.d and header_postinst.d."""
-    return package.name.startswith(("linux-image-", "linux-headers-"))
+    return package.name.startswith(_KERNEL_PACKAGE_PREFIXES)
 
 
 def _plan_repository(repository: Repository, facts: Facts) -> StepOutcome:

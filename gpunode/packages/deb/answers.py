@@ -19,7 +19,7 @@ _MAX_MADISON_BYTES = 16 << 20
 # Debian Policy 5.6.7, and the architecture that apt puts behind it.
 _PACKAGE_NAME = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
 _DPKG_VERIFY_LINE = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<path>/.*)")
-_KERNEL_HEADERS_PACKAGE = Pattern(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
+_KERNEL_HEADERS_PACKAGE = Pattern(r"(?:linux|proxmox|pve)-headers-(?:\d[\w.+-]*\w|[\w-]+(?=' was not found))")
 # apt-pkg/cacheset.cc.
 _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
 # apt writes no user name and no password, and no slash at the end. Source: apt, ::URI::ArchiveOnly.

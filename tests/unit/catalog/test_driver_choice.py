@@ -92,6 +92,7 @@ def test_kepler_and_older_are_refused_with_a_hint(host: list[str]) -> None:
     assert "current repositories" in answer.what
     assert "470 is the last branch" in answer.why
     assert "--driver none" in answer.hint
+    assert "tesla-470" not in answer.hint  # of no use to a Fermi, nor on Ubuntu
 
 
 def test_pascal_beside_blackwell_is_refused() -> None:

@@ -79,8 +79,9 @@ def test_additional_key_is_found_anywhere() -> None:
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("headers", ["", "Version: GnuPG v1\n", "Version: GnuPG v2.0.22 (GNU/Linux)\nComment: a: b\n"])
-@pytest.mark.parametrize("checksum", [None, b""])
+@pytest.mark.parametrize("checksum", [None, b"", b"abc", b"abcd"])
 def test_armor_variants_are_decoded(newline: str, headers: str, checksum: bytes | None) -> None:
+    """A reader must not refuse a wrong checksum (RFC 9580 §6.1)."""
     armored = armor(WHOLE, headers=headers, checksum=checksum, newline=newline)
 
     assert dearmor(armored) == WHOLE
@@ -98,8 +99,6 @@ def test_armor_variants_are_decoded(newline: str, headers: str, checksum: bytes 
         (armor(WHOLE) + b"junk\n" + armor(WHOLE), "not an armored public key"),
         (armor(WHOLE).replace(b"PUBLIC", b"PRIVATE"), "not an armored public key"),
         (armor(WHOLE).partition(b"-----END")[0], "no end"),
-        (armor(WHOLE, checksum=b"abc"), "checksum does not match"),
-        (armor(WHOLE, checksum=b"abcd"), "checksum does not match"),
         (armor(WHOLE).replace(b"\n\n", b"\n", 1), "headers"),
         (armor(WHOLE).replace(b"=", b"*"), "damaged"),
         (f"{BEGIN}\n\n{END}\n".encode(), "no public key"),
@@ -147,12 +146,3 @@ def test_keys_of_a_file_are_listed_in_order(bodies: list[bytes]) -> None:
 
     assert list_key_fingerprints(data) == tuple(v4_fingerprint(key) for key in keys)
     assert list_key_fingerprints(armor(data)) == list_key_fingerprints(data)
-
-
-@given(st.integers(0, len(WHOLE) * 8 - 1))
-def test_flipped_bit_fails_the_armor_checksum(position: int) -> None:
-    damaged = bytearray(WHOLE)
-    damaged[position // 8] ^= 1 << (position % 8)
-
-    with pytest.raises(ValueError, match="checksum"):
-        list_key_fingerprints(armor(bytes(damaged), checksum=crc24(WHOLE)))

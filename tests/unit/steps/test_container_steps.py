@@ -120,6 +120,13 @@ def test_missing_toolkit_package_gets_the_version_of_the_others() -> None:
     assert requested_packages(outcome) == {"libnvidia-container1": PackageState("1.17.8-1")}
 
 
+def test_toolkit_older_than_its_fourth_package_is_replaced_as_a_whole() -> None:
+    old = toolkit_packages("1.10.0-1")
+    del old["nvidia-container-toolkit-base"]
+    outcome = planned(TOOLKIT_STEP.plan(recipe("docker"), machine(packages=old)))
+    assert requested_packages(outcome) == dict.fromkeys(FOUR, KnownAfter(why="toolkit"))
+
+
 def test_mixed_toolkit_versions_are_unified() -> None:
     node = machine(packages=toolkit_packages("1.17.8-1", libnvidia_container1="1.16.2-1"))
     assert set(requested_packages(planned(TOOLKIT_STEP.plan(recipe("docker"), node)))) == set(FOUR)

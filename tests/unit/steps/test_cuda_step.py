@@ -41,6 +41,7 @@ def _installed(outcome: Planned) -> list[str]:
         ((GTX_1080,), "auto", "auto", "12-9"),  # CUDA 13 does not compile for Pascal
         ((T4, GTX_1080), "auto", "auto", "12-9"),
         ((T4,), "12.4", "auto", "12-4"),
+        ((T4,), "auto", "525", "12-0"),  # of which no version is in the table
         ((), "12.9", "none", "12-9"),  # a machine without a GPU that compiles
     ],
 )
@@ -89,6 +90,8 @@ def test_a_release_older_than_the_gpu_is_noted_and_not_kept() -> None:
     assert "12.8 and newer do" in note
     there = _machine(B200, packages={"cuda-toolkit-12-4": "12.4.1-1"})
     assert _installed(planned(CUDA_TOOLKIT_STEP.plan(_recipe(), there))) == ["cuda-toolkit-13-2"]
+    rubin = _machine("3002", packages={"cuda-toolkit-13-2": "13.2.0-1"})
+    assert _installed(planned(CUDA_TOOLKIT_STEP.plan(_recipe(), rubin))) == ["cuda-toolkit-13-5"]
 
 
 def test_cuda_parts_are_installed_without_the_driver_package() -> None:

@@ -261,6 +261,24 @@ def test_packages_built_for_ubuntu_leave_with_their_modules() -> None:
     assert plan_stage(wanted, after, "packages").packages == ()
 
 
+def test_library_built_for_ubuntu_leaves_for_an_exact_version() -> None:
+    node = machine(packages={"libnvidia-ml1": "580.95.05-1ubuntu1", "nvidia-persistenced": "580.95.05-1ubuntu1"})
+    wanted = recipe(version="580.95.05")
+    first = plan_stage(wanted, node, "packages")
+    after = {str(one.id): one.after for one in first.packages}
+    assert after["libnvidia-ml1"] is None
+    assert after["nvidia-persistenced"] == PackageState("580.95.05-1")
+    assert plan_stage(wanted, project_changes(node, first.ordered_changes), "packages").packages == ()
+
+
+def test_libraries_of_ubuntu_stay_for_its_modules_of_the_other_flavour() -> None:
+    packages = dict.fromkeys(("nvidia-dkms", "libnvidia-compute", "nvidia-persistenced"), "595.71.05-1ubuntu1")
+    node = machine(distro=UBUNTU, gpus=(gpu(B200),), packages=packages)
+    first = plan_stage(recipe(), node, "packages")
+    assert "nvidia-dkms-open" in names(first.packages)
+    assert plan_stage(recipe(), project_changes(node, first.ordered_changes), "packages").packages == ()
+
+
 def test_driver_of_an_ended_branch_is_replaced() -> None:
     assert chosen_driver(recipe(), with_driver("535.261.03", open_module=False)).branch == PRODUCTION
 
@@ -476,6 +494,36 @@ def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
     assert not alone.after.auto
 
 
+def test_headers_follow_the_running_kernel_and_the_newest() -> None:
+    """A kernel of another flavour that somebody tried once sorts after it."""
+    node = machine(kernels=Kernels(KERNEL, (KERNEL, "6.1.0-37-cloud-amd64")))
+    assert "linux-headers-amd64" in names(planned(HEADERS_STEP.plan(recipe(), node)).changes)
+    both = machine(
+        kernels=Kernels(KERNEL, (KERNEL, "6.1.0-37-cloud-amd64")), packages={"linux-image-cloud-amd64": "6.1.140-1"}
+    )
+    outcome = planned(HEADERS_STEP.plan(recipe(), both))
+    assert names(outcome.changes)[2:] == ["linux-headers-amd64", "linux-headers-cloud-amd64"]
+    assert planned(HEADERS_STEP.plan(recipe(), project_changes(both, outcome.changes))).changes == ()
+
+
+@pytest.mark.parametrize("present", ["", "6.1.153-1"])
+def test_headers_metapackage_follows_a_kernel_from_backports(present: str) -> None:
+    """Told no version, apt takes the release's own, which follows other kernels: seen with apt 2.6."""
+    kernel, version = "6.12.12+bpo-amd64", "6.12.12-1~bpo12+1"
+    packages = {"linux-image-amd64": version} | ({"linux-headers-amd64": present} if present else {})
+    node = machine(kernels=Kernels(kernel, (KERNEL, kernel)), packages=packages)
+    changes = PackageChange.of_kind(planned(HEADERS_STEP.plan(recipe(), node)).changes)
+    assert {str(one.id): one.after for one in changes} == {
+        f"linux-headers-{kernel}": KnownAfter(why="headers", auto=True),
+        "linux-headers-amd64": PackageState(version),
+    }
+    assert planned(HEADERS_STEP.plan(recipe(), project_changes(node, changes))).changes == ()
+    held = {**packages, "linux-headers-amd64": PackageState("6.1.153-1", held=True)}
+    kept = planned(HEADERS_STEP.plan(recipe(), machine(kernels=Kernels(kernel, (kernel,)), packages=held)))
+    assert names(kept.changes) == [f"linux-headers-{kernel}"]
+    assert "later kernels come without headers" in kept.notes[0]
+
+
 def test_installed_headers_are_not_requested_again() -> None:
     packages = {"linux-headers-amd64": "6.1.140-1"}
     assert planned(HEADERS_STEP.plan(recipe(), machine(packages=packages, headers=frozenset({KERNEL})))).changes == ()
@@ -504,7 +552,7 @@ def test_module_is_also_built_for_the_next_kernel() -> None:
     assert change.argv == ("dkms", "autoinstall", "-k", NEWER)
 
 
-@pytest.mark.parametrize(("version", "verb"), [("580.95.05", "install"), ("470.256.02", "autoinstall")])
+@pytest.mark.parametrize(("version", "verb"), [("580.95.05", "install"), ("580.65.06", "autoinstall")])
 def test_module_recorded_by_dkms_but_missing_is_installed_by_force(version: str, verb: str) -> None:
     """``dkms autoinstall`` would skip it and exit 0: seen with dkms 3.0.10."""
     node = with_driver("580.95.05", module_files=(), dkms={KERNEL: DkmsBuild("nvidia", version)})
@@ -519,6 +567,7 @@ def test_module_recorded_by_dkms_but_missing_is_installed_by_force(version: str,
     "file",
     [
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "470.256.02", dkms=True),
+        ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.65.06", dkms=True),
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/drivers/video/nvidia.ko"),
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-570-open/nvidia.ko", "570"),
         ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-58/nvidia.ko", "58"),

@@ -276,6 +276,25 @@ def test_manager_moves_with_the_driver_without_its_own_step(present: str, way: s
     assert "libnvidia-nscq" not in after, "only what is there moves"
 
 
+@pytest.mark.parametrize("upgrade", [False, True])
+@pytest.mark.parametrize("skip", [(), ("fabric",)])
+def test_manager_of_a_driver_that_comes_is_planned_once_and_in_its_version(
+    upgrade: bool, skip: tuple[str, ...]
+) -> None:
+    there = dict.fromkeys(("nvidia-fabricmanager", "libnvsdm"), PackageState("595.71.05-1", auto=True))
+    facts = (
+        _node(gpu(B200), version="595.71.05", packages=there) if upgrade else machine(gpus=(gpu(B200),), packages=there)
+    )
+    wanted = replace(recipe(), upgrade=upgrade, skip=skip)
+    stage = plan_stage(wanted, facts, "packages")
+    planned_names = [one.subject for one in stage.packages]
+    assert len(planned_names) == len(set(planned_names))
+    after = {one.subject: one.after for one in stage.packages}
+    assert after["nvidia-fabricmanager"] == after["libnvsdm"] == KnownAfter("595.", "driver", auto=bool(skip))
+    again = plan_stage(replace(wanted, upgrade=False), project_changes(facts, stage.ordered_changes), "packages")
+    assert again.packages == ()
+
+
 def test_held_manager_does_not_move_with_the_driver() -> None:
     held = {"nvidia-fabricmanager": PackageState("580.95.05-1", held=True)}
     facts = _node(*_ON_SWITCHES, version="580.95.05", packages=held)

@@ -30,6 +30,9 @@ def test_unpackaged_driver_libraries_are_refused_with_the_uninstaller(node: obje
     assert "535.54.03" in no.what
     assert all(path in no.why for path in (CUDA, NVML, module.path))
     assert "sudo sh NVIDIA-Linux-x86_64-535.54.03.run --uninstall" in no.hint
+    older, newer = (CUDA.replace("535.54.03", version) for version in ("535.86.10", "535.183.06"))
+    both = refusal(CONFLICTS_STEP.plan(recipe(), machine(driver_libraries=frozenset({older, newer}))))
+    assert "535.183.06.run --uninstall" in both.hint
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gpunode.change import FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.facts.project import project_changes
-from gpunode.recipe import Mps, Recipe
+from gpunode.recipe import MigSettings, Mps, Recipe
 from gpunode.recipe.toml import parse
 from gpunode.steps.daemons import MPS_PIPE_DIRECTORY, MPS_SERVICE, MPS_STEP, render_mps_unit
 from tests.unit.steps.machines import machine, planned, recipe, refusal, unit, with_driver
@@ -36,6 +36,13 @@ def test_mps_unit_is_written_and_started_and_its_limits_noted() -> None:
     assert service == ServiceChange(MPS_SERVICE, ServiceState(False, False), ServiceState(enabled=True, active=True))
     assert any("a fatal fault of one program can end all" in note for note in outcome.change_notes)
     assert planned(MPS_STEP.plan(WANTED, project_changes(node(with_driver()), outcome.changes))).changes == ()
+
+
+def test_mps_goes_with_a_layout_that_switches_mig_off() -> None:
+    assert planned(MPS_STEP.plan(replace(WANTED, mig=MigSettings("all-disabled")), node(with_driver()))).changes
+    assert (
+        "MIG exclude" in refusal(MPS_STEP.plan(replace(WANTED, mig=MigSettings("all-balanced")), node(machine()))).what
+    )
 
 
 def test_mps_without_a_driver_starts_with_the_next_boot() -> None:

@@ -15,12 +15,14 @@ from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
-from gpunode.recipe import CudaToolkit, Recipe, VersionLock
+from gpunode.recipe import CudaToolkit, GpuDirect, MigSettings, Recipe, VersionLock
 from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
 from gpunode.steps.fabric import FABRIC_STEP
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, NOUVEAU_STEP
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP
 from gpunode.steps.secure_boot import SECURE_BOOT_STEP
+from gpunode.steps.table import STAGES
+from gpunode.workflow.converge import plan_stage, project_stage
 from tests.fakes.firmware import Firmware
 from tests.unit.steps.machines import (
     B200,
@@ -274,10 +276,29 @@ def test_ubuntu_gets_signed_modules_without_dkms_and_without_a_key() -> None:
     assert planned(NOUVEAU_STEP.plan(NO_OPTION, facts)).changes
 
 
+def test_kernels_of_the_virtual_metapackage_get_the_generic_modules() -> None:
+    """Cloud images have linux-image-virtual: the kernels of linux-image-generic, for which alone there are modules."""
+    facts = noble()
+    packages = {one: state for one, state in packages_of(facts).items() if one.name != "linux-image-generic"}
+    virtual = {**packages, PackageId("linux-image-virtual"): PackageState("6.8.0-88.89")}
+    facts = replace(facts, packages=Known(virtual, "dpkg-status"))
+    assert names(planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes) == SIGNED
+
+
 def test_module_of_a_package_counts_once_it_is_planned() -> None:
     facts = noble()
     after = project_changes(facts, planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes)
     assert planned(MODULE_BUILD_STEP.plan(NO_OPTION, after)).is_deferred
+
+
+def test_module_that_the_plan_loads_answers_the_steps_after_it() -> None:
+    wanted = replace(NO_OPTION, mig=MigSettings("all-balanced"), gpudirect=GpuDirect(rdma="peermem"))
+    facts = noble(gpus=(gpu(H100),), packages={"mlnx-ofed-kernel-dkms": "24.10"})
+    for stage in STAGES:
+        found = plan_stage(wanted, facts, stage)
+        assert found.refusal is None
+        facts = project_stage(facts, found)
+        assert not plan_stage(wanted, facts, stage).ordered_changes
 
 
 def test_missing_prebuilt_module_is_refused_after_its_package() -> None:
@@ -298,6 +319,13 @@ def test_nvidias_packages_of_the_same_branch_leave_ubuntu() -> None:
     )
     gone = names(planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages=packages))).changes)
     assert sorted(gone) == ["libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-persistenced"]
+
+
+def test_kernels_version_is_none_of_the_driver_that_leaves() -> None:
+    old = {"nvidia-headless-no-dkms-535-server": "535.274.02-0ubuntu0.24.04.1"}
+    modules = {f"linux-modules-nvidia-535-server-{NOBLE_KERNEL}": "6.8.0-88.89"}
+    outcome = planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages={**old, **modules})))
+    assert outcome.reason.startswith("2 packages of driver 535.274.02 conflict")
 
 
 def test_modules_that_dkms_built_leave_for_signed_ones() -> None:

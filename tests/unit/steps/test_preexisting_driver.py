@@ -16,9 +16,11 @@ from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_STEP
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP
 from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.steps.table import STEPS
+from tests.fakes.firmware import Firmware, make_certificate
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY
 from tests.unit.steps.machines import B200, KERNEL, UBUNTU, gpu, machine, planned, recipe, unit
+from tests.unit.steps.test_secure_boot_steps import node as with_firmware
 
 UNDER_SECURE_BOOT = "ubuntu-22-secure-boot-by-canonical"
 BY_CANONICAL = ("ubuntu-22-docker-prebuilt-modules", UNDER_SECURE_BOOT)
@@ -107,7 +109,10 @@ def test_ended_preexisting_branch_is_replaced_once_the_key_is_enrolled(name: str
 def test_replacement_of_signed_modules_is_noted_if_secure_boot_is_unknown() -> None:
     node = replace(of_ubuntu(), secure_boot=Unknown("not captured", "secure-boot-variable"), module_key=None)
     notes = planned(DRIVER_STEP.plan(recipe(version="595"), node)).change_notes
-    assert any("If Secure Boot is on" in note and "mokutil --import" in note for note in notes), notes
+    assert any("if Secure Boot is on" in note and "mokutil --import" in note for note in notes), notes
+    enrolled = with_firmware(Firmware(enrolled=[make_certificate()]).with_key(), node)
+    replaced = planned(DRIVER_STEP.plan(recipe(version="595"), enrolled))
+    assert not any("Secure Boot" in note for note in replaced.all_notes)
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,10 @@ def test_old_module_that_did_not_build_is_not_built_before_it_leaves(also: tuple
     assert not repairs(recipe(), unfinished(OLD, *also))
 
 
-@pytest.mark.parametrize("kernel", [HEADERS, "linux-image-6.1.0-18-amd64"])
+@pytest.mark.parametrize(
+    "kernel",
+    [HEADERS, "linux-image-6.1.0-18-amd64", "proxmox-kernel-6.11.11-2-pve-signed", "pve-headers-5.15.158-2-pve"],
+)
 def test_kernel_that_builds_the_leaving_module_is_not_configured_first(kernel: str) -> None:
     cut = machine(packages={**OLD, kernel: "6.1.76-1"}, packages_interrupted=Known(value=True, probe="x"))
     assert not repairs(recipe(), replace(cut, unconfigured=frozenset({PackageId(kernel)})))

@@ -6,26 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.change import CommandChange, FileChange
+from gpunode.change import CommandChange, FileChange, ServiceState
 from gpunode.errors import ChangeFailed
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Facts, Known, LoadedDriver, ModuleKey, ModuleSignature, Unknown
+from gpunode.facts.model import Facts, Known, LoadedDriver, ModuleKey, ModuleSignature, Unit, Unknown
 from gpunode.facts.module_key import DKMS_CONFIG_FILE, DKMS_KEY_FILES
 from gpunode.facts.probes import ENROLMENT_REQUEST_FILE, KERNEL_ARGUMENTS_FILE, LOCKDOWN, SIG_ENFORCE
 from gpunode.outcome import Blocked, Planned
 from gpunode.package_id import PackageId
+from gpunode.recipe import CudaToolkit, GpuDirect
 from gpunode.steps.daemons import PERSISTENCE_STEP
+from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
 from gpunode.steps.enrolment import KEY_BACKUP_FOLDER, describe_kept_key, require_same_key
+from gpunode.steps.gpudirect import GPUDIRECT_MODULES_STEP
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_STEP
-from gpunode.steps.packages import REPAIR_STEP
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, REPAIR_STEP
 from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.steps.table import STEPS
+from gpunode.workflow.converge import plan_stage
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.setup import SetupOptions
 from gpunode.workflow.status import SecureBootStatus, status
 from tests.fakes.firmware import SIGNERS_SERIAL, Firmware, make_certificate
-from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
+from tests.unit.steps.machines import H100, KERNEL, gpu, machine, names, planned, recipe, refusal, with_driver
 from tests.unit.workflow.nodes import Node
 
 ASKED = SetupOptions()
@@ -121,6 +125,27 @@ def test_driver_steps_change_nothing_until_the_key_is_enrolled(step: object) -> 
     outcome = planned(step.plan(recipe(), node(Firmware().with_key())))  # type: ignore[attr-defined]
     assert outcome.changes == ()
     assert outcome.is_deferred
+
+
+def test_steps_after_the_driver_wait_for_its_key_and_refuse_nothing() -> None:
+    wanted = replace(recipe(), gpudirect=GpuDirect(gds=True, rdma="peermem"), cuda=CudaToolkit("auto"))
+    old = {**TOOLS, "nvidia-kernel-open-dkms": "580.95.05-1", "libcuda1": "580.95.05-1"}
+    # A driver may have come before its key; the toolkit is one that the driver after the key supports.
+    for there, release in ((TOOLS, "13-2"), (old, "13-0")):
+        facts = node(Firmware().with_key(), machine(packages=there, files={CUDA_PROFILE_SCRIPT: b""}))
+        stage = plan_stage(wanted, facts, "packages")
+        assert stage.refusal is None
+        assert any(isinstance(change, CommandChange) for change in stage.ordered_changes)
+        assert planned(GPUDIRECT_MODULES_STEP.plan(wanted, facts)).is_deferred
+        assert f"cuda-toolkit-{release}" in names(stage.ordered_changes)
+
+
+def test_fabric_manager_that_comes_after_the_key_is_not_called_missing() -> None:
+    switch = replace(gpu("22a3"), address="0000:05:00.0", class_code="0680")
+    absent = Unit(ServiceState(enabled=False, active=False), exists=False)
+    board = machine(gpus=(gpu(H100), switch), packages=TOOLS, units={"nvidia-fabricmanager.service": absent})
+    assert planned(DETECT_STEP.plan(recipe(), node(Firmware().with_key(), board))).notes == ()
+    assert planned(DETECT_STEP.plan(recipe(version="none"), board)).notes
 
 
 def test_old_module_that_does_not_build_keeps_no_key_from_being_enrolled() -> None:

@@ -16,6 +16,7 @@ from gpunode.check import Check
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Driver, Expect, Recipe, RuntimeSettings
@@ -314,6 +315,11 @@ def test_unreadable_pci_bus_does_not_hide_the_driver_checks() -> None:
 def test_missing_device_nodes_are_named_and_unreadable_ones_skipped() -> None:
     node = with_driver("580.95.05", device_nodes=frozenset({"/dev/nvidiactl"}))
     assert "/dev/nvidia0" in check(report(node=node), "device-nodes").detail
+    third = replace(node, layout=Known(GpuLayout(minors=frozenset({3})), "nvidia-gpus"))
+    missing = check(report(node=third), "device-nodes")
+    assert (missing.detail, missing.hint) == ("missing: /dev/nvidia3", "nvidia-modprobe --create=3")
+    in_container = replace(node, device_nodes=Known(frozenset({"/dev/nvidiactl", "/dev/nvidia3"}), "dev-nvidia"))
+    assert check(report(node=in_container), "device-nodes").status == "passed"
     blind = with_driver("580.95.05", device_nodes=Unknown("denied", "dev-nvidia"))
     assert not [one for one in report(node=blind).checks if one.id == "device-nodes"]
 
