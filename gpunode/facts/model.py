@@ -341,6 +341,7 @@ class ModuleKey:
         timeout_s: how long that boot waits for somebody at the console; -1 without a limit.
         signatures: of the modules that DKMS has built, by kernel.
         is_made: whether a plan makes the key: its certificate is known after that.
+        is_half_named: whether a run was ended before it gave the certificate that it had made its name.
     """
 
     key: str
@@ -353,6 +354,7 @@ class ModuleKey:
     timeout_s: int = MOK_TIMEOUT_S
     signatures: Mapping[str, ModuleSignature] = field(default_factory=dict)
     is_made: bool = False
+    is_half_named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
