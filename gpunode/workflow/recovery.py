@@ -34,7 +34,7 @@ class Backlog:
         cut: the newest run, if it was cut short.
         ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was
             done.
-        verb: that of the newest run that set the node up or took something back.
+        verb: that of the newest run that set the node up or took something back, else of an edit of a runtime's files.
         unread_reason: why nobody can tell; empty when it is known.
         lost: what a run that is no longer recorded left on the node; nothing that a setup does.
         lock_holder: the gpunode that is changing the node right now; what it leaves is known at its end.
@@ -87,7 +87,8 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
     # Neither a repair nor an edit of a runtime's files ends what an undo before it has begun.
     verbs: tuple[Verb, ...] = tuple(run.verb for run in runs if run.verb not in {"repair", "configure"})
-    verb = cut.verb if cut is not None else verbs[-1] if verbs else "setup"
+    last: Verb = verbs[-1] if verbs else "configure" if any(run.verb == "configure" for run in runs) else "setup"
+    verb = cut.verb if cut is not None else last
     how = "was cut short" if cut is not None else ended
     return Backlog(pending_triggers, marks, cut, how, verb, lost=find_lost_record(store, facts))
 

@@ -69,6 +69,26 @@ def test_nvidia_x_library_is_not_shown_as_a_driver() -> None:
     assert status(nodes.facts(), nodes.host(bare), Backlog()).driver == "470.256.02"
 
 
+@pytest.mark.parametrize(
+    ("package", "loaded_open", "said"),
+    [
+        ("nvidia-kernel-dkms", True, "a reboot loads 580.95.05 with its proprietary modules"),
+        ("nvidia-kernel-open-dkms", False, "a reboot loads 580.95.05 with its open modules"),
+        ("nvidia-dkms-580-open", False, "a reboot loads 580.95.05 with its open modules"),
+        ("nvidia-kernel-open-dkms", True, ""),
+        ("nvidia-kernel-dkms", False, ""),
+    ],
+)
+def test_modules_of_the_other_flavour_wait_for_a_reboot(package: str, *, loaded_open: bool, said: str) -> None:
+    facts = machine(
+        packages={package: "580.95.05-1", "libcuda1": "580.95.05-1", "nvidia-fs-dkms": "2.26"},
+        loaded_driver=LoadedDriver("580.95.05", open_module=loaded_open),
+    )
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
+    assert said in text
+    assert ("a reboot loads" in text) is bool(said)
+
+
 def test_unit_state_that_systemctl_does_not_report_is_unknown() -> None:
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Unknown("Running in chroot, ignoring command", "units")})
@@ -97,7 +117,9 @@ def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str)
         (("rollback", "configure"), "the same gpunode rollback again"),
         (("setup", "unconfigure"), "the same gpunode ctk runtime unconfigure again"),
         (("remove", "setup"), "the same gpunode setup again"),
-        (("configure",), "the same gpunode setup again"),
+        (("configure",), "the same gpunode ctk runtime configure again"),
+        (("setup", "configure"), "the same gpunode setup again"),
+        (("repair",), "the same gpunode setup again"),
     ],
 )
 def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: tuple[Verb, ...], finisher: str) -> None:
