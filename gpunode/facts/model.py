@@ -405,6 +405,7 @@ class Facts:
             another are packages of their own, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program exists that runtimes are configured to run.
+        lost_programs: the toolkit's programs that its packages brought and that are not there any more.
         replaced_programs: the toolkit's programs in whose place something small stands that no package brought, such
             as a wrapper; larger files are compared by verify.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
@@ -459,6 +460,7 @@ class Facts:
     folder_modes: Mapping[str, int] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
     toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
+    lost_programs: Fact[tuple[str, ...]] = Unknown("not captured", "toolkit-programs")
     replaced_programs: Fact[tuple[str, ...]] = Unknown("not captured", "toolkit-programs")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
@@ -18,6 +18,7 @@ from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import refuse_held_packages, wants_container_toolkit
 from gpunode.steps.selection import refuse_package_without_lock
+from gpunode.wording import join_names
 
 TOOLKIT_CONFIG_FILE = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.
@@ -47,6 +48,8 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         *system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
     marked = plan_manual_marks(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
+    if not names and (lost := known(facts.lost_programs, ())):
+        return _plan_lost_programs(lost, facts, notes)
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
         return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed, notes)
@@ -55,6 +58,16 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     states = ((name, packages.get(name)) for name in names)
     changes = tuple(PackageChange(name, now, replace(after, auto=_is_dependency(name, now))) for name, now in states)
     return Planned((*changes, *marked), _explain_changes(packages, wanted), notes)
+
+
+def _plan_lost_programs(lost: Sequence[str], facts: Facts, notes: tuple[str, ...]) -> StepOutcome:
+    """Plan the toolkit's packages installed anew in their version, since somebody has deleted ``lost``."""
+    if refused := system(facts).refuse_excluded_files(facts, dict.fromkeys(lost, "containers need it to use the GPU")):
+        return refused
+    packages = need(facts.packages, "which packages are installed")
+    purpose = f"{join_names(lost)} {'is' if len(lost) == 1 else 'are'} gone, although the package is installed"
+    anew = system(facts).reinstall_change({one: packages[one] for one in TOOLKIT_PACKAGES}, purpose)
+    return Planned((anew,), purpose, notes)
 
 
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:

@@ -277,7 +277,7 @@ def test_runtime_whose_program_its_package_has_lost_fails() -> None:
     configured = ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"})
     found = check(report(recipe("containerd"), node, configured=configured), "runtime")
     assert (found.status, "which is not installed" in found.detail) == ("failed", True)
-    assert found.hint == "sudo apt-get install --reinstall nvidia-container-toolkit=1.20.1-1"
+    assert found.hint == "sudo gpunode setup --runtime=containerd --only=toolkit-repository --only=toolkit"
 
 
 def test_hints_name_the_setup_of_this_recipe() -> None:
