@@ -176,4 +176,5 @@ def _runtime_line(row: RuntimeStatus) -> Line:
     nvidia = (
         span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
     )
-    return line(*parts, DOT, f"default {row.configured.default or 'runc'}", DOT, nvidia, hang=2)
+    built_in = "its own" if row.id == "crio" else "runc"  # CRI-O's is runc, and crun from 1.31 on
+    return line(*parts, DOT, f"default {row.configured.default or built_in}", DOT, nvidia, hang=2)
