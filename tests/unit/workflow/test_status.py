@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -119,17 +120,20 @@ def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str)
         (("remove", "setup"), "the same gpunode setup again"),
         (("configure",), "the same gpunode ctk runtime configure again"),
         (("setup", "configure"), "the same gpunode setup again"),
+        (("unconfigure done", "configure"), "the same gpunode ctk runtime configure again"),
+        (("remove done", "configure done"), "the same gpunode remove again"),
         (("repair",), "the same gpunode setup again"),
     ],
 )
-def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: tuple[Verb, ...], finisher: str) -> None:
+def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: tuple[str, ...], finisher: str) -> None:
     store, facts = Store(tmp_path), nodes.converged()
     owes = frozenset({Trigger("initramfs")})
-    for verb in verbs:
-        run = store.begin(verb, version="test")
+    for one in verbs:
+        verb, _, is_done = one.partition(" ")
+        run = store.begin(cast("Verb", verb), version="test")
         change = FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes)
         run.record_done(run.record_intent("packages", "nouveau", change))
-        run.commit("failed")
+        run.commit("done" if is_done else "failed")
         run.close()
     found = status(facts, nodes.host(facts), read_backlog(store, facts))
     (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
