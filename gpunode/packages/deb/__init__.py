@@ -187,7 +187,9 @@ def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
 
 
 def _reinstall_change(packages: Mapping[PackageId, PackageState], purpose: str) -> CommandChange:
-    return CommandChange((*_APT_COMMAND_START, "--reinstall", "install", *_name_with_versions(packages)), purpose)
+    # The word after the script is what people read of it.
+    script = f'{shlex.join(_APT_COMMAND_START)} --reinstall install "$@"'
+    return CommandChange(("sh", "-c", script, _reinstall(packages), *_name_with_versions(packages)), purpose)
 
 
 def _name_with_versions(packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
