@@ -100,7 +100,8 @@ def _driver_lines(node_status: NodeStatus, *, may_be_removed: bool) -> Iterator[
     mixed = node_status.driver and node_status.loaded_driver and node_status.driver != node_status.loaded_driver
     yield line(span(installed), DOT, span(loaded, "warn" if mixed or not node_status.loaded_driver else ""))
     flavour = f" with its {node_status.pending_flavour} modules" if node_status.pending_flavour else ""
-    if mixed or flavour:
+    kernels, lacking = node_status.kernels, node_status.kernels_without_module
+    if (mixed or flavour) and not (kernels and kernels.installed[-1:] and kernels.installed[-1] in lacking):
         yield line(STATE_MARK["waits"], f"a reboot loads {node_status.driver}{flavour}", hang=2)
     if isinstance(node_status.nvml, NvmlInventory) or node_status.driver:
         yield from nvml_lines(node_status.nvml)

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
-from gpunode.facts.model import Known, LoadedDriver, Unit, Unknown
+from gpunode.facts.model import Known, LoadedDriver, ModuleFile, Unit, Unknown
 from gpunode.facts.nvml import NvmlFailure
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.journal.record import Verb
@@ -20,7 +20,7 @@ from gpunode.workflow.recovery import Backlog, read_backlog
 from gpunode.workflow.status import status
 from tests.ids import by_id
 from tests.unit.cli import screen_nodes as nodes
-from tests.unit.steps.machines import B200, gpu, machine
+from tests.unit.steps.machines import B200, KERNEL, gpu, machine
 
 UNIT = "containerd.service"
 
@@ -84,6 +84,7 @@ def test_modules_of_the_other_flavour_wait_for_a_reboot(package: str, *, loaded_
     facts = machine(
         packages={package: "580.95.05-1", "libcuda1": "580.95.05-1", "nvidia-fs-dkms": "2.26"},
         loaded_driver=LoadedDriver("580.95.05", open_module=loaded_open),
+        module_files=(ModuleFile(KERNEL, "nvidia.ko", "580.95.05", dkms=True),),
     )
     text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
     assert said in text
@@ -167,3 +168,10 @@ def test_mps_daemon_of_the_nodes_recipe_is_no_leftover(tmp_path: Path) -> None:
     facts = replace(facts, units={**facts.units, MPS_SERVICE: running})
     found = status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts))
     assert not [note for note in found.notes if MPS_SERVICE in note]
+
+
+def test_reboot_loads_no_driver_whose_module_the_next_kernel_lacks() -> None:
+    facts = machine(packages={"libcuda1": "620.70.06-1"}, loaded_driver=LoadedDriver("580.95.05", open_module=False))
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
+    assert "the next boot would have no driver" in text
+    assert "a reboot loads" not in text
