@@ -255,8 +255,12 @@ class RunRecord:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """The things that it changed, or may have changed when it was cut short; once each, in order."""
-        return tuple(dict.fromkeys(record.change.subject for record in self.change_records))
+        """The things that it changed, or may have changed when it was cut short; once each, in order.
+
+        A file that it only had read again was not changed.
+        """
+        changes = (record.change for record in self.change_records)
+        return tuple(dict.fromkeys(change.subject for change in changes if not change.only_triggers_reread))
 
     @cached_property
     def configuration_subjects(self) -> frozenset[str]:

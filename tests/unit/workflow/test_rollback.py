@@ -422,6 +422,18 @@ def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(
         assert told.value.hint.startswith(hint)
 
 
+def test_file_that_a_later_run_had_read_again_can_be_undone(store: Store, host: Node) -> None:
+    # That run, which was to be undone first, has nothing to undo.
+    cut = write(host, store, finish=False)
+    reread = store.begin("configure", version="test")
+    reread.record_done(
+        reread.record_intent("runtime", "step", FileChange(CONTAINERD, OURS, OURS, frozenset({RESTART})))
+    )
+    reread.record_trigger(RESTART)
+    reread.commit("done")
+    assert [step.change.subject for step in plan_rollback(store, host, cut).steps] == [CONTAINERD]
+
+
 def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
     rolled_back, kept = write(host, store), write(host, store, path=DAEMON_JSON)
     store.begin("setup", version="test").commit("failed")
