@@ -95,12 +95,8 @@ def _find_owing_verb(runs: Sequence[RunRecord]) -> Verb:
     """Return the verb of the run that owes what is left: an edit of a runtime's files does not end a failed undo."""
     edits = list(takewhile(lambda run: run.verb == "configure", reversed(runs)))
     others = runs[: len(runs) - len(edits)]
-    is_edit = any(not _was_done(run) for run in edits) and all(map(_was_done, others[-1:]))
+    is_edit = any(run.ending != "done" for run in edits) and all(run.ending == "done" for run in others[-1:])
     return "configure" if is_edit else others[-1].verb if others else "setup"
-
-
-def _was_done(run: RunRecord) -> bool:
-    return run.commit is not None and run.commit.result == "done"
 
 
 def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
