@@ -181,21 +181,17 @@ def _add_rancher_items(content: bytes, labels: Sequence[str], taints: Sequence[s
         at = [number for number, line in enumerate(lines) if line.startswith(heading)]
         if len(at) > 1 or any(lines[number].rstrip() != heading for number in at):
             return None
-        if items and not at:
-            at, lines = [len(lines)], [*lines, heading]
-        for start in at if items else ():
-            found = takewhile(bool, map(_LIST_ITEM.fullmatch, lines[start + 1 :]))
-            rows = [row for row in found if row]
-            keys = {re.split("[=:]", item)[0] for item in items}
-            kept = [row for row in rows if row["item"] in items or re.split("[=:]", row["item"])[0] not in keys]
-            missing = [item for item in items if item not in {row["item"] for row in rows}]
-            added = [f'{rows[0]["indent"] if rows else ""}- "{item}"' for item in missing]
-            lines[start + 1 : start + 1 + len(rows)] = [*(row[0] for row in kept), *added]
-    return (
-        content
-        if lines == text.splitlines()
-        else "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
-    )
+        if not items:
+            continue
+        lines, start = (lines, at[0] + 1) if at else ([*lines, heading], len(lines) + 1)
+        rows = [row for row in takewhile(bool, map(_LIST_ITEM.fullmatch, lines[start:])) if row]
+        keys = {re.split("[=:]", item)[0] for item in items}
+        kept = [row[0] for row in rows if row["item"] in items or re.split("[=:]", row["item"])[0] not in keys]
+        missing = [item for item in items if item not in {row["item"] for row in rows}]
+        added = [f'{rows[0]["indent"] if rows else ""}- "{item}"' for item in missing]
+        lines[start : start + len(rows)] = [*kept, *added]
+    changed = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    return content if lines == text.splitlines() else changed
 
 
 NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan)

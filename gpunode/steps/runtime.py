@@ -541,9 +541,5 @@ def refuse_missing_default_program(target: RuntimeTarget, missing: MissingProgra
         raise Refused(
             f"{desired.handler} cannot be the default runtime of {target.row.id}: {missing.program} is not installed",
             why=f"{target.row.id} could not start any container",
-            hint="\n".join(
-                filter(
-                    None, (f"install it first, or do not make {desired.handler} the default runtime", missing.install)
-                )
-            ),
+            hint=f"{missing.hint}\nor do not make {desired.handler} the default runtime",
         )

@@ -373,8 +373,7 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
     if not mine or not isinstance(step.outcome, Planned):
         return step.outcome
     ours = [str(package) for package in mine if not upgraded[package]]
-    get = "gets" if len(ours) == 1 else "get"
-    why = f"; the new driver needs {', '.join(ours)}, which {get} its version" if ours else ""
+    why = f"; the new driver needs {', '.join(ours)} in its own version" if ours else ""
     others = (
         f"{package} gets the driver's version and stays, since {' and '.join(map(str, upgraded[package]))} needs it"
         for package in mine
