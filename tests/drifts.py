@@ -314,6 +314,10 @@ DRIFTS: Final = (
           facts=lambda facts: replace(
               facts, replaced_programs=Known(("/usr/bin/nvidia-container-runtime",), PLAN_PROBE_KEY)),
           undo="apt-get -y install --reinstall nvidia-container-toolkit-base=1.19.1-1"),
+    Drift("program-deleted", "a program of the toolkit is deleted",
+          "rm /usr/bin/nvidia-container-runtime", "toolkit",
+          facts=lambda facts: replace(
+              facts, lost_programs=Known(("/usr/bin/nvidia-container-runtime",), PLAN_PROBE_KEY))),
     Drift("runtime-automatic", "the container runtime is marked as a dependency, which autoremove would take",
           "apt-mark auto containerd", "runtime-install", facts=_state("containerd", auto=True), core=True),
     Drift("headers-automatic", "the metapackage for kernel headers is marked as a dependency",

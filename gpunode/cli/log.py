@@ -121,7 +121,7 @@ def undo_record(run: RunRecord, rollback: str) -> JsonRow:
     """
     return {
         **_basic_record(run),
-        "subjects": list(changed_subjects(run)),
+        "subjects": list(run.subjects),
         "configuration": sorted(run.configuration_subjects),
         "other_subjects": sorted(run.other_subjects),
         "fully_undone": run.is_fully_undone,
@@ -200,8 +200,9 @@ def run_table_lines(
     yield line(Span("  "), span(_join_columns(_LOG_TABLE_COLUMNS, widths), "dim"), hang=indent)
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=indent)
-        changed = changed_subjects(run)
-        reread = [subject for subject in run.subjects if subject not in changed]
+        changed = run.subjects
+        touched = dict.fromkeys(record.change.subject for record in run.change_records)
+        reread = [subject for subject in touched if subject not in changed]
         read_again = f"; had {join_names(reread, _MAX_SUBJECTS_SHOWN)} read again" if reread else ""
         did = f"changed {join_names(changed, _MAX_SUBJECTS_SHOWN) or 'nothing'}{read_again}"
         yield line(" " * indent, span(did, "dim"), hang=indent)
@@ -210,11 +211,6 @@ def run_table_lines(
     where = ("--root", root) if root else ()
     undo = ("; undo a run: ", span(sudo_gpunode("rollback", "RUN", *where), "command")) if previews else ()
     yield line("details: ", span(sudo_gpunode("log", "RUN", *where), "command"), *undo)
-
-
-def changed_subjects(run: RunRecord) -> tuple[str, ...]:
-    """Return what the run changed, in order; a file that it only had read again was not changed."""
-    return tuple(dict.fromkeys(one.change.subject for one in run.change_records if not one.change.only_triggers_reread))
 
 
 def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:

@@ -305,7 +305,7 @@ def verdict_lines(
             f"{_present_files(plan)} names {plan.missing_program.program}, which is not installed",
             hang=2,
         )
-        yield next_command_line(plan.missing_program.install)
+        yield next_command_line(plan.missing_program.hint)
         return
     is_told = not takes_only_cdi(plan.target_name) or not verdict.unverified
     yield line(STATE_MARK["passed" if is_told else "skipped"], _describe_unchanged("configure", plan), hang=2)
@@ -543,7 +543,7 @@ def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Env
         failure = ChangesPending(f"{plan.target_name} is not configured as requested", hint=again)
     elif plan.missing_program:
         what = f"{plan.target_name} is configured to run {plan.missing_program.program}, which is not installed"
-        failure = VerifyFailed(what, hint=str(plan.missing_program.install))
+        failure = VerifyFailed(what, hint=plan.missing_program.hint)
     elif verdict.difference:
         what = f"the files of {plan.target_name} are correct, but its daemon has another configuration"
         if not has_daemon:

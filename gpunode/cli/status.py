@@ -59,7 +59,8 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
     if found.pending:
         # After an undo that failed no setup is wanted, and none with another recipe.
-        verbs = {"rollback": "rollback", "remove": "remove", "unconfigure": "ctk runtime unconfigure"}
+        verbs = {"rollback": "rollback", "remove": "remove"}
+        verbs |= {verb: f"ctk runtime {verb}" for verb in ("configure", "unconfigure")}
         finisher = f"the same gpunode {verbs.get(found.pending_verb, 'setup')} again"
         left = f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
         yield from label_rows("pending", (line(STATE_MARK["waits"], left, hang=2),))
@@ -98,8 +99,10 @@ def _driver_lines(node_status: NodeStatus, *, may_be_removed: bool) -> Iterator[
     loaded = f"{node_status.loaded_driver} loaded" if node_status.loaded_driver else "none loaded"
     mixed = node_status.driver and node_status.loaded_driver and node_status.driver != node_status.loaded_driver
     yield line(span(installed), DOT, span(loaded, "warn" if mixed or not node_status.loaded_driver else ""))
-    if mixed:
-        yield line(STATE_MARK["waits"], f"a reboot loads {node_status.driver}", hang=2)
+    flavour = f" with its {node_status.pending_flavour} modules" if node_status.pending_flavour else ""
+    kernels, lacking = node_status.kernels, node_status.kernels_without_module
+    if (mixed or flavour) and not (kernels and kernels.installed[-1:] and kernels.installed[-1] in lacking):
+        yield line(STATE_MARK["waits"], f"a reboot loads {node_status.driver}{flavour}", hang=2)
     if isinstance(node_status.nvml, NvmlInventory) or node_status.driver:
         yield from nvml_lines(node_status.nvml)
     elif node_status.loaded_driver and may_be_removed:
@@ -174,4 +177,5 @@ def _runtime_line(row: RuntimeStatus) -> Line:
     nvidia = (
         span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
     )
-    return line(*parts, DOT, f"default {row.configured.default or 'runc'}", DOT, nvidia, hang=2)
+    built_in = "its own" if row.id == "crio" else "runc"  # CRI-O's is runc, and crun from 1.31 on
+    return line(*parts, DOT, f"default {row.configured.default or built_in}", DOT, nvidia, hang=2)

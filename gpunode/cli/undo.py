@@ -298,10 +298,8 @@ def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> 
 
 def already_undone_lines(nothing: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
-    from gpunode.cli.log import changed_subjects
-
     run = nothing.run
-    state = f"is already undone: {nothing.why}" if changed_subjects(run) else "has nothing to undo"
+    state = f"is already undone: {nothing.why}" if run.subjects else "has nothing to undo"
     yield line(STATE_MARK["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in nothing.notes)
     if nothing.newest_not_undone is None:
@@ -350,11 +348,11 @@ _OWN_FILE_GLOBS: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/
 
 def show_runs(output: OutputOptions, root: str, file: str) -> None:
     """List the recorded runs, or those that changed ``file``."""
-    from gpunode.cli.log import changed_subjects, run_table_lines, undo_record
+    from gpunode.cli.log import run_table_lines, undo_record
 
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
-    runs = [run for run in store.find_runs() if not file or file in changed_subjects(run)]
+    runs = [run for run in store.find_runs() if not file or file in run.subjects]
     notes = () if runs or file else explain_lost_record(host, store)
     previews = {run.run: preview_rollback(store, host, run) for run in runs}
     screen = output.open_screen()

@@ -47,7 +47,8 @@ _SPECIFICATION_SEEN: Final = any_of(
 _MOUNT_SOURCE_MISSING: Final = message_line(
     r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
     r"|error mounting|failed to mount|stat|bind source path does not exist:|lstat|statfs)"
-    r" [`'\"\\]*/(?!dev/nvidia)[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
+    r" [`'\"\\]*/(?!dev/nvidia|usr/bin/nvidia-container-runtime)"
+    r"[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
 _CDI_MENTION: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"

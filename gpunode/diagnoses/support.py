@@ -210,6 +210,13 @@ def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
         yield manual_step("hardware", f"{text}; to use this GPU, put it into another machine")
 
 
+def _await_other_modules(snapshot: Snapshot) -> Iterator[Fix]:
+    """Yield the reboot alone where the packages have brought the other modules already."""
+    loaded, packaged = driver.loaded_version(snapshot), _module_kinds_by_packages(snapshot)
+    if loaded and loaded.is_open is not None and packaged and packaged[0][0] is not loaded.is_open:
+        yield reboot_node("reboot the node: the other kernel modules are installed, and the former ones still loaded")
+
+
 def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     """Return the step that installs a driver for all GPUs, of the installed branch if ``keep``."""
     models = tuple(card.model for card in snapshot.view(gpu_models.whole_gpus))
@@ -227,7 +234,7 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
 
 def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
-        if left := tuple(_keep_driver(snapshot)):
+        if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep else ())):
             yield from left
             return
         yield _install_step(snapshot, keep=keep)
@@ -241,7 +248,7 @@ def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], I
     """Return the remedy that replaces the driver's packages."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
-        if left := tuple(_keep_driver(snapshot)):
+        if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep else ())):
             yield from left
             return
         names = [package.name for package in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]

@@ -225,9 +225,11 @@ def _find_deleted_toolkit_program(snapshot: Snapshot) -> Iterator[Proof]:
     there = [one for one in TOOLKIT_PACKAGES if one in listed and not listed[one].config_files_only]
     has_program = not set(TOOLKIT_PACKAGES[:2]).isdisjoint(there)  # the libraries alone, as enroot has them, bring none
     if isinstance(program, Known) and not program.value and has_program:
-        what = f"{TOOLKIT_PROGRAM} is gone, although its package is installed, so no container can use a GPU"
+        what = f"{TOOLKIT_PROGRAM} is gone, although {there[0]} is installed, so no container can use a GPU"
         lines = (cite_fact(TOOLKIT_PROGRAM, "not there", program.probe),)
-        again = remedies.reinstall(snapshot, "install the toolkit's packages again", *map(str, there))
+        # The program is in one of the two; what one of the four depends on comes only where it is named.
+        names = TOOLKIT_PACKAGES[:2] if len(there) == len(TOOLKIT_PACKAGES) else TOOLKIT_PACKAGES
+        again = remedies.reinstall(snapshot, "install the toolkit's packages again", *map(str, names))
         yield Proof(what, lines, remedy=(again,))
 
 

@@ -340,13 +340,21 @@ def _settings_reader(pattern: str, settings: Callable[[EvidenceItem], Iterable[t
 
 
 def _file_settings(item: EvidenceItem) -> Iterator[tuple[str, str]]:
-    """Yield the settings of JSON or TOML by key, else every line that is not a comment."""
+    """Yield the settings of JSON or TOML by key, apt's pins by what they pin, else every line that is no comment."""
     kind = item.subject.rpartition(".")[2]
     if kind in {"json", "toml"}:
         try:
             yield from _flatten_settings(json.loads(item.text) if kind == "json" else loads(item.text), "")
         except (ValueError, RecursionError):
             yield "", _UNPARSED_VALUE
+        return
+    if item.subject.startswith("/etc/apt/preferences"):
+        for stanza in re.split(r"\n\s*\n", re.sub(r"\n[ \t]+(?=\S)", " ", item.text)):
+            rows = dict(_parse_rows(stanza))
+            if "Pin" in rows and (
+                named := rows.get("Package", "").split()
+            ):  # ninety lines would hide what else differs
+                yield f"{rows['Pin']} for {named[0]}", f"priority {rows.get('Pin-Priority')}; packages: {len(named)}"
         return
     for line in item.lines:
         words = " ".join(line.split())

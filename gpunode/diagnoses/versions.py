@@ -17,7 +17,7 @@ from gpunode.diagnoses.packages import named_runfile_versions, runfile_version
 from gpunode.diagnoses.remedies import can_run_setup, drain_node, manual_step, reboot_node, run_step, uninstall_driver
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, file_line, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, kernel, packages, virtualization
+from gpunode.diagnoses.views import driver, kernel, modules, packages, virtualization
 from gpunode.diagnoses.views.driver import SeenVersion
 from gpunode.diagnoses.views.packages import Package, Upgrade
 from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
@@ -233,6 +233,14 @@ def _summarize_container_library(snapshot: Snapshot) -> str:
 # The node itself at two versions.
 
 
+def _is_module_gone(snapshot: Snapshot) -> bool:
+    """Return whether a look found no module for any kernel, so that neither a reload nor a reboot brings one."""
+    return isinstance(snapshot.facts.module_files, Known) and not snapshot.view(modules.modules_on_disk)
+
+
+_MODULE_GONE: Final = predicate(_is_module_gone, "no module is on disk")
+
+
 def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
     """Return the versions of a mismatched node; None if it works or only a container differs."""
     found = snapshot.view(driver_versions)
@@ -307,7 +315,8 @@ def _package_branch(package: packages.Package) -> str:
 def _find_unattended_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that the system upgraded the driver by itself, module included."""
     found = snapshot.view(_mismatched_versions)
-    if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
+    is_on_disk = found is not None and found.disk is not None and found.is_loaded(found.disk.version)
+    if found is None or is_on_disk or _is_module_gone(snapshot):
         return
     # An upgrade alone is no fault: somebody complains, or an older module is loaded.
     is_shown = found.loaded_module or found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER)
@@ -372,7 +381,7 @@ def _prove_strayed_packages(snapshot: Snapshot, *strayed: packages.Package) -> P
 def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof that a new module or its packages are installed and the old one is loaded."""
     found = snapshot.view(_mismatched_versions)
-    if found is None or next(_outdated_driver_packages(found), None):
+    if found is None or next(_outdated_driver_packages(found), None) or _is_module_gone(snapshot):
         return
     disk, wanted, loaded = found.disk, found.user_space_version, found.loaded_module
     if disk and wanted and not is_same_version(disk.version, wanted.version):
@@ -526,7 +535,8 @@ RULES: Final = (
         layer="driver",
         check=_find_pending_reboot,
         typical=unless(
-            all_of(_MISMATCH_UNDER_OLD_MODULE, _CHANGE_TOLD), symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_WORKS
+            all_of(_MISMATCH_UNDER_OLD_MODULE, _CHANGE_TOLD),
+            *(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_WORKS, _MODULE_GONE),
         ),
         share=10,
         context=any_of(_DRIVER_IN_REBOOT_REQUIRED_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.DRIVER_MISMATCH)),

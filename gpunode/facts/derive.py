@@ -106,6 +106,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         folder_modes=installed.folder_modes,
         dkms=derive_fact("dkms-installed", lambda: kernels.find_dkms_drivers(reader.matches("dkms-installed"))),
         toolkit_program=derive_fact("toolkit-program", lambda: bool(reader.matches("toolkit-program"))),
+        lost_programs=derive_fact("toolkit-programs", lambda: _find_lost_programs(reader, installed.toolkit_checksums)),
         replaced_programs=derive_fact(
             "toolkit-programs", lambda: _find_replaced_programs(reader, installed.toolkit_checksums)
         ),
@@ -139,6 +140,11 @@ def _find_kubelet(facts: Facts, evidence: Evidence, *, image: bool) -> Fact[Kube
 def _read_leftovers(reader: EvidenceReader) -> frozenset[str]:
     places = ("/usr/local/", "/usr/src/nvidia-", "/var/lib/dkms/nvidia")
     return frozenset(path for path in _read_paths(reader, *LEFTOVER_GLOBS, links=False) if path.startswith(places))
+
+
+def _find_lost_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:
+    there = {one.path for key in ("toolkit-program", "toolkit-programs") for one in reader.matches(key)}
+    return tuple(sorted(path for path in checksums if path.startswith("/usr/bin/nvidia-c") and path not in there))
 
 
 def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:

@@ -341,6 +341,7 @@ class ModuleKey:
         timeout_s: how long that boot waits for somebody at the console; -1 without a limit.
         signatures: of the modules that DKMS has built, by kernel.
         is_made: whether a plan makes the key: its certificate is known after that.
+        is_half_named: whether a run was ended before it gave the certificate that it had made its name.
     """
 
     key: str
@@ -353,6 +354,7 @@ class ModuleKey:
     timeout_s: int = MOK_TIMEOUT_S
     signatures: Mapping[str, ModuleSignature] = field(default_factory=dict)
     is_made: bool = False
+    is_half_named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +405,7 @@ class Facts:
             another are packages of their own, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program exists that runtimes are configured to run.
+        lost_programs: the toolkit's programs that its packages brought and that are not there any more.
         replaced_programs: the toolkit's programs in whose place something small stands that no package brought, such
             as a wrapper; larger files are compared by verify.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
@@ -457,6 +460,7 @@ class Facts:
     folder_modes: Mapping[str, int] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
     toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
+    lost_programs: Fact[tuple[str, ...]] = Unknown("not captured", "toolkit-programs")
     replaced_programs: Fact[tuple[str, ...]] = Unknown("not captured", "toolkit-programs")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")

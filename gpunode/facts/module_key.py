@@ -32,6 +32,7 @@ _EFIVARS: Final = "/sys/firmware/efi/efivars"
 _DKMS_CONFIG_FOLDER_PROBE_KEY: Final = "dkms-framework"
 _PRIVATE_KEY_PROBE_KEY: Final = "module-key"
 _CERTIFICATE_PROBE_KEY: Final = "module-certificate"
+_UNNAMED_CERTIFICATE_PROBE_KEY: Final = "module-certificate-new"
 _QUEUED_ENROLMENT_PROBE_KEY: Final = "mok-new"
 _MOK_TIMEOUT_PROBE_KEY: Final = "mok-timeout"
 _MODULE_SIGNATURE_KEY_PREFIX: Final = "module-signature:"
@@ -61,6 +62,7 @@ def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) 
         # Nothing of a private key is read: whatever is longer than nothing is left out.
         run_probe(Probe(_PRIVATE_KEY_PROBE_KEY, glob=key, limit_bytes=0, content_kind="table"))
     run_probe(Probe(_CERTIFICATE_PROBE_KEY, path=certificate, content_kind="table"))
+    run_probe(Probe(_UNNAMED_CERTIFICATE_PROBE_KEY, glob=f"{certificate}.new", contents=False, content_kind="table"))
     for name, pattern in _ENROLLED_KEYS_GLOBS.items():
         run_probe(Probe(name, glob=pattern, content_kind="table"))
     run_probe(Probe(_QUEUED_ENROLMENT_PROBE_KEY, path=f"{_EFIVARS}/MokNew-{_SHIM_VARIABLE_GUID}", content_kind="table"))
@@ -118,6 +120,7 @@ def _read_module_key(evidence: Evidence) -> ModuleKey:
         has_key=key.startswith(PKCS11_KEY_PREFIX)
         or any(match.data != b"" for match in reader.matches(_PRIVATE_KEY_PROBE_KEY)),
         der=der,
+        is_half_named=bool(find_matches(evidence, _UNNAMED_CERTIFICATE_PROBE_KEY)),  # older captures have none
         is_der=der == certificate,
         enrolled=bool(der) and der in lists,
         queued=bool(der) and der in queued,

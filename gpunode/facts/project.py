@@ -96,6 +96,9 @@ def _with_command(facts: Facts, change: CommandChange) -> Facts:
         return _with_built_modules(facts, is_rebuilt=True)
     if change.runs_command(*system(facts).repair_change.argv):
         return replace(facts, packages_interrupted=Known(False, PLAN_PROBE_KEY), unconfigured=frozenset())
+    if change.runs_command(*system(facts).reinstall_change({}, "").argv[:3]):
+        lost: Fact[tuple[str, ...]] = Known((), PLAN_PROBE_KEY)
+        return replace(facts, toolkit_program=Known(True, PLAN_PROBE_KEY), lost_programs=lost)
     if facts.module_key is not None:
         from gpunode.facts.module_key import project_key_command  # only where Secure Boot is on
 

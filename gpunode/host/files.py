@@ -349,7 +349,7 @@ def candidate_file(path: str, content: bytes, *, root: str = "/") -> Iterator[st
             finally:
                 remove_folders(place.made_folders, root=root)
     except OSError as error:
-        raise _write_error(path, "written beside", error) from error
+        raise _write_error(path, "written", error) from error
 
 
 _HINT_BY_ERRNO = {

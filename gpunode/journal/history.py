@@ -160,10 +160,14 @@ def pending_trigger_times(entries: Iterable[Entry]) -> dict[Trigger, float]:
 
 
 def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """Return the file changes, newest first, with a trigger not settled since."""
+    """Return the file changes, newest first, with a trigger not settled since, but none that was put back."""
     pending = (trigger.required_by for trigger in collect_triggers(entries) if trigger.completion is None)
     intents = {key: intent for required_by in pending for key, intent in required_by.items()}
-    return FileChange.of_kind(intents[key].change for key in sorted(intents, reverse=True))
+    waiting: list[FileChange] = []
+    for change in FileChange.of_kind(intents[key].change for key in sorted(intents)):
+        back = change.inverse()
+        waiting = [one for one in waiting if one != back] if back in waiting else [*waiting, change]
+    return tuple(reversed(waiting))
 
 
 def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
@@ -251,8 +255,12 @@ class RunRecord:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """The things that it changed, or may have changed when it was cut short; once each, in order."""
-        return tuple(dict.fromkeys(record.change.subject for record in self.change_records))
+        """The things that it changed, or may have changed when it was cut short; once each, in order.
+
+        A file that it only had read again was not changed.
+        """
+        changes = (record.change for record in self.change_records)
+        return tuple(dict.fromkeys(change.subject for change in changes if not change.only_triggers_reread))
 
     @cached_property
     def configuration_subjects(self) -> frozenset[str]:

@@ -169,6 +169,7 @@ class PackageSystem:
         command_programs: those that the commands below, and hints, begin with.
         install: the command by which people install packages.
         reinstall: the command that installs packages anew, in the version that they have.
+        reinstall_change: the same, unattended; the first three words do not depend on the packages.
         changed_files_probe: what compares the files of a package with the checksums that came with it.
         parse_changed_files: the paths that differ or are missing, from the answer to it.
         purge: the command that removes packages and their configuration files.
@@ -238,6 +239,7 @@ class PackageSystem:
     command_programs: tuple[str, ...]
     install: Callable[[Collection[str]], str]
     reinstall: Callable[[Mapping[PackageId, PackageState]], str]
+    reinstall_change: Callable[[Mapping[PackageId, PackageState], str], CommandChange]
     changed_files_probe: Callable[[PackageId], Probe]
     parse_changed_files: Callable[[str], tuple[str, ...]]
     purge: Callable[[Collection[str]], str]

@@ -24,11 +24,13 @@ _MODULE_KEY_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
 _ENDLESS: Final = -1
 _REQUIRED_TOOL_PACKAGES: Final = ("mokutil", "openssl")
 # As DKMS 3.2.2 makes it. Both files are complete before either has its name: DKMS would replace half a pair. A pair
-# that something else has made meanwhile is left as it is.
+# that something else has made meanwhile is left as it is, and one whose key alone has its name is finished.
 _MAKE_KEY_SCRIPT: Final = """\
 set -eu
 umask 077
 if [ -s "$1" ] && [ -s "$2" ]; then exit 0; fi
+if [ -s "$1" ] && [ ! -e "$2" ] && key=$(openssl pkey -in "$1" -pubout) &&
+[ "$(openssl x509 -inform DER -in "$2.new" -noout -pubkey)" = "$key" ]; then mv "$2.new" "$2"; exit 0; fi
 if [ -e "$1" ] || [ -e "$2" ]; then echo "only one of $1 and $2 is there" >&2; exit 1; fi
 for folder in "${1%/*}" "${2%/*}"; do [ -d "$folder" ] || install -d -m 0755 "$folder"; done
 rm -f "$1.new" "$2.new"
@@ -100,7 +102,7 @@ def is_trusted(key: ModuleKey, facts: Facts) -> bool:
 def _refuse_unusable(key: ModuleKey) -> Refusal | None:
     if not key.der and not key.has_key:
         return None
-    if key.is_made:
+    if key.is_made or (key.has_key and not key.der and key.is_half_named):
         return None
     if not key.der or not key.has_key:
         gone, there = (key.key, key.certificate) if key.der else (key.certificate, key.key)
@@ -133,7 +135,7 @@ def _plan_enrolment_request(key: ModuleKey, request: FileState | None) -> Iterat
     """Yield what queues the enrolment: the key where there is none, the firmware's patience, and the request itself."""
     if request is None:
         yield FileChange(ENROLMENT_REQUEST_FILE, None, FileState(f"{key.timeout_s}\n".encode(), 0o600))
-    if not key.has_key:
+    if not key.has_key or not key.der:
         argv = ("sh", "-c", _MAKE_KEY_SCRIPT, f"make the key {key.key} and its certificate", key.key, key.certificate)
         yield CommandChange(argv, "DKMS signs modules with it")
     if key.timeout_s != _ENDLESS:

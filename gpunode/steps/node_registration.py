@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from gpunode.change import FileChange, FileState
@@ -31,6 +32,7 @@ _EXTRA_ARGS_VARIABLE: Final = "KUBELET_EXTRA_ARGS"
 _EXTENDABLE_EXTRA_ARGS_LINE: Final = Pattern(rf"""^{_EXTRA_ARGS_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
 _ANY_EXTRA_ARGS_LINE: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_EXTRA_ARGS_VARIABLE}[ \t]*=", re.MULTILINE)
 
+_LIST_ITEM: Final = Pattern(r"""(?P<indent> *)- *(["']?)(?P<item>[^"'#]*?)\2 *(?:#.*)?""")
 # What kubeadm writes from nodeRegistration.taints and from a KubeletConfiguration.
 _TAINT_SETTING_BY_FILE: Final = {
     "/var/lib/kubelet/kubeadm-flags.env": Pattern(r"--register-with-taints[= ]\S"),
@@ -84,21 +86,31 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     after = (
         _add_kubelet_flags(content, labels, taints)
         if path == KUBELET_ENVIRONMENT_FILE
-        else _render_rancher_config(labels, taints)
+        else _add_rancher_items(content, labels, taints)
     )
     if after is None:
-        flags = [f"--node-labels={','.join(labels)}"] if labels else []
-        flags += [f"--register-with-taints={','.join(taints)}"] if taints else []
-        return Refusal(
-            f"{path} has a {_EXTRA_ARGS_VARIABLE} that gpunode cannot extend",
-            "it contains quotes or escapes, or separates a flag and its value by a blank",
-            f'write it as one line, {_EXTRA_ARGS_VARIABLE}="--flag=value …", or add there: {" ".join(flags)}',
-        )
+        return _refuse_unextendable_file(path, labels, taints)
     reason = f"the kubelet registers its Node with {', '.join(labels + taints)}"
     if after == content:
         return Planned((), reason)
     change = FileChange(path, before, replace(before, content=after) if before else FileState(after))
     return Planned((change,), reason, change_notes=_joined_node_notes(facts, register, labels, taints))
+
+
+def _refuse_unextendable_file(path: str, labels: Sequence[str], taints: Sequence[str]) -> Refusal:
+    if path != KUBELET_ENVIRONMENT_FILE:
+        return Refusal(
+            f"{path} has lists that gpunode cannot extend",
+            "node-label+ or node-taint+ stands there twice, or without a line for each item",
+            "move your own lines to another file in that folder: k3s and RKE2 read every one",
+        )
+    flags = [f"--node-labels={','.join(labels)}"] if labels else []
+    flags += [f"--register-with-taints={','.join(taints)}"] if taints else []
+    return Refusal(
+        f"{path} has a {_EXTRA_ARGS_VARIABLE} that gpunode cannot extend",
+        "it contains quotes or escapes, or separates a flag and its value by a blank",
+        f'write it as one line, {_EXTRA_ARGS_VARIABLE}="--flag=value …", or add there: {" ".join(flags)}',
+    )
 
 
 def registration_labels(kubernetes: Kubernetes) -> dict[str, str]:
@@ -161,11 +173,25 @@ def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[s
     return text.encode("utf-8", "surrogateescape")
 
 
-def _render_rancher_config(labels: Sequence[str], taints: Sequence[str]) -> bytes:
-    lines = ["# Written by gpunode: this node registers with these, beside those of other files."]
-    for key, items in (("node-label", labels), ("node-taint", taints)):
-        lines += [f"{key}+:", *(f'- "{item}"' for item in items)] if items else []
-    return ("\n".join(lines) + "\n").encode()
+def _add_rancher_items(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
+    """Return the file of config.yaml.d with these in its lists; None where its syntax is not understood."""
+    text = content.decode("utf-8", "surrogateescape")
+    lines = text.splitlines() or ["# Written by gpunode: this node registers with these, beside those of other files."]
+    for heading, items in (("node-label+:", labels), ("node-taint+:", taints)):
+        at = [number for number, line in enumerate(lines) if line.startswith(heading)]
+        if len(at) > 1 or any(lines[number].rstrip() != heading for number in at):
+            return None
+        if not items:
+            continue
+        lines, start = (lines, at[0] + 1) if at else ([*lines, heading], len(lines) + 1)
+        rows = [row for row in takewhile(bool, map(_LIST_ITEM.fullmatch, lines[start:])) if row]
+        keys = {re.split("[=:]", item)[0] for item in items}
+        kept = [row[0] for row in rows if row["item"] in items or re.split("[=:]", row["item"])[0] not in keys]
+        missing = [item for item in items if item not in {row["item"] for row in rows}]
+        added = [f'{rows[0]["indent"] if rows else ""}- "{item}"' for item in missing]
+        lines[start : start + len(rows)] = [*kept, *added]
+    changed = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    return content if lines == text.splitlines() else changed
 
 
 NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan)

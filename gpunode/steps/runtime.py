@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,7 @@ from gpunode.change import (
     Trigger,
     sort_changes,
 )
-from gpunode.command import Command, command, sudo_gpunode
+from gpunode.command import Command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.access import describe_nonroot_writers, explain_restriction, note_replaceable_files, restrict_to_root
@@ -48,7 +47,7 @@ from gpunode.runtimes.installations import (
     kubelet_using,
     with_kubelet_cgroup_driver,
 )
-from gpunode.runtimes.model import explain_no_cdi, reads_cdi, should_enable_cdi
+from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME, explain_no_cdi, reads_cdi, should_enable_cdi
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import refuse_package_without_lock
@@ -273,14 +272,12 @@ def find_missing_toolkit(facts: Facts, row: Runtime) -> MissingProgram | None:
     """Return the program of the runtime as missing; None where it is there, or this plan brings it."""
     if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
         return None
-    packages = known(facts.packages, {})
-    there = {one: packages[one] for one in TOOLKIT_PACKAGES if is_at_version(packages.get(one), "")}
-    if not there.keys() & set(TOOLKIT_PACKAGES[:2]):  # the program is in one of these, by the toolkit's age
-        return missing_program(TOOLKIT_PROGRAM, row.id)
-    if isinstance(facts.packages, Known) and facts.packages.probe == PLAN_PROBE_KEY:
+    packages = facts.packages
+    # The program is in one of the first two, by the toolkit's age.
+    is_planned = isinstance(packages, Known) and packages.probe == PLAN_PROBE_KEY
+    if is_planned and any(is_at_version(known(packages, {}).get(one), "") for one in TOOLKIT_PACKAGES[:2]):
         return None
-    # setup looks at packages, not at their files, so it would find nothing to do.
-    return MissingProgram(TOOLKIT_PROGRAM, command("sudo", *shlex.split(system(facts).reinstall(there))))
+    return missing_program(TOOLKIT_PROGRAM, row.id)
 
 
 def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
@@ -514,6 +511,11 @@ class MissingProgram:
     install: Command | None
 
     @property
+    def hint(self) -> str:
+        """The next step of the user."""
+        return str(self.install or f"install {self.program}, which is no program of the container toolkit's packages")
+
+    @property
     def note(self) -> str:
         """The note for the user."""
         means = f"{self.program} is not installed, so its containers cannot start"
@@ -522,6 +524,8 @@ class MissingProgram:
 
 def missing_program(program: str, runtime: str, *where: str) -> MissingProgram:
     """Return ``program`` as missing; ``where`` are the options that name another root."""
+    if not program.removeprefix("/usr/bin/").startswith(TOOLKIT_PROGRAM_NAME):
+        return MissingProgram(program, None)
     steps = ("--only=toolkit-repository", "--only=toolkit")
     return MissingProgram(program, sudo_gpunode("setup", f"--runtime={runtime}", *steps, *where))
 
@@ -537,9 +541,5 @@ def refuse_missing_default_program(target: RuntimeTarget, missing: MissingProgra
         raise Refused(
             f"{desired.handler} cannot be the default runtime of {target.row.id}: {missing.program} is not installed",
             why=f"{target.row.id} could not start any container",
-            hint="\n".join(
-                filter(
-                    None, (f"install it first, or do not make {desired.handler} the default runtime", missing.install)
-                )
-            ),
+            hint=f"{missing.hint}\nor do not make {desired.handler} the default runtime",
         )

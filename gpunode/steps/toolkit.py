@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.change import KnownAfter, PackageChange, PackageState, Trigger
 from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
@@ -16,9 +16,11 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import leading_numbers
 from gpunode.recipe import Recipe, VersionLock
+from gpunode.runtimes import find_runtime
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import refuse_held_packages, wants_container_toolkit
 from gpunode.steps.selection import refuse_package_without_lock
+from gpunode.wording import join_names
 
 TOOLKIT_CONFIG_FILE = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.
@@ -49,6 +51,8 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         *system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
     marked = plan_manual_marks(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
+    if not names and (lost := known(facts.lost_programs, ())):
+        return _plan_lost_programs(lost, recipe, facts, notes)
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
         return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed, notes)
@@ -57,6 +61,19 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     states = ((name, packages.get(name)) for name in names)
     changes = tuple(PackageChange(name, now, replace(after, auto=_is_dependency(name, now))) for name, now in states)
     return Planned((*changes, *marked), _explain_changes(packages, wanted), notes)
+
+
+def _plan_lost_programs(lost: Sequence[str], recipe: Recipe, facts: Facts, notes: tuple[str, ...]) -> StepOutcome:
+    """Plan the toolkit's packages installed anew in their version, since somebody has deleted ``lost``."""
+    if refused := system(facts).refuse_excluded_files(facts, dict.fromkeys(lost, "containers need it to use the GPU")):
+        return refused
+    packages = need(facts.packages, "which packages are installed")
+    purpose = f"{join_names(lost)} {'is' if len(lost) == 1 else 'are'} gone, although the package is installed"
+    anew = system(facts).reinstall_change({one: packages[one] for one in TOOLKIT_PACKAGES}, purpose)
+    # CRI-O leaves a handler out whose program is not there when it starts.
+    row = find_runtime(recipe.runtime.name)
+    triggers = frozenset({Trigger("restart", row.unit)} if row.id == "crio" and not facts.is_image else ())
+    return Planned((replace(anew, triggers=triggers),), purpose, notes)
 
 
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:

@@ -373,10 +373,9 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
     if not mine or not isinstance(step.outcome, Planned):
         return step.outcome
     ours = [str(package) for package in mine if not upgraded[package]]
-    are = "is" if len(ours) == 1 else "are"
-    why = f"; the new driver needs {', '.join(ours)}, which {are} upgraded" if ours else ""
+    why = f"; the new driver needs {', '.join(ours)} in its own version" if ours else ""
     others = (
-        f"{package} is upgraded, not purged, since {' and '.join(map(str, upgraded[package]))} needs it"
+        f"{package} gets the driver's version and stays, since {' and '.join(map(str, upgraded[package]))} needs it"
         for package in mine
         if upgraded[package]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from gpunode.change import Change, PackageChange, PackageState, Trigger
@@ -34,7 +35,7 @@ class Backlog:
         cut: the newest run, if it was cut short.
         ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was
             done.
-        verb: that of the newest run that set the node up or took something back.
+        verb: that of the newest run that set the node up or took something back, else of an edit of a runtime's files.
         unread_reason: why nobody can tell; empty when it is known.
         lost: what a run that is no longer recorded left on the node; nothing that a setup does.
         lock_holder: the gpunode that is changing the node right now; what it leaves is known at its end.
@@ -85,11 +86,17 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
-    # Neither a repair nor an edit of a runtime's files ends what an undo before it has begun.
-    verbs: tuple[Verb, ...] = tuple(run.verb for run in runs if run.verb not in {"repair", "configure"})
-    verb = cut.verb if cut is not None else verbs[-1] if verbs else "setup"
+    verb = cut.verb if cut is not None else _find_owing_verb([run for run in runs if run.verb != "repair"])
     how = "was cut short" if cut is not None else ended
     return Backlog(pending_triggers, marks, cut, how, verb, lost=find_lost_record(store, facts))
+
+
+def _find_owing_verb(runs: Sequence[RunRecord]) -> Verb:
+    """Return the verb of the run that owes what is left: an edit of a runtime's files does not end a failed undo."""
+    edits = list(takewhile(lambda run: run.verb == "configure", reversed(runs)))
+    others = runs[: len(runs) - len(edits)]
+    is_edit = any(run.ending != "done" for run in edits) and all(run.ending == "done" for run in others[-1:])
+    return "configure" if is_edit else others[-1].verb if others else "setup"
 
 
 def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:

@@ -105,7 +105,7 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
             continue
         row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), RUNTIMES[0])
         root = () if str(request.store.root) == "/" else (f"--root={request.store.root}",)
-        hint = str(missing_program(absent, row.id, *root).install)
+        hint = missing_program(absent, row.id, *root).hint
         if not undone.with_packages and any(
             one.before is not None for one in PackageChange.of_kind(run.changes("done"))
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -13,11 +13,12 @@ from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.model import Facts, Kernels, Known, Unknown, known
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.recipe import Mps, Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
 from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, find_runtime
@@ -104,6 +105,7 @@ class NodeStatus:
         gpus: the GPUs of this system.
         driver: version of the installed driver packages; empty when there is none.
         loaded_driver: version of the loaded kernel module; empty when there is none.
+        pending_flavour: of the installed modules where the loaded ones are of the other (``open``); else empty.
         kernels_without_module: kernels that must have a driver module and lack one.
         held_packages: driver packages that upgrades leave alone.
         secure_boot: None where nobody can tell whether it is on.
@@ -124,6 +126,7 @@ class NodeStatus:
     toolkit: str
     runtimes: tuple[RuntimeStatus, ...]
     nvml: NvmlAnswer
+    pending_flavour: str = ""
     pending: tuple[str, ...] = ()
     pending_verb: str = "setup"
     notes: tuple[str, ...] = ()
@@ -157,6 +160,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
+        pending_flavour=_find_pending_flavour(loaded, filter(system(facts).builds_driver, drivers)),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
         notes=tuple(dict.fromkeys(notes)),
@@ -205,6 +209,12 @@ def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> st
     versions = [nvml_facts.driver_version(state.version) for state in drivers.values()]
     found = [version for version in versions if version]
     return max(found, key=found.count) if found else ""
+
+
+def _find_pending_flavour(loaded: LoadedDriver | None, builders: Iterable[PackageId]) -> str:
+    """Return the flavour of the packages that build the modules, where the kernel runs modules of the other one."""
+    named = {"open" if "-open" in package.name else "proprietary" for package in builders}
+    return "".join(named - {"open" if loaded.open_module else "proprietary"}) if loaded and len(named) == 1 else ""
 
 
 def _kernels_without_module(kernels: Kernels | None, facts: Facts) -> tuple[str, ...]:

@@ -13,11 +13,13 @@ from itertools import takewhile
 from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import (
+    GPU_SERVICES,
     OVERWRITTEN_STEP_ID,
     RUNTIME_CONFIG_STAGE,
     FileChange,
     FileState,
     MigChange,
+    ModuleChange,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -35,11 +37,12 @@ from gpunode.journal.footprint import FileTrail, Footprint, NetChange
 from gpunode.journal.history import collect_changes
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages import Database
+from gpunode.packages import Database, system
 from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.installed_driver import branch_of
+from gpunode.steps.kernel import RIVAL_MODULES
 from gpunode.steps.leftovers import refuse_modules_without_source
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
@@ -145,6 +148,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     )
     units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
+    steps, rivals = _load_returning_driver(steps, packages, facts)
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
     # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
     # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
@@ -164,7 +168,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         steps,
         (*notes, *unchanged, *lost, *gone, *kept_keys, *overridden),
         is_incomplete=bool(unchanged or gone),
-        reboot_reason=reboot_reason(request.store, facts, packages),
+        reboot_reason=rivals or reboot_reason(request.store, facts, packages),
         pending_triggers=pending_triggers,
         kept=kept,
         with_packages=True,
@@ -189,6 +193,27 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
     notes = (*notes, *unchanged)
     return UndoPlan(request.undone_run, steps, notes, bool(unchanged), pending_triggers=pending_triggers, kept=kept)
+
+
+def _load_returning_driver(
+    steps: tuple[UndoStep, ...], packages: Iterable[PackageChange], facts: Facts
+) -> tuple[tuple[UndoStep, ...], str]:
+    """Return ``steps`` with the module of a driver that comes back while none is loaded, which its services need.
+
+    With a rival on the GPU only a boot loads it: then the services wait, and the second value says why.
+    """
+    comes = any(system(facts).builds_driver(one.id) and one.exists_after for one in packages)
+    if not comes or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
+        return steps, ""
+    if not (rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)):
+        return (*steps, UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))), ""
+    waiting = tuple(
+        replace(step, change=replace(step.change, after=replace(step.change.after, active=False)))
+        if isinstance(step.change, ServiceChange) and step.change.unit in GPU_SERVICES
+        else step
+        for step in steps
+    )
+    return waiting, f"{', '.join(rivals)} drives the GPU until the next boot"
 
 
 def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:

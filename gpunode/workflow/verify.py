@@ -283,11 +283,13 @@ def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Fact
         return detail, f"if {row.product} was not started since the toolkit was installed: {again}; else see its log"
     if says.handlers.get("nvidia") is None:
         return detail, _SETUP_COMMAND
+    if says.handlers["nvidia"] == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
+        return f"{detail}: {TOOLKIT_PROGRAM} is not installed, so {row.id} leaves nvidia out", missing.hint
     unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
     started_at = unit.value.started_at if isinstance(unit, Known) else None
     if changed and started_at is not None and started_at > changed:
-        return f"{detail}; {row.config} has it, and {row.unit} was started since", _CONFIG_DUMP_HINT
-    return f"{detail}; {row.config} has it", f"sudo systemctl restart {row.unit}"
+        return f"{detail}; its files have nvidia, and {row.unit} was started since", _CONFIG_DUMP_HINT
+    return f"{detail}; its files have nvidia", f"sudo systemctl restart {row.unit}"
 
 
 def _check_container(

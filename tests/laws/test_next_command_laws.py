@@ -54,7 +54,7 @@ def test_daemon_restart_is_proposed_once_and_only_if_useful(changed_at: dict[str
     node = with_containerd(HANDLER, changed_at=changed_at)
     (found,) = runtime_checks(recipe("containerd"), node, lambda _: ObservedConfig({"runc": ""}))
     assert commands_in(found.hint) == (("sudo systemctl restart containerd.service",) if restarts else ())
-    assert "/etc/containerd/config.toml has it" in found.detail
+    assert "its files have nvidia" in found.detail
 
 
 @pytest.mark.parametrize("verb", [setup, check])

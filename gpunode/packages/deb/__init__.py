@@ -186,9 +186,18 @@ def _note_diversions(facts: Facts, words: Collection[str]) -> Iterator[str]:
 
 
 def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
+    return shlex.join(("apt-get", "install", "--reinstall", *_name_with_versions(packages)))
+
+
+def _reinstall_change(packages: Mapping[PackageId, PackageState], purpose: str) -> CommandChange:
+    # The word after the script is what people read of it.
+    script = f'{shlex.join(_APT_COMMAND_START)} --reinstall install "$@"'
+    return CommandChange(("sh", "-c", script, _reinstall(packages), *_name_with_versions(packages)), purpose)
+
+
+def _name_with_versions(packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
     # Without its version a package would be upgraded, where there is a newer one.
-    words = (f"{package}={state.version}" for package, state in packages.items())
-    return shlex.join(("apt-get", "install", "--reinstall", *words))
+    return (f"{package}={state.version}" for package, state in packages.items())
 
 
 def _make_command_template(*words: str) -> Callable[[Collection[PackageId] | Collection[str]], str]:
@@ -268,6 +277,7 @@ DEB: Final = PackageSystem(
     command_programs=("apt-get", "apt-mark", "dpkg"),
     install=_make_command_template("apt-get", "install"),
     reinstall=_reinstall,
+    reinstall_change=_reinstall_change,
     changed_files_probe=answers.changed_files_probe,
     parse_changed_files=answers.parse_changed_files,
     purge=_make_command_template("apt-get", "purge"),

@@ -341,3 +341,22 @@ def test_signature_of_a_real_module_is_the_one_of_its_key(
     subprocess.run([sign_file, "sha256", str(pair[0]), str(pair[1]), str(module)], check=True)
     signed = read(module.read_bytes())
     assert signed == ModuleSignature("DKMS module signing key", read_serial(pair[1].read_bytes()))
+
+
+def test_kill_between_the_two_renames_is_finished(pair: tuple[Path, Path]) -> None:
+    key, certificate = pair
+    before = key.read_bytes(), certificate.read_bytes()
+    certificate.rename(f"{certificate}.new")
+    assert make_key(*pair).returncode == 0
+    assert (key.read_bytes(), certificate.read_bytes()) == before
+    assert not Path(f"{certificate}.new").exists()
+
+
+@pytest.mark.parametrize("left", [b"", b"no certificate"])
+def test_unnamed_certificate_of_another_key_is_not_taken(pair: tuple[Path, Path], left: bytes) -> None:
+    _, certificate = pair
+    certificate.unlink()
+    Path(f"{certificate}.new").write_bytes(left)
+    refused = make_key(*pair)
+    assert (refused.returncode, "only one of" in refused.stderr) == (1, True)
+    assert not certificate.exists()

@@ -52,6 +52,12 @@ def test_units_files_and_packages_are_restored(node: Machine, recipe: str) -> No
     assert before.differences(snapshot(node)) == ""
     assert _enabled_units(node) == units
 
+    node.reboot()
+    undone = ask(node, "rollback", "--packages", "--yes", str(removed.result["run"]))
+
+    assert undone.exit_code == 0, undone.error
+    assert is_up(node, PERSISTENCED), "it needs the module, which the reboot took away"
+
 
 @pytest.mark.long
 def test_remove_killed_at_its_unit_changes_is_finished_by_the_next(node: Machine) -> None:

@@ -239,6 +239,20 @@ def test_handler_without_its_binary_fails_the_check(image: Path, capsys: pytest.
     assert "✓" not in shown
 
 
+def test_hint_on_a_missing_program_of_the_sites_own_names_no_toolkit(
+    image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image / "etc/docker/daemon.json").write_text('{"runtimes": {"nvidia": {"args": [], "path": "/opt/own"}}}')
+    asked = ["--runtime=docker", "--nvidia-runtime-path=/opt/own", "--root", str(image)]
+
+    assert run_cli(["ctk", "runtime", "check", *asked]) == 7
+    assert (
+        "next: install /opt/own, which is no program of the container toolkit's packages\n" in capsys.readouterr().out
+    )
+    assert run_cli(["ctk", "runtime", "check", *asked, "--json"]) == 7
+    assert '"hint": "install /opt/own, which is no program' in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("allow_subprocess")
 def test_only_files_that_exist_are_named_as_configured(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """CRI-O needs no crio.conf: the drop-in alone says what it runs."""

@@ -116,6 +116,20 @@ def names(found: Comparison) -> list[tuple[str, str | None, str | None]]:
     return [(one.name, one.good, one.bad) for one in found.differences]
 
 
+def test_lost_pin_is_a_difference_for_each_of_its_stanzas() -> None:
+    # One for each of its ninety lines hid what else differed.
+    names_held = "libcuda1:any\n " + "\n ".join(f"nvidia-{number}:any" for number in range(90))
+    pin = (
+        f"# ours\nPackage: {names_held}\nPin: version 580.*\nPin-Priority: 1001\n\nPackage: nvidia-*\nPin: release *\n"
+    )
+    one = files("/etc/apt/preferences.d/*", gpunode=pin)
+    found = compare_evidence(node(apt_preferences_d=one), node(1, apt_preferences_d=files("/etc/apt/preferences.d/*")))
+    assert names(found) == [
+        ("/etc/apt/preferences.d/gpunode: release * for nvidia-*", "priority None; packages: 1", None),
+        ("/etc/apt/preferences.d/gpunode: version 580.* for libcuda1:any", "priority 1001; packages: 91", None),
+    ]
+
+
 def test_differences_near_the_cited_evidence_come_first() -> None:
     wide = {"link-max": files("/sys/bus/pci/devices/*/max_link_width", **{"0000:18:00__0": "16\n"})}
     narrow = files("/sys/bus/pci/devices/*/current_link_width", **{"0000:18:00__0": "8\n"})

@@ -440,6 +440,26 @@ def test_unsupported_gpu_is_found_before_the_kernel_reports_it(gpu: str, module:
     assert all(finding.confidence == "likely" for finding in found)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "loaded", "package"),
+    [
+        ("10de:1b80", "Open Kernel Module for x86_64  580.95.05", "nvidia-kernel-dkms"),
+        ("10de:2b85", "x86_64 Kernel Module  580.95.05", "nvidia-kernel-open-dkms"),
+    ],
+)
+def test_right_modules_that_are_installed_already_wait_for_a_reboot(gpu: str, loaded: str, package: str) -> None:
+    """A setup has replaced them; another one would find nothing to do."""
+    pieces = (
+        ("lspci -nn", f"01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [{gpu}] (rev a1)"),
+        ("cat /proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX {loaded}  Release Build  (builder)"),
+        ("nvidia-smi", "No devices were found"),
+    )
+    (before,) = diagnose_pieces(*pieces).roots
+    assert len(before.remedy) > 1
+    (after,) = diagnose_pieces(*pieces, ("dpkg -l", f"ii  {package}  580.95.05-1  amd64  NVIDIA")).roots
+    assert [step.kind for step in after.remedy] == ["reboot"]
+
+
 def test_working_gpu_overrides_the_support_table() -> None:
     bus = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [10de:2b85] (rev a1)"
     assert not diagnose_pieces(

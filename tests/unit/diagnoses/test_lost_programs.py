@@ -29,3 +29,18 @@ def test_lost_program_is_installed_again(lost: tuple[str, ...], cause: str, pack
     (command,) = found.remedy[0].commands
     assert command.startswith("sudo apt-get install --reinstall ")
     assert package in command.split()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_toolkit_without_one_of_its_packages_is_installed_by_all_their_names(*, is_whole: bool) -> None:
+    # apt installs nothing that a package needs which it only installs anew; and the next step has to be short.
+    there = {key: said for key, said in HEALTHY[NODE]().items() if key != "toolkit-program"}
+    if not is_whole:
+        status = there["dpkg-status"]
+        assert isinstance(status, str)
+        there["dpkg-status"] = status.replace("Package: nvidia-container-toolkit-base\n", "Package: other\n")
+    examined = diagnose(take_snapshot(evidence(there)))
+    (command,) = examined.roots[0].remedy[0].commands
+    assert len(command.removeprefix("sudo apt-get install --reinstall ").split()) == (2 if is_whole else 4)
+    assert examined.next_step is not None
+    assert examined.next_step.command == (command if is_whole else None)

@@ -66,7 +66,8 @@ def test_facts_of_an_ordinary_node() -> None:
 def test_small_program_in_place_of_the_toolkits_is_known_by_its_checksum() -> None:
     """Neither one that its package shipped so nor a program of no package is meant."""
     shipped = md5(b"shipped").hexdigest()
-    sums = f"{shipped}  usr/bin/nvidia-ctk\n{shipped}  usr/bin/nvidia-cx\n".encode()
+    names = ("bin/nvidia-ctk", "bin/nvidia-cx", "bin/nvidia-container-runtime", "lib/libnvidia-container.so.1")
+    sums = "".join(f"{shipped}  usr/{name}\n" for name in names).encode()
     programs = (
         GlobMatch("/usr/bin/nvidia-ctk", data=b"#!/bin/sh\n"),
         GlobMatch("/usr/bin/nvidia-cx", data=b"shipped"),
@@ -79,6 +80,7 @@ def test_small_program_in_place_of_the_toolkits_is_known_by_its_checksum() -> No
         )
     )
     assert facts.replaced_programs == Known(("/usr/bin/nvidia-ctk",), "toolkit-programs")
+    assert facts.lost_programs == Known(("/usr/bin/nvidia-container-runtime",), "toolkit-programs")
 
 
 def test_match_nested_too_deeply_is_no_bug() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -238,6 +239,18 @@ def test_crio_reads_its_files_in_a_temporary_folder(tools: Tools, tmp_path: Path
     assert version == "crio --version"
     assert "gpunode-crio-" in call
     assert list((tmp_path / "etc").iterdir()) == []
+
+
+@pytest.mark.parametrize(("shown", "is_read"), [("# default_runtime", True), ("default_runtime", True), ("#", False)])
+def test_default_that_crio_prints_as_a_comment_is_read(
+    tools: Tools, tmp_path: Path, shown: str, *, is_read: bool
+) -> None:
+    """Since 1.24 its parser prints what equals its own defaults so, and since 1.31 that is crun."""
+    tools.add("crio", f'[ "$1" = --version ] || sed "s/^default_runtime/{shown}/" "$2"')
+    wanted = RuntimeExpectation("crio", str(tmp_path / "etc/config"), frozenset(), "crun")
+    candidate = change(tmp_path, f'[crio.runtime]\ndefault_runtime = "crun"\n{CRIO}')
+    with nullcontext() if is_read else pytest.raises(Refused, match="would not read"):
+        runtime.check_candidate_files(Runner(), wanted, [candidate])
 
 
 def test_nothing_is_staged_without_crio(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,6 +333,12 @@ class TestUnsettledChanges:
         entries = (BEGIN, Intent(1, "runtime", "x", self.ONE), BEGIN, Intent(1, "runtime", "x", self.OTHER))
         assert untriggered_changes((*entries, Failed(1, "no"))) == (self.ONE,)
 
+    def test_change_that_was_put_back_waits_for_no_daemon(self) -> None:
+        """The next run whose daemon fails would make it again, and remove it again."""
+        back = replace(self.ONE, before=self.ONE.after, after=self.ONE.before)
+        entries = (BEGIN, Intent(1, "runtime", "x", self.OTHER), Intent(2, "runtime", "x", self.ONE))
+        assert untriggered_changes((*entries, Intent(3, "recovery", "put-back", back))) == (self.OTHER,)
+
     def test_failed_package_is_no_unsettled_change(self) -> None:
         entries = (
             BEGIN,

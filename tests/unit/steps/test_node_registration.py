@@ -151,6 +151,41 @@ def test_k3s_gets_its_own_config_file() -> None:
         assert planned(NODE_REGISTRATION_STEP.plan(recipe, after)).changes == ()
 
 
+K3S_FILE = "/etc/rancher/k3s/config.yaml.d/99-gpunode-node.yaml"
+
+
+def with_k3s_file(content: bytes) -> Facts:
+    facts = node(None, kubelet=K3S)
+    return replace(facts, files={**facts.files, K3S_FILE: Known(FileState(content), "x")})
+
+
+def test_lines_that_a_user_added_to_the_file_of_k3s_are_kept() -> None:
+    asked = recipe_of(TAINT, "k3s", "k3s")
+    before = b"""# mine
+node-label+:
+  - nvidia.com/gpu.present=no
+  - site=a  # the rack
+node-name: one
+"""
+    facts = with_k3s_file(before)
+    state = registration_file(asked, facts)
+    assert yaml.safe_load(state.content) == {
+        "node-label+": ["site=a", "nvidia.com/gpu.present=true"],
+        "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
+        "node-name": "one",
+    }
+    assert b"# mine\n" in state.content
+    assert b"  - site=a  # the rack\n" in state.content
+    after = project_changes(facts, planned(NODE_REGISTRATION_STEP.plan(asked, facts)).changes)
+    assert planned(NODE_REGISTRATION_STEP.plan(asked, after)).changes == ()
+
+
+@pytest.mark.parametrize("content", [b"node-label+: [a=b]\n", b"node-label+:\n- a=b\nnode-label+:\n- c=d\n"])
+def test_file_of_k3s_with_lists_of_another_form_is_refused(content: bytes) -> None:
+    refused = refusal(NODE_REGISTRATION_STEP.plan(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(content)))
+    assert K3S_FILE in refused.what
+
+
 def test_kubelet_other_than_the_recipe_names_is_refused() -> None:
     assert (
         'node_registration = "k3s"' in refusal(NODE_REGISTRATION_STEP.plan(recipe_of(), node(None, kubelet=K3S))).hint

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
+from gpunode.steps.toolkit import TOOLKIT_STEP
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal
 
 MISSING = Known(value=False, probe="toolkit-program")
@@ -40,18 +42,27 @@ def test_runtime_binary_installed_in_the_same_run_is_not_missing() -> None:
     assert planned(RUNTIME_CONFIG_STEP.plan(default(), project_changes(node(), [change]))).changes
 
 
-def test_runtime_binary_lost_by_its_package_comes_back_by_a_reinstall() -> None:
-    """setup --only toolkit would find the package, and nothing to do."""
-    lost = node(nvidia_container_toolkit="1.18.0-1")
-    again = "sudo apt-get install --reinstall nvidia-container-toolkit=1.18.0-1"
-    assert again in refusal(RUNTIME_CONFIG_STEP.plan(default(), lost)).hint
-    notes = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), lost)).change_notes
-    assert any(f"`{again}` installs it" in note for note in notes)
-
-
-def test_library_of_the_toolkit_alone_brings_no_runtime_binary() -> None:
-    left = node(libnvidia_container1="1.18.0-1")
+@pytest.mark.parametrize("package", ["nvidia_container_toolkit", "libnvidia_container1"])
+def test_runtime_binary_lost_by_its_package_comes_back_by_a_setup(package: str) -> None:
+    left = node(**{package: "1.18.0-1"})
     assert "sudo gpunode setup --runtime=docker" in refusal(RUNTIME_CONFIG_STEP.plan(default(), left)).hint
+
+
+def test_program_deleted_from_the_toolkit_is_installed_anew() -> None:
+    whole = machine(packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.18.0-1"))
+    lost = replace(whole, lost_programs=Known(("/usr/bin/nvidia-ctk",), "x"), toolkit_program=MISSING)
+    (anew,) = planned(TOOLKIT_STEP.plan(recipe("docker"), lost)).changes
+    assert anew.subject.startswith("apt-get install --reinstall nvidia-container-toolkit=1.18.0-1 ")
+    after = project_changes(lost, [anew])
+    assert not planned(TOOLKIT_STEP.plan(recipe("docker"), after)).changes
+    assert planned(RUNTIME_CONFIG_STEP.plan(default(), after)).changes
+
+
+def test_setup_refuses_a_program_that_dpkg_leaves_out() -> None:
+    settings = {"/etc/dpkg/dpkg.cfg.d/docker": b"path-exclude=/usr/bin/nvidia-*\n"}
+    whole = machine(packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.18.0-1"), files=settings)
+    lost = replace(whole, lost_programs=Known(("/usr/bin/nvidia-ctk",), "x"))
+    assert "/etc/dpkg/dpkg.cfg.d/docker:1" in str(refusal(TOOLKIT_STEP.plan(recipe("docker"), lost)))
 
 
 @pytest.mark.parametrize("state", [FileState(b"", 0o644, uid=1000), FileState(b"", 0o664, gid=1000)])

@@ -98,6 +98,13 @@ def test_half_a_key_is_refused(gone: str, *, empty: bool) -> None:
     assert "restore" in refused.hint
 
 
+def test_key_whose_certificate_was_not_named_yet_is_finished() -> None:
+    """A run was killed between the two renames, and the key is refused no longer."""
+    firmware = Firmware().with_key()
+    firmware.files[f"{DKMS_KEY_FILES[1]}.new"] = firmware.files.pop(DKMS_KEY_FILES[1])
+    assert commands(node(firmware))[0][-2:] == DKMS_KEY_FILES
+
+
 def test_hardware_key_without_its_certificate_is_refused() -> None:
     firmware = Firmware(files={DKMS_CONFIG_FILE: b"mok_signing_key=pkcs11:token=x\nmok_certificate=/c\n"})
     assert "/c is missing" in refusal(SECURE_BOOT_STEP.plan(recipe(), node(firmware))).what

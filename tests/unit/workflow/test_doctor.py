@@ -99,3 +99,20 @@ def test_fault_fixed_by_the_power_cycle_of_another_has_no_own_steps() -> None:
     assert lost.cause == "gpu-fallen-off-bus"
     assert [(fix.kind, fix.commands) for fix in mismatch.remedy] == [("reboot", ())]
     assert lost.cause in mismatch.remedy[0].text
+
+
+def test_runtime_that_crio_left_out_names_no_snap_and_no_old_specification() -> None:
+    """The snap's file was looked for and is not there; the missing file is no mount of the specification."""
+    said = (
+        b'crio[1]: level=warning msg="Runtime handler \\"nvidia\\" is being ignored due to: invalid runtime_path for '
+        b"runtime 'nvidia': stat /usr/bin/nvidia-container-runtime: no such file or directory\"\n"
+    )
+    spec = b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n  containerEdits:\n    mounts:\n"
+    spec += b"    - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05\n"
+    snap = "/var/snap/docker/current/config/daemon.json"
+    found = diagnose_evidence({
+        "crio-journal": Capture("journalctl -u crio", "ok", said),
+        f"file:{snap}": Capture(snap, "absent", error="No such file or directory"),
+        "file:/var/run/cdi/nvidia.yaml": Capture("/var/run/cdi/nvidia.yaml", "ok", spec),
+    }).diagnosis  # fmt: skip
+    assert not {one.cause for one in found.findings} & {"docker-from-snap", "cdi-spec-stale"}

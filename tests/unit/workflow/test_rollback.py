@@ -403,13 +403,35 @@ def test_runtime_whose_program_has_gone_is_not_registered_again(store: Store, ho
     assert preview_rollback(store, host, find_run(store, "1")) == "can be undone now: needs --packages"
 
 
-def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(store: Store, host: Node) -> None:
-    back = undo(host, store, write(host, store, DOCKER_RUNS, path=DAEMON_JSON))
-    host.files["/usr/bin/nvidia-container-runtime"] = None
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("/usr/bin/nvidia-container-runtime", "sudo gpunode setup --runtime=docker --only=toolkit-repository"),
+        ("/opt/site/nvidia-container-runtime", "install /opt/site/nvidia-container-runtime, which is no program of"),
+    ],
+)
+def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(
+    store: Store, host: Node, program: str, hint: str
+) -> None:
+    runs = FileState(DOCKER_RUNS.content.replace(b"/usr/bin/nvidia-container-runtime", program.encode()))
+    back = undo(host, store, write(host, store, runs, path=DAEMON_JSON))
+    host.files[program] = None
     for facts in (None, machine()):
         with pytest.raises(Conflict, match="not installed") as told:
             plan_rollback(store, host, back.run, facts)
-        assert told.value.hint.startswith("sudo gpunode setup --runtime=docker --only=toolkit-repository")
+        assert told.value.hint.startswith(hint)
+
+
+def test_file_that_a_later_run_had_read_again_can_be_undone(store: Store, host: Node) -> None:
+    # That run, which was to be undone first, has nothing to undo.
+    cut = write(host, store, finish=False)
+    reread = store.begin("configure", version="test")
+    reread.record_done(
+        reread.record_intent("runtime", "step", FileChange(CONTAINERD, OURS, OURS, frozenset({RESTART})))
+    )
+    reread.record_trigger(RESTART)
+    reread.commit("done")
+    assert [step.change.subject for step in plan_rollback(store, host, cut).steps] == [CONTAINERD]
 
 
 def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
-from gpunode.facts.model import Known, LoadedDriver, Unit, Unknown
+from gpunode.facts.model import Known, LoadedDriver, ModuleFile, Unit, Unknown
 from gpunode.facts.nvml import NvmlFailure
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.journal.record import Verb
@@ -19,7 +20,7 @@ from gpunode.workflow.recovery import Backlog, read_backlog
 from gpunode.workflow.status import status
 from tests.ids import by_id
 from tests.unit.cli import screen_nodes as nodes
-from tests.unit.steps.machines import B200, gpu, machine
+from tests.unit.steps.machines import B200, KERNEL, gpu, machine
 
 UNIT = "containerd.service"
 
@@ -69,6 +70,27 @@ def test_nvidia_x_library_is_not_shown_as_a_driver() -> None:
     assert status(nodes.facts(), nodes.host(bare), Backlog()).driver == "470.256.02"
 
 
+@pytest.mark.parametrize(
+    ("package", "loaded_open", "said"),
+    [
+        ("nvidia-kernel-dkms", True, "a reboot loads 580.95.05 with its proprietary modules"),
+        ("nvidia-kernel-open-dkms", False, "a reboot loads 580.95.05 with its open modules"),
+        ("nvidia-dkms-580-open", False, "a reboot loads 580.95.05 with its open modules"),
+        ("nvidia-kernel-open-dkms", True, ""),
+        ("nvidia-kernel-dkms", False, ""),
+    ],
+)
+def test_modules_of_the_other_flavour_wait_for_a_reboot(package: str, *, loaded_open: bool, said: str) -> None:
+    facts = machine(
+        packages={package: "580.95.05-1", "libcuda1": "580.95.05-1", "nvidia-fs-dkms": "2.26"},
+        loaded_driver=LoadedDriver("580.95.05", open_module=loaded_open),
+        module_files=(ModuleFile(KERNEL, "nvidia.ko", "580.95.05", dkms=True),),
+    )
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
+    assert said in text
+    assert ("a reboot loads" in text) is bool(said)
+
+
 def test_unit_state_that_systemctl_does_not_report_is_unknown() -> None:
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Unknown("Running in chroot, ignoring command", "units")})
@@ -97,17 +119,22 @@ def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str)
         (("rollback", "configure"), "the same gpunode rollback again"),
         (("setup", "unconfigure"), "the same gpunode ctk runtime unconfigure again"),
         (("remove", "setup"), "the same gpunode setup again"),
-        (("configure",), "the same gpunode setup again"),
+        (("configure",), "the same gpunode ctk runtime configure again"),
+        (("setup", "configure"), "the same gpunode setup again"),
+        (("unconfigure done", "configure"), "the same gpunode ctk runtime configure again"),
+        (("remove done", "configure done"), "the same gpunode remove again"),
+        (("repair",), "the same gpunode setup again"),
     ],
 )
-def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: tuple[Verb, ...], finisher: str) -> None:
+def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: tuple[str, ...], finisher: str) -> None:
     store, facts = Store(tmp_path), nodes.converged()
     owes = frozenset({Trigger("initramfs")})
-    for verb in verbs:
-        run = store.begin(verb, version="test")
+    for one in verbs:
+        verb, _, is_done = one.partition(" ")
+        run = store.begin(cast("Verb", verb), version="test")
         change = FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, owes)
         run.record_done(run.record_intent("packages", "nouveau", change))
-        run.commit("failed")
+        run.commit("done" if is_done else "failed")
         run.close()
     found = status(facts, nodes.host(facts), read_backlog(store, facts))
     (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
@@ -141,3 +168,10 @@ def test_mps_daemon_of_the_nodes_recipe_is_no_leftover(tmp_path: Path) -> None:
     facts = replace(facts, units={**facts.units, MPS_SERVICE: running})
     found = status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts))
     assert not [note for note in found.notes if MPS_SERVICE in note]
+
+
+def test_reboot_loads_no_driver_whose_module_the_next_kernel_lacks() -> None:
+    facts = machine(packages={"libcuda1": "620.70.06-1"}, loaded_driver=LoadedDriver("580.95.05", open_module=False))
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
+    assert "the next boot would have no driver" in text
+    assert "a reboot loads" not in text

@@ -1384,6 +1384,36 @@ class TestRemove:
         assert plan_removal(store, host, machine()).steps == ()
 
 
+@pytest.mark.parametrize(
+    ("modules", "made", "reason"),
+    [
+        (frozenset[str](), [("nvidia-kernel-dkms", ""), ("nvidia", ""), (UNIT, ON)], ""),
+        (
+            frozenset({"nouveau"}),
+            [("nvidia-kernel-dkms", ""), (UNIT, replace(ON, active=False))],
+            "nouveau drives the GPU until the next boot",
+        ),
+    ],
+)
+def test_undo_of_a_removal_after_its_reboot_loads_the_driver_before_its_services(
+    store: Store, modules: frozenset[str], made: list[tuple[str, object]], reason: str
+) -> None:
+    """The persistence daemon does not start without the module."""
+    removal = store.begin("remove", version="test", with_packages=True)
+    for change in (
+        ServiceChange(UNIT, ON, OFF),
+        PackageChange(PackageId("nvidia-kernel-dkms"), NEW, None),
+    ):
+        removal.record_done(removal.record_intent("packages", "step", change))
+    removal.commit("done")
+    facts = machine(loaded_driver=Known(None, "x"), modules=modules)
+    back = plan_rollback(store, Machine(facts), removal.id, facts)
+    shown = [
+        (one.change.subject, one.change.after if isinstance(one.change, ServiceChange) else "") for one in back.steps
+    ]
+    assert (shown, back.reboot_reason) == (made, reason)
+
+
 class TestLeftoversOfARemoval:
     """The leftovers that a removal finds at its end, by looking."""
 

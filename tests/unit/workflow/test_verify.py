@@ -278,7 +278,18 @@ def test_runtime_whose_program_its_package_has_lost_fails() -> None:
     configured = ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"})
     found = check(report(recipe("containerd"), node, configured=configured), "runtime")
     assert (found.status, "which is not installed" in found.detail) == ("failed", True)
-    assert found.hint == "sudo apt-get install --reinstall nvidia-container-toolkit=1.20.1-1"
+    assert found.hint == "sudo gpunode setup --runtime=containerd --only=toolkit-repository --only=toolkit"
+
+
+def test_handler_that_crio_leaves_out_is_explained_by_its_program() -> None:
+    """A restart, which would otherwise be the hint, changes nothing about it."""
+    config = b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
+    files = {"/etc/crio/crio.conf": config}
+    node = with_driver("580.95.05", packages={"cri-o": "1.37.0"}, device_nodes=NODES, files=files)
+    lost = replace(node, toolkit_program=Known(value=False, probe="toolkit-program"))
+    for facts, hint in ((lost, "sudo gpunode setup --runtime=crio"), (node, "sudo systemctl restart crio.service")):
+        found = check(report(recipe("crio"), facts, configured=ObservedConfig({"runc": "/usr/bin/runc"})), "runtime")
+        assert found.hint.startswith(hint)
 
 
 def test_hints_name_the_setup_of_this_recipe() -> None:
