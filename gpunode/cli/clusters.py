@@ -320,14 +320,14 @@ def _begin_changes(
 
 def _last_cluster_if_other(identity: ClusterIdentity) -> str:
     """Return the uid of the cluster of this user's last run if it is another one, else an empty string."""
-    if identity.uid == identity.server:
-        return ""  # This credential may not read the uid.
+    if not identity.is_certain:
+        return ""
     store = open_cluster_journal()
     for run in reversed(store.ids()):
         for entry in store.entries(run):
             cluster = getattr(getattr(entry, "change", None), "cluster", "")
             if cluster:
-                return cluster if cluster != identity.uid else ""
+                return cluster if cluster not in {identity.uid, identity.server} else ""
     return ""
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from gpunode.change import ObjectChange
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
@@ -298,7 +297,7 @@ def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
         (verb, *_API_RESOURCES[item.kind], item.namespace, item.name)
         for item in plan.changes
         if item.kind in _API_RESOURCES
-        for verb in _list_needed_verbs(item)
+        for verb in _VERBS_BY_STATE.get(item.state, ("patch",))
     ]
     denied = _list_denied([(verb, group, what, where, "") for verb, group, what, where, _ in needed], cluster)
     # A role may be for named objects alone. Each is asked for only then: thousands of nodes would take minutes.
@@ -311,12 +310,6 @@ def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
             why="missing: " + ", ".join(rights),
             hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
         )
-
-
-def _list_needed_verbs(item: PlanItem) -> tuple[str, ...]:
-    # Our fields come back to an object that others keep, such as a Node: nothing is made or deleted.
-    is_shared = isinstance(item.change, ObjectChange) and item.change.shared
-    return ("patch",) if is_shared else _VERBS_BY_STATE.get(item.state, ("patch",))
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:

@@ -146,15 +146,8 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     identity = cluster.identify()
     undone = [intent.change for intent in inverse_intents(store.read_with_contents(run))]
     changes, commands = ObjectChange.of_kind(undone), CommandChange.of_kind(undone)
-    clusters = (*(change.cluster for change in changes), *(one.cluster for one in commands))
-    if other_clusters := [cluster for cluster in clusters if cluster != identity.uid]:
-        raise Refused(
-            f"run {run_label(run, 'k8s rollback')} was in another cluster",
-            why=f"it changed the cluster {other_clusters[0]}; the context {identity.context} leads to the cluster "
-            f"{identity.uid} at {identity.server}",
-            hint="name the context of that cluster: add --context NAME to the same command\nlist them: "
-            "kubectl config get-contexts",
-        )
+    for recorded in {*(change.cluster for change in changes), *(one.cluster for one in commands)}:
+        _refuse_other_cluster(run_label(run, "k8s rollback"), recorded, identity)
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
     pending: dict[Change, ObjectChange] = {}
@@ -187,6 +180,28 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps))
     refuse_forbidden(plan, cluster)
     return plan
+
+
+def _refuse_other_cluster(run: str, recorded: str, identity: ClusterIdentity) -> None:
+    """Refuse a cluster that is not the ``recorded`` one: a uid, or the server that the run's credential knew."""
+    if recorded in {identity.uid, identity.server}:
+        return
+    is_recorded_server = "://" in recorded
+    there = f"it changed the cluster {recorded}; the context {identity.context} leads to "
+    if identity.is_certain and not is_recorded_server:
+        raise Refused(
+            f"run {run} was in another cluster",
+            why=f"{there}the cluster {identity.uid} at {identity.server}",
+            hint="name the context of that cluster: add --context NAME to the same command\nlist them: "
+            "kubectl config get-contexts",
+        )
+    raise Refused(
+        f"run {run} may have been in another cluster",
+        why=f"{there}{identity.server}; a cluster is known by the uid of its namespace kube-system, which "
+        f"{'the credential of that run' if is_recorded_server else 'this credential'} may not read",
+        hint=f"use {'the credential of that run' if is_recorded_server else 'one that may'}: add --kubeconfig FILE to "
+        "the same command",
+    )
 
 
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
@@ -250,9 +265,9 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
 
 
 def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> PlanItem:
-    state: PlanItemState = (
-        "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
-    )
+    state: PlanItemState = "edit" if change.key in live else "create"
+    if change.after is None and not change.shared:
+        state = "delete"
     why = "gpunode applied it"
     if change.after is not None:
         why = "as it was before that run"
