@@ -62,7 +62,6 @@ _REQUEST_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:ge
 _KIND_NOT_FOUND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
-_DELETE_TIMED_OUT: Final = re.compile(r"timed out waiting for the condition on (\S+)")
 _FIELD_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 # Login plugins in the kubeconfigs of cloud providers, and how to install them, from the providers' documentation.
 _PLUGIN_INSTALL_HINTS: Final = {
@@ -216,13 +215,6 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=output,
             hint="set the recipe to the present value, or have the owner release the field; gpunode does not force it",
-        )
-    if match := _DELETE_TIMED_OUT.search(output):
-        yield ChangeFailed(
-            f"{match[1]} is still being deleted",
-            why="it is deleted once everything in it has ended; a pod on an unreachable node or a finalizer can "
-            "block that",
-            hint="see what is still there:\nkubectl get pods --all-namespaces --output wide",
         )
     yield ChangeFailed(
         f"kubectl {next((word for word in finished.argv if word in _ALLOWED_KUBECTL_VERBS), '')} failed",

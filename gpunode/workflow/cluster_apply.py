@@ -15,7 +15,7 @@ from gpunode.host.cluster import Cluster
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
-from gpunode.kubernetes.owned import disowning_patch, is_applied_client_side
+from gpunode.kubernetes.owned import disowning_patch, explain_deletion, is_applied_client_side, is_being_deleted
 from gpunode.kubernetes.reconcile import (
     PlanItem,
     current_fields,
@@ -199,7 +199,18 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
                 why="it was added after the plan was made, and would be deleted with the namespace",
                 hint="run the same command again: it keeps the namespace and removes the rest",
             )
-        cluster.delete(object_ref(change))
+        _delete_object(change, cluster)
+
+
+def _delete_object(change: ObjectChange, cluster: Cluster) -> None:
+    reference = object_ref(change)
+    try:
+        cluster.delete(reference)
+    except ChangeFailed:
+        for live in filter(is_being_deleted, cluster.get([reference])):
+            why, hint = explain_deletion(live)
+            raise ChangeFailed(f"{change.subject} is still being deleted", why=why, hint=hint) from None
+        raise
 
 
 def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:

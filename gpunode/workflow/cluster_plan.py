@@ -13,14 +13,21 @@ from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
-from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster
-from gpunode.kubernetes.owned import conflict_lines, is_labelled
+from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster, RenderedObject
+from gpunode.kubernetes.owned import (
+    conflict_lines,
+    explain_deletion,
+    is_being_deleted,
+    is_labelled,
+    object_title,
+)
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
     PlanItem,
     field_manager_of,
     find_release_of_chart,
+    is_as_wanted,
     node_body,
     object_key,
     own_taint,
@@ -40,6 +47,12 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
 }
 # Verb, API group, resource, namespace and name; an empty name is for every object.
 _AccessRequest: TypeAlias = tuple[str, str, str, str, str]
+# Verb, kind, namespace and name.
+_Right: TypeAlias = tuple[str, str, str, str]
+_UNTESTED_NOTE: Final = (
+    "The API server did not try this out, since that takes the right to change it: fields that others own, and what it "
+    "would reject, are not shown."
+)
 _VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
@@ -74,12 +87,14 @@ class ClusterPlan:
         return tuple(item for item in self.items if item.change is not None)
 
 
-def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
-    """Return the plan, limited to what the credential permits.
+def make_plan(rendered: RenderedCluster, cluster: Cluster, *, needs_rights: bool) -> ClusterPlan:
+    """Return the plan, limited to what the credential permits if it is a kubelet's.
+
+    Of another one it ``needs_rights`` to apply all of it; where it does not, a note names those that are missing.
 
     Raises:
         Refused: if the recipe is for another cluster, a Node is missing, something else offers the GPUs already, or
-            permissions are missing.
+            rights are missing.
         Conflict: if another field manager owns what gpunode would set.
         UsageError, Undetermined: if the cluster cannot be reached.
     """
@@ -103,9 +118,14 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
-    if not skipped:
+    if skipped:
+        return plan
+    if needs_rights:
         refuse_forbidden(plan, cluster)
-    return plan
+        return plan
+    missing = _describe_missing_rights(_list_needed_rights(plan), cluster)
+    lacks = f"apply needs rights that your credentials lack: {missing}"
+    return replace(plan, notes=(*notes, lacks)) if missing else plan
 
 
 def _with_pod_problems(
@@ -187,6 +207,7 @@ def _read_live_state(
         nodes = tuple(node for node in cluster.list_nodes() if node["metadata"]["name"] in edits)
     else:
         nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
+    refuse_being_deleted((*objects, *nodes))
     ours: list[Body] = []
     notes: tuple[str, ...] = ()
     if with_others:
@@ -196,9 +217,31 @@ def _read_live_state(
         ours = [workload for workload in workloads if is_labelled(workload)]
         if any(rendered.kind == "ConfigMap" for rendered in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-    projected, untested = _dry_run(rendered, cluster, objects)
-    _refuse_node_conflicts(edits, nodes, cluster)
+    # Nobody needs the right to try out what would change nothing.
+    changed = [one for one in rendered.objects if not is_as_wanted(one.body, objects)]
+    try:
+        projected, untested = _dry_run(changed, cluster, objects)
+        _refuse_node_conflicts(edits, nodes, cluster)
+    except Forbidden as error:
+        existing = {object_key(body) for body in (*objects, *nodes)}
+        keys = [object_key(body) for body in (*(one.body for one in changed), *nodes)]
+        rights = [("patch", *key) for key in keys] + [("create", *key) for key in keys if key not in existing]
+        if not _describe_missing_rights(rights, cluster):
+            raise _rejected_error(error.why) from error  # by an admission plugin
+        projected, untested = (), [_UNTESTED_NOTE]
     return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
+
+
+def refuse_being_deleted(bodies: Iterable[Body]) -> None:
+    """Refuse an object that is to be, and is being deleted: it would be gone after the command succeeded.
+
+    Raises:
+        Refused: if there is one; says what keeps it.
+    """
+    for live in filter(is_being_deleted, bodies):
+        why, look = explain_deletion(live)
+        hint = f"wait until it is gone, then run the same command again\n{look}"
+        raise Refused(f"{object_title(live)} is being deleted", why=why, hint=hint)
 
 
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
@@ -226,19 +269,21 @@ def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     return operators, notes
 
 
-def _dry_run(rendered: RenderedCluster, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
+def _dry_run(
+    rendered: Sequence[RenderedObject], cluster: Cluster, live: Sequence[Body]
+) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects as the API server would store them, and a note for each that could not be tried.
 
     Objects of a namespace that does not exist yet are tried in the namespace default, to find invalid fields only:
     policies and permissions there say nothing about theirs.
     """
-    missing = {rendered.name for rendered in rendered.objects if rendered.kind == "Namespace"} - {
+    missing = {one.name for one in rendered if one.kind == "Namespace"} - {
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
     }
-    bodies = [rendered.body for rendered in rendered.objects if rendered.namespace not in missing]
+    bodies = [one.body for one in rendered if one.namespace not in missing]
     result = cluster.dry_run(bodies, field_manager_of(""))
     _refuse_rejected(result, bodies, cluster)
-    untried = [rendered.body for rendered in rendered.objects if rendered.namespace in missing]
+    untried = [one.body for one in rendered if one.namespace in missing]
     moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
     messages = cluster.dry_run(moved, field_manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
@@ -272,19 +317,16 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     messages = "\n".join(result.errors)
     if conflict := conflict_error(messages, applied, cluster):
         raise conflict
-    if "being terminated" in messages:
-        raise Refused(
-            "the namespace is being deleted",
-            why=messages.partition("\n")[0],
-            hint="wait until it is gone, then run the same command again: kubectl get namespaces --watch",
-        )
     if any("Forbidden" in error or "is forbidden" in error for error in result.errors):
         raise Forbidden(
             "your credentials may not apply this",
             why=messages,
-            hint="see what they may do: kubectl auth can-i --list",
         )
-    raise Refused(
+    raise _rejected_error(messages)
+
+
+def _rejected_error(messages: str) -> Refused:
+    return Refused(
         "the API server rejects what the recipe asks for",
         why=messages,
         hint="see the rendered objects:\ngpunode k8s render",
@@ -293,23 +335,38 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
 
 def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
-    needed: list[_AccessRequest] = [
-        (verb, *_API_RESOURCES[item.kind], item.namespace, item.name)
+    if missing := _describe_missing_rights(_list_needed_rights(plan), cluster):
+        raise Forbidden(
+            "your credentials may not do all of this",
+            why=f"missing: {missing}",
+            hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
+        )
+
+
+def _list_needed_rights(plan: ClusterPlan) -> Sequence[_Right]:
+    return [
+        (verb, item.kind, item.namespace, item.name)
         for item in plan.changes
-        if item.kind in _API_RESOURCES
         for verb in _VERBS_BY_STATE.get(item.state, ("patch",))
+    ]
+
+
+def _describe_missing_rights(rights: Sequence[_Right], cluster: Cluster) -> str:
+    """Return those of the rights that the credential lacks, for a message; empty if it has all."""
+    needed: list[_AccessRequest] = [
+        (verb, *_API_RESOURCES[kind], namespace, name)
+        for verb, kind, namespace, name in rights
+        if kind in _API_RESOURCES
     ]
     denied = _list_denied([(verb, group, what, where, "") for verb, group, what, where, _ in needed], cluster)
     # A role may be for named objects alone. Each is asked for only then: thousands of nodes would take minutes.
     named = [one for one in needed if one[0] != "create" and (*one[:4], "") in denied]
     denied_by_name = {one[:4] for one in _list_denied(named, cluster)}
-    if missing := [one for one in denied if one[0] == "create" or one[:4] in denied_by_name]:
-        rights = (f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where, _ in missing)
-        raise Forbidden(
-            "your credentials may not do all of this",
-            why="missing: " + ", ".join(rights),
-            hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
-        )
+    return ", ".join(
+        f"{verb} {what}" + (f" in {where}" if where else "")
+        for verb, group, what, where, _ in denied
+        if verb == "create" or (verb, group, what, where) in denied_by_name
+    )
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:

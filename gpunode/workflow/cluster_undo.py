@@ -40,7 +40,7 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
-from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_forbidden
+from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_being_deleted, refuse_forbidden
 from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
 LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
@@ -149,6 +149,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     for recorded in {*(change.cluster for change in changes), *(one.cluster for one in commands)}:
         _refuse_other_cluster(run_label(run, "k8s rollback"), recorded, identity)
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
+    refuse_being_deleted(live[change.key] for change in changes if change.after is not None and change.key in live)
     _refuse_edited(changes, live, cluster)
     pending: dict[Change, ObjectChange] = {}
     for change in changes:

@@ -89,6 +89,14 @@ def test_credential_that_cannot_identify_the_cluster_rolls_nothing_back(server: 
     assert everything(server) == before
 
 
+def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
+    user.apply()
+    user.kubectl.switch("staging", ApiServer(uid="cluster-2"))
+    assert "! this is not the cluster of your last run" in user.screen("k8s", "remove", "--yes")
+    # Root has a journal of its own, so the log of one's own runs is asked for without sudo.
+    assert "details: gpunode log RUN\n" in user.screen("log")
+
+
 @pytest.mark.parametrize("manager", ["kubectl-client-side-apply", "theirs"])
 def test_rollback_leaves_an_object_that_others_applied_since(server: ApiServer, user: User, manager: str) -> None:
     user.apply()
