@@ -182,7 +182,8 @@ def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedClus
             why=f"it may set labels of its own Node {node}, which is not among the nodes that were named",
             hint="use a credential that may change the cluster: --kubeconfig FILE",
         )
-    skipped = [f"{one.kind} {one.name}: the kubelet's credential may not apply it" for one in rendered.objects]
+    titles = (*(f"{one.kind} {one.name}" for one in rendered.objects), *(one.title for one in rendered.releases))
+    skipped = [f"{title}: the kubelet's credential may not apply it" for title in titles]
     skipped += [
         f"taint {edit.taint} of Node {edit.node}: no kubelet may set it; put it into registerWithTaints of the "
         "kubelet's configuration, or apply with an administrator's credential"
