@@ -25,6 +25,7 @@ from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
     PlanItem,
+    current_fields,
     field_manager_of,
     find_release_of_chart,
     is_as_wanted,
@@ -163,7 +164,7 @@ def refuse_other_cluster(kind: KindCluster, identity: ClusterIdentity) -> None:
             f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",
             why=f"kind calls the context of its cluster {kind.context}",
             hint=f"add --context={kind.context} to the same command; if the cluster does not exist yet:\n"
-            f"{gpunode('k8s', 'render', 'kind', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
+            f"{gpunode('k8s', 'render', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
         )
 
 
@@ -376,6 +377,8 @@ def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[
     return tuple(one for one, is_allowed in zip(asked, cluster.check_access(asked), strict=True) if not is_allowed)
 
 
+# kubectl's commands that change an object that is there.
+_HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|rollout|scale|set)")
 _CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
@@ -390,10 +393,14 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     lines = conflict_lines(message, applied, live)
     example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
     kind, namespace, name = object_key(example)
+    # Who edits a field of gpunode's object back owns it, too, and the object stays when gpunode is removed.
+    is_edited = all(map(_HAND_EDITOR.fullmatch, managers)) and kind not in {"Node", "Namespace"}
+    is_edited = is_edited and current_fields(example) is not None
+    verb, way = ("delete", "have gpunode make the object anew") if is_edited else ("edit", "set them there yourself")
     where = ("--namespace", namespace) if namespace else ()
     return Conflict(
         f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",
         why=redact("\n".join(lines)) or message,
-        hint="to keep these values, change the recipe; to have the recipe's, set them there yourself; then run the "
-        f"same command again:\n{command('kubectl', 'edit', kind.lower(), *where, name)}",
+        hint=f"to keep these values, change the recipe; to have the recipe's, {way}; then run the same command again:\n"
+        f"{command('kubectl', verb, kind.lower(), *where, name)}",
     )

@@ -225,7 +225,9 @@ def test_unreachable_server_ends_the_plan(user: User, verb: str) -> None:
 
 
 def test_recipe_for_kind_needs_the_context_of_that_cluster(user: User) -> None:
-    assert "is for the kind cluster kind, and this is the context lab" in user.plan("kind", check=3).error["what"]
+    error = user.plan("kind", check=3).error
+    assert "is for the kind cluster kind, and this is the context lab" in error["what"]
+    assert f"gpunode k8s render kind {' '.join(NODE)} --output gpu-stack" in error["hint"]
     assert "is for the kind cluster" in user("k8s", "verify", "kind", *NODE, check=3).error["what"]
 
 
