@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -11,7 +10,14 @@ from typing import Any, Final
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import HelmRelease, parse_release, release_of_command
-from gpunode.host.kubectl import Forbidden, HelmMissing, caller_environment, describe_install_location, find_program
+from gpunode.host.kubectl import (
+    USER_FORBIDDEN,
+    Forbidden,
+    HelmMissing,
+    caller_environment,
+    describe_install_location,
+    find_program,
+)
 from gpunode.host.process import Runner
 
 _READ_TIMEOUT_S: Final = 60.0
@@ -21,8 +27,6 @@ _ALL_RELEASES: Final = (
     *("list", "--all-namespaces", "--max", "0"),
     *("--deployed", "--failed", "--pending", "--superseded", "--uninstalled", "--uninstalling"),
 )
-# Not what an admission plugin forbids.
-_REQUEST_FORBIDDEN: Final = re.compile(r"is forbidden: User .+ cannot ")
 # It returns after images are pulled and controllers are ready.
 _RELEASE_TIMEOUT_S: Final = 1800.0
 
@@ -86,7 +90,7 @@ class Helm:
             only_reads=only_reads,
         )
         why = done.last_lines(6)
-        if not done.ok and _REQUEST_FORBIDDEN.search(why):
+        if not done.ok and USER_FORBIDDEN.search(why):
             hint = f"ask for this right, or name another credential: {command('--kubeconfig', 'FILE')}"
             raise Forbidden("your credentials may not do this", why=why, hint=hint)
         if not done.ok:

@@ -59,10 +59,12 @@ _FAILED_API_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)"
 # The API server answered, and quotes why it could not reach somebody else.
 _WEBHOOK_FAILED: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
 _REQUEST_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
+# A right that is missing; admission plugins forbid in other words.
+USER_FORBIDDEN: Final = re.compile(r"is forbidden: User .+ cannot ")
 _KIND_NOT_FOUND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
-_FIELD_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+FIELD_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 # Login plugins in the kubeconfigs of cloud providers, and how to install them, from the providers' documentation.
 _PLUGIN_INSTALL_HINTS: Final = {
     "aws": "install the AWS CLI, version 2",
@@ -210,7 +212,7 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
             why=reason + (f"; and {more} more like this" if more else ""),
             hint="see what they may do:\nkubectl auth can-i --list",
         )
-    if match := _FIELD_CONFLICT.search(output):
+    if match := FIELD_CONFLICT.search(output):
         yield Conflict(
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=output,

@@ -91,14 +91,11 @@ def is_labelled(body: Body) -> bool:
     return bool(body["metadata"].get("labels", {}).items() >= MANAGED_BY_LABEL.items())
 
 
-def is_being_deleted(live: Body) -> bool:
-    """Return whether the object goes as soon as its finalizers, or what it owns or holds, have gone."""
-    return "deletionTimestamp" in live["metadata"]
-
-
-def explain_deletion(live: Body) -> tuple[str, str]:
-    """Return why an object that is being deleted is still there, and how to find out more."""
+def explain_deletion(live: Body) -> tuple[str, str] | None:
+    """Return why an object that is being deleted is still there, and how to find out more; None if it is not."""
     metadata = live["metadata"]
+    if "deletionTimestamp" not in metadata:
+        return None
     # A namespace's conditions say what it still holds. Source: kubernetes pkg/controller/namespace/deletion.
     conditions = live.get("status", {}).get("conditions", ()) if live["kind"] == "Namespace" else ()
     found = [one["message"] for one in conditions if one["status"] == "True"]

@@ -15,7 +15,7 @@ from gpunode.host.cluster import Cluster
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
-from gpunode.kubernetes.owned import disowning_patch, explain_deletion, is_applied_client_side, is_being_deleted
+from gpunode.kubernetes.owned import disowning_patch, explain_deletion, is_applied_client_side
 from gpunode.kubernetes.reconcile import (
     PlanItem,
     current_fields,
@@ -207,9 +207,8 @@ def _delete_object(change: ObjectChange, cluster: Cluster) -> None:
     try:
         cluster.delete(reference)
     except ChangeFailed:
-        for live in filter(is_being_deleted, cluster.get([reference])):
-            why, hint = explain_deletion(live)
-            raise ChangeFailed(f"{change.subject} is still being deleted", why=why, hint=hint) from None
+        for found in filter(None, map(explain_deletion, cluster.get([reference]))):
+            raise ChangeFailed(f"{change.subject} is still being deleted", why=found[0], hint=found[1]) from None
         raise
 
 

@@ -10,14 +10,13 @@ from typing import Any, Final, TypeAlias
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
-from gpunode.host.kubectl import Forbidden, main_error_line
+from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
 from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster, RenderedObject
 from gpunode.kubernetes.owned import (
     conflict_lines,
     explain_deletion,
-    is_being_deleted,
     is_labelled,
     object_title,
 )
@@ -48,8 +47,6 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
 }
 # Verb, API group, resource, namespace and name; an empty name is for every object.
 _AccessRequest: TypeAlias = tuple[str, str, str, str, str]
-# Verb, kind, namespace and name.
-_Right: TypeAlias = tuple[str, str, str, str]
 _UNTESTED_NOTE: Final = (
     "The API server did not try this out, since that takes the right to change it: fields that others own, and what it "
     "would reject, are not shown."
@@ -124,7 +121,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster, *, needs_rights: bool
     if needs_rights:
         refuse_forbidden(plan, cluster)
         return plan
-    missing = _describe_missing_rights(_list_needed_rights(plan), cluster)
+    missing = _describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"
     return replace(plan, notes=(*notes, lacks)) if missing else plan
 
@@ -224,12 +221,7 @@ def _read_live_state(
     try:
         projected, untested = _dry_run(changed, cluster, objects)
         _refuse_node_conflicts(edits, nodes, cluster)
-    except Forbidden as error:
-        existing = {object_key(body) for body in (*objects, *nodes)}
-        keys = [object_key(body) for body in (*(one.body for one in changed), *nodes)]
-        rights = [("patch", *key) for key in keys] + [("create", *key) for key in keys if key not in existing]
-        if not _describe_missing_rights(rights, cluster):
-            raise _rejected_error(error.why) from error  # by an admission plugin
+    except Forbidden:
         projected, untested = (), [_UNTESTED_NOTE]
     return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
 
@@ -240,10 +232,10 @@ def refuse_being_deleted(bodies: Iterable[Body]) -> None:
     Raises:
         Refused: if there is one; says what keeps it.
     """
-    for live in filter(is_being_deleted, bodies):
-        why, look = explain_deletion(live)
-        hint = f"wait until it is gone, then run the same command again\n{look}"
-        raise Refused(f"{object_title(live)} is being deleted", why=why, hint=hint)
+    for live in bodies:
+        if found := explain_deletion(live):
+            hint = f"wait until it is gone, then run the same command again\n{found[1]}"
+            raise Refused(f"{object_title(live)} is being deleted", why=found[0], hint=hint)
 
 
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
@@ -319,16 +311,9 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     messages = "\n".join(result.errors)
     if conflict := conflict_error(messages, applied, cluster):
         raise conflict
-    if any("Forbidden" in error or "is forbidden" in error for error in result.errors):
-        raise Forbidden(
-            "your credentials may not apply this",
-            why=messages,
-        )
-    raise _rejected_error(messages)
-
-
-def _rejected_error(messages: str) -> Refused:
-    return Refused(
+    if USER_FORBIDDEN.search(messages):  # not what an admission plugin forbids
+        raise Forbidden("your credentials may not apply this", why=messages)
+    raise Refused(
         "the API server rejects what the recipe asks for",
         why=messages,
         hint="see the rendered objects:\ngpunode k8s render",
@@ -337,7 +322,7 @@ def _rejected_error(messages: str) -> Refused:
 
 def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
-    if missing := _describe_missing_rights(_list_needed_rights(plan), cluster):
+    if missing := _describe_missing_rights(plan, cluster):
         raise Forbidden(
             "your credentials may not do all of this",
             why=f"missing: {missing}",
@@ -345,30 +330,20 @@ def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
         )
 
 
-def _list_needed_rights(plan: ClusterPlan) -> Sequence[_Right]:
-    return [
-        (verb, item.kind, item.namespace, item.name)
-        for item in plan.changes
-        for verb in _VERBS_BY_STATE.get(item.state, ("patch",))
-    ]
-
-
-def _describe_missing_rights(rights: Sequence[_Right], cluster: Cluster) -> str:
-    """Return those of the rights that the credential lacks, for a message; empty if it has all."""
+def _describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
+    """Return the rights that the plan needs and the credential lacks, for a message; empty if it has all."""
     needed: list[_AccessRequest] = [
-        (verb, *_API_RESOURCES[kind], namespace, name)
-        for verb, kind, namespace, name in rights
-        if kind in _API_RESOURCES
+        (verb, *_API_RESOURCES[item.kind], item.namespace, item.name)
+        for item in plan.changes
+        if item.kind in _API_RESOURCES
+        for verb in _VERBS_BY_STATE.get(item.state, ("patch",))
     ]
     denied = _list_denied([(verb, group, what, where, "") for verb, group, what, where, _ in needed], cluster)
     # A role may be for named objects alone. Each is asked for only then: thousands of nodes would take minutes.
     named = [one for one in needed if one[0] != "create" and (*one[:4], "") in denied]
     denied_by_name = {one[:4] for one in _list_denied(named, cluster)}
-    return ", ".join(
-        f"{verb} {what}" + (f" in {where}" if where else "")
-        for verb, group, what, where, _ in denied
-        if verb == "create" or (verb, group, what, where) in denied_by_name
-    )
+    missing = [one for one in denied if one[0] == "create" or one[:4] in denied_by_name]
+    return ", ".join(f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where, _ in missing)
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:
@@ -379,12 +354,11 @@ def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[
 
 # kubectl's commands that change an object that is there.
 _HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|rollout|scale|set)")
-_CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
     """Return the error if others own fields that were applied; None if the API server's ``message`` says otherwise."""
-    managers = dict.fromkeys(_CONFLICTING_MANAGER.findall(message))
+    managers = dict.fromkeys(FIELD_CONFLICT.findall(message))
     if not managers:
         return None
     live = cluster.get(applied)

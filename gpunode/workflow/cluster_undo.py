@@ -187,21 +187,21 @@ def _refuse_other_cluster(run: str, recorded: str, identity: ClusterIdentity) ->
     """Refuse a cluster that is not the ``recorded`` one: a uid, or the server that the run's credential knew."""
     if recorded in {identity.uid, identity.server}:
         return
-    is_recorded_server = "://" in recorded
-    there = f"it changed the cluster {recorded}; the context {identity.context} leads to "
-    if identity.is_certain and not is_recorded_server:
+    reader = "the credential of that run" if "://" in recorded else "" if identity.is_certain else "this credential"
+    why = f"it changed the cluster {recorded}; the context {identity.context} leads to the cluster "
+    if reader:
         raise Refused(
-            f"run {run} was in another cluster",
-            why=f"{there}the cluster {identity.uid} at {identity.server}",
-            hint="name the context of that cluster: add --context NAME to the same command\nlist them: "
-            "kubectl config get-contexts",
+            f"run {run} may have been in another cluster",
+            why=f"{why}at {identity.server}; {reader} may not read the namespace kube-system, whose uid tells clusters "
+            "apart",
+            hint=f"use {'one that may' if reader == 'this credential' else reader}: add --kubeconfig FILE to the same "
+            "command",
         )
     raise Refused(
-        f"run {run} may have been in another cluster",
-        why=f"{there}{identity.server}; a cluster is known by the uid of its namespace kube-system, which "
-        f"{'the credential of that run' if is_recorded_server else 'this credential'} may not read",
-        hint=f"use {'the credential of that run' if is_recorded_server else 'one that may'}: add --kubeconfig FILE to "
-        "the same command",
+        f"run {run} was in another cluster",
+        why=f"{why}{identity.uid} at {identity.server}",
+        hint="name the context of that cluster: add --context NAME to the same command\nlist them: "
+        "kubectl config get-contexts",
     )
 
 

@@ -84,7 +84,7 @@ def test_credential_that_cannot_identify_the_cluster_rolls_nothing_back(server: 
     server.user, server.denied = "system:node:gpu-1", OF_KUBELETS
     refused = user("rollback", "k1", "--yes", check=3).error
     assert refused["what"] == "run k1 may have been in another cluster"
-    assert "kube-system, which this credential may not read" in refused["why"]
+    assert "this credential may not read the namespace kube-system" in refused["why"]
     assert refused["hint"] == "use one that may: add --kubeconfig FILE to the same command"
     assert everything(server) == before
 
