@@ -353,7 +353,10 @@ def test_second_plugin_from_helm_is_named_with_its_uninstall_command(server: Api
     theirs["metadata"] = {"name": "nvdp", "namespace": "default", "annotations": notes, "labels": {}}
     server.add(theirs, "helm")
     run_daemon_sets(server)
-    assert "helm uninstall nvdp --namespace nvdp" in user.plan(check=3).error["hint"]
+    hint = user.plan(check=3).error["hint"]
+    assert "helm uninstall nvdp --namespace nvdp" in hint
+    # The files of `k8s render` would install a second release.
+    assert hint.startswith("keep it, and use a recipe with gfd = true in [kubernetes.extras]")
 
 
 def test_configuration_also_applied_by_kubectl_stays(server: ApiServer, user: User) -> None:
