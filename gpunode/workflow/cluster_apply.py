@@ -81,9 +81,10 @@ def apply_removal(
         apply_items(plan.items, cluster, run, on_event, check_interrupt, failures)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
-            hint = failures[0][1].hint
+            hint, titles = failures[0][1].hint, [title for title, _ in failures]
+            is_removed = all(item.state == "delete" for item in plan.items if item.title in titles)
             raise kind(
-                f"{', '.join(title for title, _ in failures)} could not be removed; everything else is done",
+                f"{', '.join(titles)} could not be {'removed' if is_removed else 'changed'}; everything else is done",
                 why="\n".join(f"{error}: {error.why}" for _, error in failures),
                 hint=f"{hint}{'' if 'run the same command again' in hint else _AGAIN}",
             )
@@ -231,7 +232,7 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
         raise ChangeFailed(
             f"Node {change.name} is gone",
             why="it was there when the plan was made",
-            hint="run the command again when it is back: kubectl get nodes",
+            hint="wait until it is back, then run the same command again: kubectl get nodes",
         )
     if current_fields(live[0]) != change.before:
         raise _stale_plan_error(change.subject, "it is left alone")

@@ -68,7 +68,7 @@ class ClusterPlan:
     """The changes that ``k8s apply`` would make in a cluster.
 
     Attributes:
-        skipped_nodes: what is left out since the credential does not permit it.
+        skipped_nodes: what is left out since the credential does not permit it, or a Node is gone.
         notes: what else the user should know about the cluster.
         releases: the chart releases to install or update, by their names in the cluster.
     """

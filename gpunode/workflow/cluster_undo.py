@@ -151,8 +151,11 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
     refuse_being_deleted(live[change.key] for change in changes if change.after is not None and change.key in live)
     _refuse_edited(changes, live, cluster)
+    # A Node that left the cluster took its labels along.
+    gone = [change for change in changes if change.kind == "Node" and change.key not in live]
+    skipped = tuple(f"{change.subject}: it is not in this cluster any more" for change in gone)
     pending: dict[Change, ObjectChange] = {}
-    for change in changes:
+    for change in (one for one in changes if one not in gone):
         # From the current object, whose fields may have other owners since the run.
         now = live.get(change.key)
         shared = change.shared or (now is not None and is_kept_on_removal(now))
@@ -178,7 +181,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         step.title for step in steps.values() if step.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
-    plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps))
+    plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps), skipped)
     refuse_forbidden(plan, cluster)
     return plan
 

@@ -36,6 +36,17 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
     assert everything(server) == before
 
 
+def test_rollback_does_without_a_node_that_left_the_cluster(server: ApiServer, user: User) -> None:
+    user.apply()
+    user("k8s", "remove", "--yes")
+    server.delete("Node", "", "gpu-1")
+    server.controllers.clear()
+    done = user("rollback", "k2", "--yes")
+    assert done.envelope["result"]["skipped"] == ["Node gpu-1: it is not in this cluster any more"]
+    assert "Node gpu-1" not in done.states
+    assert server.peek("DaemonSet")
+
+
 def test_rollback_of_a_removal_refuses_what_was_applied_since(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
     user("k8s", "remove", "--yes")
