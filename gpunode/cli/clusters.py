@@ -107,7 +107,9 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
     """Show the changes that apply would make."""
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
-        found, own_pods = _show_plan(load_recipe(recipe_path), captures, target, target.connect(), screen, output)
+        found, own_pods = _show_plan(
+            load_recipe(recipe_path), captures, target, target.connect(), screen, output, needs_rights=False
+        )
         screen.put(*own_pod_lines(own_pods, _own_pod_example()))
         for item in found.items:
             screen.put(*hint_lines(item.trouble.hint) if item.trouble else ())
@@ -122,7 +124,7 @@ def apply(
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
-        found, own_pods = _show_plan(recipe, captures, target, cluster, screen, output)
+        found, own_pods = _show_plan(recipe, captures, target, cluster, screen, output, needs_rights=True)
         if not found.changes:
             with SignalGuard(screen.announce_stopping) as stop:
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
@@ -141,11 +143,18 @@ def apply(
 
 
 def _show_plan(
-    recipe: Recipe, captures: Sequence[str], target: ClusterRef, cluster: Cluster, screen: Screen, output: OutputOptions
+    recipe: Recipe,
+    captures: Sequence[str],
+    target: ClusterRef,
+    cluster: Cluster,
+    screen: Screen,
+    output: OutputOptions,
+    *,
+    needs_rights: bool,
 ) -> tuple[ClusterPlan, Sequence[OwnPod]]:
     """Make and show the plan, with hints for this cluster; return it with what the user's own pods need."""
     rendered = render_cluster(recipe, _read_nodes(captures, cluster))
-    found = make_plan(rendered, cluster)
+    found = make_plan(rendered, cluster, needs_rights=needs_rights)
     items = tuple(
         replace(one, trouble=replace(one.trouble, hint=target.adapt_hint(one.trouble.hint))) if one.trouble else one
         for one in found.items
@@ -245,7 +254,7 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
         raise UsageError(
             "--context and --kubeconfig are for runs that changed a cluster",
             why=f"such runs are called k1, k2 …, not {run or 'the newest'}",
-            hint=gpunode("rollback", "--list"),
+            hint=gpunode("log"),
         )
     store = open_cluster_journal()
     (found,) = first = store.find_runs(run)
@@ -272,7 +281,8 @@ def _apply_removal(
 ) -> None:
     screen = output.open_screen()
     with screen:
-        screen.print_after_progress(*plan_lines(plan, RenderedCluster(), "", verbose=output.verbose))
+        other = _last_cluster_if_other(plan.identity)
+        screen.print_after_progress(*plan_lines(plan, RenderedCluster(), other, verbose=output.verbose))
         if not plan.changes:
             output.emit(_cluster_envelope(verb, plan))
             return
@@ -320,14 +330,14 @@ def _begin_changes(
 
 def _last_cluster_if_other(identity: ClusterIdentity) -> str:
     """Return the uid of the cluster of this user's last run if it is another one, else an empty string."""
-    if identity.uid == identity.server:
-        return ""  # This credential may not read the uid.
+    if not identity.is_certain:
+        return ""
     store = open_cluster_journal()
     for run in reversed(store.ids()):
         for entry in store.entries(run):
             cluster = getattr(getattr(entry, "change", None), "cluster", "")
             if cluster:
-                return cluster if cluster != identity.uid else ""
+                return cluster if cluster not in {identity.uid, identity.server} else ""
     return ""
 
 

@@ -15,7 +15,7 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import root_option
 from gpunode.cli.screen.text import BLANK_LINE, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import STATE_MARK, format_seconds
-from gpunode.command import sudo_gpunode
+from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
@@ -210,7 +210,9 @@ def run_table_lines(
             yield line(" " * indent, preview, hang=indent)
     where = ("--root", root) if root else ()
     undo = ("; undo a run: ", span(sudo_gpunode("rollback", "RUN", *where), "command")) if previews else ()
-    yield line("details: ", span(sudo_gpunode("log", "RUN", *where), "command"), *undo)
+    # Runs in clusters are in the user's own journal, which root does not see.
+    log = gpunode if all(run.begin.verb.startswith("k8s ") for run in runs) else sudo_gpunode
+    yield line("details: ", span(log("log", "RUN", *where), "command"), *undo)
 
 
 def _join_columns(cell: Sequence[str], widths: Sequence[int]) -> str:

@@ -49,7 +49,7 @@ class ClusterIdentity:
     """The cluster that kubectl talks to, and the user it logs in as.
 
     Attributes:
-        uid: of the namespace kube-system, which identifies a cluster; the server if it cannot be read.
+        uid: of the namespace kube-system, which identifies a cluster; the server if the credential may not read it.
         version: of its API server (``v1.36.2``).
         client: the version of kubectl.
     """
@@ -60,6 +60,11 @@ class ClusterIdentity:
     version: str
     uid: str
     client: str = ""
+
+    @property
+    def is_certain(self) -> bool:
+        """True if the uid is known."""
+        return self.uid != self.server
 
     @property
     def skew(self) -> str:
@@ -101,6 +106,7 @@ class Cluster:
         self.kubectl = (*base, *options)
         self._location = (context, kubeconfig)
         self._runner = Runner()
+        self._pinned_context: tuple[str, ...] = ()
 
     @cached_property
     def helm(self) -> Helm:
@@ -114,8 +120,7 @@ class Cluster:
     def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster."""
         versions = self._versions
-        config = self._read_json("config", "view", "--minify")
-        (context,), (cluster,) = config.get("contexts") or [{}], config.get("clusters") or [{}]
+        (context,), (cluster,) = self._config.get("contexts") or [{}], self._config.get("clusters") or [{}]
         server = str(cluster.get("cluster", {}).get("server", ""))
         try:
             uid = str(self._read_json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
@@ -124,6 +129,16 @@ class Cluster:
         user = str(context.get("context", {}).get("user", ""))
         client, version = (_git_version(versions, one) for one in ("clientVersion", "serverVersion"))
         return ClusterIdentity(str(context.get("name", "")), server, user, version, uid, client)
+
+    @cached_property
+    def _config(self) -> Mapping[str, Any]:
+        """The context's part of the kubeconfig; whoever switches the context later does not switch this cluster."""
+        found: Mapping[str, Any] = self._read_json("config", "view", "--minify")
+        (context,) = found.get("contexts") or [{}]
+        if name := str(context.get("name", "")):
+            self._location = (name, self._location[1])
+            self._pinned_context = ("--context", name)
+        return found
 
     @cached_property
     def _versions(self) -> Mapping[str, Any]:
@@ -135,6 +150,7 @@ class Cluster:
         refuse_old_kubectl(_git_version(found, "clientVersion"), self.kubectl[0], _install_hint())
         if not done.ok:
             raise explain_failure(done)
+        _ = self._config
         return found
 
     def refuse_unusable(self) -> None:
@@ -314,7 +330,7 @@ class Cluster:
         self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
     ) -> FinishedCommand:
         return self._runner.run(
-            (*self.kubectl, *words),
+            (*self.kubectl, *words, *self._pinned_context),
             timeout_s=timeout_s,
             stdin=stdin,
             env=caller_environment(),

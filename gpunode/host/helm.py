@@ -10,7 +10,14 @@ from typing import Any, Final
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import HelmRelease, parse_release, release_of_command
-from gpunode.host.kubectl import HelmMissing, caller_environment, describe_install_location, find_program
+from gpunode.host.kubectl import (
+    USER_FORBIDDEN,
+    Forbidden,
+    HelmMissing,
+    caller_environment,
+    describe_install_location,
+    find_program,
+)
 from gpunode.host.process import Runner
 
 _READ_TIMEOUT_S: Final = 60.0
@@ -82,8 +89,12 @@ class Helm:
             limit_bytes=_MAX_OUTPUT_BYTES,
             only_reads=only_reads,
         )
+        why = done.last_lines(6)
+        if not done.ok and USER_FORBIDDEN.search(why):
+            hint = f"ask for this right, or name another credential: {command('--kubeconfig', 'FILE')}"
+            raise Forbidden("your credentials may not do this", why=why, hint=hint)
         if not done.ok:
-            raise ChangeFailed(f"helm {words[0]} failed", why=done.last_lines(6), hint=hint)
+            raise ChangeFailed(f"helm {words[0]} failed", why=why, hint=hint)
         return done.stdout
 
 

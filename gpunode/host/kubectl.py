@@ -59,11 +59,12 @@ _FAILED_API_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)"
 # The API server answered, and quotes why it could not reach somebody else.
 _WEBHOOK_FAILED: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
 _REQUEST_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
+# A right that is missing; admission plugins forbid in other words.
+USER_FORBIDDEN: Final = re.compile(r"is forbidden: User .+ cannot ")
 _KIND_NOT_FOUND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
-_DELETE_TIMED_OUT: Final = re.compile(r"timed out waiting for the condition on (\S+)")
-_FIELD_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+FIELD_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 # Login plugins in the kubeconfigs of cloud providers, and how to install them, from the providers' documentation.
 _PLUGIN_INSTALL_HINTS: Final = {
     "aws": "install the AWS CLI, version 2",
@@ -211,18 +212,11 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
             why=reason + (f"; and {more} more like this" if more else ""),
             hint="see what they may do:\nkubectl auth can-i --list",
         )
-    if match := _FIELD_CONFLICT.search(output):
+    if match := FIELD_CONFLICT.search(output):
         yield Conflict(
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=output,
             hint="set the recipe to the present value, or have the owner release the field; gpunode does not force it",
-        )
-    if match := _DELETE_TIMED_OUT.search(output):
-        yield ChangeFailed(
-            f"{match[1]} is still being deleted",
-            why="it is deleted once everything in it has ended; a pod on an unreachable node or a finalizer can "
-            "block that",
-            hint="see what is still there:\nkubectl get pods --all-namespaces --output wide",
         )
     yield ChangeFailed(
         f"kubectl {next((word for word in finished.argv if word in _ALLOWED_KUBECTL_VERBS), '')} failed",

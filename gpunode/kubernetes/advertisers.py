@@ -197,25 +197,29 @@ _ADVERTISER_NAMES: Final[Mapping[Advertiser, str]] = {
 }
 
 
+_RECIPES_OF_RELEASES: Final = {
+    "device-plugin": "a recipe with gfd = true in [kubernetes.extras]",
+    "gpu-operator": "the recipe gpu-operator",
+    "hami": "the recipe hami",
+    "dra": "the recipe dra",
+}
+
+
 def _removal_advice(advertiser: AdvertiserObject) -> str:
     if advertiser.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
     metadata = advertiser.body["metadata"]
     where = ("--namespace", metadata["namespace"]) if metadata.get("namespace") else ()
     target = (advertiser.body["kind"].lower(), *where, metadata["name"])
-    removal = f"or remove it first: {command('kubectl', 'delete', *target)}"
     if advertiser.release:
         namespace, _, name = advertiser.release.partition("/")
         uninstall = command("helm", "uninstall", name, "--namespace", namespace)
-        removal = f"or remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
-    if advertiser.kind == "gpu-operator" and advertiser.release:
-        return f"keep it, and use the recipe gpu-operator, which gives the release its settings\n{removal}"
+        keep = f"keep it, and use {_RECIPES_OF_RELEASES[advertiser.kind]}, which gives the release its settings"
+        return f"{keep}\nor remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
     if advertiser.is_operand:
         return "find the operator that made it, and keep or remove it: helm list --all-namespaces"
-    if advertiser.release:
-        values = gpunode("k8s", "render", "--format", "helm", "--output", "gpu-node")
-        return f"keep it and give its release gpunode's values:\n{values}\n{removal}"
-    return f"look at it: {command('kubectl', 'get', *target, '-o', 'yaml')}\nthen keep it, {removal}"
+    look, removal = command("kubectl", "get", *target, "-o", "yaml"), command("kubectl", "delete", *target)
+    return f"look at it: {look}\nthen keep it, or remove it first: {removal}"
 
 
 # Labels that Node Feature Discovery, NVIDIA's software or HAMi's users may set later.

@@ -118,12 +118,14 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
     id, title = f"resource/{node.name}/{resource}", f"{resource} on {node.name}"  # noqa: A001
     capacity, allocatable = read_resource(live, resource)
     doctor = f"on {node.name}: {sudo_gpunode('doctor')}"
-    if not capacity:
+    present = [name for name in live.get("status", {}).get("capacity", {}) if name.startswith(_NVIDIA_RESOURCE_PREFIX)]
+    offered = [f"{many} × {name}" for name in present if (many := read_resource(live, name)[1])]
+    if not capacity and not offered:
         why = f"0 offered, {expected} expected: no device plugin has registered with its kubelet"
         return Check(
             id, title, "failed", why, f"look at the device plugin's pod on {node.name}: {_pods_command(node.name)}"
         )
-    if not allocatable:
+    if capacity and not allocatable:
         why = f"0 of {capacity} are allocatable: the device plugin is gone, or reports every GPU as unhealthy"
         return Check(id, title, "failed", why, f"look at its pod: {_pods_command(node.name)}\n{doctor}")
     if allocatable < capacity:
@@ -131,10 +133,14 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         return Check(id, title, "failed", why, f"{doctor}\n(cause device-plugin-marked-unhealthy)")
     if allocatable != expected:
         why = f"{allocatable} offered, {expected} expected of {count_noun(len(node.gpus), 'GPU')}"
+        why += "" if capacity else f"; it offers {', '.join(offered)} instead"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
         hint = f"see whether the plugin has the recipe's configuration: {plan}\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
+
+
+_NVIDIA_RESOURCE_PREFIX: Final = "nvidia.com/"
 
 
 def _pods_command(node: str) -> Command:

@@ -167,7 +167,7 @@ def make_plugin_daemon_set(
         },
     }
     by_cdi = "Writes their CDI specification to /var/run/cdi, from the driver's files below /." if cdi else ""
-    why = " ".join(filter(None, ("Offers the node's GPUs to pods as nvidia.com/gpu.", by_cdi, needed)))
+    why = " ".join(filter(None, ("Offers the node's GPUs to pods.", by_cdi, needed)))
     return RenderedObject(body, why, PLUGIN_WAVE)
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from gpunode.command import command
 from gpunode.kubernetes.model import MANAGED_BY_LABEL, Body
 
 Path: TypeAlias = tuple[str, ...]
@@ -88,6 +89,23 @@ def disowning_patch(live: Body, manager: str) -> list[dict[str, Any]]:
 def is_labelled(body: Body) -> bool:
     """Return whether the object has the label of all that gpunode renders."""
     return bool(body["metadata"].get("labels", {}).items() >= MANAGED_BY_LABEL.items())
+
+
+def explain_deletion(live: Body) -> tuple[str, str] | None:
+    """Return why an object that is being deleted is still there, and how to find out more; None if it is not."""
+    metadata = live["metadata"]
+    if "deletionTimestamp" not in metadata:
+        return None
+    # A namespace's conditions say what it still holds. Source: kubernetes pkg/controller/namespace/deletion.
+    conditions = live.get("status", {}).get("conditions", ()) if live["kind"] == "Namespace" else ()
+    found = [one["message"] for one in conditions if one["status"] == "True"]
+    found += [_FINALIZERS.get(one, f"the finalizer {one} is on it") for one in metadata.get("finalizers", ())]
+    where = ("--namespace", metadata["namespace"]) if "namespace" in metadata else ()
+    look = command("kubectl", "get", live["kind"].lower(), *where, metadata["name"], "-o", "yaml")
+    return "; ".join(found) or "somebody deleted it", f"see what keeps it: {look}"
+
+
+_FINALIZERS: Final = {"foregroundDeletion": "what it owns, such as pods, is to end first"}
 
 
 def is_applied_client_side(live: Body) -> bool:

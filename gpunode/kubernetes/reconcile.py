@@ -78,7 +78,8 @@ class LiveState:
     Attributes:
         cluster: its uid.
         live: the objects that exist.
-        projected: the objects as the API server would store them, from a dry run.
+        projected: objects that are not as wanted, as the API server would store them; none without the right to a
+            dry run.
         nodes: the Nodes that exist.
         labelled: all objects with gpunode's label, also those of earlier recipes.
         releases: those of the rendered charts.
@@ -167,6 +168,13 @@ def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, .
     return tuple(sorted(items, key=lambda one: one.wave))
 
 
+def is_as_wanted(desired: Body, live: Sequence[Body]) -> bool:
+    """Return whether the object is among the ``live`` ones, and to apply it would change nothing."""
+    there = next((one for one in live if object_key(one) == object_key(desired)), None)
+    before = there and owned_fields(there, FIELD_MANAGER)
+    return before == desired or (there is not None and before is None and _contains(there, desired))
+
+
 def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | None, cluster: str) -> PlanItem:
     kind, namespace, name = object_key(desired.body)
     item = PlanItem(kind, namespace, name, "create", desired.why, desired.wave)
@@ -174,7 +182,8 @@ def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | N
     if live is None:
         return replace(item, change=_object_change(desired.body, cluster, None, after))
     before = owned_fields(live, FIELD_MANAGER)
-    if before is None and projected is not None and _without_server_fields(live) == _without_server_fields(projected):
+    changes_nothing = projected is not None and _without_server_fields(live) == _without_server_fields(projected)
+    if before is None and (changes_nothing or _contains(live, desired.body)):
         managers = ", ".join(other_managers(live, _OWN_FIELD_MANAGERS)) or "somebody else"
         return replace(item, state="foreign", note=f"already there, from {managers}")
     if before == after:
@@ -415,6 +424,15 @@ def _yaml_diff(before: Body, after: Body) -> tuple[str, ...]:
     old, new = (yaml.render_document(_as_json(one)).splitlines() for one in (before, after))
     lines = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
     return tuple(line for line in lines if not line.startswith("@@"))
+
+
+def _contains(live: Any, desired: Any) -> bool:
+    """Return whether every field of ``desired`` is so in ``live``."""
+    if isinstance(live, Mapping) and isinstance(desired, Mapping):
+        return all(name in live and _contains(live[name], value) for name, value in desired.items())
+    if isinstance(live, list) and isinstance(desired, list):
+        return len(live) == len(desired) and all(map(_contains, live, desired))
+    return bool(live == desired)
 
 
 def _without_server_fields(body: Body) -> Body:

@@ -15,7 +15,7 @@ from gpunode.host.cluster import Cluster
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
-from gpunode.kubernetes.owned import disowning_patch, is_applied_client_side
+from gpunode.kubernetes.owned import disowning_patch, explain_deletion, is_applied_client_side
 from gpunode.kubernetes.reconcile import (
     PlanItem,
     current_fields,
@@ -81,9 +81,10 @@ def apply_removal(
         apply_items(plan.items, cluster, run, on_event, check_interrupt, failures)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
-            hint = failures[0][1].hint
+            hint, titles = failures[0][1].hint, [title for title, _ in failures]
+            is_removed = all(item.state == "delete" for item in plan.items if item.title in titles)
             raise kind(
-                f"{', '.join(title for title, _ in failures)} could not be removed; everything else is done",
+                f"{', '.join(titles)} could not be {'removed' if is_removed else 'changed'}; everything else is done",
                 why="\n".join(f"{error}: {error.why}" for _, error in failures),
                 hint=f"{hint}{'' if 'run the same command again' in hint else _AGAIN}",
             )
@@ -199,7 +200,17 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
                 why="it was added after the plan was made, and would be deleted with the namespace",
                 hint="run the same command again: it keeps the namespace and removes the rest",
             )
-        cluster.delete(object_ref(change))
+        _delete_object(change, cluster)
+
+
+def _delete_object(change: ObjectChange, cluster: Cluster) -> None:
+    reference = object_ref(change)
+    try:
+        cluster.delete(reference)
+    except ChangeFailed:
+        for found in filter(None, map(explain_deletion, cluster.get([reference]))):
+            raise ChangeFailed(f"{change.subject} is still being deleted", why=found[0], hint=found[1]) from None
+        raise
 
 
 def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:
@@ -221,7 +232,7 @@ def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
         raise ChangeFailed(
             f"Node {change.name} is gone",
             why="it was there when the plan was made",
-            hint="run the command again when it is back: kubectl get nodes",
+            hint="wait until it is back, then run the same command again: kubectl get nodes",
         )
     if current_fields(live[0]) != change.before:
         raise _stale_plan_error(change.subject, "it is left alone")

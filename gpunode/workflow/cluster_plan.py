@@ -7,21 +7,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from gpunode.change import ObjectChange
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
-from gpunode.host.kubectl import Forbidden, main_error_line
+from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
-from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster
-from gpunode.kubernetes.owned import conflict_lines, is_labelled
+from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster, RenderedObject
+from gpunode.kubernetes.owned import (
+    conflict_lines,
+    explain_deletion,
+    is_labelled,
+    object_title,
+)
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
     PlanItem,
+    current_fields,
     field_manager_of,
     find_release_of_chart,
+    is_as_wanted,
     node_body,
     object_key,
     own_taint,
@@ -41,6 +47,10 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
 }
 # Verb, API group, resource, namespace and name; an empty name is for every object.
 _AccessRequest: TypeAlias = tuple[str, str, str, str, str]
+_UNTESTED_NOTE: Final = (
+    "The API server did not try this out, since that takes the right to change it: fields that others own, and what it "
+    "would reject, are not shown."
+)
 _VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
@@ -58,7 +68,7 @@ class ClusterPlan:
     """The changes that ``k8s apply`` would make in a cluster.
 
     Attributes:
-        skipped_nodes: what is left out since the credential does not permit it.
+        skipped_nodes: what is left out since the credential does not permit it, or a Node is gone.
         notes: what else the user should know about the cluster.
         releases: the chart releases to install or update, by their names in the cluster.
     """
@@ -75,12 +85,14 @@ class ClusterPlan:
         return tuple(item for item in self.items if item.change is not None)
 
 
-def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
-    """Return the plan, limited to what the credential permits.
+def make_plan(rendered: RenderedCluster, cluster: Cluster, *, needs_rights: bool) -> ClusterPlan:
+    """Return the plan, limited to what the credential permits if it is a kubelet's.
+
+    Of another one it ``needs_rights`` to apply all of it; where it does not, a note names those that are missing.
 
     Raises:
         Refused: if the recipe is for another cluster, a Node is missing, something else offers the GPUs already, or
-            permissions are missing.
+            rights are missing.
         Conflict: if another field manager owns what gpunode would set.
         UsageError, Undetermined: if the cluster cannot be reached.
     """
@@ -104,9 +116,14 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
-    if not skipped:
+    if skipped:
+        return plan
+    if needs_rights:
         refuse_forbidden(plan, cluster)
-    return plan
+        return plan
+    missing = _describe_missing_rights(plan, cluster)
+    lacks = f"apply needs rights that your credentials lack: {missing}"
+    return replace(plan, notes=(*notes, lacks)) if missing else plan
 
 
 def _with_pod_problems(
@@ -144,7 +161,7 @@ def refuse_other_cluster(kind: KindCluster, identity: ClusterIdentity) -> None:
             f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",
             why=f"kind calls the context of its cluster {kind.context}",
             hint=f"add --context={kind.context} to the same command; if the cluster does not exist yet:\n"
-            f"{gpunode('k8s', 'render', 'kind', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
+            f"{gpunode('k8s', 'render', '--output', 'gpu-stack')}\ngpu-stack/kind.sh",
         )
 
 
@@ -163,7 +180,8 @@ def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedClus
             why=f"it may set labels of its own Node {node}, which is not among the nodes that were named",
             hint="use a credential that may change the cluster: --kubeconfig FILE",
         )
-    skipped = [f"{one.kind} {one.name}: the kubelet's credential may not apply it" for one in rendered.objects]
+    titles = (*(f"{one.kind} {one.name}" for one in rendered.objects), *(one.title for one in rendered.releases))
+    skipped = [f"{title}: the kubelet's credential may not apply it" for title in titles]
     skipped += [
         f"taint {edit.taint} of Node {edit.node}: no kubelet may set it; put it into registerWithTaints of the "
         "kubelet's configuration, or apply with an administrator's credential"
@@ -188,6 +206,7 @@ def _read_live_state(
         nodes = tuple(node for node in cluster.list_nodes() if node["metadata"]["name"] in edits)
     else:
         nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
+    refuse_being_deleted((*objects, *nodes))
     ours: list[Body] = []
     notes: tuple[str, ...] = ()
     if with_others:
@@ -197,9 +216,26 @@ def _read_live_state(
         ours = [workload for workload in workloads if is_labelled(workload)]
         if any(rendered.kind == "ConfigMap" for rendered in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-    projected, untested = _dry_run(rendered, cluster, objects)
-    _refuse_node_conflicts(edits, nodes, cluster)
+    # Nobody needs the right to try out what would change nothing.
+    changed = [one for one in rendered.objects if not is_as_wanted(one.body, objects)]
+    try:
+        projected, untested = _dry_run(changed, cluster, objects)
+        _refuse_node_conflicts(edits, nodes, cluster)
+    except Forbidden:
+        projected, untested = (), [_UNTESTED_NOTE]
     return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
+
+
+def refuse_being_deleted(bodies: Iterable[Body]) -> None:
+    """Refuse an object that is to be, and is being deleted: it would be gone after the command succeeded.
+
+    Raises:
+        Refused: if there is one; says what keeps it.
+    """
+    for live in bodies:
+        if found := explain_deletion(live):
+            hint = f"wait until it is gone, then run the same command again\n{found[1]}"
+            raise Refused(f"{object_title(live)} is being deleted", why=found[0], hint=hint)
 
 
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
@@ -227,19 +263,21 @@ def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
     return operators, notes
 
 
-def _dry_run(rendered: RenderedCluster, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
+def _dry_run(
+    rendered: Sequence[RenderedObject], cluster: Cluster, live: Sequence[Body]
+) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects as the API server would store them, and a note for each that could not be tried.
 
     Objects of a namespace that does not exist yet are tried in the namespace default, to find invalid fields only:
     policies and permissions there say nothing about theirs.
     """
-    missing = {rendered.name for rendered in rendered.objects if rendered.kind == "Namespace"} - {
+    missing = {one.name for one in rendered if one.kind == "Namespace"} - {
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
     }
-    bodies = [rendered.body for rendered in rendered.objects if rendered.namespace not in missing]
+    bodies = [one.body for one in rendered if one.namespace not in missing]
     result = cluster.dry_run(bodies, field_manager_of(""))
     _refuse_rejected(result, bodies, cluster)
-    untried = [rendered.body for rendered in rendered.objects if rendered.namespace in missing]
+    untried = [one.body for one in rendered if one.namespace in missing]
     moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
     messages = cluster.dry_run(moved, field_manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
@@ -273,18 +311,8 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     messages = "\n".join(result.errors)
     if conflict := conflict_error(messages, applied, cluster):
         raise conflict
-    if "being terminated" in messages:
-        raise Refused(
-            "the namespace is being deleted",
-            why=messages.partition("\n")[0],
-            hint="wait until it is gone, then run the same command again: kubectl get namespaces --watch",
-        )
-    if any("Forbidden" in error or "is forbidden" in error for error in result.errors):
-        raise Forbidden(
-            "your credentials may not apply this",
-            why=messages,
-            hint="see what they may do: kubectl auth can-i --list",
-        )
+    if USER_FORBIDDEN.search(messages):  # not what an admission plugin forbids
+        raise Forbidden("your credentials may not apply this", why=messages)
     raise Refused(
         "the API server rejects what the recipe asks for",
         why=messages,
@@ -294,29 +322,28 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
 
 def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
+    if missing := _describe_missing_rights(plan, cluster):
+        raise Forbidden(
+            "your credentials may not do all of this",
+            why=f"missing: {missing}",
+            hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
+        )
+
+
+def _describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
+    """Return the rights that the plan needs and the credential lacks, for a message; empty if it has all."""
     needed: list[_AccessRequest] = [
         (verb, *_API_RESOURCES[item.kind], item.namespace, item.name)
         for item in plan.changes
         if item.kind in _API_RESOURCES
-        for verb in _list_needed_verbs(item)
+        for verb in _VERBS_BY_STATE.get(item.state, ("patch",))
     ]
     denied = _list_denied([(verb, group, what, where, "") for verb, group, what, where, _ in needed], cluster)
     # A role may be for named objects alone. Each is asked for only then: thousands of nodes would take minutes.
     named = [one for one in needed if one[0] != "create" and (*one[:4], "") in denied]
     denied_by_name = {one[:4] for one in _list_denied(named, cluster)}
-    if missing := [one for one in denied if one[0] == "create" or one[:4] in denied_by_name]:
-        rights = (f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where, _ in missing)
-        raise Forbidden(
-            "your credentials may not do all of this",
-            why="missing: " + ", ".join(rights),
-            hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
-        )
-
-
-def _list_needed_verbs(item: PlanItem) -> tuple[str, ...]:
-    # Our fields come back to an object that others keep, such as a Node: nothing is made or deleted.
-    is_shared = isinstance(item.change, ObjectChange) and item.change.shared
-    return ("patch",) if is_shared else _VERBS_BY_STATE.get(item.state, ("patch",))
+    missing = [one for one in denied if one[0] == "create" or one[:4] in denied_by_name]
+    return ", ".join(f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where, _ in missing)
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:
@@ -325,12 +352,13 @@ def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[
     return tuple(one for one, is_allowed in zip(asked, cluster.check_access(asked), strict=True) if not is_allowed)
 
 
-_CONFLICTING_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+# kubectl's commands that change an object that is there.
+_HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|rollout|scale|set)")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
     """Return the error if others own fields that were applied; None if the API server's ``message`` says otherwise."""
-    managers = dict.fromkeys(_CONFLICTING_MANAGER.findall(message))
+    managers = dict.fromkeys(FIELD_CONFLICT.findall(message))
     if not managers:
         return None
     live = cluster.get(applied)
@@ -339,10 +367,14 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     lines = conflict_lines(message, applied, live)
     example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
     kind, namespace, name = object_key(example)
+    # Who edits a field of gpunode's object back owns it, too, and the object stays when gpunode is removed.
+    is_edited = all(map(_HAND_EDITOR.fullmatch, managers)) and kind not in {"Node", "Namespace"}
+    is_edited = is_edited and current_fields(example) is not None
+    verb, way = ("delete", "have gpunode make the object anew") if is_edited else ("edit", "set them there yourself")
     where = ("--namespace", namespace) if namespace else ()
     return Conflict(
         f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",
         why=redact("\n".join(lines)) or message,
-        hint="to keep these values, change the recipe; to have the recipe's, set them there yourself; then run the "
-        f"same command again:\n{command('kubectl', 'edit', kind.lower(), *where, name)}",
+        hint=f"to keep these values, change the recipe; to have the recipe's, {way}; then run the same command again:\n"
+        f"{command('kubectl', verb, kind.lower(), *where, name)}",
     )

@@ -40,7 +40,7 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
-from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_forbidden
+from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_being_deleted, refuse_forbidden
 from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
 LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
@@ -146,19 +146,16 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     identity = cluster.identify()
     undone = [intent.change for intent in inverse_intents(store.read_with_contents(run))]
     changes, commands = ObjectChange.of_kind(undone), CommandChange.of_kind(undone)
-    clusters = (*(change.cluster for change in changes), *(one.cluster for one in commands))
-    if other_clusters := [cluster for cluster in clusters if cluster != identity.uid]:
-        raise Refused(
-            f"run {run_label(run, 'k8s rollback')} was in another cluster",
-            why=f"it changed the cluster {other_clusters[0]}; the context {identity.context} leads to the cluster "
-            f"{identity.uid} at {identity.server}",
-            hint="name the context of that cluster: add --context NAME to the same command\nlist them: "
-            "kubectl config get-contexts",
-        )
+    for recorded in {*(change.cluster for change in changes), *(one.cluster for one in commands)}:
+        _refuse_other_cluster(run_label(run, "k8s rollback"), recorded, identity)
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
+    refuse_being_deleted(live[change.key] for change in changes if change.after is not None and change.key in live)
     _refuse_edited(changes, live, cluster)
+    # A Node that left the cluster took its labels along.
+    gone = [change for change in changes if change.kind == "Node" and change.key not in live]
+    skipped = tuple(f"{change.subject}: it is not in this cluster any more" for change in gone)
     pending: dict[Change, ObjectChange] = {}
-    for change in changes:
+    for change in (one for one in changes if one not in gone):
         # From the current object, whose fields may have other owners since the run.
         now = live.get(change.key)
         shared = change.shared or (now is not None and is_kept_on_removal(now))
@@ -184,9 +181,31 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         step.title for step in steps.values() if step.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
-    plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps))
+    plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps), skipped)
     refuse_forbidden(plan, cluster)
     return plan
+
+
+def _refuse_other_cluster(run: str, recorded: str, identity: ClusterIdentity) -> None:
+    """Refuse a cluster that is not the ``recorded`` one: a uid, or the server that the run's credential knew."""
+    if recorded in {identity.uid, identity.server}:
+        return
+    reader = "the credential of that run" if "://" in recorded else "" if identity.is_certain else "this credential"
+    why = f"it changed the cluster {recorded}; the context {identity.context} leads to the cluster "
+    if reader:
+        raise Refused(
+            f"run {run} may have been in another cluster",
+            why=f"{why}at {identity.server}; {reader} may not read the namespace kube-system, whose uid tells clusters "
+            "apart",
+            hint=f"use {'one that may' if reader == 'this credential' else reader}: add --kubeconfig FILE to the same "
+            "command",
+        )
+    raise Refused(
+        f"run {run} was in another cluster",
+        why=f"{why}{identity.uid} at {identity.server}",
+        hint="name the context of that cluster: add --context NAME to the same command\nlist them: "
+        "kubectl config get-contexts",
+    )
 
 
 def _is_deleted(change: ObjectChange, live: LiveObjects) -> bool:
@@ -250,9 +269,9 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
 
 
 def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects, deleted: set[str]) -> PlanItem:
-    state: PlanItemState = (
-        "delete" if change.after is None and not change.shared else "edit" if change.before else "create"
-    )
+    state: PlanItemState = "edit" if change.key in live else "create"
+    if change.after is None and not change.shared:
+        state = "delete"
     why = "gpunode applied it"
     if change.after is not None:
         why = "as it was before that run"

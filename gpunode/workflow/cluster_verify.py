@@ -300,8 +300,7 @@ class ClusterVerification:
             on_node = self.cluster.list("pods", "--all-namespaces", *of_node)
             in_use = find_resource_users(on_node, node, test_pod.resource)
         events = self.cluster.list("events", "--namespace", test_pod.namespace)
-        problem = find_first_pod_problem([pod], events)
-        diagnosis = _diagnose_log(pod, log or (problem.why if problem else ""))
+        diagnosis = _diagnose_log(pod, log or "")
         return replace(result, log=log, events=events, diagnosis=diagnosis, users=in_use)
 
     def _read_log(self, namespace: str, pod: str) -> str | None:

@@ -31,6 +31,8 @@ class Kubectl(Runner):
     """Answers kubectl's command lines from ``server``.
 
     Attributes:
+        context: the kubeconfig's current one, which leads to ``server``.
+        others: where its other contexts lead.
         calls: the command lines that it was given, without the program.
         intercept: is called with each of them; what it returns, if anything, is the answer.
         raw: what the server has at a path.
@@ -41,10 +43,16 @@ class Kubectl(Runner):
         super().__init__()
         self.server = server
         self.context = context
+        self.others: dict[str, ApiServer] = {}
         self.calls: list[tuple[str, ...]] = []
         self.intercept: Callable[[tuple[str, ...]], FinishedCommand | None] = lambda _: None
         self.raw: dict[str, str] = {}
         self.pod_log = ""
+
+    def switch(self, context: str, server: ApiServer) -> None:
+        """Make another context the current one, as ``kubectl config use-context`` does."""
+        self.others = {**self.others, self.context: self.server}
+        self.context, self.server = context, server
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", **_: Any) -> FinishedCommand:
         """Run as ``Runner.run`` does."""
@@ -79,7 +87,8 @@ class _Command:
     def run(self) -> None:
         """Run the command."""
         context = self.options.get("--context", self.kubectl.context)
-        if context != self.kubectl.context:
+        self.server = {**self.kubectl.others, self.kubectl.context: self.server}.get(context, self.server)
+        if context not in {self.kubectl.context, *self.kubectl.others}:
             missing = (
                 f"cannot locate context {context}" if self.verb == "config" else f'context "{context}" does not exist'
             )
@@ -101,7 +110,8 @@ class _Command:
 
     def _config(self) -> None:
         user = self.server.user
-        context = {"name": self.kubectl.context, "context": {"cluster": "lab", "user": user}}
+        name = self.options.get("--context", self.kubectl.context)
+        context = {"name": name, "context": {"cluster": "lab", "user": user}}
         cluster = {"name": "lab", "cluster": {"server": "https://127.0.0.1:6443"}}
         self._print({"kind": "Config", "contexts": [context], "clusters": [cluster]})
 

@@ -310,10 +310,37 @@ def test_kubelet_credential_sets_labels_of_its_own_node(control_plane: ControlPl
     assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
     assert control_plane.get("node", "gpu-1")["metadata"]["labels"][f"{GPU}.present"] == "true"
     assert User(control_plane, user.home, "gpu-2").apply(check=3).envelope["errors"]
+    for run in ("k1", "k2"):
+        assert kubelet("rollback", run, "--yes").states == {"Node gpu-1": "edit"}
     removed = kubelet("k8s", "remove", "--yes")
     assert removed.states == {"Node gpu-1": "edit"}
     assert "may not list it" in removed.envelope["result"]["skipped"][0]
     assert f"{GPU}.present" not in control_plane.get("node", "gpu-1")["metadata"]["labels"]
+    # An administrator takes back what the kubelet did, but not the other way round.
+    assert user("rollback", "k4", "--yes").states == {"Node gpu-1": "edit"}
+    user.apply()
+    before = everything(control_plane)
+    assert (
+        "may have been in another cluster" in kubelet("rollback", "k6", "--yes", check=3).envelope["errors"][0]["what"]
+    )
+    assert everything(control_plane) == before
+
+
+def test_reader_gets_the_same_plan_as_an_administrator(control_plane: ControlPlane, user: User) -> None:
+    reader = User(control_plane, user.home, STRANGER)
+    control_plane.kubectl("create", "clusterrole", "reader", "--verb=get,list", "--resource=*.*")
+    control_plane.kubectl("create", "clusterrolebinding", "reader", "--clusterrole=reader", f"--user={STRANGER}")
+    try:
+        for applied in ("", "k8s-time-slicing", "k8s-containerd"):
+            if applied:
+                user.apply(applied)
+            planned, read = (one.plan().envelope["result"] for one in (user, reader))
+            assert read["objects"] == planned["objects"]
+            is_all_applied = applied == "k8s-containerd"
+            assert ("apply needs rights that your credentials lack: patch " in str(read["notes"])) != is_all_applied
+            reader.apply(check=0 if is_all_applied else 3)
+    finally:
+        control_plane.kubectl("delete", "clusterrole/reader", "clusterrolebinding/reader")
 
 
 def test_nodes_are_described_by_gpu_feature_discovery_labels(control_plane: ControlPlane, user: User) -> None:

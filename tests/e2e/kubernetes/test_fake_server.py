@@ -107,7 +107,15 @@ def forgo(version: str) -> Step:
 REVIEW: Final[Body] = {
     "apiVersion": "authorization.k8s.io/v1",
     "kind": "SelfSubjectAccessReview",
-    "spec": {"resourceAttributes": {"verb": "patch", "group": "apps", "resource": "daemonsets", "namespace": "x"}},
+    "spec": {
+        "resourceAttributes": {
+            "verb": "patch",
+            "group": "apps",
+            "resource": "daemonsets",
+            "namespace": "x",
+            "name": "y",
+        }
+    },
 }
 ENV: Final = PLUGIN["spec"]["template"]["spec"]["containers"][0]["env"]
 DRY: Final = ("--dry-run=server",)

@@ -115,7 +115,9 @@ def test_large_object_lists_are_requested_in_batches(number: int) -> None:
 @pytest.mark.parametrize("run", ["3", ""])
 def test_rollback_takes_a_context_only_for_cluster_runs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["rollback", run, "--context", "far"]) == 2
-    assert "are for runs that changed a cluster" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "are for runs that changed a cluster" in error
+    assert "next: gpunode log\n" in error
 
 
 @pytest.mark.parametrize(

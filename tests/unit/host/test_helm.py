@@ -11,6 +11,7 @@ import pytest
 from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import parse_release
 from gpunode.host.helm import Helm
+from gpunode.host.kubectl import Forbidden
 
 ROWS = [
     {"name": "op", "namespace": "gpu", "revision": "3", "status": "deployed", "chart": "gpu-operator-v26.7.0"},
@@ -28,6 +29,7 @@ def helm(allow_subprocess: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         # Helm 4 has no such option.
         "*--all\\ *) echo 'Error: unknown flag: --all' >&2; exit 1 ;;\n"
         f"*list*) echo '{json.dumps(ROWS)}' ;;\n"
+        '*uninstall*) echo \'Error: secrets is forbidden: User "x" cannot list resource "secrets"\' >&2; exit 1 ;;\n'
         '*"get values op"*) echo \'{"driver": {"enabled": false}}\' ;;\n'
         "*) echo 'Error: UPGRADE FAILED: context deadline exceeded' >&2; exit 1 ;;\n"
         "esac\n"
@@ -64,3 +66,10 @@ def test_failing_release_is_reported_in_the_words_of_helm(helm: Helm) -> None:
         helm.run(("upgrade", "--install", "op", "--namespace", "gpu"))
     assert "context deadline exceeded" in failed.value.why
     assert failed.value.hint.endswith("helm history op --namespace gpu")
+
+
+def test_missing_right_is_told_from_a_failure(helm: Helm) -> None:
+    with pytest.raises(Forbidden) as refused:
+        helm.run(("uninstall", "op", "--namespace", "gpu"))
+    assert 'cannot list resource "secrets"' in refused.value.why
+    assert refused.value.hint.endswith("another credential: --kubeconfig FILE")

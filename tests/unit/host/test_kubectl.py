@@ -101,13 +101,6 @@ TOLD = [
         "auth can-i --list",
     ),
     (
-        "error: timed out waiting for the condition on daemonsets/plugin",
-        ChangeFailed,
-        "daemonsets/plugin is still being deleted",
-        "unreachable node",
-        "kubectl get pods --all-namespaces",
-    ),
-    (
         f"error: {INCOMPLETE}: metrics.k8s.io/v1beta1: the server is currently unable to handle the request",
         ChangeFailed,
         "the cluster does not list all of its kinds of objects",

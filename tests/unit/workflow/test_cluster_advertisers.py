@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.api_server import ApiServer, Body
-from tests.fakes.clusters import NODE, User
+from tests.fakes.clusters import User
 from tests.fakes.runners import ended
 
 LABELS = {"app.kubernetes.io/component": "gpu-operator"}
@@ -77,14 +77,6 @@ def test_operator_kinds_that_cannot_be_listed_are_noted(user: User) -> None:
     user.kubectl.intercept = lambda words: ended((), 1, b"", said) if words[0] == "api-resources" else None
     (note,) = user.plan().envelope["result"]["notes"]
     assert "so a GPU Operator may be there" in note
-
-
-def test_advertiser_hint_repeats_the_requested_recipe_and_nodes(server: ApiServer, user: User) -> None:
-    there = plugin(**{"nvidia.com/gpu.present": "true"})
-    there["metadata"]["annotations"] = {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "default"}
-    server.add(there)
-    hint = user.plan("k8s-time-slicing", check=3).error["hint"]
-    assert f"gpunode k8s render k8s-time-slicing {' '.join(NODE)} --format helm --output gpu-node" in hint
 
 
 def test_rendered_plugin_applied_by_argo_cd_elsewhere_is_refused(server: ApiServer, user: User) -> None:

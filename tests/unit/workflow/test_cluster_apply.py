@@ -18,6 +18,8 @@ from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.workflow.cluster_apply import apply_plan
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.cluster_workloads import ReadinessWait
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clusters import User, everything, run_daemon_sets
 
 
 class Unready:
@@ -80,3 +82,21 @@ def test_apply_refuses_objects_changed_since_the_plan(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="ConfigMap gpu/x changed since the plan was made"):
         apply_plan(plan, lambda: store.begin("k8s apply", argv=()), wait=wait, on_event=lambda _: None)
     assert store.ids() == ()
+
+
+def test_context_switched_meanwhile_does_not_switch_the_cluster(server: ApiServer, user: User) -> None:
+    """Somebody uses another context while apply waits for consent."""
+    other = ApiServer(uid="cluster-2")
+    other.add({"apiVersion": "v1", "kind": "Node", **server.get("Node", "", "gpu-1")})
+    other.controllers.append(run_daemon_sets)
+    untouched = everything(other)
+
+    def switch_after_plan(words: tuple[str, ...]) -> None:
+        if words[0] == "create" and not user.kubectl.others:  # the plan's last question
+            user.kubectl.switch("other", other)
+
+    user.kubectl.intercept = switch_after_plan
+    user.apply()
+    assert user.kubectl.context == "other"
+    assert everything(other) == untouched
+    assert server.get("DaemonSet", "gpu-system", "nvidia-device-plugin")

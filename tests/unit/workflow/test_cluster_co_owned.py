@@ -90,7 +90,7 @@ def test_co_owned_object_changed_during_removal_is_reported(
 
     user.kubectl.intercept = write_meanwhile
     refused = user("k8s", "remove", "--yes", check=5).error
-    assert refused["what"] == "DaemonSet gpu-system/nvidia-device-plugin could not be removed; everything else is done"
+    assert refused["what"] == "DaemonSet gpu-system/nvidia-device-plugin could not be changed; everything else is done"
     assert "DaemonSet nvidia-device-plugin was changed meanwhile" in refused["why"]
     assert not server.peek("ConfigMap")
     user("k8s", "remove", "--yes")

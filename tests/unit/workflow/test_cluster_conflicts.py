@@ -37,9 +37,31 @@ def test_conflict_shows_field_owner_and_both_values_and_is_not_forced(server: Ap
     assert error["why"] == (
         f'{image}: kubectl-set has "other:1", gpunode would set "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"'
     )
-    assert "kubectl edit daemonset --namespace gpu-system nvidia-device-plugin" in error["hint"]
     assert "--force-conflicts" not in user.screen("k8s", "plan", *NODE, check=5)
     assert everything(server) == before
+
+
+def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(server: ApiServer, user: User) -> None:
+    """By ``kubectl edit`` the field would be theirs, too, even with gpunode's value."""
+    before = everything(server)
+    user.apply()
+    set_image(server)
+    assert (
+        user.apply(check=5)
+        .error["hint"]
+        .endswith("\nkubectl delete daemonset --namespace gpu-system nvidia-device-plugin")
+    )
+    server.delete(*PLUGIN)
+    user.apply()
+    user("k8s", "remove", "--yes")
+    assert everything(server) == before
+    user.apply()
+    set_image(server, manager="argocd")
+    assert (
+        user.apply(check=5)
+        .error["hint"]
+        .endswith("\nkubectl edit daemonset --namespace gpu-system nvidia-device-plugin")
+    )
 
 
 def test_conflicts_of_several_owners_and_objects_are_all_shown(server: ApiServer, user: User) -> None:

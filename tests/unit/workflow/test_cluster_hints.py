@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gpunode import builtin
 from gpunode.kubernetes.pods import find_problem
+from gpunode.kubernetes.render import render_cluster
+from gpunode.workflow.cluster_plan import limit_to_kubelet
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import User, everything
+from tests.unit.kubernetes.clusters import CLUSTERS
 
 TAINT = 'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
 OF_KUBELETS = {
@@ -59,6 +63,12 @@ def test_kubelet_credential_removes_its_labels_and_lists_what_it_may_not(
     server.user, server.denied = "admin", set()
     user("k8s", "remove", "--yes")
     assert not server.peek("Node")[0]["spec"].get("taints")
+
+
+def test_chart_that_a_kubelet_may_not_release_is_listed() -> None:
+    rendered = render_cluster(builtin.read_recipe("dra"), CLUSTERS["one"])
+    _, skipped = limit_to_kubelet(rendered, rendered.nodes[0].node)
+    assert "Helm release gpu-system/dra-driver-nvidia-gpu: the kubelet's credential may not apply it" in skipped
 
 
 @pytest.mark.parametrize("words", [("k8s", "remove"), ("rollback", "k1")])

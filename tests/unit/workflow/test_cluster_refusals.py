@@ -56,7 +56,7 @@ def test_cluster_is_identified_by_server_when_its_uid_is_unreadable(server: ApiS
 @pytest.mark.parametrize(
     ("denied", "said"),
     [
-        ("patch runtimeclasses", "your credentials may not apply this"),
+        ("patch daemonsets", "your credentials may not do all of this"),
         ("delete configmaps", "your credentials may not do all of this"),
         ("list daemonsets", "your credentials may not do this"),
     ],
@@ -73,6 +73,42 @@ def test_missing_rights_are_named_before_anything_changes(
     assert everything(server) == before
 
 
+@pytest.mark.parametrize(
+    ("former", "verb", "needed"),
+    [
+        ("", "patch", "{0} nodes, {0} namespaces, {0} runtimeclasses, {0} configmaps in {1}, {0} daemonsets in {1}"),
+        ("", "create", "{0} namespaces, {0} runtimeclasses, {0} configmaps in {1}, {0} daemonsets in {1}"),
+        ("k8s-containerd", "patch", "{0} configmaps in {1}, {0} daemonsets in {1}"),
+        ("k8s-containerd", "delete", "{0} configmaps in {1}"),
+        ("k8s-time-slicing", "patch", ""),
+    ],
+)
+def test_reader_gets_the_same_plan_and_the_rights_that_apply_needs(
+    server: ApiServer, user: User, former: str, verb: str, needed: str
+) -> None:
+    """A person who may change nothing asks what an administrator would change."""
+    needed = needed.format(verb, NAMESPACE)
+    if former:
+        user.apply(former)
+    before, planned = everything(server), user.plan("k8s-time-slicing")
+    server.denied = {f"{verb} {what}" for what in ("nodes", "namespaces", "runtimeclasses", "configmaps", "daemonsets")}
+    read = user.plan("k8s-time-slicing").envelope["result"]
+    assert read["objects"] == planned.envelope["result"]["objects"]
+    notes = [f"apply needs rights that your credentials lack: {needed}"] if needed else []
+    assert [one for one in read["notes"] if not one.startswith("The API server did not try this out")] == notes
+    assert len(read["notes"]) == len(notes) + (verb != "delete" and bool(needed))
+    assert not needed or user.apply("k8s-time-slicing", check=3).error["why"] == f"missing: {needed}"
+    assert everything(server) == before
+
+
+def test_rejection_by_an_admission_plugin_is_no_missing_right(user: User) -> None:
+    forbidden = b'Error from server (Forbidden): configmaps "x" is forbidden: exceeded quota: few, used: count/x=1\n'
+    user.kubectl.intercept = intercept_once("apply", lambda: ended(status=1, err=forbidden), dry_run=True)
+    error = user.plan(check=3).error
+    assert error["what"] == "the API server rejects what the recipe asks for"
+    assert "exceeded quota" in error["why"]
+
+
 def test_rejected_credentials_end_the_plan(user: User) -> None:
     user.kubectl.intercept = intercept_once(
         "create", lambda: ended(status=1, err=b"error: You must be logged in to the server\n")
@@ -80,11 +116,51 @@ def test_rejected_credentials_end_the_plan(user: User) -> None:
     assert user.plan(check=3).error["what"] == "the cluster does not accept your credentials"
 
 
+DELETED = "2026-11-28T06:00:00Z"
+
+
 def test_namespace_being_deleted_ends_the_plan(server: ApiServer, user: User) -> None:
-    server.add(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "deletionTimestamp": "2026-11-28"}}
-    )
-    assert user.plan(check=3).error["what"] == "the namespace is being deleted"
+    said = "Some content in the namespace has finalizers remaining: example.org/keep in 1 resource instances"
+    conditions = [
+        {"type": "NamespaceFinalizersRemaining", "status": "True", "message": said},
+        {"type": "NamespaceDeletionContentFailure", "status": "False", "message": "All content successfully deleted"},
+    ]
+    metadata = {"name": NAMESPACE, "deletionTimestamp": DELETED}
+    server.add({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata, "status": {"conditions": conditions}})
+    error = user.plan(check=3).error
+    assert (error["what"], error["why"]) == (f"Namespace {NAMESPACE} is being deleted", said)
+    assert f"kubectl get namespace {NAMESPACE} -o yaml" in error["hint"]
+
+
+def test_object_being_deleted_is_not_called_as_it_should_be(server: ApiServer, user: User) -> None:
+    """It would be gone a moment after the command succeeded."""
+    user.apply()
+    user("k8s", "remove", "--yes")
+    user.apply()
+    (plugin,) = server.peek("DaemonSet")
+    plugin["metadata"] |= {"deletionTimestamp": DELETED, "finalizers": ["foregroundDeletion", "example.org/keep"]}
+    why = "what it owns, such as pods, is to end first; the finalizer example.org/keep is on it"
+    for words in (("k8s", "plan", "k8s-containerd", *NODE), ("rollback", "k2", "--yes")):
+        error = user(*words, check=3).error
+        assert (error["what"], error["why"]) == (f"DaemonSet {NAMESPACE}/{PLUGIN[2]} is being deleted", why)
+
+
+def test_object_kept_by_a_finalizer_is_named_and_the_rest_is_removed(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    (config,) = server.peek("ConfigMap")
+
+    def keep(words: tuple[str, ...]) -> FinishedCommand | None:
+        if words[0] != "delete" or server.peek("DaemonSet") or config["metadata"].get("deletionTimestamp"):
+            return None
+        config["metadata"] |= {"deletionTimestamp": DELETED, "finalizers": ["example.org/keep"]}
+        return ended(status=1, err=b"error: timed out waiting for the condition on configmaps/x\n")
+
+    user.kubectl.intercept = keep
+    error = user("k8s", "remove", "--yes", check=6).error
+    assert error["what"].startswith(f"ConfigMap {NAMESPACE}/")
+    assert "is still being deleted: the finalizer example.org/keep is on it" in error["why"]
+    assert f"kubectl get configmap --namespace {NAMESPACE} {config['metadata']['name']} -o yaml" in error["hint"]
+    assert not server.peek("RuntimeClass")
 
 
 def test_object_refused_by_the_server_is_reported_in_its_words(user: User) -> None:
@@ -149,7 +225,9 @@ def test_unreachable_server_ends_the_plan(user: User, verb: str) -> None:
 
 
 def test_recipe_for_kind_needs_the_context_of_that_cluster(user: User) -> None:
-    assert "is for the kind cluster kind, and this is the context lab" in user.plan("kind", check=3).error["what"]
+    error = user.plan("kind", check=3).error
+    assert "is for the kind cluster kind, and this is the context lab" in error["what"]
+    assert f"gpunode k8s render kind {' '.join(NODE)} --output gpu-stack" in error["hint"]
     assert "is for the kind cluster" in user("k8s", "verify", "kind", *NODE, check=3).error["what"]
 
 
@@ -275,7 +353,10 @@ def test_second_plugin_from_helm_is_named_with_its_uninstall_command(server: Api
     theirs["metadata"] = {"name": "nvdp", "namespace": "default", "annotations": notes, "labels": {}}
     server.add(theirs, "helm")
     run_daemon_sets(server)
-    assert "helm uninstall nvdp --namespace nvdp" in user.plan(check=3).error["hint"]
+    hint = user.plan(check=3).error["hint"]
+    assert "helm uninstall nvdp --namespace nvdp" in hint
+    # The files of `k8s render` would install a second release.
+    assert hint.startswith("keep it, and use a recipe with gfd = true in [kubernetes.extras]")
 
 
 def test_configuration_also_applied_by_kubectl_stays(server: ApiServer, user: User) -> None:

@@ -112,7 +112,7 @@ def test_release_whose_chart_is_unavailable_does_not_stop_the_others(tmp_path: P
     run = carry_out(plan_removal(cast(Cluster, cluster)), cluster, store)
     back = plan_rollback(cast(Cluster, cluster), store, run)
     with pytest.raises(
-        ChangeFailed, match="metrics/dcgm-exporter could not be removed; everything else is done"
+        ChangeFailed, match="metrics/dcgm-exporter could not be changed; everything else is done"
     ) as failed:
         carry_out(back, cluster, store, run)
     assert "does not answer" in failed.value.why

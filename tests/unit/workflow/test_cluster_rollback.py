@@ -36,6 +36,17 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
     assert everything(server) == before
 
 
+def test_rollback_does_without_a_node_that_left_the_cluster(server: ApiServer, user: User) -> None:
+    user.apply()
+    user("k8s", "remove", "--yes")
+    server.delete("Node", "", "gpu-1")
+    server.controllers.clear()
+    done = user("rollback", "k2", "--yes")
+    assert done.envelope["result"]["skipped"] == ["Node gpu-1: it is not in this cluster any more"]
+    assert "Node gpu-1" not in done.states
+    assert server.peek("DaemonSet")
+
+
 def test_rollback_of_a_removal_refuses_what_was_applied_since(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
     user("k8s", "remove", "--yes")
@@ -48,12 +59,53 @@ def test_rollback_of_a_removal_refuses_what_was_applied_since(server: ApiServer,
 
 def test_rollback_in_another_cluster_is_refused_and_names_both(server: ApiServer, user: User) -> None:
     user.apply()
-    user.kubectl.server = ApiServer(uid="cluster-2")
-    user.kubectl.context = "staging"
-    user.kubectl.server.add(node())
+    user.kubectl.switch("staging", ApiServer(uid="cluster-2"))
+    user.server.add(node())
     refused = user("rollback", "k1", "--yes", check=3).error
     assert refused["what"] == "run k1 was in another cluster"
     assert "it changed the cluster cluster-1; the context staging leads to the cluster cluster-2" in refused["why"]
+
+
+# What RBAC and the node authorizer deny to a kubelet.
+OF_KUBELETS = {
+    f"{verb} {what}"
+    for verb in ("get", "list", "patch", "create", "delete")
+    for what in ("namespaces", "runtimeclasses", "daemonsets", "configmaps")
+} | {"list nodes", "delete nodes", "create nodes"}
+
+
+def test_kubelet_takes_back_its_own_labels_and_an_administrator_them(server: ApiServer, user: User) -> None:
+    """Only one of them may read the uid by which a cluster is known."""
+    before = everything(server)
+    server.user, server.denied = "system:node:gpu-1", OF_KUBELETS
+    user.apply()
+    labelled = everything(server)
+    assert user("rollback", "k1", "--yes").states == {"Node gpu-1": "edit"}
+    assert everything(server) == before
+    assert user("rollback", "k2", "--yes").states == {"Node gpu-1": "edit"}
+    assert everything(server) == labelled
+    server.user, server.denied = "admin", set()
+    user("rollback", "k3", "--yes")
+    assert everything(server) == before
+
+
+def test_credential_that_cannot_identify_the_cluster_rolls_nothing_back(server: ApiServer, user: User) -> None:
+    user.apply()
+    before = everything(server)
+    server.user, server.denied = "system:node:gpu-1", OF_KUBELETS
+    refused = user("rollback", "k1", "--yes", check=3).error
+    assert refused["what"] == "run k1 may have been in another cluster"
+    assert "this credential may not read the namespace kube-system" in refused["why"]
+    assert refused["hint"] == "use one that may: add --kubeconfig FILE to the same command"
+    assert everything(server) == before
+
+
+def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
+    user.apply()
+    user.kubectl.switch("staging", ApiServer(uid="cluster-2"))
+    assert "! this is not the cluster of your last run" in user.screen("k8s", "remove", "--yes")
+    # Root has a journal of its own, so the log of one's own runs is asked for without sudo.
+    assert "details: gpunode log RUN\n" in user.screen("log")
 
 
 @pytest.mark.parametrize("manager", ["kubectl-client-side-apply", "theirs"])

@@ -208,6 +208,14 @@ def test_pod_crash_with_one_known_cause_names_it(applied: ApiServer, user: User)
     assert "gpunode doctor" in user.verify(check=7)["pod/gpu-1"][1]
 
 
+def test_pod_that_never_ran_gets_no_causes_from_our_own_words(applied: ApiServer, user: User) -> None:
+    message = "0/1 nodes are available: 1 cannot allocate all claims."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pods_with(applied, {"phase": "Pending", "conditions": [condition]})
+    detail = user.verify("k8s-containerd", "--timeout", "1", check=7)["pod/gpu-1"][1]
+    assert detail.endswith("no node has a free GPU for its claim")
+
+
 def test_verify_of_a_kind_cluster_checks_its_workers(applied: ApiServer, user: User) -> None:
     user.kubectl.context = "kind-kind"
     applied.add(node("kind-worker"))
