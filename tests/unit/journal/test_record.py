@@ -335,7 +335,7 @@ class TestUnsettledChanges:
 
     def test_change_that_was_put_back_waits_for_no_daemon(self) -> None:
         """The next run whose daemon fails would make it again, and remove it again."""
-        back = replace(self.ONE, before=self.ONE.after, after=self.ONE.before)
+        back = FileChange(self.ONE.path, FileState(b"1"), None, self.ONE.triggers)
         entries = (BEGIN, Intent(1, "runtime", "x", self.OTHER), Intent(2, "runtime", "x", self.ONE))
         assert untriggered_changes((*entries, Intent(3, "recovery", "put-back", back))) == (self.OTHER,)
 

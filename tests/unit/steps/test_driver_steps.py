@@ -518,7 +518,7 @@ def test_headers_metapackage_follows_a_kernel_from_backports(present: str) -> No
         "linux-headers-amd64": PackageState(version),
     }
     assert planned(HEADERS_STEP.plan(recipe(), project_changes(node, changes))).changes == ()
-    held = {**packages, "linux-headers-amd64": PackageState("6.1.153-1", held=True)}
+    held: dict[str, PackageState | str] = {**packages, "linux-headers-amd64": PackageState("6.1.153-1", held=True)}
     kept = planned(HEADERS_STEP.plan(recipe(), machine(kernels=Kernels(kernel, (kernel,)), packages=held)))
     assert names(kept.changes) == [f"linux-headers-{kernel}"]
     assert "later kernels come without headers" in kept.notes[0]
