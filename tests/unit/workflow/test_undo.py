@@ -1395,7 +1395,7 @@ class TestRemove:
         ),
     ],
 )
-def test_undo_of_a_removal_after_its_reboot_loads_the_driver_before_its_services(
+def test_undone_removal_loads_the_driver_before_its_services(
     store: Store, modules: frozenset[str], made: list[tuple[str, object]], reason: str
 ) -> None:
     """The persistence daemon does not start without the module."""
