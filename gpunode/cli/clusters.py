@@ -40,7 +40,7 @@ from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.kubernetes.render import render_cluster
 from gpunode.wording import count_noun
 from gpunode.workflow import cluster_apply
-from gpunode.workflow.cluster_plan import ClusterPlan, make_plan
+from gpunode.workflow.cluster_plan import ClusterPlan, make_plan, refuse_missing_rights
 from gpunode.workflow.cluster_undo import plan_removal, plan_rollback
 from gpunode.workflow.cluster_workloads import ReadinessWait
 from gpunode.workflow.converge import survey
@@ -107,9 +107,7 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
     """Show the changes that apply would make."""
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
-        found, own_pods = _show_plan(
-            load_recipe(recipe_path), captures, target, target.connect(), screen, output, needs_rights=False
-        )
+        found, own_pods = _show_plan(load_recipe(recipe_path), captures, target, target.connect(), screen, output)
         screen.put(*own_pod_lines(own_pods, _own_pod_example()))
         for item in found.items:
             screen.put(*hint_lines(item.trouble.hint) if item.trouble else ())
@@ -124,7 +122,8 @@ def apply(
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
-        found, own_pods = _show_plan(recipe, captures, target, cluster, screen, output, needs_rights=True)
+        found, own_pods = _show_plan(recipe, captures, target, cluster, screen, output)
+        refuse_missing_rights(found)
         if not found.changes:
             with SignalGuard(screen.announce_stopping) as stop:
                 wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
@@ -143,18 +142,11 @@ def apply(
 
 
 def _show_plan(
-    recipe: Recipe,
-    captures: Sequence[str],
-    target: ClusterRef,
-    cluster: Cluster,
-    screen: Screen,
-    output: OutputOptions,
-    *,
-    needs_rights: bool,
+    recipe: Recipe, captures: Sequence[str], target: ClusterRef, cluster: Cluster, screen: Screen, output: OutputOptions
 ) -> tuple[ClusterPlan, Sequence[OwnPod]]:
     """Make and show the plan, with hints for this cluster; return it with what the user's own pods need."""
     rendered = render_cluster(recipe, _read_nodes(captures, cluster))
-    found = make_plan(rendered, cluster, needs_rights=needs_rights)
+    found = make_plan(rendered, cluster)
     items = tuple(
         replace(one, trouble=replace(one.trouble, hint=target.adapt_hint(one.trouble.hint))) if one.trouble else one
         for one in found.items

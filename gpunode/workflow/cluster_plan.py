@@ -71,6 +71,7 @@ class ClusterPlan:
         skipped_nodes: what is left out since the credential does not permit it, or a Node is gone.
         notes: what else the user should know about the cluster.
         releases: the chart releases to install or update, by their names in the cluster.
+        missing_rights: those that the credential lacks to apply it.
     """
 
     identity: ClusterIdentity
@@ -78,6 +79,7 @@ class ClusterPlan:
     skipped_nodes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     releases: tuple[ChartRelease, ...] = ()
+    missing_rights: str = ""
 
     @property
     def changes(self) -> tuple[PlanItem, ...]:
@@ -85,14 +87,12 @@ class ClusterPlan:
         return tuple(item for item in self.items if item.change is not None)
 
 
-def make_plan(rendered: RenderedCluster, cluster: Cluster, *, needs_rights: bool) -> ClusterPlan:
+def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     """Return the plan, limited to what the credential permits if it is a kubelet's.
-
-    Of another one it ``needs_rights`` to apply all of it; where it does not, a note names those that are missing.
 
     Raises:
         Refused: if the recipe is for another cluster, a Node is missing, something else offers the GPUs already, or
-            rights are missing.
+            the credential may not read what is there.
         Conflict: if another field manager owns what gpunode would set.
         UsageError, Undetermined: if the cluster cannot be reached.
     """
@@ -116,14 +116,9 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster, *, needs_rights: bool
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
-    if skipped:
-        return plan
-    if needs_rights:
-        refuse_forbidden(plan, cluster)
-        return plan
-    missing = _describe_missing_rights(plan, cluster)
+    missing = "" if skipped else describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"
-    return replace(plan, notes=(*notes, lacks)) if missing else plan
+    return replace(plan, notes=(*notes, lacks), missing_rights=missing) if missing else plan
 
 
 def _with_pod_problems(
@@ -320,17 +315,18 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     )
 
 
-def refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
-    """Refuse a plan that the credential does not permit in full, rather than stop halfway."""
-    if missing := _describe_missing_rights(plan, cluster):
-        raise Forbidden(
-            "your credentials may not do all of this",
-            why=f"missing: {missing}",
-            hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
-        )
+def refuse_missing_rights(plan: ClusterPlan) -> ClusterPlan:
+    """Return the plan if the credential permits it in full; refuse it rather than stop halfway."""
+    if not plan.missing_rights:
+        return plan
+    raise Forbidden(
+        "your credentials may not do all of this",
+        why=f"missing: {plan.missing_rights}",
+        hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
+    )
 
 
-def _describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
+def describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
     """Return the rights that the plan needs and the credential lacks, for a message; empty if it has all."""
     needed: list[_AccessRequest] = [
         (verb, *_API_RESOURCES[item.kind], item.namespace, item.name)

@@ -40,7 +40,13 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
-from gpunode.workflow.cluster_plan import NODE_USER_PREFIX, ClusterPlan, refuse_being_deleted, refuse_forbidden
+from gpunode.workflow.cluster_plan import (
+    NODE_USER_PREFIX,
+    ClusterPlan,
+    describe_missing_rights,
+    refuse_being_deleted,
+    refuse_missing_rights,
+)
 from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
 LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
@@ -93,8 +99,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
     plan = ClusterPlan(identity, (*releases, *items), skipped)
-    refuse_forbidden(plan, cluster)
-    return plan
+    return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 
 
 def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
@@ -182,8 +187,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
     plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps), skipped)
-    refuse_forbidden(plan, cluster)
-    return plan
+    return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 
 
 def _refuse_other_cluster(run: str, recorded: str, identity: ClusterIdentity) -> None:

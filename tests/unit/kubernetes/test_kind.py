@@ -135,7 +135,7 @@ def test_recipe_for_kind_refuses_another_cluster() -> None:
         Elsewhere(), of_workers(1), EIGHT, "", 1, command("gpunode"), never, never, never
     )
     for ask in (
-        lambda: make_plan(render_cluster(of_workers(1), EIGHT), Elsewhere(), needs_rights=True),
+        lambda: make_plan(render_cluster(of_workers(1), EIGHT), Elsewhere()),
         verification.run,
     ):
         with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:
