@@ -125,7 +125,8 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
     # Of a driver that is still to come the branch alone may be known, and what is there of it is of another version.
-    is_open, here = of_driver.endswith("."), {one: packages[one].version for one in locked if one in packages}
+    is_open = of_driver.endswith(".") and "driver" not in recipe.skip
+    here = {one: packages[one].version for one in locked if one in packages}
     missing = [
         name
         for name in locked

@@ -26,7 +26,8 @@ def create_lock(
 ) -> VersionLock:
     """Return the versions after ``plans``: those of requested packages, and of what came along with driver and toolkit.
 
-    Kernel headers are not among them: they follow the kernel of each node. ``setup_command`` sets the node up so.
+    What follows the kernel of each node is not among them: its headers, and prebuilt modules. ``setup_command`` sets
+    the node up so.
 
     Raises:
         Undetermined: a version is known only after the package index was read.
@@ -42,13 +43,8 @@ def create_lock(
         facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
-    wanted = sorted(
-        {
-            *_requested_packages(recipe, facts),
-            *_lockable_packages(recipe, facts, packages),
-            *_cuda_components(recipe, facts),
-        }
-    )
+    found = {*_requested_packages(recipe, facts), *_lockable_packages(recipe, facts, packages)}
+    wanted = sorted(one for one in {*found, *_cuda_components(recipe, facts)} if not one.name.startswith("linux-"))
     return VersionLock(
         file=file,
         recipe=recipe.name,

@@ -503,6 +503,7 @@ def test_headers_follow_the_running_kernel_and_the_newest() -> None:
     )
     outcome = planned(HEADERS_STEP.plan(recipe(), both))
     assert names(outcome.changes)[2:] == ["linux-headers-amd64", "linux-headers-cloud-amd64"]
+    assert outcome.reason.endswith("linux-headers-amd64 and linux-headers-cloud-amd64 keep later kernels covered")
     assert planned(HEADERS_STEP.plan(recipe(), project_changes(both, outcome.changes))).changes == ()
 
 

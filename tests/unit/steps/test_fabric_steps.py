@@ -291,6 +291,9 @@ def test_manager_of_a_driver_that_comes_is_planned_once_and_in_its_version(
     assert len(planned_names) == len(set(planned_names))
     after = {one.subject: one.after for one in stage.packages}
     assert after["nvidia-fabricmanager"] == after["libnvsdm"] == KnownAfter("595.", "driver", auto=bool(skip))
+    alone = replace(recipe(), skip=("driver",))  # whose driver is somebody else's work
+    changes = PackageChange.of_kind(planned(FABRIC_STEP.plan(alone, facts)).changes)
+    assert all(one.is_mark for one in changes if one.subject == "nvidia-fabricmanager")
     again = plan_stage(replace(wanted, upgrade=False), project_changes(facts, stage.ordered_changes), "packages")
     assert again.packages == ()
 

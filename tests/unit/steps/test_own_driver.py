@@ -23,6 +23,7 @@ from gpunode.steps.packages import CUDA_REPOSITORY_STEP
 from gpunode.steps.secure_boot import SECURE_BOOT_STEP
 from gpunode.steps.table import STAGES
 from gpunode.workflow.converge import plan_stage, project_stage
+from gpunode.workflow.locking import create_lock
 from tests.fakes.firmware import Firmware
 from tests.unit.steps.machines import (
     B200,
@@ -332,6 +333,19 @@ def test_modules_that_dkms_built_leave_for_signed_ones() -> None:
     packages = dict.fromkeys(("nvidia-dkms-580-server-open", *SIGNED), "580.173.02-0ubuntu0.24.04.1")
     gone = names(planned(CONFLICTS_STEP.plan(NO_OPTION, noble(packages=packages))).changes)
     assert gone == ["nvidia-dkms-580-server-open"]
+
+
+def test_lock_leaves_signed_modules_to_the_kernel_of_each_node() -> None:
+    version = "580.173.02-0ubuntu0.24.04.1"
+    modules = {name: "6.8.0-88.89" for name in SIGNED if name.startswith("linux-")}
+    objects = {f"linux-objects-nvidia-580-server-open-{NOBLE_KERNEL}": PackageState("6.8.0-88.89", auto=True)}
+    file = ModuleFile(NOBLE_KERNEL, f"/lib/modules/{NOBLE_KERNEL}/kernel/nvidia-580srv-open/nvidia.ko", "580")
+    node = noble(packages={**dict.fromkeys(SIGNED, version), **modules, **objects}, module_files=(file,))
+    lock = create_lock(NO_OPTION, node, (), "x.lock")
+    assert {str(package) for package in lock.packages} == {*SIGNED[:2]}
+    newer = noble(packages={SIGNED[-1]: "6.8.0-90.91"})
+    changes = PackageChange.of_kind(planned(DRIVER_STEP.plan(replace(NO_OPTION, lock=lock), newer)).changes)
+    assert [one.subject for one in changes] == SIGNED[:-1], "the metapackage keeps following newer kernels"
 
 
 def test_image_without_a_kernel_gets_no_signed_modules() -> None:
