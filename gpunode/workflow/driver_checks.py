@@ -166,7 +166,7 @@ def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Chec
     wanted = {"/dev/nvidiactl": 255, **{f"/dev/nvidia{minor}": minor for minor in minors}}
     check = partial(Check, "device-nodes", "device nodes")
     if missing := sorted(wanted.keys() - nodes):
-        create = command("nvidia-modprobe", *(f"--create={wanted[path]}" for path in missing))
+        create = command("nvidia-modprobe", *(f"--create-nvidia-device-file={wanted[path]}" for path in missing))
         yield check("failed", f"missing: {', '.join(missing)}", str(create))
     else:
         yield check("passed", f"{len(inventory.gpus) + 1} under /dev")

@@ -328,7 +328,7 @@ def test_missing_device_nodes_are_named_and_unreadable_ones_skipped() -> None:
     assert "/dev/nvidia0" in check(report(node=node), "device-nodes").detail
     third = replace(node, layout=Known(GpuLayout(minors=frozenset({3})), "nvidia-gpus"))
     missing = check(report(node=third), "device-nodes")
-    assert (missing.detail, missing.hint) == ("missing: /dev/nvidia3", "nvidia-modprobe --create=3")
+    assert (missing.detail, missing.hint) == ("missing: /dev/nvidia3", "nvidia-modprobe --create-nvidia-device-file=3")
     in_container = replace(node, device_nodes=Known(frozenset({"/dev/nvidiactl", "/dev/nvidia3"}), "dev-nvidia"))
     assert check(report(node=in_container), "device-nodes").status == "passed"
     blind = with_driver("580.95.05", device_nodes=Unknown("denied", "dev-nvidia"))
