@@ -13,7 +13,7 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, node_line
 from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
 from gpunode.cli.screen.words import DOT, STATE_MARK
-from gpunode.container_runtimes import takes_only_cdi
+from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
 from gpunode.facts.model import Facts, Known, known
 from gpunode.wording import join_names
 
@@ -177,5 +177,6 @@ def _runtime_line(row: RuntimeStatus) -> Line:
     nvidia = (
         span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
     )
-    built_in = "its own" if row.id == "crio" else "runc"  # CRI-O's is runc, and crun from 1.31 on
+    is_crio = CONTAINER_RUNTIMES[row.id].live_config_source == "crio status"
+    built_in = "its own" if is_crio else "runc"  # CRI-O's is runc, and crun from 1.31 on
     return line(*parts, DOT, f"default {row.configured.default or built_in}", DOT, nvidia, hang=2)

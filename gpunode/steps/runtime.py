@@ -541,5 +541,5 @@ def refuse_missing_default_program(target: RuntimeTarget, missing: MissingProgra
         raise Refused(
             f"{desired.handler} cannot be the default runtime of {target.row.id}: {missing.program} is not installed",
             why=f"{target.row.id} could not start any container",
-            hint=f"{missing.hint}\nor do not make {desired.handler} the default runtime",
+            hint=f"install it first, or do not make {desired.handler} the default runtime\n{missing.hint}",
         )

@@ -72,7 +72,9 @@ def _plan_lost_programs(lost: Sequence[str], recipe: Recipe, facts: Facts, notes
     anew = system(facts).reinstall_change({one: packages[one] for one in TOOLKIT_PACKAGES}, purpose)
     # CRI-O leaves a handler out whose program is not there when it starts.
     row = find_runtime(recipe.runtime.name)
-    triggers = frozenset({Trigger("restart", row.unit)} if row.id == "crio" and not facts.is_image else ())
+    triggers = frozenset(
+        {Trigger("restart", row.unit)} if row.live_config_source == "crio status" and not facts.is_image else ()
+    )
     return Planned((replace(anew, triggers=triggers),), purpose, notes)
 
 
