@@ -331,6 +331,7 @@ RULES: Final = (
                 _CUDA_UNKNOWN_ERROR,
                 *(symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW, _HAMI_ERROR),
             ),
+            all_of(symptoms.CUDA_UNKNOWN, _SUSPENDED_OR_RESUMED, symptoms.DRIVER_WORKS),
             all_of(_SUSPENDED_OR_RESUMED, _UVM_LOADED, _UVM_COMMAND_RUN),
         ),
         symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),

@@ -254,6 +254,7 @@ RULES: Final = (
     ),
     _power_rule(
         cause="thermal-slowdown",
+        share=2,
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
         check=_find_overheated_gpus,
         typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),

@@ -112,7 +112,8 @@ def _unblock_module(snapshot: Snapshot) -> Iterator[Fix]:
 _MODULE_INCOMPATIBLE: Final = any_of(
     kernel_line(
         r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be"
-        r"|disagrees about version of symbol)|\bnvidia: Unknown symbol \w+ \(err"
+        # What other modules export is missing while these are not loaded.
+        r"|disagrees about version of symbol)|\bnvidia: Unknown symbol (?!(?:ipmi|i2c|drm)_)\w+ \(err"
     ),
     message_line(
         r"(?:insert(?: module)?|kernel module) ['‘]?\S*nvidia\S*:? ?(?:Exec format error|Invalid module format)"

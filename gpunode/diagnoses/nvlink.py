@@ -355,7 +355,7 @@ RULES: Final = (
     _rule(
         cause="nvlink-all-links-inactive-gpu",
         disruption="reset-gpu",
-        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
+        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
         check=_find_gpus_without_links,
         typical=unless(custom_sign(_rejected_gpus), _MANAGER_DOWN),
@@ -375,7 +375,7 @@ RULES: Final = (
         cause="nvlink-link-inactive",
         severity="warning",
         disruption="reboot",
-        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
+        symptoms=(symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS),
         look_at=(Shell("nvidia-smi nvlink -s"),),
         check=_find_gpus_with_missing_links,
         context=command_run(r"\bnvlink\b|topo -m"),

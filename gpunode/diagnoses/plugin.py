@@ -187,6 +187,7 @@ _NODE_REBOOTED: Final = message_line(
     r"(?i)\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
     r"|\bup\s+\d{1,2} min\b"
 )
+_KUBERNETES_NAMED: Final = any_line(r"(?i)\bkube\w*|\bpods?\b|\bk3s\b|\brke2\b|\bnvidia\.com/gpu")
 
 
 _DELETE_REFUSED: Final = delete_refused_pods("delete the rejected pods; their controllers create new ones")
@@ -367,7 +368,7 @@ RULES: Final = (
         decisive=all_of(_POD_REFUSED, _NODE_REBOOTED),
         typical=unless(_NO_HEALTHY_DEVICE_MESSAGE, _KUBELET_WAS_RESTARTED, _KUBERNETES_WITH_BUG, _STALE_ALLOCATION),
         symptoms=(symptoms.POD_REFUSED,),
-        context=any_of(_NODE_REBOOTED, message_line(r"Registration Request received")),
+        context=any_of(all_of(_NODE_REBOOTED, _KUBERNETES_NAMED), message_line(r"Registration Request received")),
         against=(_PODS_RUN_AGAIN, unless(UNHEALTHY, _NODE_REBOOTED)),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
         share=2,

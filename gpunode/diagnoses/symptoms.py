@@ -53,6 +53,7 @@ NO_MODULE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
     r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
+    r"|\bnvidia: Unknown symbol "
 )
 NO_DEVICES: Final = message_line(
     r"(?i)No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"

@@ -8,18 +8,20 @@ these, each answer that is not right is printed.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from gpunode.diagnoses import rule_families
+from gpunode.diagnoses import rule_families, symptoms
 from gpunode.diagnoses.model import Diagnosis, NextStep
 from gpunode.diagnoses.report_similarity import ReportWords
 from tests.scenarios.reports import Report, diagnosis, reports
 from tests.scenarios.words import words_of
 
 NAMED = 3
+FAILURE = re.compile(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+error)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Answer:
         left: the number of the piece that was taken away; None where none was.
         said: the cause that it put first; empty where it named none.
         named: the first causes that it named, findings and then suspects.
+        shows_failure: whether a word of failure stands in what is left; without one "unknown" is mostly right.
         steps: what it says to do next, of the whole and of each cause that it named.
     """
 
@@ -39,6 +42,7 @@ class Answer:
     said: str
     is_certain: bool
     named: tuple[str, ...]
+    shows_failure: bool
     steps: tuple[NextStep | None, ...]
 
     @property
@@ -60,7 +64,8 @@ def answers(report: Report) -> list[Answer]:
 
 
 def _answer(report: Report, left: int | None, others: ReportWords) -> Answer:
-    found = diagnosis((piece for number, piece in enumerate(report.evidence) if number != left), others)
+    pieces = [piece for number, piece in enumerate(report.evidence) if number != left]
+    found = diagnosis(pieces, others)
     roots = [one for one in found.roots if one.severity != "info"] or list(found.roots)
     named = tuple(dict.fromkeys((*(one.cause for one in roots), *_suspected(found))))
     first = roots[0] if roots else None
@@ -71,6 +76,7 @@ def _answer(report: Report, left: int | None, others: ReportWords) -> Answer:
         first.cause if first else "",
         bool(first and first.confidence == "certain"),
         named,
+        any(FAILURE.search(piece["text"]) for piece in pieces),
         (
             found.next_step,
             *(one.next_step for one in found.findings),
@@ -109,7 +115,11 @@ def main(wanted: Sequence[str]) -> None:
                 print(f"{one.report} without {one.left}: {one.said or 'unknown'}; named {', '.join(one.named) or '-'}")
     print(f"{'reports':<24} {'count':>5} {'right':>7} {'wrong':>7} {'certain':>7} {'top 3':>7}")
     print(told("whole", [one for one in given if one.left is None]))
-    print(told("one piece taken away", [one for one in given if one.left is not None]))
+    shortened = [one for one in given if one.left is not None]
+    print(told("one piece taken away", shortened))
+    for name, fails in (("… something fails", True), ("… nothing fails", False)):
+        if part := [one for one in shortened if one.shows_failure is fails]:
+            print(told(name, part))
 
 
 if __name__ == "__main__":
