@@ -202,7 +202,8 @@ def _load_returning_driver(
 
     With a rival on the GPU only a boot loads it: then the services wait, and the second value says why.
     """
-    comes = any(system(facts).builds_driver(one.id) and one.exists_after for one in packages)
+    brings = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
+    comes = any(one.exists_after and any(brings_module(one.id) for brings_module in brings) for one in packages)
     if not comes or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
         return steps, ""
     if not (rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)):
