@@ -1415,6 +1415,18 @@ def test_undone_removal_loads_the_driver_before_its_services(
     assert (shown, back.reboot_reason) == ([(package, ""), *made], reason)
 
 
+def test_undone_setup_loads_no_module_of_the_driver_that_leaves(store: Store) -> None:
+    """A driver that does not load is what is rolled back: modprobe would fail, or load it beside older libraries."""
+    run = store.begin("setup", version="test")
+    change = PackageChange(PackageId("nvidia-kernel-dkms"), OLD, NEW)
+    run.record_done(run.record_intent("packages", "step", change))
+    run.commit("done")
+    facts = machine(packages={"nvidia-kernel-dkms": NEW}, loaded_driver=Known(None, "x"))
+    host = Machine(facts)
+    host.archives = {"nvidia-kernel-dkms": frozenset({OLD.version})}
+    assert [one.change for one in plan_rollback(store, host, run.id, facts).steps] == [change.inverse()]
+
+
 class TestLeftoversOfARemoval:
     """The leftovers that a removal finds at its end, by looking."""
 
