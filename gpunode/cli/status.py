@@ -178,5 +178,5 @@ def _runtime_line(row: RuntimeStatus) -> Line:
         span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
     )
     is_crio = CONTAINER_RUNTIMES[row.id].live_config_source == "crio status"
-    built_in = "its own" if is_crio else "runc"  # CRI-O's is runc, and crun from 1.31 on
+    built_in = "built-in" if is_crio else "runc"  # CRI-O's is runc, and crun from 1.31 on
     return line(*parts, DOT, f"default {row.configured.default or built_in}", DOT, nvidia, hang=2)

@@ -22,12 +22,13 @@ from gpunode.change import (
     triggers_of,
 )
 from gpunode.command import command
+from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import preexisting_driver, wants_driver
+from gpunode.steps.installed_driver import family_of, preexisting_driver, wants_driver
 from gpunode.steps.kernel import is_chosen_driver_loaded, plan_module_load
 from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, driver_awaits_enrolment
 from gpunode.steps.selection import choose_driver
@@ -62,9 +63,10 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
     if unit.exists and unit.state == wanted:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
-    return Planned(
-        (ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), "keeps the GPU initialised while nothing uses it"
-    )
+    reason = "keeps the GPU initialised while nothing uses it"
+    if isinstance(found := family_of(facts), Family) and found.brings_signed_modules(recipe.driver.source):
+        reason = f"enabled; {found.name}'s unit starts it with --no-persistence-mode"
+    return Planned((ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), reason)
 
 
 PERSISTENCE_STEP = Step(

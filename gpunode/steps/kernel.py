@@ -102,8 +102,8 @@ def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, Packag
     Unless told a version, the package manager takes a new package from the release, whose headers are other kernels'.
     """
     image, present = packages.get(PackageId(meta.name.replace("-headers-", "-image-"))), packages.get(meta)
-    is_held = present is not None and present.held
-    return image.version if image and "~bpo" in image.version and not is_held else ""
+    stays = present is not None and (present.held or (is_at_version(present, "") and "~bpo" in present.version))
+    return image.version if image and "~bpo" in image.version and not stays else ""
 
 
 HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)

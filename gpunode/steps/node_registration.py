@@ -32,7 +32,8 @@ _EXTRA_ARGS_VARIABLE: Final = "KUBELET_EXTRA_ARGS"
 _EXTENDABLE_EXTRA_ARGS_LINE: Final = Pattern(rf"""^{_EXTRA_ARGS_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
 _ANY_EXTRA_ARGS_LINE: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_EXTRA_ARGS_VARIABLE}[ \t]*=", re.MULTILINE)
 
-_LIST_ITEM: Final = Pattern(r"""(?P<indent> *)- *(["']?)(?P<item>[^"'#]*?)\2 *(?:#.*)?""")
+# An item of a YAML list, or a blank line or comment between two.
+_LIST_LINE: Final = Pattern(r"""(?P<indent> *)(?:- *(["']?)(?P<item>[^"'#]*?)\2 *)?(?:#.*)?""")
 # What kubeadm writes from nodeRegistration.taints and from a KubeletConfiguration.
 _TAINT_SETTING_BY_FILE: Final = {
     "/var/lib/kubelet/kubeadm-flags.env": Pattern(r"--register-with-taints[= ]\S"),
@@ -178,18 +179,18 @@ def _add_rancher_items(content: bytes, labels: Sequence[str], taints: Sequence[s
     text = content.decode("utf-8", "surrogateescape")
     lines = text.splitlines() or ["# Written by gpunode: this node registers with these, beside those of other files."]
     for heading, items in (("node-label+:", labels), ("node-taint+:", taints)):
-        at = [number for number, line in enumerate(lines) if line.startswith(heading)]
+        at = [number for number, line in enumerate(lines) if heading[:-1] in line.partition("#")[0]]
         if len(at) > 1 or any(lines[number].rstrip() != heading for number in at):
             return None
         if not items:
             continue
         lines, start = (lines, at[0] + 1) if at else ([*lines, heading], len(lines) + 1)
-        rows = [row for row in takewhile(bool, map(_LIST_ITEM.fullmatch, lines[start:])) if row]
+        rows = [row for row in takewhile(bool, map(_LIST_LINE.fullmatch, lines[start:])) if row]
         keys = {re.split("[=:]", item)[0] for item in items}
-        kept = [row[0] for row in rows if row["item"] in items or re.split("[=:]", row["item"])[0] not in keys]
+        kept = [row[0] for row in rows if row["item"] in items or re.split("[=:]", row["item"] or "")[0] not in keys]
         missing = [item for item in items if item not in {row["item"] for row in rows}]
-        added = [f'{rows[0]["indent"] if rows else ""}- "{item}"' for item in missing]
-        lines[start : start + len(rows)] = [*kept, *added]
+        indent = next((row["indent"] for row in rows if row["item"] is not None), "")
+        lines[start : start + len(rows)] = [*(f'{indent}- "{item}"' for item in missing), *kept]
     changed = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
     return content if lines == text.splitlines() else changed
 

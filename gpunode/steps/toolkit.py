@@ -36,7 +36,12 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not wants_container_toolkit(recipe):
         return Planned((), "the recipe has no container runtime")
     packages = need(facts.packages, "which packages are installed")
-    wanted = _choose_version(recipe, packages)
+    diverted = tuple(system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
+    # dpkg puts a diverted one elsewhere again; an upgrade unpacks no package that is the newest already.
+    lost = tuple(
+        path for path in known(facts.lost_programs, ()) if not any(note.startswith(f"{path} ") for note in diverted)
+    )
+    wanted = _choose_version(replace(recipe, upgrade=recipe.upgrade and not lost), packages)
     if isinstance(wanted, Refusal):
         return wanted
     # Without a version none is there yet, they differ, or the newest is asked for: all of them come in one version.
@@ -48,11 +53,12 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         *_changed_config_notes(recipe, facts),
         *_hold_notes(recipe, packages),
         *_replaced_program_notes(facts),
-        *system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
+        *diverted,
     )
     marked = plan_manual_marks(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
-    if not names and (lost := known(facts.lost_programs, ())):
-        return _plan_lost_programs(lost, recipe, facts, notes)
+    if not names and lost:
+        outcome = _plan_lost_programs(lost, recipe, facts, notes)
+        return replace(outcome, changes=(*outcome.changes, *marked)) if isinstance(outcome, Planned) else outcome
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
         return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed, notes)
@@ -75,7 +81,8 @@ def _plan_lost_programs(lost: Sequence[str], recipe: Recipe, facts: Facts, notes
     triggers = frozenset(
         {Trigger("restart", row.unit)} if row.live_config_source == "crio status" and not facts.is_image else ()
     )
-    return Planned((replace(anew, triggers=triggers),), purpose, notes)
+    later = "; the run after this one upgrades it" if recipe.upgrade else ""
+    return Planned((replace(anew, triggers=triggers),), f"{purpose}{later}", notes)
 
 
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:

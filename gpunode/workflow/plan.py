@@ -375,7 +375,7 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
     ours = [str(package) for package in mine if not upgraded[package]]
     why = f"; the new driver needs {', '.join(ours)} in its own version" if ours else ""
     others = (
-        f"{package} gets the driver's version and stays, since {' and '.join(map(str, upgraded[package]))} needs it"
+        f"{package} gets the driver's version and stays, needed by {' and '.join(map(str, upgraded[package]))}"
         for package in mine
         if upgraded[package]
     )

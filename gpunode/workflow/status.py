@@ -145,6 +145,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     names = dict.fromkeys(runtime.id for runtime in runtimes) or ("none",)
     recipes = (Recipe("status", runtime=WantedRuntime(name), mps=Mps(enabled=True)) for name in names)
     notes = chain(note_run_driver(facts), (note for recipe in recipes for note in state_notes(recipe, facts)))
+    package_system = system(facts)
     return NodeStatus(
         gpus=tuple(
             ListedGpu(d.address, find_model(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
@@ -160,7 +161,9 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),
-        pending_flavour=_find_pending_flavour(loaded, filter(system(facts).builds_driver, drivers)),
+        pending_flavour=_find_pending_flavour(
+            loaded, (p for p in drivers if package_system.builds_driver(p) or package_system.parse_prebuilt_name(p))
+        ),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
         notes=tuple(dict.fromkeys(notes)),
@@ -212,7 +215,7 @@ def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> st
 
 
 def _find_pending_flavour(loaded: LoadedDriver | None, builders: Iterable[PackageId]) -> str:
-    """Return the flavour of the packages that build the modules, where the kernel runs modules of the other one."""
+    """Return the flavour of the packages that bring the modules, where the kernel runs modules of the other one."""
     named = {"open" if "-open" in package.name else "proprietary" for package in builders}
     return "".join(named - {"open" if loaded.open_module else "proprietary"}) if loaded and len(named) == 1 else ""
 

@@ -148,7 +148,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     )
     units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
-    steps, rivals = _load_returning_driver(steps, packages, facts)
+    steps, rivals = _load_returning_driver(steps, packages, facts, is_redo=request.is_redo)
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
     # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
     # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
@@ -196,17 +196,19 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
 
 
 def _load_returning_driver(
-    steps: tuple[UndoStep, ...], packages: Iterable[PackageChange], facts: Facts
+    steps: tuple[UndoStep, ...], packages: Iterable[PackageChange], facts: Facts, *, is_redo: bool
 ) -> tuple[tuple[UndoStep, ...], str]:
     """Return ``steps`` with the module of a driver that comes back while none is loaded, which its services need.
 
     With a rival on the GPU only a boot loads it: then the services wait, and the second value says why.
     """
-    comes = any(system(facts).builds_driver(one.id) and one.exists_after for one in packages)
+    brings = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
+    comes = any(one.exists_after and any(brings_module(one.id) for brings_module in brings) for one in packages)
     if not comes or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
         return steps, ""
     if not (rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)):
-        return (*steps, UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))), ""
+        load = UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))
+        return ((*steps, load) if is_redo else steps), ""  # an undone setup leaves its services before its packages
     waiting = tuple(
         replace(step, change=replace(step.change, after=replace(step.change.after, active=False)))
         if isinstance(step.change, ServiceChange) and step.change.unit in GPU_SERVICES

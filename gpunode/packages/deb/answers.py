@@ -114,10 +114,11 @@ def _hint_on_missing_headers(problem: str, facts: Facts) -> str:
             f"no source has {match[0]} any more, of the kernel that runs; {kernels.wanted[-1]} is installed and boots "
             "next: reboot, then run the command again"
         )
+    versions = {name: f" {version}" for version, name in _VERSION_NOT_FOUND.findall(problem)}
     return (
-        f"no source has {match[0]}: add the source that this kernel came from, or install a kernel that the sources "
-        "have (apt-get install linux-image-amd64 on Debian, linux-image-generic on Ubuntu), reboot into it and remove "
-        "the other; then run the command again"
+        f"no source has {match[0]}{versions.get(match[0], '')}: add the source that this kernel came from, or install "
+        "a kernel that the sources have (apt-get install linux-image-amd64 on Debian, linux-image-generic on Ubuntu), "
+        "reboot into it and remove the other; then run the command again"
     )
 
 

@@ -170,7 +170,7 @@ node-name: one
     facts = with_k3s_file(before)
     state = registration_file(asked, facts)
     assert yaml.safe_load(state.content) == {
-        "node-label+": ["site=a", "nvidia.com/gpu.present=true"],
+        "node-label+": ["nvidia.com/gpu.present=true", "site=a"],
         "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
         "node-name": "one",
     }
@@ -180,7 +180,24 @@ node-name: one
     assert planned(NODE_REGISTRATION_STEP.plan(asked, after)).changes == ()
 
 
-@pytest.mark.parametrize("content", [b"node-label+: [a=b]\n", b"node-label+:\n- a=b\nnode-label+:\n- c=d\n"])
+@pytest.mark.parametrize("between", [b"# - nvidia.com/gpu.present=false\n", b"\n", b"  # the rack\n\n"])
+def test_lists_of_k3s_with_comments_between_their_items_stay_valid(between: bytes) -> None:
+    """An item less indented than those after it is no YAML, and k3s would not start."""
+    before = b"node-label+:\n%b  - site=a\n%b  - nvidia.com/gpu.present=no\n" % (between, between)
+    content = registration_file(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(before)).content
+    assert sorted(yaml.safe_load(content)["node-label+"]) == ["nvidia.com/gpu.present=true", "site=a"]
+    assert content.count(between) >= 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"node-label+: [a=b]\n",
+        b"node-label+:\n- a=b\nnode-label+:\n- c=d\n",
+        b"'node-label+':\n- a=b\n",
+        b"node-taint+ :\n- a=b:NoSchedule\n",
+    ],
+)
 def test_file_of_k3s_with_lists_of_another_form_is_refused(content: bytes) -> None:
     refused = refusal(NODE_REGISTRATION_STEP.plan(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(content)))
     assert K3S_FILE in refused.what

@@ -16,6 +16,7 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import CudaToolkit, GpuDirect, MigSettings, Recipe, VersionLock
+from gpunode.steps.daemons import PERSISTENCE_STEP
 from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
 from gpunode.steps.fabric import FABRIC_STEP
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, NOUVEAU_STEP
@@ -284,6 +285,11 @@ def test_kernels_of_the_virtual_metapackage_get_the_generic_modules() -> None:
     virtual = {**packages, PackageId("linux-image-virtual"): PackageState("6.8.0-88.89")}
     facts = replace(facts, packages=Known(virtual, "dpkg-status"))
     assert names(planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes) == SIGNED
+
+
+def test_plan_promises_no_persistence_mode_of_ubuntus_daemon() -> None:
+    assert "--no-persistence-mode" in planned(PERSISTENCE_STEP.plan(NO_OPTION, noble())).reason
+    assert "keeps the GPU initialised" in planned(PERSISTENCE_STEP.plan(recipe(), noble())).reason
 
 
 def test_module_of_a_package_counts_once_it_is_planned() -> None:

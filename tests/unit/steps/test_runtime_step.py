@@ -11,6 +11,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
+from gpunode.packages.deb.status import DIVERSIONS_FILE
 from gpunode.recipe import Recipe
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.steps.toolkit import TOOLKIT_STEP
@@ -56,6 +57,29 @@ def test_program_deleted_from_the_toolkit_is_installed_anew() -> None:
     after = project_changes(lost, [anew])
     assert not planned(TOOLKIT_STEP.plan(recipe("docker"), after)).changes
     assert planned(RUNTIME_CONFIG_STEP.plan(default(), after)).changes
+
+
+def test_setup_that_restores_a_program_leaves_nothing_of_the_toolkit_to_do() -> None:
+    """A mark that waits, or an upgrade that brings no newer version, would end the setup in its middle."""
+    packages = {one: PackageState("1.18.0-1", auto=True) for one in map(str, TOOLKIT_PACKAGES)}
+    lost = machine(packages=packages, lost_programs=("/usr/bin/nvidia-ctk",), toolkit_program=True)
+    for upgrade in (False, True):
+        changes = planned(TOOLKIT_STEP.plan(replace(recipe("docker"), upgrade=upgrade), lost)).changes
+        assert any("--reinstall" in change.subject for change in changes)
+        assert not planned(TOOLKIT_STEP.plan(recipe("docker"), project_changes(lost, changes))).changes
+
+
+def test_diverted_program_of_the_toolkit_is_not_installed_again() -> None:
+    """dpkg would write it to the other place once more."""
+    path = "/usr/bin/nvidia-container-runtime-hook"
+    diverted = machine(
+        packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.18.0-1"),
+        files={DIVERSIONS_FILE: f"{path}\n{path}.distrib\n:\n".encode()},
+        lost_programs=(path,),
+    )
+    outcome = planned(TOOLKIT_STEP.plan(recipe("docker"), diverted))
+    assert outcome.changes == ()
+    assert outcome.notes[0].startswith(f"{path} is diverted")
 
 
 def test_setup_refuses_a_program_that_dpkg_leaves_out() -> None:

@@ -76,6 +76,8 @@ def test_nvidia_x_library_is_not_shown_as_a_driver() -> None:
         ("nvidia-kernel-dkms", True, "a reboot loads 580.95.05 with its proprietary modules"),
         ("nvidia-kernel-open-dkms", False, "a reboot loads 580.95.05 with its open modules"),
         ("nvidia-dkms-580-open", False, "a reboot loads 580.95.05 with its open modules"),
+        ("linux-modules-nvidia-580-server-open-6.8.0-88-generic", False, "with its open modules"),
+        ("linux-modules-nvidia-580-server-6.8.0-88-generic", True, "with its proprietary modules"),
         ("nvidia-kernel-open-dkms", True, ""),
         ("nvidia-kernel-dkms", False, ""),
     ],

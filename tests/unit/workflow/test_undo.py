@@ -45,7 +45,7 @@ from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import RollbackResult, find_newest_run, plan_rollback, rollback, undo_failure
 from gpunode.workflow.undo import UndoPlan
 from tests.ids import ids
-from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
+from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, KERNEL, machine, unit
 from tests.unit.workflow.nodes import Node
 
 STATUS, INFO = "/var/lib/dpkg/status", "/var/lib/dpkg/info"
@@ -1387,22 +1387,23 @@ class TestRemove:
 @pytest.mark.parametrize(
     ("modules", "made", "reason"),
     [
-        (frozenset[str](), [("nvidia-kernel-dkms", ""), ("nvidia", ""), (UNIT, ON)], ""),
+        (frozenset[str](), [("nvidia", ""), (UNIT, ON)], ""),
         (
             frozenset({"nouveau"}),
-            [("nvidia-kernel-dkms", ""), (UNIT, replace(ON, active=False))],
+            [(UNIT, replace(ON, active=False))],
             "nouveau drives the GPU until the next boot",
         ),
     ],
 )
+@pytest.mark.parametrize("package", ["nvidia-kernel-dkms", f"linux-modules-nvidia-580-server-open-{KERNEL}"])
 def test_undone_removal_loads_the_driver_before_its_services(
-    store: Store, modules: frozenset[str], made: list[tuple[str, object]], reason: str
+    store: Store, package: str, modules: frozenset[str], made: list[tuple[str, object]], reason: str
 ) -> None:
     """The persistence daemon does not start without the module."""
     removal = store.begin("remove", version="test", with_packages=True)
     for change in (
         ServiceChange(UNIT, ON, OFF),
-        PackageChange(PackageId("nvidia-kernel-dkms"), NEW, None),
+        PackageChange(PackageId(package), NEW, None),
     ):
         removal.record_done(removal.record_intent("packages", "step", change))
     removal.commit("done")
@@ -1411,7 +1412,19 @@ def test_undone_removal_loads_the_driver_before_its_services(
     shown = [
         (one.change.subject, one.change.after if isinstance(one.change, ServiceChange) else "") for one in back.steps
     ]
-    assert (shown, back.reboot_reason) == (made, reason)
+    assert (shown, back.reboot_reason) == ([(package, ""), *made], reason)
+
+
+def test_undone_setup_loads_no_module_of_the_driver_that_leaves(store: Store) -> None:
+    """A driver that does not load is what is rolled back: modprobe would fail, or load it beside older libraries."""
+    run = store.begin("setup", version="test")
+    change = PackageChange(PackageId("nvidia-kernel-dkms"), OLD, NEW)
+    run.record_done(run.record_intent("packages", "step", change))
+    run.commit("done")
+    facts = machine(packages={"nvidia-kernel-dkms": NEW}, loaded_driver=Known(None, "x"))
+    host = Machine(facts)
+    host.archives = {"nvidia-kernel-dkms": frozenset({OLD.version})}
+    assert [one.change for one in plan_rollback(store, host, run.id, facts).steps] == [change.inverse()]
 
 
 class TestLeftoversOfARemoval:

@@ -27,7 +27,10 @@ def test_other_refusals_name_no_missing_version(said: str) -> None:
     ("said", "says"),
     [
         ("E: Unable to locate package linux-headers-6.1.0-9-amd64", "no source has linux-headers-6.1.0-9-amd64"),
-        ("E: Version '6.9-1~bpo12+1' for 'linux-headers-amd64' was not found", "no source has linux-headers-amd64:"),
+        (
+            "E: Version '6.9-1~bpo12+1' for 'linux-headers-amd64' was not found",
+            "no source has linux-headers-amd64 6.9-1~bpo12+1:",
+        ),
         ("E: Version '580.1-*' for 'nvidia-driver' was not found", "gpunode setup --upgrade"),
         ("E: Unmet dependencies. Try 'apt --fix-broken install' with no packages.", "apt-get --fix-broken install"),
         ("E: Unable to locate package nvidia-open", "(--only cuda-repository)"),
