@@ -117,9 +117,13 @@ _SOME_NVLINKS_UP: Final = predicate(
 )
 _NVLINKS_DOWN: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 _NO_NVLINK_IN_MATRIX: Final = predicate(
-    lambda snapshot: any(
-        _MATRIX_ROW.search(item.text) and not _MATRIX_NVLINK.search(item.text)
-        for item in snapshot.items_of("nvidia-smi-topo", "text")
+    # On a baseboard it shows a path over PCIe where the links are down.
+    lambda snapshot: (
+        not snapshot.view(_BASEBOARD)
+        and any(
+            _MATRIX_ROW.search(item.text) and not _MATRIX_NVLINK.search(item.text)
+            for item in snapshot.items_of("nvidia-smi-topo", "text")
+        )
     ),
     "no pair of GPUs is connected by NVLink",
 )
@@ -398,6 +402,7 @@ RULES: Final = (
             *(_SOME_NVLINKS_UP, _NVSWITCHES_SEEN, _BASEBOARD),
         ),
         context=_NVLINK_MENTIONED,
+        against=(_BASEBOARD,),
         summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
         remedy=make_fixed_remedy(
             manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")
