@@ -140,7 +140,7 @@ CUDA_UNAVAILABLE: Final = message_line(
 )
 CUDA_UNKNOWN: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA unknown error|(?:CUDA|cuda|cuInit|cuda\w+)[^\n]{0,80}unknown error"
-    r"|(?:CUDA|cuda|cuInit|driver library|error code|returned)[^\n]{0,80}\b999\b|cudaGetDeviceCount returned 30"
+    r"|(?:CUDA|cuda|cuInit|driver library)[^\n]{0,80}\b999\b|cudaGetDeviceCount returned 30"
 )
 CUDA_SYSTEM_NOT_READY: Final = message_line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
