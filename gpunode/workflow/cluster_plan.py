@@ -201,7 +201,7 @@ def _read_live_state(
         nodes = tuple(node for node in cluster.list_nodes() if node["metadata"]["name"] in edits)
     else:
         nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
-    refuse_being_deleted((*objects, *nodes))
+    refuse_being_deleted(objects)
     ours: list[Body] = []
     notes: tuple[str, ...] = ()
     if with_others:
@@ -224,11 +224,13 @@ def _read_live_state(
 def refuse_being_deleted(bodies: Iterable[Body]) -> None:
     """Refuse an object that is to be, and is being deleted: it would be gone after the command succeeded.
 
+    A Node takes with it only what was set on it, and an autoscaler may be draining one for days.
+
     Raises:
         Refused: if there is one; says what keeps it.
     """
     for live in bodies:
-        if found := explain_deletion(live):
+        if live["kind"] != "Node" and (found := explain_deletion(live)):
             hint = f"wait until it is gone, then run the same command again\n{found[1]}"
             raise Refused(f"{object_title(live)} is being deleted", why=found[0], hint=hint)
 
