@@ -14,12 +14,7 @@ from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, main
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
 from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster, RenderedObject
-from gpunode.kubernetes.owned import (
-    conflict_lines,
-    explain_deletion,
-    is_labelled,
-    object_title,
-)
+from gpunode.kubernetes.owned import co_owners, conflict_lines, explain_deletion, is_labelled, object_title
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
@@ -366,7 +361,8 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
     kind, namespace, name = object_key(example)
     # Who edits a field of gpunode's object back owns it, too, and the object stays when gpunode is removed.
-    is_edited = all(map(_HAND_EDITOR.fullmatch, managers)) and kind not in {"Node", "Namespace"}
+    others = {*managers, *co_owners(example, (field_manager_of(kind),))}
+    is_edited = all(map(_HAND_EDITOR.fullmatch, others)) and kind not in {"Node", "Namespace"}
     is_edited = is_edited and current_fields(example) is not None
     verb, way = ("delete", "have gpunode make the object anew") if is_edited else ("edit", "set them there yourself")
     where = ("--namespace", namespace) if namespace else ()
