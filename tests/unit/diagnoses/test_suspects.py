@@ -196,6 +196,8 @@ SUSPENDED = ("journalctl -b", "Aug 08 09:29:57 nas kernel: PM: suspend exit")
 LICENSED = (
     "Driver Version : 580.95.05\n    vGPU Software Licensed Product\n        License Status : Licensed (Expiry: N/A)"
 )
+BRIDGED = ("nvidia-smi nvlink -s", "GPU 0: NVIDIA RTX A6000\n\t Link 0: 14.062 GB/s\n\t Link 1: 14.062 GB/s")
+COOL = ("nvidia-smi -q -d PERFORMANCE", "SW Thermal Slowdown : Not Active\nHW Thermal Slowdown : Not Active")
 
 
 def test_baseboard_without_links_is_not_called_normal() -> None:
@@ -210,6 +212,11 @@ def test_baseboard_without_links_is_not_called_normal() -> None:
         ((("nvidia-smi -q", LICENSED), ("python train.py", "training is slow")), "vgpu-unlicensed"),
         ((("post", "/var/cache/akmods/v4l2loopback/0.12.7-1-for-6.5.6.x86_64.failed.log"),), "dkms-build-kernel-api"),
         ((BANNER, SUSPENDED), "nvidia-uvm-wedged"),
+        ((BANNER, ("dmesg", "nvidia: Unknown symbol ipmi_create_user (err -2)")), "module-built-for-other-kernel"),
+        ((("systemctl status nvidia-fallback", "Active: inactive (dead)"),), "nvlink-link-inactive"),
+        ((BRIDGED, ("bench", "NCCL WARN timeout")), "nvlink-link-inactive"),
+        ((BRIDGED,), "nvlink-not-present-false-positive"),
+        ((COOL, ("python train.py", "training is slow")), "thermal-slowdown"),
     ],
 )  # fmt: skip
 def test_suspect_contradicts_nothing_in_the_report(pieces: tuple[tuple[str, str], ...], cause: str) -> None:
