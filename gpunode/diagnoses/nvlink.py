@@ -121,9 +121,9 @@ _ALL_NVLINKS_UP: Final = predicate(
 )
 _NVLINKS_DOWN: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 _NO_NVLINK_IN_MATRIX: Final = predicate(
-    # On a baseboard it shows a path over PCIe where the links are down.
+    # Of modules it shows a path over PCIe where the links are down.
     lambda snapshot: (
-        not snapshot.view(_BASEBOARD)
+        snapshot.view(boards.gpu_carriers) <= {"card"}
         and any(
             _MATRIX_ROW.search(item.text) and not _MATRIX_NVLINK.search(item.text)
             for item in snapshot.items_of("nvidia-smi-topo", "text")
