@@ -329,7 +329,8 @@ def _last_cluster_if_other(identity: ClusterIdentity) -> str:
         for entry in store.entries(run):
             cluster = getattr(getattr(entry, "change", None), "cluster", "")
             if cluster:
-                return cluster if cluster not in {identity.uid, identity.server} else ""
+                # One cluster has several addresses, which a credential without its uid recorded.
+                return cluster if cluster != identity.uid and "://" not in cluster else ""
     return ""
 
 

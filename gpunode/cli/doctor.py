@@ -410,7 +410,7 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
 
 def _no_fault_line(examined: Examination) -> Line:
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return line(span("? the evidence fits several causes and does not decide between them", "warn"), hang=2)
+        return line(span("? the evidence does not decide the cause", "warn"), hang=2)
     if examined.diagnosis.open_questions:
         if any(doubt.citations for doubt in examined.diagnosis.open_questions):
             return line(span("? something is wrong, but the evidence does not show what", "warn"), hang=2)

@@ -431,7 +431,7 @@ _INSTALL_HEADERS_COMMAND: Final = (
 )
 _HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
 # akmods names the log of a failed build so.
-_AKMODS_FAILED_LOG: Final = message_line(r"-for-\d+\.\d+\S*\.failed\.log\b", "listing", "text")
+_AKMODS_FAILED_LOG: Final = message_line(r"(?<![\d.])\d{3}\.\d\S*-for-\d+\.\S*\.failed\.log\b", "listing", "text")
 _BUILD_FAILURE_SYMPTOMS: Final = (
     *(_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, _AKMODS_FAILED_LOG),
     symptoms.NO_DRIVER,

@@ -335,10 +335,10 @@ RULES: Final = (
             all_of(_SUSPENDED_OR_RESUMED, _UVM_LOADED, _UVM_COMMAND_RUN),
         ),
         symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-        context=any_of(_SUSPENDED_OR_RESUMED, _UVM_COMMAND_RUN),
+        context=unless(any_of(_SUSPENDED_OR_RESUMED, _UVM_COMMAND_RUN), symptoms.NOTHING_FAILS),
         against=(_UVM_DEVICE_FILE_MISSING, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _DRIVER_FROM_PLATFORM),
         look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
-        summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
+        summary="CUDA fails with an unknown error: nvidia_uvm has lost its state",
         remedy=_RELOAD_UVM,
     ),
     _rule(

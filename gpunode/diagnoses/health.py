@@ -258,6 +258,7 @@ RULES: Final = (
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
         check=_find_overheated_gpus,
         typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
+        against=(unless(message_line(r"Thermal Slowdown\s*: Not"), message_line(r"Thermal Slowdown\s*: Active")),),
         may_be_normal=True,
         remedy=make_fixed_remedy(
             manual_step("hardware", "check fans (also in the BMC), air flow, dust and inlet temperature"),

@@ -115,11 +115,19 @@ _GPUS_ARE_PCIE_CARDS: Final = predicate(
 _SOME_NVLINKS_UP: Final = predicate(
     lambda snapshot: any(gpu_nvlink.up for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up"
 )
+_ALL_NVLINKS_UP: Final = predicate(
+    lambda node: bool(links := node.view(fabric.gpu_nvlinks)) and not any(one.down or not one.up for one in links),
+    "all NVLinks are up",
+)
 _NVLINKS_DOWN: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 _NO_NVLINK_IN_MATRIX: Final = predicate(
-    lambda snapshot: any(
-        _MATRIX_ROW.search(item.text) and not _MATRIX_NVLINK.search(item.text)
-        for item in snapshot.items_of("nvidia-smi-topo", "text")
+    # Of modules it shows a path over PCIe where the links are down.
+    lambda snapshot: (
+        snapshot.view(boards.gpu_carriers) <= {"card"}
+        and any(
+            _MATRIX_ROW.search(item.text) and not _MATRIX_NVLINK.search(item.text)
+            for item in snapshot.items_of("nvidia-smi-topo", "text")
+        )
     ),
     "no pair of GPUs is connected by NVLink",
 )
@@ -360,7 +368,7 @@ RULES: Final = (
         check=_find_gpus_without_links,
         typical=unless(custom_sign(_rejected_gpus), _MANAGER_DOWN),
         context=any_of(command_run(r"\bnvlink\b"), _manager_state_sign("active")),
-        against=(_NO_NVLINK_IN_MATRIX,),
+        against=(_NO_NVLINK_IN_MATRIX, _ALL_NVLINKS_UP),
         remedy=make_fixed_remedy(
             run_step(
                 "inspect", "read the state of the fabric", Shell("nvidia-smi -q | grep -A 12 -w Fabric"), _SHOW_XIDS
@@ -379,7 +387,7 @@ RULES: Final = (
         look_at=(Shell("nvidia-smi nvlink -s"),),
         check=_find_gpus_with_missing_links,
         context=command_run(r"\bnvlink\b|topo -m"),
-        against=(_NO_NVLINK_IN_MATRIX,),
+        against=(_NO_NVLINK_IN_MATRIX, _ALL_NVLINKS_UP),
         remedy=make_fixed_remedy(
             reboot_node("reboot the node: links are trained again"),
             manual_step("hardware", "reseat the module or the NVLink bridge", "the same links stay down"),
@@ -398,6 +406,7 @@ RULES: Final = (
             *(_SOME_NVLINKS_UP, _NVSWITCHES_SEEN, _BASEBOARD),
         ),
         context=_NVLINK_MENTIONED,
+        against=(_BASEBOARD, _SOME_NVLINKS_UP),
         summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
         remedy=make_fixed_remedy(
             manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate
+from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.views import driver, in_container, pci
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 from gpunode.facts.patterns import Pattern
@@ -49,12 +49,13 @@ NO_DRIVER: Final = message_line(
     # RPM Fusion's nvidia-fallback.service.
     r"|NVIDIA kernel module missing\. Falling back"
 )
-NO_MODULE: Final = message_line(
+_NO_MODULE_MESSAGE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
     r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
-    r"|\bnvidia: Unknown symbol "
 )
+# It may have loaded later, once the module was there that exports the symbol.
+NO_MODULE: Final = any_of(_NO_MODULE_MESSAGE, unless(message_line(r"\bnvidia: Unknown symbol "), DRIVER_WORKS))
 NO_DEVICES: Final = message_line(
     r"(?i)No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
     r"|No supported GPUs"
@@ -140,7 +141,7 @@ CUDA_UNAVAILABLE: Final = message_line(
 )
 CUDA_UNKNOWN: Final = message_line(
     r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA unknown error|(?:CUDA|cuda|cuInit|cuda\w+)[^\n]{0,80}unknown error"
-    r"|(?:CUDA|cuda|cuInit|driver library|error code|returned)[^\n]{0,80}\b999\b|cudaGetDeviceCount returned 30"
+    r"|(?:CUDA|cuda|cuInit|driver library)[^\n]{0,80}\b999\b|cudaGetDeviceCount returned 30"
 )
 CUDA_SYSTEM_NOT_READY: Final = message_line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
@@ -321,8 +322,8 @@ OPERATOR_PODS_NOT_READY: Final = message_line(
 
 NVLINKS_DOWN: Final = any_of(
     message_line(
-        r"(?i)<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve"
-        r"|Link \d+: (?:Down|Off|<)"
+        r"(?i)<inactive>|\blinks?\b[^\n]{0,20}\binactive|NVLink: Unable to retrieve|Link \d+: (?:Down|Off|<)"
+        r"|nvlink[^\n]{0,40}(?:down|error|fail|inactive)"
     ),
     # Not supported, in the matrix of ``topo -p2p``.
     message_line(r"\bNS\b", "nvidia-smi-topo", "text"),

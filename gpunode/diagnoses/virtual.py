@@ -131,7 +131,7 @@ _GRIDD_NOT_FOUND: Final = message_line(
 # NVIDIA lends vGPU's licences for 90 days.
 _TRIAL_LICENSE_MENTIONED: Final = message_line(
     r"(?i)\b90[ -]days?\b[^\n]{0,40}\btrial\b|\btrial\b[^\n]{0,40}\b90[ -]days?\b"
-    r"|\bvGPU\b[^\n]{0,40}\b(?:un)?licen[cs]"
+    r"|\bvGPU\b(?! Software Licensed Product)[^\n]{0,40}\b(?:un)?licen[cs]"
 )
 
 

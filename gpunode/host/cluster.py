@@ -115,7 +115,8 @@ class Cluster:
         Raises:
             Refused: if Helm is not installed.
         """
-        return Helm(*self._location)
+        given = dict(zip(self.kubectl, self.kubectl[1:], strict=False))  # RKE2's kubectl comes with a kubeconfig
+        return Helm(self._location[0], given.get("--kubeconfig", ""))
 
     def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster."""

@@ -61,6 +61,7 @@ _WEBHOOK_FAILED: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"
 _REQUEST_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
 # A right that is missing; admission plugins forbid in other words.
 USER_FORBIDDEN: Final = re.compile(r"is forbidden: User .+ cannot ")
+_ADMISSION_REFUSED: Final = re.compile(r"is forbidden: (?!User )|denied (?:the )?request")
 _KIND_NOT_FOUND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
@@ -204,6 +205,12 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
             f"this cluster does not know {kind}",
             why=reason,
             hint="its Kubernetes is too old for it, or a custom resource is missing; check with: kubectl api-resources",
+        )
+    if _ADMISSION_REFUSED.search(output):
+        yield ChangeFailed(
+            "the cluster's admission control refuses this",
+            why=output,
+            hint="ask its administrator for an exception to the policy or quota that is named there",
         )
     if _REQUEST_FORBIDDEN.search(output):
         more = len(output.splitlines()) - 1

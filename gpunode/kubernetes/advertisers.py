@@ -184,7 +184,7 @@ def refuse_second_advertiser(
         f"{first.title} {'offers' if is_daemon_set else 'has the GPU Operator offer'} the GPUs of this cluster already",
         why=f"{it}{f', Helm release {first.release}' if first.release else ''}; with a second one each GPU would be "
         "offered twice",
-        hint=_removal_advice(first),
+        hint=_removal_advice(first, [release.chart for release in kept]),
     )
 
 
@@ -205,7 +205,7 @@ _RECIPES_OF_RELEASES: Final = {
 }
 
 
-def _removal_advice(advertiser: AdvertiserObject) -> str:
+def _removal_advice(advertiser: AdvertiserObject, charts: Sequence[str]) -> str:
     if advertiser.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
     metadata = advertiser.body["metadata"]
@@ -214,8 +214,10 @@ def _removal_advice(advertiser: AdvertiserObject) -> str:
     if advertiser.release:
         namespace, _, name = advertiser.release.partition("/")
         uninstall = command("helm", "uninstall", name, "--namespace", namespace)
-        keep = f"keep it, and use {_RECIPES_OF_RELEASES[advertiser.kind]}, which gives the release its settings"
-        return f"{keep}\nor remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
+        keep = f"keep it, and use {_RECIPES_OF_RELEASES[advertiser.kind]}, which gives the release its settings\nor "
+        # The recipe's own chart is not found in a release of another chart that brings it, or in a second release.
+        keep = "" if any(advertiser.kind in chart for chart in charts) else keep
+        return f"{keep}remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
     if advertiser.is_operand:
         return "find the operator that made it, and keep or remove it: helm list --all-namespaces"
     look, removal = command("kubectl", "get", *target, "-o", "yaml"), command("kubectl", "delete", *target)

@@ -133,7 +133,7 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         return Check(id, title, "failed", why, f"{doctor}\n(cause device-plugin-marked-unhealthy)")
     if allocatable != expected:
         why = f"{allocatable} offered, {expected} expected of {count_noun(len(node.gpus), 'GPU')}"
-        why += "" if capacity else f"; it offers {', '.join(offered)} instead"
+        why += "" if capacity else f"; it offers {', '.join(offered)}"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
         hint = f"see whether the plugin has the recipe's configuration: {plan}\n{doctor}"
         return Check(id, title, "failed", why, hint)

@@ -52,7 +52,7 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
 def _verdict_title(examined: Examination) -> str:
     """Return the verdict where no fault was found."""
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
-        return "The evidence fits several causes and does not decide between them"
+        return "The evidence does not decide the cause"
     if examined.diagnosis.open_questions:
         return "Something is wrong, but the evidence does not show what"
     return "Nothing is wrong" if examined.driver_works else "No fault detected, but nothing shows that the driver works"

@@ -14,12 +14,7 @@ from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, main
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
 from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster, RenderedObject
-from gpunode.kubernetes.owned import (
-    conflict_lines,
-    explain_deletion,
-    is_labelled,
-    object_title,
-)
+from gpunode.kubernetes.owned import co_owners, conflict_lines, explain_deletion, is_labelled, object_title
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     LiveState,
@@ -201,7 +196,7 @@ def _read_live_state(
         nodes = tuple(node for node in cluster.list_nodes() if node["metadata"]["name"] in edits)
     else:
         nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
-    refuse_being_deleted((*objects, *nodes))
+    refuse_being_deleted(objects)
     ours: list[Body] = []
     notes: tuple[str, ...] = ()
     if with_others:
@@ -224,11 +219,13 @@ def _read_live_state(
 def refuse_being_deleted(bodies: Iterable[Body]) -> None:
     """Refuse an object that is to be, and is being deleted: it would be gone after the command succeeded.
 
+    A Node takes with it only what was set on it, and an autoscaler may be draining one for days.
+
     Raises:
         Refused: if there is one; says what keeps it.
     """
     for live in bodies:
-        if found := explain_deletion(live):
+        if live["kind"] != "Node" and (found := explain_deletion(live)):
             hint = f"wait until it is gone, then run the same command again\n{found[1]}"
             raise Refused(f"{object_title(live)} is being deleted", why=found[0], hint=hint)
 
@@ -364,7 +361,8 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
     kind, namespace, name = object_key(example)
     # Who edits a field of gpunode's object back owns it, too, and the object stays when gpunode is removed.
-    is_edited = all(map(_HAND_EDITOR.fullmatch, managers)) and kind not in {"Node", "Namespace"}
+    others = {*managers, *co_owners(example, (field_manager_of(kind),))}
+    is_edited = all(map(_HAND_EDITOR.fullmatch, others)) and kind not in {"Node", "Namespace"}
     is_edited = is_edited and current_fields(example) is not None
     verb, way = ("delete", "have gpunode make the object anew") if is_edited else ("edit", "set them there yourself")
     where = ("--namespace", namespace) if namespace else ()

@@ -183,3 +183,46 @@ def test_snapshotter_that_a_host_has_no_use_for_is_no_symptom(said: str) -> None
     )
     assert [line for one in found.suspects for line in one.citations] == []
     assert found.findings == ()
+
+
+SXM = ("nvidia-smi -L", "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)")
+NO_LINKS = (
+    "nvidia-smi nvlink -s",
+    "\n".join(f"GPU {at}: NVIDIA H100 80GB HBM3\n\t Link 0: <inactive>" for at in (0, 1)),
+)
+PCIE_PATHS = ("nvidia-smi topo -m", "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSYS\t0-47\nGPU1\tSYS\t X \t48-95")
+BANNER = ("nvidia-smi", "| NVIDIA-SMI 560.28.03   Driver Version: 560.28.03   CUDA Version: 12.6 |")
+SUSPENDED = ("journalctl -b", "Aug 08 09:29:57 nas kernel: PM: suspend exit")
+LICENSED = (
+    "Driver Version : 580.95.05\n    vGPU Software Licensed Product\n        License Status : Licensed (Expiry: N/A)"
+)
+BRIDGED = ("nvidia-smi nvlink -s", "GPU 0: NVIDIA RTX A6000\n\t Link 0: 14.062 GB/s\n\t Link 1: 14.062 GB/s")
+COOL = ("nvidia-smi -q -d PERFORMANCE", "SW Thermal Slowdown : Not Active\nHW Thermal Slowdown : Not Active")
+
+
+def test_baseboard_without_links_is_not_called_normal() -> None:
+    causes = [one.cause for one in of(SXM, NO_LINKS, PCIE_PATHS).suspects]
+    assert causes[:2] == ["nvlink-link-inactive", "nvlink-all-links-inactive-gpu"]
+    assert "nvlink-not-present-false-positive" not in causes
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cause"),
+    [
+        ((("nvidia-smi -q", LICENSED), ("python train.py", "training is slow")), "vgpu-unlicensed"),
+        ((("post", "/var/cache/akmods/v4l2loopback/0.12.7-1-for-6.5.6.x86_64.failed.log"),), "dkms-build-kernel-api"),
+        ((BANNER, SUSPENDED), "nvidia-uvm-wedged"),
+        ((BANNER, ("dmesg", "nvidia: Unknown symbol ipmi_create_user (err -2)")), "module-built-for-other-kernel"),
+        ((("systemctl status nvidia-fallback", "Active: inactive (dead)"),), "nvlink-link-inactive"),
+        ((BRIDGED, ("bench", "NCCL WARN timeout")), "nvlink-link-inactive"),
+        ((BRIDGED,), "nvlink-not-present-false-positive"),
+        ((COOL, ("python train.py", "training is slow")), "thermal-slowdown"),
+    ],
+)  # fmt: skip
+def test_suspect_contradicts_nothing_in_the_report(pieces: tuple[tuple[str, str], ...], cause: str) -> None:
+    found = of(*pieces)
+    assert cause not in [one.cause for one in found.roots] + [one.cause for one in found.suspects if one.citations]
+
+
+def test_error_999_of_another_program_names_no_cause() -> None:
+    assert not of(BANNER, SUSPENDED, ("./scrape.sh", "the server returned HTTP status 999")).roots

@@ -125,3 +125,11 @@ def test_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with pytest.raises(UsageError, match="there is no kubeconfig /nowhere/a or /nowhere/b") as refused:
         Cluster().refuse_unusable()
     assert refused.value.why == "$KUBECONFIG names it"
+
+
+def test_helm_reaches_the_cluster_of_rke2s_own_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ("/var/lib/rancher/rke2/bin/kubectl", "--kubeconfig", "/etc/rancher/rke2/rke2.yaml")
+    monkeypatch.setattr("gpunode.host.cluster.find_kubectl", lambda: own)
+    monkeypatch.setattr("gpunode.host.helm.find_program", lambda _: "helm")
+    assert Cluster().helm.program == ("helm", *own[1:])
+    assert Cluster("far", "x.yaml").helm.program == ("helm", "--kube-context", "far", "--kubeconfig", "x.yaml")

@@ -101,6 +101,20 @@ TOLD = [
         "auth can-i --list",
     ),
     (
+        'Error from server (Forbidden): pods "x" is forbidden: violates PodSecurity "baseline:latest": hostPath',
+        ChangeFailed,
+        "the cluster's admission control refuses this",
+        "violates PodSecurity",
+        "the policy or quota",
+    ),
+    (
+        'Error from server (Forbidden): admission webhook "gatekeeper.sh" denied the request: [owner] no label',
+        ChangeFailed,
+        "the cluster's admission control refuses this",
+        "[owner] no label",
+        "the policy or quota",
+    ),
+    (
         f"error: {INCOMPLETE}: metrics.k8s.io/v1beta1: the server is currently unable to handle the request",
         ChangeFailed,
         "the cluster does not list all of its kinds of objects",

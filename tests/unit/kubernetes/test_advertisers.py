@@ -155,6 +155,16 @@ def test_release_to_be_upgraded_is_no_second_advertiser() -> None:
         look(plugin, another, wanted=wanted, releases=(theirs,))
 
 
+def test_chart_within_another_is_not_to_be_kept_by_the_same_recipe() -> None:
+    """No recipe finds a release by a chart that another chart brings, so that the hint led in a circle."""
+    wanted = render_cluster(builtin.read_recipe("hami"), CLUSTERS["sixteen"])
+    theirs = daemon_set("projecthami/hami:v2.10.0", annotations={**RELEASED, "meta.helm.sh/release-name": "platform"})
+    with pytest.raises(Refused) as refused:
+        look(theirs, wanted=wanted)
+    assert "use the recipe hami" not in refused.value.hint
+    assert "else: helm uninstall platform" in refused.value.hint
+
+
 def test_metrics_exporter_is_no_second_advertiser() -> None:
     (release,) = OPERATOR.releases
     metrics = RenderedCluster(releases=(replace(release, chart="dcgm-exporter"),))

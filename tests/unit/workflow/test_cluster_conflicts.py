@@ -64,6 +64,15 @@ def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(server: Api
     )
 
 
+def test_conflict_hint_deletes_no_object_that_others_manage(server: ApiServer, user: User) -> None:
+    user.apply()
+    live = server.get(*PLUGIN)
+    metadata = {"name": PLUGIN[2], "namespace": PLUGIN[1]}
+    server.apply({**{key: live[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata}, "argocd")
+    set_image(server)
+    assert "\nkubectl edit daemonset" in user.apply(check=5).error["hint"]
+
+
 def test_conflicts_of_several_owners_and_objects_are_all_shown(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
     set_image(server)

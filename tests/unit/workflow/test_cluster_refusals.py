@@ -145,6 +145,15 @@ def test_object_being_deleted_is_not_called_as_it_should_be(server: ApiServer, u
         assert (error["what"], error["why"]) == (f"DaemonSet {NAMESPACE}/{PLUGIN[2]} is being deleted", why)
 
 
+def test_node_being_deleted_does_not_stop_the_rest(server: ApiServer, user: User) -> None:
+    """Karpenter's finalizer keeps a Node until its pods have ended, which a PodDisruptionBudget can delay for days."""
+    (drained := node("gpu-2"))["metadata"] |= {"deletionTimestamp": DELETED, "finalizers": ["karpenter.sh/termination"]}
+    server.add(drained)
+    words = ("k8s", "apply", "k8s-containerd", *NODE, "--node", "gpu-2=debian12-gtx1080", "--yes")
+    assert user(*words).states["DaemonSet nvidia-device-plugin"] == "create"
+    assert server.get(*PLUGIN)
+
+
 def test_object_kept_by_a_finalizer_is_named_and_the_rest_is_removed(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
     (config,) = server.peek("ConfigMap")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import User, everything, node
+from tests.fakes.clusters import NODE, User, everything, node
+from tests.fakes.runners import ended
 
 RUNTIME_CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
 
@@ -106,6 +109,18 @@ def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
     assert "! this is not the cluster of your last run" in user.screen("k8s", "remove", "--yes")
     # Root has a journal of its own, so the log of one's own runs is asked for without sudo.
     assert "details: gpunode log RUN\n" in user.screen("log")
+
+
+def test_cluster_under_another_address_is_not_called_another(server: ApiServer, user: User) -> None:
+    """By kubeadm a kubelet goes to its own machine's API server, and an administrator through the load balancer."""
+    server.denied.add("get namespaces kube-system")
+    user.apply()
+    server.denied.clear()
+    config = {"contexts": [{"name": "lab"}], "clusters": [{"cluster": {"server": "https://api.example.org:6443"}}]}
+    user.kubectl.intercept = lambda words: (
+        ended(out=json.dumps(config).encode()) if words[:2] == ("config", "view") else None
+    )
+    assert "not the cluster of your last run" not in user.screen("k8s", "plan", "k8s-containerd", *NODE)
 
 
 @pytest.mark.parametrize("manager", ["kubectl-client-side-apply", "theirs"])
