@@ -528,7 +528,7 @@ def test_headers_metapackage_follows_a_kernel_from_backports(present: str) -> No
 def test_headers_metapackage_newer_than_a_held_backports_kernel_stays() -> None:
     """An upgrade took it along; the archive of backports has no older version."""
     kernel, held = "6.12.38+deb12-amd64", PackageState("6.12.38-1~bpo12+1", held=True)
-    packages = {"linux-image-amd64": held, "linux-headers-amd64": "6.12.43-1~bpo12+1"}
+    packages: dict[str, PackageState | str] = {"linux-image-amd64": held, "linux-headers-amd64": "6.12.43-1~bpo12+1"}
     node = machine(kernels=Kernels(kernel, (kernel,)), packages=packages, headers=frozenset({kernel}))
     assert planned(HEADERS_STEP.plan(recipe(), node)).changes == ()
 
