@@ -37,7 +37,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "the recipe has no container runtime")
     packages = need(facts.packages, "which packages are installed")
     diverted = tuple(system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
-    # dpkg puts a diverted one elsewhere again; an upgrade unpacks no package that is the newest already.
+    # A diverted one would be put elsewhere again; an upgrade unpacks no package that is the newest already.
     lost = tuple(
         path for path in known(facts.lost_programs, ()) if not any(note.startswith(f"{path} ") for note in diverted)
     )

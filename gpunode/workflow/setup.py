@@ -18,7 +18,6 @@ from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
 from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
-from gpunode.workflow.disruption import refuse_disruptive_setup
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage, unplanned_removals
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
@@ -114,6 +113,8 @@ def setup(
             store.close_interrupted_run(left.cut.begin.run, "cut short; a later run found nothing left to do")
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
+        from gpunode.workflow.disruption import refuse_disruptive_setup  # loaded on use: often nothing is to do
+
         refuse_disruptive_setup(preview, left.pending_triggers, facts, host)
     host.refuse_unsafe_changes([change for stage in preview for change in stage.ordered_changes])
     prompted = time.monotonic()
