@@ -741,7 +741,7 @@ STATES: Final = (
           installed=_CLOSED),
     State("old-needed", "Debian's driver 470, whose X module a package needs",
           prepare=(have_old_driver, install_files(_PLAYER), set_up(*_SOURCES)),
-          says="lab-player needs", installed={**_OPEN, "lab-player": "1.0"}, core=True),
+          says="needed by lab-player", installed={**_OPEN, "lab-player": "1.0"}, core=True),
     State("old-unpacked", "Debian's driver 470 with two packages unpacked only",
           prepare=(have_old_driver, run_shell(_UNPACK)),
           installed=_OPEN, lost="package (libglx-nvidia0|nvidia-vdpau-driver).*"),
