@@ -101,12 +101,9 @@ class Cluster:
     """
 
     def __init__(self, context: str = "", kubeconfig: str = "") -> None:
-        base = find_kubectl()
-        options = (("--context", context) if context else ()) + (("--kubeconfig", kubeconfig) if kubeconfig else ())
-        self.kubectl = (*base, *options)
-        self._location = (context, kubeconfig)
+        self.kubectl = (*find_kubectl(), *(("--kubeconfig", kubeconfig) if kubeconfig else ()))
+        self._context, self._kubeconfig = context, kubeconfig
         self._runner = Runner()
-        self._pinned_context: tuple[str, ...] = ()
 
     @cached_property
     def helm(self) -> Helm:
@@ -116,7 +113,7 @@ class Cluster:
             Refused: if Helm is not installed.
         """
         given = dict(zip(self.kubectl, self.kubectl[1:], strict=False))  # RKE2's kubectl comes with a kubeconfig
-        return Helm(self._location[0], given.get("--kubeconfig", ""))
+        return Helm(self._context, given.get("--kubeconfig", ""))
 
     def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster."""
@@ -133,18 +130,16 @@ class Cluster:
 
     @cached_property
     def _config(self) -> Mapping[str, Any]:
-        """The context's part of the kubeconfig; whoever switches the context later does not switch this cluster."""
+        """The part of the kubeconfig for the context, whose name every later call gets."""
         found: Mapping[str, Any] = self._read_json("config", "view", "--minify")
         (context,) = found.get("contexts") or [{}]
-        if name := str(context.get("name", "")):
-            self._location = (name, self._location[1])
-            self._pinned_context = ("--context", name)
+        self._context = str(context.get("name", "")) or self._context
         return found
 
     @cached_property
     def _versions(self) -> Mapping[str, Any]:
         """The versions of kubectl and the API server; the first request, so that an old kubectl is reported as such."""
-        _refuse_missing_file(self._location[1])
+        _refuse_missing_file(self._kubeconfig)
         done = self._try(("version", "-o", "json", _REQUEST_TIMEOUT), only_reads=True)
         # kubectl prints its own version even if the server does not answer.
         found: Mapping[str, Any] = _first_document(done.stdout) if done.stdout.startswith(b"{") else {}
@@ -331,7 +326,7 @@ class Cluster:
         self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
     ) -> FinishedCommand:
         return self._runner.run(
-            (*self.kubectl, *words, *self._pinned_context),
+            (*self.kubectl, *words, *(("--context", self._context) if self._context else ())),
             timeout_s=timeout_s,
             stdin=stdin,
             env=caller_environment(),

@@ -125,12 +125,14 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
     # Of a driver that is still to come the branch alone may be known, and what is there of it is of another version.
-    is_open = of_driver.endswith(".") and "driver" not in recipe.skip
-    here = {one: packages[one].version for one in locked if one in packages}
+    is_version_open = of_driver.endswith(".") and "driver" not in recipe.skip
+    present_versions = {one: packages[one].version for one in locked if one in packages}
     missing = [
         name
         for name in locked
-        if recipe.upgrade or not is_at_version(packages.get(name), of_driver) or (is_open and here[name] != of_driver)
+        if recipe.upgrade
+        or not is_at_version(packages.get(name), of_driver)
+        or (is_version_open and present_versions[name] != of_driver)
     ]
     absent = [name for name in free if not is_at_version(packages.get(name), "")]
     wanted = tuple(dict.fromkeys((*missing, *absent, *packages_off_lock(recipe, packages, (*locked, *free)))))

@@ -86,13 +86,13 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
-    verb = cut.verb if cut is not None else _find_owing_verb([run for run in runs if run.verb != "repair"])
+    verb = cut.verb if cut is not None else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
     how = "was cut short" if cut is not None else ended
     return Backlog(pending_triggers, marks, cut, how, verb, lost=find_lost_record(store, facts))
 
 
-def _find_owing_verb(runs: Sequence[RunRecord]) -> Verb:
-    """Return the verb of the run that owes what is left: an edit of a runtime's files does not end a failed undo."""
+def _find_unfinished_verb(runs: Sequence[RunRecord]) -> Verb:
+    """Return the verb of the run that left work behind; an edit of a runtime's files does not end a failed undo."""
     edits = list(takewhile(lambda run: run.verb == "configure", reversed(runs)))
     others = runs[: len(runs) - len(edits)]
     is_edit = any(run.ending != "done" for run in edits) and all(run.ending == "done" for run in others[-1:])
