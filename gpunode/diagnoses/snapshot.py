@@ -206,7 +206,7 @@ def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[
     if not pattern.words or not pattern.is_line_based:
         yield from find_all(item, pattern)
         return
-    for start in item.view(LineIndex).line_starts_of(pattern):
+    for start in item.view(LineIndex).candidate_line_starts(pattern):
         if match := pattern.search(item.text, start, _line_end(item, start)):
             yield match
 
@@ -218,7 +218,7 @@ def _search_joined(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None
 
 def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the matches of ``pattern`` in the text of ``item``; of one that stays in its line, line by line."""
-    if not pattern.words or not (starts := item.view(LineIndex).line_starts_of(pattern)):
+    if not pattern.words or not (starts := item.view(LineIndex).candidate_line_starts(pattern)):
         return iter(()) if pattern.words else pattern.finditer(item.text)
     if pattern.may_span_lines:
         return pattern.finditer(item.text)
