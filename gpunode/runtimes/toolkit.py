@@ -167,7 +167,7 @@ def _parse_setting(word: str) -> Setting:
     if not equals:
         raise UsageError(f"--set {name} has no value", hint=f"write --set {name}={_example_value(key)}")
     if key.kind == "list":
-        return Setting(key, _split_list(key, value))
+        return Setting(key, _split_at_colons(key, value))
     if key.allowed and value not in key.allowed:
         raise UsageError(
             f"--set {name} cannot be {value!r}",
@@ -206,7 +206,7 @@ def _parse_switch(key: ToolkitKey, value: str) -> bool | None:
     return _SWITCH_VALUE_BY_WORD[value]
 
 
-def _split_list(key: ToolkitKey, value: str) -> list[str]:
+def _split_at_colons(key: ToolkitKey, value: str) -> list[str]:
     """The items between colons; none for an empty value, where nvidia-ctk makes one empty item."""
     if "," in value:
         raise UsageError(
@@ -223,7 +223,7 @@ def _example_value(key: ToolkitKey) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTraits:
+class ToolkitHost:
     """The system that the usual values depend on.
 
     Attributes:
@@ -235,12 +235,12 @@ class HostTraits:
     real_ldconfig: bool = False
 
 
-def render_default_config(machine: HostTraits, desired: Sequence[Setting] = ()) -> str:
+def render_default_config(host: ToolkitHost, desired: Sequence[Setting] = ()) -> str:
     """The text of a file that is made anew."""
     values: dict[str, DefaultValue | Value | None] = {key.name: key.default for key in TOOLKIT_KEYS}
-    if machine.suse:
+    if host.suse:
         values[f"{_CLI}.user"] = "root:video"
-    if machine.real_ldconfig:
+    if host.real_ldconfig:
         values[_LDCONFIG_KEY.name] = "@/sbin/ldconfig.real"
     return _write_new_file({**values, **_values_by_key(desired)})
 
@@ -274,13 +274,13 @@ def _render_statement(key: ToolkitKey, value: Value | DefaultValue) -> str:
     return f"{key.path[-1]} = {to_toml_literal(value)}"
 
 
-def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTraits, path: str = TOOLKIT_CONFIG) -> bytes:
+def configure(data: bytes | None, desired: Sequence[Setting], host: ToolkitHost, path: str = TOOLKIT_CONFIG) -> bytes:
     """The file as ``desired``; the same bytes when it says all of that already.
 
     Args:
         data: the file as it is; None where there is none: it is made anew. An empty one gets no usual values.
         desired: later ones win.
-        machine: that the file is for.
+        host: that the file is for.
         path: of the file, for messages.
 
     Raises:
@@ -288,7 +288,7 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTrait
     """
     file = _read_config(data, path)
     if data is None:
-        file = _read_config(render_default_config(machine, desired).encode(), path)
+        file = _read_config(render_default_config(host, desired).encode(), path)
     elif not file.text.strip() and any(setting.value is not None for setting in desired):
         file = _read_config(encode_config(_write_new_file(_values_by_key(desired)), data), path)
     for setting in desired:
