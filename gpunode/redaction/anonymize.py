@@ -140,8 +140,8 @@ _TOP_LEVEL_DOMAIN: Final = (
     r"(?:com|net|org|io|dev|cloud|internal|intranet|local|localdomain|lan|corp|home|private|ai|co|edu|gov|mil|int|eu|de"
     r"|fr|uk|us|ch|at|nl|be|it|es|se|no|fi|dk|jp|cn|in|au|ca|br|kr|ru|cz)"
 )
-_DOMAIN_LABELS: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
-_DOMAIN_NAME: Final = rf"({_DOMAIN_LABELS}[a-z][a-z\d-]{{1,62}})"
+_DOTTED_LABELS: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
+_DOMAIN_NAME: Final = rf"({_DOTTED_LABELS}[a-z][a-z\d-]{{1,62}})"
 _SERVER_NAME_PATTERNS: Final = (
     rf"(?<=://)(?:[^\s/@\"'<>]{{1,256}}@)?{_DOMAIN_NAME}",
     rf"(?:\b(?:mirrors|configs)\.\\?[\"']|\b(?:certs|hosts)\.d/|\blookup[ \t]+){_DOMAIN_NAME}",
@@ -149,8 +149,8 @@ _SERVER_NAME_PATTERNS: Final = (
         r"(?:image(?:name|_name|id)?\\{0,7}[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}\\{0,7}[\"']?"
         rf"|\bpull(?:ing)?[ \t]+(?:image[ \t]+)?\\{{0,7}}[\"']?){_DOMAIN_NAME}(?=(?::\d{{1,5}})?/[a-z\d])"
     ),
-    rf"(?<![\w./@:-])({_DOMAIN_LABELS}{_TOP_LEVEL_DOMAIN})(?=:\d{{2,5}}(?![\w.]))",
-    rf"^[ \t]{{1,8}}[\"']?({_DOMAIN_LABELS}{_TOP_LEVEL_DOMAIN})[\"']?:[ \t]*$",
+    rf"(?<![\w./@:-])({_DOTTED_LABELS}{_TOP_LEVEL_DOMAIN})(?=:\d{{2,5}}(?![\w.]))",
+    rf"^[ \t]{{1,8}}[\"']?({_DOTTED_LABELS}{_TOP_LEVEL_DOMAIN})[\"']?:[ \t]*$",
     rf"\b(?:default_)?realm[\"']?[ \t]{{0,9}}[:= ][ \t]{{0,9}}[\"']?{_DOMAIN_NAME}",
 )
 # In resolv.conf and for systemd-resolved.
