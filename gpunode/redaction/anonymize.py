@@ -203,7 +203,7 @@ _NODE_CONTEXT_TEMPLATE: Final = (
     r"|\bobject=\\{0,7}\"/?|\bCN[ ]?=[ ]?)(WORDS(?:\.[a-z][a-z\d-]*)*)(?![a-z\d-])"
     r"|(?:://|@|\blookup[ ]|^127\.0\.1\.1[ \t]+|\bhostname[\"']?[:=][ ]?[\"']?)(WORDS)(?![a-z\d-])(?!\.\w)"
 )
-_ANYWHERE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
+_ANYWHERE_TEMPLATE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
 MaskRule: TypeAlias = tuple[IdentityKind, str]
 # In this order. What they find is masked elsewhere, too.
 _MASK_RULES: Final[tuple[MaskRule, ...]] = (
@@ -265,13 +265,13 @@ def _learn_rules(evidence: Evidence) -> Iterator[MaskRule]:
     yield from _word_mask_rule("host", _NODE_CONTEXT_TEMPLATE, hosts, other_than=_NOT_A_HOST_NAME)
     queried = {value.lower() for text in texts for value in _queried_serials(text)}
     yield from _word_mask_rule(
-        "serial", _ANYWHERE, find_names(*_SERIAL_NUMBER_PATTERNS) | queried, other_than=r"\D*|.{0,5}"
+        "serial", _ANYWHERE_TEMPLATE, find_names(*_SERIAL_NUMBER_PATTERNS) | queried, other_than=r"\D*|.{0,5}"
     )
     signers = {_common_name(signer) for signer in find_names(*_SIGNER_PATTERNS)}
-    yield from _word_mask_rule("signer", _ANYWHERE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}")
-    yield from _word_mask_rule("user", _ANYWHERE, find_names(*_USER_NAME_PATTERNS), other_than=_COMMON_USER)
-    yield from _word_mask_rule("server", _ANYWHERE, servers, other_than=_PUBLIC_SERVER)
-    unmistakable = _ANYWHERE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
+    yield from _word_mask_rule("signer", _ANYWHERE_TEMPLATE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}")
+    yield from _word_mask_rule("user", _ANYWHERE_TEMPLATE, find_names(*_USER_NAME_PATTERNS), other_than=_COMMON_USER)
+    yield from _word_mask_rule("server", _ANYWHERE_TEMPLATE, servers, other_than=_PUBLIC_SERVER)
+    unmistakable = _ANYWHERE_TEMPLATE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
     yield from _word_mask_rule("host", unmistakable, hosts, other_than=rf"{_COMMON_HOST}|{_DEFAULT_CLUSTER_NODE_NAME}")
 
 
