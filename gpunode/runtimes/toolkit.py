@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import to_toml_literal
-from gpunode.runtimes.documents import ConfigLayer, Path, at, encode_config, parse_toml_file, reads_as, with_value
+from gpunode.runtimes.documents import ConfigLayer, Path, encode_config, parse_toml_file, reads_as, value_at, with_value
 
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"
@@ -129,7 +129,7 @@ def non_default_settings(data: bytes, path: str = TOOLKIT_CONFIG) -> tuple[str, 
         Refused: the file is not TOML.
     """
     document = _read_config(data, path).document
-    values = ((key, at(document, key.path)) for key in TOOLKIT_KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
+    values = ((key, value_at(document, key.path)) for key in TOOLKIT_KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
     return tuple(
         f"{key.name} = {json.dumps(value, default=str)}"
         for key, value in values
@@ -294,7 +294,7 @@ def configure(data: bytes | None, desired: Sequence[Setting], host: ToolkitHost,
     for setting in desired:
         file = _read_config(_edit_config(file, setting), path)
     if any(setting.key in (_LDCONFIG_KEY, _FOREIGN_LDCONFIG_KEY) for setting in desired):
-        _refuse_bad_ldconfig(at(file.document, _LDCONFIG_KEY.path), at(file.document, _FOREIGN_LDCONFIG_KEY.path))
+        _refuse_bad_ldconfig(*(value_at(file.document, key.path) for key in (_LDCONFIG_KEY, _FOREIGN_LDCONFIG_KEY)))
     return file.content or b""
 
 
@@ -310,7 +310,7 @@ def _edit_config(file: ConfigLayer, setting: Setting) -> bytes | None:
     keys, value, text = setting.key.path, setting.value, file.text
     file.table(keys[:-1])
     after = with_value(file.document, keys, value, prune=True)
-    if value is not None and at(file.document, keys) is None:
+    if value is not None and value_at(file.document, keys) is None:
         line = rf"^(?P<indent>[ \t]*)#[ \t]*{re.escape(keys[-1])}[ \t]*=[^\r\n]*"
         for comment in re.finditer(line, text, re.MULTILINE):
             newline = "\r\n" if "\r\n" in text else "\n"
