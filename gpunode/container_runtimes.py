@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 # What reads a candidate before it is used, as host/runtime.py knows it. "none": nothing does, which setup says.
-ConfigValidator: TypeAlias = Literal["containerd config dump", "dockerd --validate", "crio config", "none"]
+ConfigValidatorKind: TypeAlias = Literal["containerd config dump", "dockerd --validate", "crio config", "none"]
 # What tells which handlers the runtime has now. "files": only its files do.
 LiveConfigSource: TypeAlias = Literal["containerd config dump", "docker info", "crio status", "podman info", "files"]
 # What starts a container for `verify --container`. "kubelet": only a kubelet does.
-ContainerClient: TypeAlias = Literal["ctr run", "docker run", "podman run", "kubelet"]
+ContainerClientKind: TypeAlias = Literal["ctr run", "docker run", "podman run", "kubelet"]
 # How containers get GPUs as CDI devices. "switch": where its configuration switches that on; "always": it cannot be
 # switched off; "only": and there is no handler to register.
 CdiSupport: TypeAlias = Literal["switch", "always", "only"]
@@ -61,9 +61,9 @@ class ContainerRuntime:
     has_cri_plugin: bool = False
     cgroup_by_handler: bool = False
     cdi_support: CdiSupport = "switch"
-    config_validator: ConfigValidator
+    config_validator: ConfigValidatorKind
     live_config_source: LiveConfigSource
-    container_client: ContainerClient
+    container_client: ContainerClientKind
 
 
 # nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).

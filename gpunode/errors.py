@@ -195,8 +195,7 @@ class Terminated(Interrupted):
     meaning = "terminated by SIGTERM, after the atomic write in progress"
 
 
-SUCCESS_STATUS = (0, "done, or nothing to do")
-BUG_STATUS = (1, "a bug in gpunode; the message names the file with the traceback")
+BUG_EXIT_CODE = 1
 
 
 def exit_statuses() -> Iterator[tuple[int, str]]:
@@ -206,7 +205,7 @@ def exit_statuses() -> Iterator[tuple[int, str]]:
 
 def exit_codes() -> Iterator[tuple[int, str]]:
     """Every exit code with its meaning, in order; the reference page is made of this."""
-    yield from (SUCCESS_STATUS, BUG_STATUS)
+    yield from ((0, "done, or nothing to do"), (1, "a bug in gpunode; the message names the file with the traceback"))
     yield from ((kind.exit_code, kind.meaning) for kind in _classes_by_exit_code())
 
 

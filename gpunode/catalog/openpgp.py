@@ -137,13 +137,13 @@ def _parse_subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:
         position = start + size
 
 
-def dearmor(data: bytes) -> bytes:
+def dearmor(armored: bytes) -> bytes:
     """The binary form of an armored key file; the blocks of several follow one another.
 
     Raises:
         ValueError: not an armored public key, text outside the armor, or bad base64.
     """
-    lines = [line.rstrip() for line in _decode_ascii(data).splitlines()]
+    lines = [line.rstrip() for line in _decode_ascii(armored).splitlines()]
     blocks: list[bytes] = []
     start = 0
     while start < len(lines):

@@ -24,7 +24,7 @@ CUDA_KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 TOOLKIT_KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
 
 _OLD_TOOLKIT_BASES = ("nvidia.github.io/nvidia-docker/", "nvidia.github.io/nvidia-container-runtime/")
-_APT_REPOSITORY_FOLDER = re.compile(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
+_CUDA_FOLDER_OF_APT_SYSTEM = re.compile(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
 _FOLDER_BY_DPKG_ARCHITECTURE = {"amd64": "x86_64", "arm64": "sbsa"}
 
 
@@ -124,7 +124,7 @@ def describe_other_cuda_folder(url: str, address: str) -> str:
             parts[:-2] == above
             and parts[-1] == own[-1]
             and parts[-2] != own[-2]
-            and _APT_REPOSITORY_FOLDER.fullmatch(parts[-2])
+            and _CUDA_FOLDER_OF_APT_SYSTEM.fullmatch(parts[-2])
         ):
             return f"for another system ({parts[-2]}, where this one needs {own[-2]})"
     return ""

@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from gpunode.cli import CommandExit
-from gpunode.errors import BUG_STATUS, GpunodeError, Interrupted, UsageError
+from gpunode.errors import BUG_EXIT_CODE, GpunodeError, Interrupted, UsageError
 
 # Words of other tools, with the command before them, and the equivalent here.
 _SUGGESTED_COMMANDS: Final = {
@@ -56,7 +56,7 @@ def run_cli(arguments: list[str]) -> int:
     except Exception as error:  # the one broad except: what is not ours is a bug, and is kept for its report
         if isinstance(error, OSError) and {"-h", "--help"} & set(arguments):
             return _report_help_write_error(arguments, error)
-        return _report_typer_error(arguments, error)
+        return _report_uncaught_error(arguments, error)
     return 0
 
 
@@ -109,7 +109,7 @@ def _command_name(arguments: list[str]) -> str:
     return " ".join(words[:depth]) or "gpunode"
 
 
-def _report_typer_error(arguments: list[str], error: Exception) -> int:
+def _report_uncaught_error(arguments: list[str], error: Exception) -> int:
     """Report a usage error of typer in its own words; anything else as a bug."""
     format_message = getattr(error, "format_message", None)
     if type(error).__name__ == "NoArgsIsHelpError" and format_message is not None:
@@ -144,7 +144,7 @@ def _report_bug(arguments: list[str], error: Exception) -> int:
         from gpunode.cli.screen.printer import write_answer
 
         write_answer(bug_envelope(_command_name(arguments), what, place).as_json())
-        return BUG_STATUS[0]
+        return BUG_EXIT_CODE
     from gpunode.cli.screen.text import escape_controls
     from gpunode.redaction.secrets import redact_text
 
@@ -154,7 +154,7 @@ def _report_bug(arguments: list[str], error: Exception) -> int:
         f"  command: gpunode {redact_text(' '.join(arguments))}",
     )
     sys.stderr.write("".join(f"{escape_controls(row)}\n" for row in rows))
-    return BUG_STATUS[0]
+    return BUG_EXIT_CODE
 
 
 def _save_traceback(text: str) -> str:

@@ -458,9 +458,9 @@ def _heading_line(text: str) -> Line:
 
 
 def _citation_lines(
-    citations: Sequence[Citation], words: frozenset[str], display: _DisplayOptions, *, indent: int, heading: str = ""
+    citations: Sequence[Citation], focus: frozenset[str], display: _DisplayOptions, *, indent: int, heading: str = ""
 ) -> Iterator[Line]:
-    """Yield the cited lines below their sources; ``heading`` precedes the first source."""
+    """Yield the cited lines, cut to what is near ``focus``, below their sources; ``heading`` precedes the first."""
     shown = citations if display.verbose else citations[:_MAX_CITATIONS_SHOWN]
     source = ""
     numbers = max((len(str(citation.line_number or "")) for citation in shown), default=0)
@@ -472,7 +472,7 @@ def _citation_lines(
         number = str(citation.line_number or "").rjust(numbers)
         before = f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2)
         text = span(display.message_text(citation)).text
-        quote = shorten_around(text, words, _MAX_VERBOSE_QUOTE_LENGTH if display.verbose else _MAX_QUOTE_LENGTH)
+        quote = shorten_around(text, focus, _MAX_VERBOSE_QUOTE_LENGTH if display.verbose else _MAX_QUOTE_LENGTH)
         yield line(span(before, "dim"), quote, hang=len(before))
     if more := len(citations) - len(shown):
         yield line(" " * indent, span(f"and {count_noun(more, 'line')} more (-v)", "dim"), hang=indent)

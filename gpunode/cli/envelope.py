@@ -10,7 +10,7 @@ from typing import Any
 
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
 from gpunode.cli.screen.changes import action_of, explain_purge
-from gpunode.errors import BUG_STATUS, GpunodeError
+from gpunode.errors import BUG_EXIT_CODE, GpunodeError
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact
 
@@ -85,7 +85,7 @@ def bug_envelope(command: str, what: str, traceback_path: str) -> Envelope:
         "commands": (),
         "manual": True,
     }
-    return Envelope(command, "bug", BUG_STATUS[0], errors=(error,))
+    return Envelope(command, "bug", BUG_EXIT_CODE, errors=(error,))
 
 
 def to_json_types(value: object, redact_string: Callable[[str], str] = redact) -> Any:

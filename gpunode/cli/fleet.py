@@ -20,7 +20,7 @@ from gpunode.page.words import (
     collapse_ranges,
     condition_of,
     count,
-    describe_outlier,
+    describe_deviation,
     group_digits,
     node_name,
 )
@@ -201,7 +201,7 @@ def _cause_lines(tally: CauseTally) -> _CountedLines:
 def _outlier_lines(group: OutlierGroup) -> _CountedLines:
     more = f", and {count(group.other_differences, 'other difference')}" if group.other_differences else ""
     return _report_group_lines(
-        group.reports, "differs from its group", describe_outlier(group.difference) + more, style="warn"
+        group.reports, "differs from its group", describe_deviation(group.difference) + more, style="warn"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from gpunode.diagnoses import prose, remedy_fitting, special_systems, suspects, xids
 from gpunode.diagnoses.commands import Command, Shell, command
-from gpunode.diagnoses.evaluation import evaluate_rule, explain_ruled_out, is_examined_by_gpunode
+from gpunode.diagnoses.evaluation import evaluate_rule, is_examined_by_gpunode, ruled_out_alternatives_by_root
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -75,7 +75,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
     if alone >= suspects.MIN_STAND_ALONE_PROBABILITY and not findings and not is_examined_by_gpunode(snapshot):
         first, ranked = ranked[0].suspect, ranked[1:]
         findings = _rank_all((*findings, _suspect_finding(first, snapshot, bugs)))
-    against = explain_ruled_out(rules_by_cause(), snapshot, findings)
+    against = ruled_out_alternatives_by_root(rules_by_cause(), snapshot, findings)
     findings = tuple(
         replace(finding, ruled_out=against.get(finding.cause, ()), look_at=_unanswered_commands(finding, snapshot))
         for finding in findings

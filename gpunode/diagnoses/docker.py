@@ -63,9 +63,9 @@ def _dockerd_flag(names: str) -> Sign:
     return message_line(rf"\bdockerd\b.* (?:{names})[ =]", "unit-file", "unit-status", "text", "file")
 
 
-_HOSTS: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
+_HOSTS_SET: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
 _SET_BY_FLAG_AND_FILE: Final = any_of(
-    all_of(_dockerd_flag("-H|--host"), _HOSTS),
+    all_of(_dockerd_flag("-H|--host"), _HOSTS_SET),
     all_of(_dockerd_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
     *(
         all_of(_dockerd_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:"))
@@ -247,9 +247,9 @@ RULES: Final = (
         cause="docker-directive-conflict",
         layer="config",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
-        typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS), unless(_SET_BY_FLAG_AND_FILE, _DOCKER_RUNS)),
+        typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS_SET), unless(_SET_BY_FLAG_AND_FILE, _DOCKER_RUNS)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
-        context=any_of(_HOSTS, _dockerd_flag("-H|--host|--add-runtime")),
+        context=any_of(_HOSTS_SET, _dockerd_flag("-H|--host|--add-runtime")),
         against=(_DAEMON_JSON_INVALID,),
         look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
         summary="dockerd does not start: a setting is both in daemon.json and on its command line",

@@ -80,7 +80,7 @@ def _onset_of(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
     return min(times) if times else None
 
 
-def explain_ruled_out(
+def ruled_out_alternatives_by_root(
     rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding]
 ) -> Mapping[str, tuple[str, ...]]:
     """Return, by root cause, the likeliest other causes of its symptoms, each with the evidence against it."""

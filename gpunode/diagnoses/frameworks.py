@@ -52,7 +52,7 @@ _DRIVER_TOO_OLD: Final = any_of(
 _CUDA_RUNTIME_SEEN: Final = custom_sign(
     lambda snapshot: (citation for _, citation in snapshot.view(cuda.cuda_runtimes))
 )
-_CUDA_SUPPORTED: Final = predicate(
+_DRIVER_SUPPORTS_NAMED_CUDA: Final = predicate(
     lambda node: bool(cuda.supported_cuda(node) and node.view(cuda.cuda_runtimes)) and not any(_too_new_builds(node)),
     "the driver supports all CUDA versions that are named",
 )
@@ -166,7 +166,7 @@ _LIBRARY_MISMATCH: Final = any_of(
     symptoms.DRIVER_MISMATCH,
     message_line(rf"{cuda.DRIVER_INSUFFICIENT_MESSAGE.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
 )
-_LIBRARY_FILE_VERSION: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
+_DRIVER_VERSION_SUFFIX: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA_FILE_VERSION: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 _DRIVER_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
@@ -192,7 +192,7 @@ def _libraries_in_unusual_places(snapshot: Snapshot) -> Iterator[tuple[str, Cita
     """Yield the libraries outside the usual places, each with its version, empty where its name has none."""
     for loaded_library in snapshot.view(cuda.loaded_libraries):
         if loaded_library.sort == "other":
-            match = _LIBRARY_FILE_VERSION.search(loaded_library.path)
+            match = _DRIVER_VERSION_SUFFIX.search(loaded_library.path)
             yield match["version"] if match else "", loaded_library.citation
 
 
@@ -319,7 +319,7 @@ RULES: Final = (
             _CALL_NEEDS_NEWER_DRIVER,
             unless(
                 all_of(_DRIVER_INSUFFICIENT, any_of(_CUDA_RUNTIME_SEEN, symptoms.DRIVER_WORKS)),
-                _CUDA_SUPPORTED,
+                _DRIVER_SUPPORTS_NAMED_CUDA,
                 *_DRIVER_FAILURE_SYMPTOMS,
             ),
         ),

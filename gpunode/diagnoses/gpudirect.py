@@ -73,8 +73,9 @@ _P2PDMA_SUPPORTED: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "
 
 def _missing_nvidia_fs_proc_folder(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the module's folder in /proc that is not there, on a node where somebody uses GPUDirect Storage."""
-    found = (item for item in snapshot.files("/proc/driver/nvidia-fs*") if snapshot.items_of("gpudirect"))
-    return tuple(cite(item) for item in found if item.outcome == "absent" and item.where == "host")
+    absent = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
+    found = (item for item in absent if item.subject.startswith("/proc/driver/nvidia-fs"))
+    return tuple(map(cite, found)) if snapshot.items_of("gpudirect") else ()
 
 
 _NVIDIA_FS_UNAVAILABLE: Final = any_of(

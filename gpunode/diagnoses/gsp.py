@@ -163,10 +163,10 @@ def _remove_gsp_option(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot_node()
 
 
-_GPU_UNUSABLE_CONSEQUENCES: Final = GPU_LOST | {
+_EXPLAINED_BY_GPU_UNUSABLE: Final = GPU_LOST | {
     *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive")
 }
-_NO_GSP_CONSEQUENCES: Final = _GPU_UNUSABLE_CONSEQUENCES | {"gsp-init-failed-platform"}
+_EXPLAINED_BY_NO_GSP: Final = _EXPLAINED_BY_GPU_UNUSABLE | {"gsp-init-failed-platform"}
 _GREP_LOG_COMMANDS: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
 _rule = partial(Rule, layer="driver", look_at=_GREP_LOG_COMMANDS)
 
@@ -186,7 +186,7 @@ RULES: Final = (
         against=(_WPR2_UP,),
         typical=unless(any_of(_GSP_RPC_TIMEOUT, _SMI_ANSWERS_SLOWLY), _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
-        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
+        explains=_EXPLAINED_BY_NO_GSP | {"gsp-bad-state-wpr2"},
     ),
     _rule(
         cause="gsp-task-exception",
@@ -196,7 +196,7 @@ RULES: Final = (
         check=_find_crashes,
         decisive=unless(_GSP_TASK_EXCEPTION, _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
-        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
+        explains=_EXPLAINED_BY_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
     ),
     _rule(
         cause="gsp-bad-state-wpr2",
@@ -211,7 +211,7 @@ RULES: Final = (
             manual_step("hardware", "check riser, slot and power of that GPU", "it happens after every boot"),
             write_nvidia_report(),
         ),
-        explains=_NO_GSP_CONSEQUENCES,
+        explains=_EXPLAINED_BY_NO_GSP,
     ),
     _rule(
         cause="gpu-firmware-boot-failed",
@@ -227,7 +227,7 @@ RULES: Final = (
             manual_step("firmware", "update the machine's firmware and the GPU's VBIOS", "it persists"),
             remedies.replace_gpu(when="the fault follows the GPU to another machine"),
         ),
-        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
+        explains=_EXPLAINED_BY_NO_GSP | {"gsp-bad-state-wpr2"},
     ),
     _rule(
         cause="gsp-firmware-missing",
@@ -239,7 +239,7 @@ RULES: Final = (
         against=(symptoms.DRIVER_WORKS,),
         summary="The GSP firmware of the driver's exact version is not on disk",
         remedy=_install_firmware,
-        explains=_NO_GSP_CONSEQUENCES | {"gsp-bad-state-wpr2"},
+        explains=_EXPLAINED_BY_NO_GSP | {"gsp-bad-state-wpr2"},
     ),
     _rule(
         cause="gsp-disable-ignored-open-module",
@@ -266,6 +266,6 @@ RULES: Final = (
         context=any_of(_GSP_INIT_FAILED, message_line(r"\baarch64\b|Raspberry Pi")),
         summary="The GSP cannot be started on this GPU in this machine",
         remedy=_fix_platform,
-        explains=_GPU_UNUSABLE_CONSEQUENCES,
+        explains=_EXPLAINED_BY_GPU_UNUSABLE,
     ),
 )

@@ -150,14 +150,14 @@ def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
             yield from (row.citation for row in gpu.find_rows("GPU Current Temp"))
 
 
-_CAPPED: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP_REASON)))
+_POWER_CAP: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP_REASON)))
 _REPORTER_QUERIED_POWER: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 # Less than this share of the default is a limit that somebody set.
 _MIN_SHARE_OF_DEFAULT_POWER_LIMIT: Final = 0.95
 
 
 def _find_lowered_power_limits(snapshot: Snapshot) -> Iterator[Proof]:
-    capped = snapshot.view(_CAPPED)
+    capped = snapshot.view(_POWER_CAP)
     for gpu in snapshot.view(smi_query.smi_gpus):
         limits = (gpu.number(name) for name in ("Enforced Power Limit", "Current Power Limit", "Power Limit"))
         now, usual = next((limit for limit in limits if limit), None), gpu.number("Default Power Limit")
@@ -286,7 +286,7 @@ RULES: Final = (
         shows_in="gpu",
         look_at=(Shell("nvidia-smi -q -d POWER"),),
         check=_find_lowered_power_limits,
-        context=unless(_CAPPED, symptoms.NOTHING_FAILS),
+        context=unless(_POWER_CAP, symptoms.NOTHING_FAILS),
         remedy=make_fixed_remedy(manual_step("configure", "restore the default limit: nvidia-smi -pl WATTS")),
     ),
 )

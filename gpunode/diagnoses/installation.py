@@ -84,7 +84,7 @@ def _package_lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite_fact(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
         elif item.kind == "modinfo" and _DRIVER_MODULE_NOT_FOUND.search(item.text):
             yield cite(item, 1)
-        elif item.kind == "packages" and whole and not any(packages.is_driver_row(line) for line in item.lines):
+        elif item.kind == "packages" and whole and not any(packages.is_present_driver_row(line) for line in item.lines):
             yield cite_fact(item.written, "no package of a driver is among them", item.key)
     listed = [item for item in snapshot.items_of("lsmod") if item.where == "host"]
     if listed and modules.is_module_loaded(snapshot, "nvidia") is False:

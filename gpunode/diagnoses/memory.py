@@ -105,7 +105,7 @@ def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
 
 def _memory_errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:
     """Return its memory errors; a TPC taken out of use belongs to the compute engine."""
-    found = (fault for fault in faults.faults_of_gpu(snapshot, gpu) if fault.code in _MEMORY_XIDS)
+    found = (fault for fault in faults.xids_of_gpu(snapshot, gpu) if fault.code in _MEMORY_XIDS)
     return tuple(fault for fault in found if not (fault.xid and re.search(r"\bTPC\b", fault.xid.text)))
 
 
@@ -190,7 +190,7 @@ def _find_failing_memory(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None
         return _make_proof(memory, "its memory has passed NVIDIA's limit for a replacement", *limits)
     # No boot makes memory new.
     ever = (snapshot.including_earlier_boots or snapshot) if memory.xids else snapshot
-    errors = tuple(fault for fault in faults.faults_of_gpu(ever, memory.gpu) if fault.code == 48)
+    errors = tuple(fault for fault in faults.xids_of_gpu(ever, memory.gpu) if fault.code == 48)
     if _count_occurrences(errors) >= _MIN_ERRORS_OF_FAILING_MEMORY:
         lines = tuple(fault.citation for fault in errors[:6])
         return _make_proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
@@ -314,15 +314,15 @@ _WATCH_ERROR_COUNT_FIXES: Final = (
     run_step("inspect", "check how many pages or rows it has cost so far", _MEMORY_QUERY_COMMAND),
     replace_gpu("plan to have the GPU replaced", "the counts grow"),
 )
-_MEMORY_FAULT_CONSEQUENCES: Final = (
+_EXPLAINED_BY_MEMORY_FAULT: Final = (
     UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 )
 # In the order in which what is wrong with one memory explains the rest of it.
-_MEMORY_ERROR_CONSEQUENCES: Final = _MEMORY_FAULT_CONSEQUENCES | {"xid-92-high-sbe-rate"}
-_PENDING_CONSEQUENCES: Final = _MEMORY_ERROR_CONSEQUENCES | {
+_EXPLAINED_BY_MEMORY_ERROR: Final = _EXPLAINED_BY_MEMORY_FAULT | {"xid-92-high-sbe-rate"}
+_EXPLAINED_BY_PENDING_REPAIR: Final = _EXPLAINED_BY_MEMORY_ERROR | {
     *("ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
 }
-_WEAR_CONSEQUENCES: Final = _PENDING_CONSEQUENCES | {"row-remap-pending", "page-retirement-pending-handles-held"}
+_EXPLAINED_BY_WEAR: Final = _EXPLAINED_BY_PENDING_REPAIR | {"row-remap-pending", "page-retirement-pending-handles-held"}
 _PROGRAM_SYMPTOMS: Final = (symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, _UNCORRECTABLE_ERRORS_COUNTED)
 _rule = partial(Rule, layer="hardware", look_at=_LOOK_AT_COMMANDS)
 
@@ -340,7 +340,7 @@ RULES: Final = (
         ),
         share=1.5,
         remedy=_RESET_GPU_FIXES,
-        explains=_MEMORY_ERROR_CONSEQUENCES,
+        explains=_EXPLAINED_BY_MEMORY_ERROR,
     ),
     _rule(
         cause="row-remap-pending",
@@ -358,7 +358,7 @@ RULES: Final = (
             run_step("inspect", "check that Pending says No", _MEMORY_QUERY_COMMAND),
             replace_gpu(when="Remapping Failure Occurred says Yes"),
         ),
-        explains=_PENDING_CONSEQUENCES,
+        explains=_EXPLAINED_BY_PENDING_REPAIR,
     ),
     _rule(
         cause="row-remap-failure",
@@ -367,7 +367,7 @@ RULES: Final = (
         check=_check_each_memory(_find_failed_remap),
         typical=message_line(r"(?i)memory errors and row remapping\b|Remapping Failure Occurred\s*: Yes"),
         remedy=_RETURN_GPU_FIXES,
-        explains=_WEAR_CONSEQUENCES | {"hbm-failing-rma"},
+        explains=_EXPLAINED_BY_WEAR | {"hbm-failing-rma"},
     ),
     _rule(
         cause="hbm-failing-rma",
@@ -381,7 +381,7 @@ RULES: Final = (
             ),
         ),
         remedy=_RETURN_GPU_FIXES,
-        explains=_WEAR_CONSEQUENCES,
+        explains=_EXPLAINED_BY_WEAR,
     ),
     _rule(
         cause="page-retirement-pending-handles-held",
@@ -393,7 +393,7 @@ RULES: Final = (
         typical=message_line(r"(?i)pending (?:retired page|page retirement)s? (?:has|have|together)"),
         context=command_run(r"(?:lsof|fuser)\b.*/dev/nvidia"),
         remedy=_FREE_GPU_FIXES,
-        explains=_PENDING_CONSEQUENCES,
+        explains=_EXPLAINED_BY_PENDING_REPAIR,
     ),
     _rule(
         cause="xid-92-high-sbe-rate",
@@ -418,7 +418,7 @@ RULES: Final = (
             run_step("inspect", "check what is pending", _MEMORY_QUERY_COMMAND),
             replace_gpu(when="it happens again and again on the same GPU"),
         ),
-        explains=_MEMORY_ERROR_CONSEQUENCES,
+        explains=_EXPLAINED_BY_MEMORY_ERROR,
     ),
     _rule(
         cause="xid-95-uncontained-ecc",
@@ -427,7 +427,7 @@ RULES: Final = (
         context=_uncorrectable_count_sign("SRAM"),
         check=_downgrade_after_reset(_find_uncontained_errors),
         remedy=_RESET_GPU_FIXES,
-        explains=_MEMORY_ERROR_CONSEQUENCES | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
+        explains=_EXPLAINED_BY_MEMORY_ERROR | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
     ),
     _rule(
         cause="xid-140-unrecovered-ecc",
@@ -436,7 +436,7 @@ RULES: Final = (
         context=_uncorrectable_count_sign("SRAM"),
         check=_downgrade_after_reset(faults.incident_check(140)),
         remedy=_RESET_GPU_FIXES,
-        explains=_MEMORY_ERROR_CONSEQUENCES,
+        explains=_EXPLAINED_BY_MEMORY_ERROR,
     ),
     _rule(
         cause="inforom-corrupted",

@@ -60,7 +60,7 @@ _MODULE_NOT_NEEDED: Final = predicate(
     lambda node: system.has_external_driver(node) or pci.has_gpu(node) is False,
     "this machine has no NVIDIA module of its own to load",
 )
-_BUILT: Final = predicate(
+_MODULE_BUILT: Final = predicate(
     lambda snapshot: modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )
 _DRIVER_PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.driver_packages(snapshot)[:3]))
@@ -159,7 +159,7 @@ def _find_missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
     built = {module_file.kernel for module_file in files.value}
     if is_successor and driver.is_loaded(snapshot) and running in built and newest not in built:
         what = f"the next boot will have no driver: NVIDIA's module is built for {running}, but {newest} is newer"
-        lines = (cite_fact(f"/boot/vmlinuz-{newest}", "it is there", known.probe), *snapshot.view(_BUILT))
+        lines = (cite_fact(f"/boot/vmlinuz-{newest}", "it is there", known.probe), *snapshot.view(_MODULE_BUILT))
         remedy = (_build_before_boot(snapshot, newest),)
         yield Proof(what, lines, "likely", remedy=remedy, severity="warning")
 
@@ -341,15 +341,15 @@ RULES: Final = (
         layer="driver",
         share=4,
         decisive=any_of(
-            all_of(custom_sign(_not_loaded_lines), any_of(symptoms.NO_DRIVER, _BUILT, _DRIVER_PACKAGED)),
+            all_of(custom_sign(_not_loaded_lines), any_of(symptoms.NO_DRIVER, _MODULE_BUILT, _DRIVER_PACKAGED)),
             unless(_NVIDIA_BLACKLISTED, kernel_line(r"loading NVIDIA UNIX")),
         ),
         typical=unless(
-            any_of(_MODULE_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)),
+            any_of(_MODULE_NOT_LOADED, all_of(symptoms.NO_DRIVER, _MODULE_BUILT)),
             unless(_MODULE_SIGNED_BY_MACHINE, secureboot.SECURE_BOOT_OFF),
         ),
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _MODULE_NOT_LOADED),
-        context=any_of(custom_sign(_not_loaded_lines), _BUILT),
+        context=any_of(custom_sign(_not_loaded_lines), _MODULE_BUILT),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _MODULE_NOT_NEEDED, secureboot.SIGNATURE_REFUSED),
         summary=lambda snapshot: (
             f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_NVIDIA_BLACKLISTED) else ''}"

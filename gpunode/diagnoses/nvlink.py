@@ -151,14 +151,14 @@ def _find_gpus_without_links(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 # Cards of Ampere; each of their bridges joins four links of both.
-_FOUR_LINK_BRIDGE_MODELS: Final = Pattern(r"(?i)\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b")
+_FOUR_LINK_BRIDGE_MODEL_NAME: Final = Pattern(r"(?i)\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b")
 
 
 def _find_gpus_with_missing_links(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
     alive = tuple(gpu_nvlink for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks) if gpu_nvlink.up)
     some = tuple(links for links in alive if links.down)
-    is_half = any(map(_FOUR_LINK_BRIDGE_MODELS.search, snapshot.view(boards.gpu_model_names))) and any(
+    is_half = any(map(_FOUR_LINK_BRIDGE_MODEL_NAME.search, snapshot.view(boards.gpu_model_names))) and any(
         one.up % 4 for one in some
     )
     if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1 and not is_half:
@@ -243,7 +243,7 @@ _RESET_FABRIC_FIXES: Final = make_fixed_remedy(
     replace_gpu("reseat the NVLink bridge or module; have the GPU or baseboard replaced", "the same link fails again"),
 )
 _INACTIVE_LINK_CAUSES: Final = frozenset({"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"})
-_NO_FABRIC_CONSEQUENCES: Final = (
+_EXPLAINED_BY_NO_FABRIC: Final = (
     UNHEALTHY_IN_CLUSTER | _INACTIVE_LINK_CAUSES | {"cuda-init-802-kaslr-or-hmm", "nvlink-not-present-false-positive"}
 )
 _NVLINK_XID_CAUSES: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
@@ -261,7 +261,7 @@ RULES: Final = (
         may_be_normal=True,
         summary="fabric manager and driver are of different versions, so it does not start",
         remedy=_install_manager,
-        explains=_NO_FABRIC_CONSEQUENCES | {"fabric-manager-not-running"},
+        explains=_EXPLAINED_BY_NO_FABRIC | {"fabric-manager-not-running"},
     ),
     _rule(
         cause="fabric-manager-not-installed",
@@ -280,7 +280,7 @@ RULES: Final = (
         may_be_normal=True,
         summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
         remedy=_install_manager,
-        explains=_NO_FABRIC_CONSEQUENCES,
+        explains=_EXPLAINED_BY_NO_FABRIC,
     ),
     _rule(
         cause="fabric-manager-not-running",
@@ -305,7 +305,7 @@ RULES: Final = (
         context=command_run(r"fabric-?manager"),
         summary="this node's GPUs wait for the fabric manager, which is not running",
         remedy=_start_manager,
-        explains=_NO_FABRIC_CONSEQUENCES,
+        explains=_EXPLAINED_BY_NO_FABRIC,
     ),
     _rule(
         cause="fabric-manager-not-needed",

@@ -87,7 +87,7 @@ _DISABLE_OPERATOR_DRIVER: Final = Shell(
 )
 
 
-_KEEP_HOST_DRIVER_FIXES: Final = make_fixed_remedy(
+_KEEP_ONE_DRIVER_FIXES: Final = make_fixed_remedy(
     run_step(
         "configure", "keep the host's driver: configure the operator not to install one", _DISABLE_OPERATOR_DRIVER
     ),
@@ -178,7 +178,7 @@ RULES: Final = (
         ),
         share=1.5,
         summary="the node has its own driver, and the operator's driver pod tries to replace it",
-        remedy=_KEEP_HOST_DRIVER_FIXES,
+        remedy=_KEEP_ONE_DRIVER_FIXES,
         explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
     ),
     Rule(

@@ -190,7 +190,7 @@ _NODE_REBOOTED: Final = message_line(
 _KUBERNETES_NAMED: Final = any_line(r"(?i)\bkube\w*|\bpods?\b|\bk3s\b|\brke2\b|\bnvidia\.com/gpu")
 
 
-_DELETE_REFUSED: Final = delete_refused_pods("delete the rejected pods; their controllers create new ones")
+_DELETE_REFUSED_PODS: Final = delete_refused_pods("delete the rejected pods; their controllers create new ones")
 
 # Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
 # are open after them.
@@ -255,7 +255,7 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
 def _reset_checkpoint(snapshot: Snapshot) -> Iterable[Fix]:
     unit = _kubelet_unit(snapshot)
     yield restart_unit(unit, "restart the kubelet: it reads again which devices its pods hold")
-    yield _DELETE_REFUSED
+    yield _DELETE_REFUSED_PODS
     stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
     move = command("sudo", "mv", _KUBELET_CHECKPOINT_FILE, f"{_KUBELET_CHECKPOINT_FILE}.bak")
     yield run_step(
@@ -374,7 +374,7 @@ RULES: Final = (
         share=2,
         summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
         remedy=make_fixed_remedy(
-            _DELETE_REFUSED,
+            _DELETE_REFUSED_PODS,
             manual_step("configure", "start the device plugin first: give it the priority class system-node-critical"),
         ),
     ),
@@ -395,7 +395,8 @@ RULES: Final = (
         share=2,
         summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
         remedy=make_fixed_remedy(
-            _DELETE_REFUSED, manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
+            _DELETE_REFUSED_PODS,
+            manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer"),
         ),
     ),
     _rule(

@@ -266,7 +266,7 @@ def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
 
     The step ``driver`` alone would lack repository, headers and loading.
     """
-    models = snapshot.view(gpu_models.known_gpu_models)
+    models = snapshot.view(gpu_models.gpu_models_if_all_known)
     if can_run_setup(snapshot) and not (models and isinstance(choose(models, Driver()), Refusal)):
         return Fix("install", text, (_GPUNODE_SETUP_COMMAND,), when)
     return _install_from_packages(snapshot, text, when)
@@ -504,7 +504,7 @@ _OLDEST_MAINTAINED_BRANCH: Final = 580
 
 def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, oldest_branch: int = 0) -> Fix:
     """Return the step that installs a driver for the GPUs, of ``oldest_branch`` or newer."""
-    models = snapshot.view(gpu_models.known_gpu_models)
+    models = snapshot.view(gpu_models.gpu_models_if_all_known)
     version = snapshot.view(driver.loaded_version)
     is_driven_by_open = driver.works(snapshot) and version is not None and version.is_open is True
     last = min((model.last_branch for model in models if model.last_branch), default=None)

@@ -69,12 +69,6 @@ def gpus_for_commands(snapshot: Snapshot, finding_gpus: tuple[str, ...]) -> tupl
     return (only,) if only else finding_gpus
 
 
-_REBOOT_TEXT: Final = (
-    "move the work away from this node, then reboot it: the driver asks for that (Xid 154), and a reset of the GPU is "
-    "not enough"
-)
-
-
 def apply_driver_recovery(
     fixes: tuple[Fix, ...], disruption: Disruption, action: RecoveryAction
 ) -> tuple[tuple[Fix, ...], Disruption]:
@@ -84,7 +78,9 @@ def apply_driver_recovery(
     when = {fix.when for fix in fixes if fix.kind == "reset"} if disruption == "RMA" else {""}
     first = next(number for number, fix in enumerate(fixes) if fix.kind == "reset")
     others = (fix for fix in fixes[first:] if fix.kind != "reset" and "sudo systemctl reboot" not in fix.commands[:1])
-    done = (*fixes[:first], reboot_node(_REBOOT_TEXT, when.pop()), *others)
+    why = "the driver asks for that (Xid 154), and a reset of the GPU is not enough"
+    text = f"move the work away from this node, then reboot it: {why}"
+    done = (*fixes[:first], reboot_node(text, when.pop()), *others)
     return done, max(disruption, "reboot", key=DISRUPTIONS.index)
 
 

@@ -68,8 +68,7 @@ def file_line(path: str, pattern: str) -> Sign:
 
 def _find_file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterable[Citation]:
     items = () if snapshot.lacks_words(pattern) else snapshot.files(path)
-    # Of a file that is not there the text is what was said of it.
-    return (line for item in items if item.outcome != "absent" for line in lines_with(item, pattern))
+    return (line for item in items for line in lines_with(item, pattern))
 
 
 def any_line(pattern: str, *, on_host: bool = False) -> Sign:

@@ -84,15 +84,17 @@ class Snapshot:
         return not any(at < len(item.lines) and item.lines[at] == citation.line for item in present)
 
     def items_of(self, *kinds: SourceKind) -> tuple[EvidenceItem, ...]:
-        """Return the non-empty items of these kinds, in the order of the evidence."""
+        """Return the items of these kinds that were answered, be it by "not there", in the order of the evidence."""
         if len(kinds) == 1:
             return self.view(_items_by_kind).get(kinds[0], ())
         return self._memoize(kinds, lambda: (item for item in self.items if item.kind in kinds and item.was_answered))
 
     def files(self, pattern: str) -> tuple[EvidenceItem, ...]:
-        """Return the files whose path matches ``pattern``, read or known to be absent; ``*`` matches slashes too."""
-        found = (item for item in self.items if item.kind != "listing" and not item.source.words)
-        matching = (item for item in found if fnmatchcase(item.subject, pattern) and item.was_answered)
+        """Return the files that are there and whose path matches ``pattern``; ``*`` matches slashes too."""
+        # Of a file that is not there the text is what was said of it.
+        there = (item for item in self.items if item.was_answered and item.outcome != "absent")
+        files = (item for item in there if item.kind != "listing" and not item.source.words)
+        matching = (item for item in files if fnmatchcase(item.subject, pattern))
         return self._memoize(pattern, lambda: matching)
 
     def _memoize(self, key: object, find: Callable[[], Iterator[EvidenceItem]]) -> tuple[EvidenceItem, ...]:
@@ -171,7 +173,7 @@ def _without_earlier_boots(item: EvidenceItem) -> EvidenceItem | None:
 
 
 def _items_by_kind(snapshot: Snapshot) -> Mapping[SourceKind, tuple[EvidenceItem, ...]]:
-    """Group the non-empty items by kind."""
+    """Group the items that were answered by kind."""
     items: dict[SourceKind, list[EvidenceItem]] = {}
     for item in snapshot.items:
         if item.was_answered:
@@ -204,7 +206,7 @@ def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[
     if not pattern.words or not pattern.is_line_based:
         yield from find_all(item, pattern)
         return
-    for start in item.view(LineIndex).line_starts_of(pattern):
+    for start in item.view(LineIndex).candidate_line_starts(pattern):
         if match := pattern.search(item.text, start, _line_end(item, start)):
             yield match
 
@@ -216,7 +218,7 @@ def _search_joined(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None
 
 def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the matches of ``pattern`` in the text of ``item``; of one that stays in its line, line by line."""
-    if not pattern.words or not (starts := item.view(LineIndex).line_starts_of(pattern)):
+    if not pattern.words or not (starts := item.view(LineIndex).candidate_line_starts(pattern)):
         return iter(()) if pattern.words else pattern.finditer(item.text)
     if pattern.may_span_lines:
         return pattern.finditer(item.text)

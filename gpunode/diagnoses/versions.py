@@ -33,7 +33,7 @@ _MISMATCH: Final = Pattern(
 _NODE_SIDE_TOOL_MESSAGE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
-_LIBRARY_FILE_VERSION: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
+_DRIVER_LIBRARY_FILE_VERSION: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
         cite(item, item.line_number_at(match.start()))
         for item in snapshot.items
         if item.where == "container" or item.kind == "container-inspect"
-        for match in _LIBRARY_FILE_VERSION.finditer(item.text)
+        for match in _DRIVER_LIBRARY_FILE_VERSION.finditer(item.text)
         if not is_same_version(node, match["version"])
     )
     return (*(package.citation for package in inside if package.upstream != node), *files)
@@ -169,7 +169,7 @@ CONTAINER_MISMATCH_CAUSE: Final = "container-driver-mismatch"
 
 _DRIVER_IN_REBOOT_REQUIRED_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
 # A driver of a site's own, in no folder of the system, that a search path puts first.
-_DRIVER_IN_SITE_FOLDER: Final = message_line(
+_DRIVER_OUTSIDE_SYSTEM_FOLDERS: Final = message_line(
     r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
     *("text", "environment", "which"),
 )
@@ -513,7 +513,7 @@ def _recreate_container_or_image(snapshot: Snapshot) -> Iterable[Fix]:
     yield from ((anew, image) if is_older and not shipped_driver_files(snapshot) else (image, anew))
 
 
-_MISMATCH_CONSEQUENCES: Final = LIBRARY_MISMATCH | {
+_EXPLAINED_BY_MISMATCH: Final = LIBRARY_MISMATCH | {
     *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER_MISMATCH_CAUSE)
 }
 _rule = partial(Rule, disruption="reboot", symptoms=(symptoms.DRIVER_MISMATCH, symptoms.HOOK_FAILED))
@@ -528,7 +528,7 @@ RULES: Final = (
         context=message_line(r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'"),
         look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_and_hold,
-        explains=_MISMATCH_CONSEQUENCES | {REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
+        explains=_EXPLAINED_BY_MISMATCH | {REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
     _rule(
         cause=REBOOT_PENDING_CAUSE,
@@ -542,7 +542,7 @@ RULES: Final = (
         context=any_of(_DRIVER_IN_REBOOT_REQUIRED_LIST, all_of(symptoms.REBOOT_HELPS, symptoms.DRIVER_MISMATCH)),
         look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
         remedy=_reload_module,
-        explains=_MISMATCH_CONSEQUENCES,
+        explains=_EXPLAINED_BY_MISMATCH,
     ),
     _rule(
         cause=PARTIAL_UPGRADE_CAUSE,
@@ -552,18 +552,18 @@ RULES: Final = (
         context=all_of(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
         remedy=_complete_driver,
-        explains=_MISMATCH_CONSEQUENCES,
+        explains=_EXPLAINED_BY_MISMATCH,
     ),
     _rule(
         cause=MIXED_INSTALLS_CAUSE,
         layer="driver",
         check=_find_mixed_installs,
-        typical=all_of(symptoms.DRIVER_MISMATCH, any_of(_DRIVER_IN_SITE_FOLDER, _RUNFILE_WITHOUT_MODULES)),
+        typical=all_of(symptoms.DRIVER_MISMATCH, any_of(_DRIVER_OUTSIDE_SYSTEM_FOLDERS, _RUNFILE_WITHOUT_MODULES)),
         share=0.7,
         context=all_of(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
         remedy=_keep_one_driver,
-        explains=_MISMATCH_CONSEQUENCES | {UNATTENDED_UPGRADE_CAUSE, REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
+        explains=_EXPLAINED_BY_MISMATCH | {UNATTENDED_UPGRADE_CAUSE, REBOOT_PENDING_CAUSE, PARTIAL_UPGRADE_CAUSE},
     ),
     _rule(
         cause=CONTAINER_MISMATCH_CAUSE,

@@ -138,7 +138,7 @@ _TRIAL_LICENSE_MENTIONED: Final = message_line(
 _CHECK_LICENSE_STEP: Final = run_step(
     "inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'")
 )
-_REQUEST_LICENSE: Final = restart_unit("nvidia-gridd", "request the licence again")
+_RESTART_GRIDD_STEP: Final = restart_unit("nvidia-gridd", "request the licence again")
 
 
 def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
@@ -147,7 +147,7 @@ def _configure_license(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         text = "copy the client configuration token of the licence server to /etc/nvidia/ClientConfigToken"
         yield manual_step("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
-        yield _REQUEST_LICENSE
+        yield _RESTART_GRIDD_STEP
     yield _CHECK_LICENSE_STEP
 
 
@@ -155,7 +155,7 @@ _SHOW_GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
 _FIX_LICENSE_REQUEST: Final = make_fixed_remedy(
     run_step("inspect", "read why it is rejected: DNS, port 443, clock, free licences, old token", _SHOW_GRIDD_LOG),
     manual_step("configure", "replace the client configuration token by a new one of the server (DLS or CLS)"),
-    _REQUEST_LICENSE,
+    _RESTART_GRIDD_STEP,
 )
 
 
@@ -203,7 +203,7 @@ def _remove_linux_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("install", "update the Windows driver and WSL (wsl --update), then wsl --shutdown")
 
 
-_WSL_CONSEQUENCES: Final = NO_DRIVER | {
+_EXPLAINED_BY_WSL: Final = NO_DRIVER | {
     *("driver-not-installed", "no-gpu-present", "driver-userspace-incomplete", "kernel-headers-missing"),
     *("driver-library-mismatch-reboot-pending", "dkms-build-kernel-api"),
 }
@@ -293,7 +293,7 @@ RULES: Final = (
             manual_step("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
             manual_step("configure", "disable the TCC card in the device manager", "WSL should use another card"),
         ),
-        explains=_WSL_CONSEQUENCES | {"wsl-gpu-access-blocked"},
+        explains=_EXPLAINED_BY_WSL | {"wsl-gpu-access-blocked"},
     ),
     _rule(
         cause="wsl-gpu-access-blocked",
@@ -315,6 +315,6 @@ RULES: Final = (
         summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not match",
         look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
         remedy=_remove_linux_driver,
-        explains=_WSL_CONSEQUENCES,
+        explains=_EXPLAINED_BY_WSL,
     ),
 )

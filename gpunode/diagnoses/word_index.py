@@ -113,8 +113,8 @@ class LineIndex:
             self._line_offsets[word] = () if self.vocabulary.lacks(word) else tuple(self._find_lines(word))
         return self._line_offsets[word]
 
-    def line_starts_of(self, pattern: Pattern) -> tuple[int, ...]:
-        """Return where the lines begin that have one of the pattern's words."""
+    def candidate_line_starts(self, pattern: Pattern) -> tuple[int, ...]:
+        """Return where the lines begin that have one of the pattern's words, which is not yet a match."""
         starts_by_word = [starts for word in pattern.words if (starts := self.line_starts(word))]
         if len(starts_by_word) <= 1:
             return starts_by_word[0] if starts_by_word else ()

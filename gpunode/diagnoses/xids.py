@@ -133,8 +133,8 @@ def _update_firmware_first(snapshot: Snapshot) -> Iterable[Fix]:
 _GREP_LOG_COMMANDS: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
 _DCGM_DIAGNOSIS: Final = Shell("sudo dcgmi diag -r 3")
 # The device plugin passes over what programs do (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
-_PROGRAM_CONSEQUENCES: Final = frozenset({"nvidia-uvm-wedged"})
-_GPU_DOWN_CONSEQUENCES: Final = (
+_EXPLAINED_BY_PROGRAM_FAULT: Final = frozenset({"nvidia-uvm-wedged"})
+_EXPLAINED_BY_GPU_DOWN: Final = (
     DRIVER_NOT_INITIALIZED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 )
 _rule = partial(Rule, layer="driver", look_at=_GREP_LOG_COMMANDS)
@@ -231,7 +231,7 @@ RULES: Final = (
             ),
             write_nvidia_report("programs that are known to work keep failing"),
         ),
-        explains=_PROGRAM_CONSEQUENCES | {"xid-109-ctx-switch-timeout"},
+        explains=_EXPLAINED_BY_PROGRAM_FAULT | {"xid-109-ctx-switch-timeout"},
     ),
     _rule(
         cause="xid-31-mmu-fault",
@@ -248,7 +248,7 @@ RULES: Final = (
             run_step("inspect", "test the GPU", _DCGM_DIAGNOSIS, when="many programs fail, and only on this GPU"),
             manual_step("install", "try another driver release", "it began with an update of the driver"),
         ),
-        explains=_PROGRAM_CONSEQUENCES,
+        explains=_EXPLAINED_BY_PROGRAM_FAULT,
     ),
     _rule(
         cause="xid-31-driver-regression",
@@ -262,7 +262,7 @@ RULES: Final = (
             "the driver causes the page faults: they come with this release, or at the same address in every program"
         ),
         remedy=_change_release,
-        explains=_PROGRAM_CONSEQUENCES,
+        explains=_EXPLAINED_BY_PROGRAM_FAULT,
     ),
     _rule(
         cause="xid-61-pmu-breakpoint",
@@ -274,7 +274,7 @@ RULES: Final = (
             any_line(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), message_line(r"Performance State\s*: P8")
         ),
         remedy=_update_firmware_first,
-        explains=_GPU_DOWN_CONSEQUENCES,
+        explains=_EXPLAINED_BY_GPU_DOWN,
     ),
     _rule(
         cause="xid-62-pmu-halt",
@@ -284,7 +284,7 @@ RULES: Final = (
         check=faults.incident_check(62, 169),
         typical=kernel_line(r"PmuHalted|PMU has halted"),
         remedy=_reset_after_pmu_fault,
-        explains=_GPU_DOWN_CONSEQUENCES
+        explains=_EXPLAINED_BY_GPU_DOWN
         | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
     ),
     _rule(
@@ -342,7 +342,7 @@ RULES: Final = (
             manual_step("hardware", "check seating and power of the GPU", "it persists"),
             write_nvidia_report("it persists"),
         ),
-        explains=_GPU_DOWN_CONSEQUENCES,
+        explains=_EXPLAINED_BY_GPU_DOWN,
     ),
     _rule(
         cause="xid-154-recovery-action",
@@ -351,6 +351,6 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
         check=find_pending_actions,
         remedy=make_fixed_remedy(*recovery_steps("")),
-        explains=_GPU_DOWN_CONSEQUENCES,
+        explains=_EXPLAINED_BY_GPU_DOWN,
     ),
 )

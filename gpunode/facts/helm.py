@@ -41,5 +41,5 @@ def parse_release(row: Mapping[str, Any]) -> HelmRelease:
 
 
 def release_of_command(argv: Sequence[str]) -> tuple[str, str]:
-    """Return the namespace and name of the release that a Helm command of gpunode's changes."""
+    """Return the namespace and name of the release that a Helm command, as gpunode writes them, changes."""
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]

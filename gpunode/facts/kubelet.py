@@ -39,7 +39,7 @@ _UNIT_FOLDERS: Final = {
     "kubelet-unit-local": "/usr/local/lib/systemd/system",
     "kubelet-unit-lib": "/lib/systemd/system",
 }
-_RANCHER_CRICTL: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
+_RANCHER_CRICTL_YAML: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
 _RANCHER_CONFIG_FILE: Final = "/etc/rancher/{}/config.yaml"
 # The environment in which k3s's installer has its unit run; read for K3S_NODE_NAME.
 _K3S_ENVIRONMENTS: Final = {unit: f"/etc/systemd/system/{unit}.env" for unit in ("k3s.service", "k3s-agent.service")}
@@ -50,7 +50,7 @@ FILES: Final = (
     *_KUBELET_CONFIG_FILES,
     *_KUBELET_ENVIRONMENT_FILES,
     *(f"{folder}/{_KUBELET_UNIT}" for folder in _UNIT_FOLDERS.values()),
-    *(place.format(product) for product in ("k3s", "rke2") for place in (_RANCHER_CRICTL, _RANCHER_CONFIG_FILE)),
+    *(place.format(product) for product in ("k3s", "rke2") for place in (_RANCHER_CRICTL_YAML, _RANCHER_CONFIG_FILE)),
     *(f"/etc/systemd/system/{unit}" for unit in ("k3s.service", "k3s-agent.service")),
     *_K3S_ENVIRONMENTS.values(),
     _MICROK8S_KUBELET_ARGS_FILE,
@@ -70,8 +70,8 @@ UNITS: Final[Mapping[KubeletKind, tuple[str, ...]]] = {
 }
 # What only a product that runs here, or ran here, leaves behind.
 _PRODUCT_MARKS: Final[Mapping[KubeletKind, str]] = {
-    "k3s": _RANCHER_CRICTL.format("k3s"),
-    "rke2": _RANCHER_CRICTL.format("rke2"),
+    "k3s": _RANCHER_CRICTL_YAML.format("k3s"),
+    "rke2": _RANCHER_CRICTL_YAML.format("rke2"),
     "microk8s": _MICROK8S_KUBELET_ARGS_FILE,
     "k0s": _K0S_CONFIG_FILE,
 }
@@ -269,7 +269,7 @@ def _match_files(facts: Facts, place: str) -> Sequence[str]:
 
 def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k3s or RKE2, which record the socket at every start and choose their cgroup driver then."""
-    config, crictl = _RANCHER_CONFIG_FILE.format(kind), _RANCHER_CRICTL.format(kind)
+    config, crictl = _RANCHER_CONFIG_FILE.format(kind), _RANCHER_CRICTL_YAML.format(kind)
     # The last that has a key counts; former captures lack the folder.
     files = [config, *(sorted(_match_files(facts, f"{config}.d/*.yaml")) if f"{config}.d" in facts.folders else ())]
     settings: dict[str, str | None] = {}

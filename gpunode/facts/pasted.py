@@ -424,7 +424,7 @@ _UNREADABLE_FILE_TITLE: Final = Pattern(r"^\*\*\* /\S+ (?:is not readable|could 
 _SKIPPED_COMMAND_TEXT: Final = Pattern(
     r"^\s*(?:Skipping|skipped)\b|\b(?:is not installed|not found; skipping)\b", re.IGNORECASE
 )
-_UNAME_LINE: Final = Pattern(r"^uname: (.*)$", re.MULTILINE)
+_BUG_REPORT_UNAME_LINE: Final = Pattern(r"^uname: (.*)$", re.MULTILINE)
 # Boots before this one, the X server's own, and blocks that no person reads.
 _IGNORED_SECTION_TITLE: Final = Pattern(
     r"journalctl -b -[1-9]|_COMM=|coredumpctl|nvidia-debugdump|acpidump|Xorg\.|base64"
@@ -454,7 +454,7 @@ def _split_sections(text: str) -> Iterator[tuple[str, str]]:
 def _read_section(body: str) -> Iterator[tuple[str, str]]:
     title, _, rest = body.partition("\n")
     if _BUG_REPORT_MARK.search(body):
-        if found := _UNAME_LINE.search(body):
+        if found := _BUG_REPORT_UNAME_LINE.search(body):
             yield "uname -a", found[1]
     elif match := _FILE_SECTION_TITLE.match(title):
         path = posixpath.normpath(match["path"])

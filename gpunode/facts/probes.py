@@ -31,7 +31,7 @@ MIG_BOOT_DROP_IN_FILE: Final = "/etc/systemd/system/multi-user.target.d/gpunode-
 MPS_UNIT_FILE: Final = "/etc/systemd/system/gpunode-mps.service"
 KERNEL_ARGUMENTS_FILE: Final = "/proc/cmdline"
 GRUB_DEFAULTS_FILE: Final = "/etc/default/grub"
-BOOT_LOADER_FOLDER: Final = "/etc/default/grub.d"
+GRUB_DEFAULTS_FOLDER: Final = "/etc/default/grub.d"
 # While an enrolment is queued: the seconds that the firmware waited for somebody at the console before.
 ENROLMENT_REQUEST_FILE: Final = "/var/lib/gpunode/secure-boot-request"
 # A folder a line, in which ld.so looks for libraries.
@@ -82,7 +82,7 @@ CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.read_folders.items()},
     **kernels.MODPROBE_FOLDERS,
-    "grub-d": BOOT_LOADER_FOLDER,
+    "grub-d": GRUB_DEFAULTS_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
     "ld-so-conf-d": LD_SO_CONFIG_FOLDER,
     **{f"depmod-d:{folder}": folder for folder in DEPMOD_FOLDERS},

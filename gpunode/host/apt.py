@@ -51,7 +51,7 @@ _QUERY_TIMEOUT_S = 120.0
 _REFRESH_TIMEOUT_S = 1800.0
 # DKMS builds for every installed kernel, on slow disks too; ending dpkg in its middle is worse than waiting.
 _TRANSACTION_TIMEOUT_S = 10800.0
-_FETCH_TIMEOUT_S = 300.0
+_URL_TIMEOUT_S = 300.0
 _MAX_OUTPUT_BYTES = 16 << 20
 _MAX_MAKE_LOG_BYTES = 4 << 20
 # Between the tries when a server or a repository fails; apt itself has tried each file three times more by then.
@@ -282,7 +282,7 @@ class Apt:
                     os.unlink("fetched", dir_fd=folder.folder)
                 return False
 
-            self._retry_transient(f"fetch {url}", lambda: self._run(argv, _FETCH_TIMEOUT_S, status=True), (), too_large)
+            self._retry_transient(f"fetch {url}", lambda: self._run(argv, _URL_TIMEOUT_S, status=True), (), too_large)
             fetched = files.read_file(target, limit_bytes, root=self._root)
         if len(fetched.data) >= limit_bytes and fetched.outcome == "failed":
             raise _too_large_error(url, limit_bytes)

@@ -27,7 +27,6 @@ from gpunode.facts.evidence import (
     decode_ownership,
     encode_ownership,
 )
-from gpunode.facts.model import Distro
 
 if TYPE_CHECKING:
     import tarfile
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from gpunode.change import PackageChange
-    from gpunode.packages.simulation import Simulation
 
 CAPTURE_SCHEMA_VERSION: Final = 2
 CAPTURE_INDEX_NAME: Final = "capture.json"
@@ -79,13 +77,11 @@ class CaptureHost:
         found = self.evidence.get(probe.key)
         return found or Capture(probe.source, "failed", error=NOT_CAPTURED_REASON)
 
-    def read_live_distribution(self) -> Distro | None:
+    def read_live_distribution(self) -> None:
         """Return None: the evidence has all that there is."""
-        return None
 
-    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:  # noqa: ARG002
+    def simulate(self, changes: Sequence[PackageChange], /) -> None:
         """Return None: a capture has no package manager."""
-        return None
 
 
 def save_capture(evidence: Evidence, path: Path) -> None:

@@ -34,7 +34,7 @@ _IMAGE_FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib
 _ARCHITECTURES_BY_MACHINE = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
 
 
-def find_image_libraries(listing: str) -> frozenset[str]:
+def find_host_libraries(ldd_output: str) -> frozenset[str]:
     """Return the paths of the loader and libraries in ldd(1)'s output, and of the rest of glibc.
 
     NVIDIA's libraries are left out.
@@ -43,7 +43,7 @@ def find_image_libraries(listing: str) -> frozenset[str]:
         ValueError: if a library is missing, or the C library is not glibc.
     """
     libraries: dict[str, str] = {}
-    for name, path in re.findall(r"^\s+(?:(\S+) => )?(/\S+(?= \()|not found)", listing, re.MULTILINE):
+    for name, path in re.findall(r"^\s+(?:(\S+) => )?(/\S+(?= \()|not found)", ldd_output, re.MULTILINE):
         name = name or PurePosixPath(path).name
         if name.startswith(_DRIVER_LIBRARY_PREFIXES):
             continue
@@ -303,7 +303,7 @@ def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
     if not listed.ok:
         raise ValueError(_quote_output(f"the libraries of {program} are not known", listed))
     return {
-        path: Path(path).read_bytes() for path in find_image_libraries(listed.stdout.decode("utf-8", "surrogateescape"))
+        path: Path(path).read_bytes() for path in find_host_libraries(listed.stdout.decode("utf-8", "surrogateescape"))
     }
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from gpunode.change import Change, FileChange, FileState, PackageChange, RuntimeExpectation, SigningKey, Trigger
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
-from gpunode.facts.model import Distro
 from gpunode.host.port import TriggerResult, Workloads
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
@@ -31,9 +30,8 @@ class RehearsalHost:
             return Capture(probe.path, "ok", state.content, ownership=Ownership(state.mode, state.uid, state.gid))
         return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
 
-    def read_live_distribution(self) -> Distro | None:
+    def read_live_distribution(self) -> None:
         """Return None: the evidence has all that there is."""
-        return None
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """Return None: a capture has no package manager."""

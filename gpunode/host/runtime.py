@@ -193,19 +193,19 @@ def _validate_crio_candidates(trial: _Trial) -> str:
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
     if trial.run("crio", "--version").is_program_missing:
         return f"checked: it has the intended settings ({trial.explain_missing('crio')})"
-    read, said = _read_crio_candidates(trial.runner, trial.after, trial.desired)
+    read, said = _run_crio_config(trial.runner, trial.after, trial.desired)
     if read.ok:
         # A value that is CRI-O's own default is printed as a comment (cri-o v1.24.0 and later, pkg/config/template.go).
         shown = re.sub(r'(?m)^# (?=default_runtime = ")', "", read.stdout.decode("utf-8", "surrogateescape"))
         settings = {CRIO_CONFIG: shown.encode("utf-8", "surrogateescape")}
         trial.refuse_differences(find_runtime("crio").inspect(settings, DesiredConfig()))
         return "checked: `crio config` reads it as intended"
-    if _read_crio_candidates(trial.runner, trial.files_before, trial.desired)[1] != said:
+    if _run_crio_config(trial.runner, trial.files_before, trial.desired)[1] != said:
         raise trial.rejected_error("crio", said)
     return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {said})"
 
 
-def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig) -> tuple[FinishedCommand, str]:
+def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> tuple[FinishedCommand, str]:
     """Run ``crio config`` on the candidates; return it and its last line.
 
     They are in a temporary folder: in CRI-O's own folder it would read the current ones, too.
@@ -217,11 +217,11 @@ def _read_crio_candidates(runner: Runner, present: Files, desired: DesiredConfig
         # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
         place = Path(runner.root + files.make_parents("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
-        staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.files_in_order(present, desired))}
+        staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.files_in_order(configs, desired))}
         staged[desired.config] = f"{folder}/crio.conf"
         Path(folder, "crio.conf.d").mkdir()
         for path, name in staged.items():
-            Path(name).write_bytes(present.get(path, b""))
+            Path(name).write_bytes(configs.get(path, b""))
         inside = "/" + str(Path(folder).relative_to(runner.root))
         read = _run_read_only(
             runner, "crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config"

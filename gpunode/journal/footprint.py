@@ -292,7 +292,7 @@ def _confirm_last_span(spans: FileTrail, later: FileChange) -> FileTrail:
 def _end_with_state(spans: FileTrail, state: FileState | UnknownContent | None) -> FileTrail | None:
     """Return ``spans`` once the file is back in ``state``; None if their last one is not known to have come from there.
 
-    With --force somebody's edit of gpunode's version went, too: that does not come back.
+    An edit that --force discarded is not restored.
     """
     last = spans[-1] if spans else None
     if last is None or state == last.change.before:

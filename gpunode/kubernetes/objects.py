@@ -99,7 +99,7 @@ def make_namespace(name: str) -> RenderedObject:
     )
 
 
-def make_runtime_class(name: str) -> RenderedObject:
+def make_nvidia_runtime_class(name: str) -> RenderedObject:
     """Return the RuntimeClass that selects NVIDIA's runtime."""
     # No label of ours: RKE2 and k3s have this class, too, and RKE2 sets app.kubernetes.io/managed-by itself.
     body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nvidia"}

@@ -151,14 +151,14 @@ def _select_owned(value: Any, fields: Mapping[str, Any]) -> Any:
             _select_owned(item, nested)
             for item in value
             for key, nested in inner.items()
-            if _is_list_element(item, key)
+            if _matches_field_key(item, key)
         ]
     return value
 
 
-def _is_list_element(item: Any, key: str) -> bool:
-    """Return whether ``key`` names this element of a list: by its keys (``k:``) or its value (``v:``)."""
-    kind, _, text = key.partition(":")
+def _matches_field_key(item: Any, field_key: str) -> bool:
+    """Return whether ``field_key`` names this element of a list: by its keys (``k:``) or its value (``v:``)."""
+    kind, _, text = field_key.partition(":")
     if kind == "v":
         return bool(item == json.loads(text))
     return kind == "k" and isinstance(item, Mapping) and all(item.get(k) == v for k, v in json.loads(text).items())

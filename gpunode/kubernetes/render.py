@@ -171,7 +171,7 @@ def _render_stack(stack: GpuStack, form: RenderForm) -> tuple[list[RenderedObjec
         and (desired.stack in {"device-plugin", "hami"} or exporter)
         and not _cluster_provides_runtime_class(stack)
     ):
-        plain.append(objects.make_runtime_class(desired.runtime_class))
+        plain.append(objects.make_nvidia_runtime_class(desired.runtime_class))
     charts: list[ChartRelease] = []
     match desired.stack:
         case "device-plugin":

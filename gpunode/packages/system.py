@@ -150,7 +150,7 @@ class PackageSystem:
         render_cuda_pin: the content of ``cuda_pin_file``: packages that fit the patterns never come from archives of
             these origins.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
-        packages_under_pin: the installed packages whose version such a content wants.
+        packages_at_pinned_version: the installed packages whose version such a content wants.
         note_overriding_records: a note for every setting that decides over one of the named packages before
             ``pin_file`` does.
         note_diversions: a note for every file with one of the words in its path that is not its package's own.
@@ -221,7 +221,7 @@ class PackageSystem:
     render_driver_pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
     render_cuda_pin: Callable[[Sequence[str], Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
-    packages_under_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
+    packages_at_pinned_version: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
     note_overriding_records: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
     note_diversions: Callable[[Facts, Collection[str]], Iterator[str]]
     repair_change: CommandChange

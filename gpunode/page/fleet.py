@@ -31,7 +31,7 @@ from gpunode.page.words import (
     collapse_ranges,
     condition_of,
     count,
-    describe_outlier,
+    describe_deviation,
     group_digits,
     node_name,
 )
@@ -151,7 +151,7 @@ def _render_node_group(heading: str, names: Sequence[str], *more: Markup | None)
 def _render_outliers(fleet: FleetSummary) -> Iterator[Markup]:
     for one in fleet.differences:
         more = f"; and {count(one.other_differences, 'other difference')}" if one.other_differences else ""
-        what = _shorten(describe_outlier(one.difference), _MAX_TEXT_LENGTH)
+        what = _shorten(describe_deviation(one.difference), _MAX_TEXT_LENGTH)
         yield _render_node_group(f"{what}: {one.difference.why}{more}", one.reports)
 
 
@@ -344,7 +344,7 @@ def _describe_node_faults(row: FleetRow, max_length: int) -> Iterator[Markup]:
         yield tag("p", _shorten("".join(row.unknown[:1]) or _UNPROVEN_DRIVER_TEXT, max_length))
     if row.differences:
         more = f", and {count(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
-        first = f": {_shorten(describe_outlier(row.differences[0]), max_length)}{more}"
+        first = f": {_shorten(describe_deviation(row.differences[0]), max_length)}{more}"
         yield tag("p", "unlike its group", "" if is_brief else first)
     if row.drift:
         titles = f": {_shorten(', '.join(drift.title for drift in row.drift), max_length)}"

@@ -18,8 +18,6 @@ _MAX_TOPOLOGY_LINES: Final = 100
 _MAX_FAULTS: Final = 200
 # Later than any clock; a log that was made to do harm may have it.
 _LATEST_PLAUSIBLE_TIME_S: Final = 2e11
-# Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCK_KIND_LIMITS_S: Final = (9e8, 1e9)
 _FAULT_LABELS: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
@@ -74,7 +72,7 @@ def _plausible_time(fault: Fault) -> float | None:
 
 def format_time(at: float) -> str:
     """Return a time for people, on the clock of its log."""
-    if at < _CLOCK_KIND_LIMITS_S[0]:
+    if at < faults.SYSLOG_TIME_BOUNDS_S[0]:
         return f"{at:.3f} s after boot"
     when = datetime.fromtimestamp(at, tz=timezone.utc)
-    return when.strftime("%b %d %H:%M:%S" if at < _CLOCK_KIND_LIMITS_S[1] else "%Y-%m-%d %H:%M:%S UTC")
+    return when.strftime("%b %d %H:%M:%S" if at < faults.SYSLOG_TIME_BOUNDS_S[1] else "%Y-%m-%d %H:%M:%S UTC")

@@ -10,7 +10,7 @@ from gpunode.diagnoses.model import Disruption
 from gpunode.diagnoses.stack import State
 
 if TYPE_CHECKING:
-    from gpunode.workflow.fleet import FleetRow, Outlier
+    from gpunode.workflow.fleet import Deviation, FleetRow
 
 # The conditions of a fleet's nodes, the worst first.
 NodeCondition: TypeAlias = Literal["broken", "at risk", "undetermined", "unread", "healthy"]
@@ -97,7 +97,7 @@ def condition_of(row: FleetRow) -> NodeCondition:
             return "healthy"
 
 
-def describe_outlier(odd: Outlier) -> str:
+def describe_deviation(odd: Deviation) -> str:
     """Return ``VBIOS 96.00.89 among 511 nodes with 96.00.A5``."""
     here, usual = odd.actual or "missing", odd.usual or "none"
     return f"{odd.name} {here} among {count(odd.usual_on, 'node')} with {usual}"

@@ -49,7 +49,7 @@ else:
 KernelModuleType: TypeAlias = Literal["auto", "open", "proprietary"]
 DriverSource: TypeAlias = Literal["nvidia", "distro"]
 DriverScope: TypeAlias = Literal["compute", "media", "full"]
-InstallPolicy: TypeAlias = Literal["if-missing", "never"]
+RuntimeInstallMode: TypeAlias = Literal["if-missing", "never"]
 CgroupDriver: TypeAlias = Literal["auto", "systemd"]
 RdmaMode: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
@@ -185,7 +185,7 @@ class RuntimeSettings:
     name: Annotated[
         RuntimeName, KeySpec("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime")
     ] = "none"
-    install: Annotated[InstallPolicy, KeySpec("whether a missing runtime is installed from the distribution")] = (
+    install: Annotated[RuntimeInstallMode, KeySpec("whether a missing runtime is installed from the distribution")] = (
         "if-missing"
     )
     set_as_default: Annotated[

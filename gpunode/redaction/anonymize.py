@@ -140,8 +140,8 @@ _TOP_LEVEL_DOMAIN: Final = (
     r"(?:com|net|org|io|dev|cloud|internal|intranet|local|localdomain|lan|corp|home|private|ai|co|edu|gov|mil|int|eu|de"
     r"|fr|uk|us|ch|at|nl|be|it|es|se|no|fi|dk|jp|cn|in|au|ca|br|kr|ru|cz)"
 )
-_DOMAIN_LABELS: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
-_DOMAIN_NAME: Final = rf"({_DOMAIN_LABELS}[a-z][a-z\d-]{{1,62}})"
+_DOTTED_LABELS: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
+_DOMAIN_NAME: Final = rf"({_DOTTED_LABELS}[a-z][a-z\d-]{{1,62}})"
 _SERVER_NAME_PATTERNS: Final = (
     rf"(?<=://)(?:[^\s/@\"'<>]{{1,256}}@)?{_DOMAIN_NAME}",
     rf"(?:\b(?:mirrors|configs)\.\\?[\"']|\b(?:certs|hosts)\.d/|\blookup[ \t]+){_DOMAIN_NAME}",
@@ -149,8 +149,8 @@ _SERVER_NAME_PATTERNS: Final = (
         r"(?:image(?:name|_name|id)?\\{0,7}[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}\\{0,7}[\"']?"
         rf"|\bpull(?:ing)?[ \t]+(?:image[ \t]+)?\\{{0,7}}[\"']?){_DOMAIN_NAME}(?=(?::\d{{1,5}})?/[a-z\d])"
     ),
-    rf"(?<![\w./@:-])({_DOMAIN_LABELS}{_TOP_LEVEL_DOMAIN})(?=:\d{{2,5}}(?![\w.]))",
-    rf"^[ \t]{{1,8}}[\"']?({_DOMAIN_LABELS}{_TOP_LEVEL_DOMAIN})[\"']?:[ \t]*$",
+    rf"(?<![\w./@:-])({_DOTTED_LABELS}{_TOP_LEVEL_DOMAIN})(?=:\d{{2,5}}(?![\w.]))",
+    rf"^[ \t]{{1,8}}[\"']?({_DOTTED_LABELS}{_TOP_LEVEL_DOMAIN})[\"']?:[ \t]*$",
     rf"\b(?:default_)?realm[\"']?[ \t]{{0,9}}[:= ][ \t]{{0,9}}[\"']?{_DOMAIN_NAME}",
 )
 # In resolv.conf and for systemd-resolved.
@@ -203,7 +203,7 @@ _NODE_CONTEXT_TEMPLATE: Final = (
     r"|\bobject=\\{0,7}\"/?|\bCN[ ]?=[ ]?)(WORDS(?:\.[a-z][a-z\d-]*)*)(?![a-z\d-])"
     r"|(?:://|@|\blookup[ ]|^127\.0\.1\.1[ \t]+|\bhostname[\"']?[:=][ ]?[\"']?)(WORDS)(?![a-z\d-])(?!\.\w)"
 )
-_ANYWHERE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
+_ANYWHERE_TEMPLATE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
 MaskRule: TypeAlias = tuple[IdentityKind, str]
 # In this order. What they find is masked elsewhere, too.
 _MASK_RULES: Final[tuple[MaskRule, ...]] = (
@@ -265,13 +265,13 @@ def _learn_rules(evidence: Evidence) -> Iterator[MaskRule]:
     yield from _word_mask_rule("host", _NODE_CONTEXT_TEMPLATE, hosts, other_than=_NOT_A_HOST_NAME)
     queried = {value.lower() for text in texts for value in _queried_serials(text)}
     yield from _word_mask_rule(
-        "serial", _ANYWHERE, find_names(*_SERIAL_NUMBER_PATTERNS) | queried, other_than=r"\D*|.{0,5}"
+        "serial", _ANYWHERE_TEMPLATE, find_names(*_SERIAL_NUMBER_PATTERNS) | queried, other_than=r"\D*|.{0,5}"
     )
     signers = {_common_name(signer) for signer in find_names(*_SIGNER_PATTERNS)}
-    yield from _word_mask_rule("signer", _ANYWHERE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}")
-    yield from _word_mask_rule("user", _ANYWHERE, find_names(*_USER_NAME_PATTERNS), other_than=_COMMON_USER)
-    yield from _word_mask_rule("server", _ANYWHERE, servers, other_than=_PUBLIC_SERVER)
-    unmistakable = _ANYWHERE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
+    yield from _word_mask_rule("signer", _ANYWHERE_TEMPLATE, signers, other_than=rf"{_PUBLIC_SIGNER}|\w{{1,8}}")
+    yield from _word_mask_rule("user", _ANYWHERE_TEMPLATE, find_names(*_USER_NAME_PATTERNS), other_than=_COMMON_USER)
+    yield from _word_mask_rule("server", _ANYWHERE_TEMPLATE, servers, other_than=_PUBLIC_SERVER)
+    unmistakable = _ANYWHERE_TEMPLATE.replace("TAIL", r"(?:\.[a-z][\w-]*)*")
     yield from _word_mask_rule("host", unmistakable, hosts, other_than=rf"{_COMMON_HOST}|{_DEFAULT_CLUSTER_NODE_NAME}")
 
 

@@ -30,7 +30,7 @@ from gpunode.runtimes.containerd_files import (
     refuse_misshapen_cri_table,
     uses_drop_in,
 )
-from gpunode.runtimes.documents import MISSING_VALUE, Document, at, compare_documents, with_value
+from gpunode.runtimes.documents import MISSING_VALUE, Document, compare_documents, value_at, with_value
 from gpunode.runtimes.model import (
     NAMELESS_DEFAULT_NAME,
     RUNC_FAMILY,
@@ -417,7 +417,7 @@ def edit_notes(
         else:
             yield f"removed default_runtime, which overrode every other default: {settings}"
     # That of another shim is replaced.
-    old, new = (at(each, ("containerd", "runtimes", desired.handler)) or {} for each in (was, now))
+    old, new = (value_at(each, ("containerd", "runtimes", desired.handler)) or {} for each in (was, now))
     if gone := _missing_keys(old, new):
         yield (
             f"the entry {desired.handler} used the shim {old.get('runtime_type')} and is replaced; these of its keys "

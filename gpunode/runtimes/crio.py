@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from gpunode.container_runtimes import UNREAD_FOLDER
 from gpunode.errors import Refused
-from gpunode.runtimes.documents import ConfigLayer, Document, Path, at, parse_toml_file, with_value
+from gpunode.runtimes.documents import ConfigLayer, Document, Path, parse_toml_file, value_at, with_value
 from gpunode.runtimes.model import (
     CRIO_CONFIG,
     CRIO_DROP_IN,
@@ -81,7 +81,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     entry, inherited = _make_handler_entry(tuple(read.values()), desired)
     notes = (*_notes(files, read, desired), *inherited)
     # In the drop-in the default is gpunode's or nvidia-ctk's; what it was before stands in the files before it.
-    is_own_default = path == CRIO_DROP_IN and at(target.document, _DEFAULT_RUNTIME_KEY_PATH) == desired.handler
+    is_own_default = path == CRIO_DROP_IN and value_at(target.document, _DEFAULT_RUNTIME_KEY_PATH) == desired.handler
     drops_default = desired.not_default and is_own_default
     if not drops_default and not _unmet_keys(merged, entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
@@ -95,7 +95,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     order, after = files_in_order((*read, path), desired), {**read, path: replace(target, document=wanted)}
     if unmet := _unmet_keys(_merge_runtime_tables(after[one] for one in order), entry, desired):
         later = [read[one] for one in order[order.index(path) + 1 :]]
-        settings = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
+        settings = [f"{one.path} sets {'.'.join(key)}" for one in later for key in unmet if value_at(one.document, key)]
         raise Refused(
             f"the change would have no effect in {path}",
             why=f"CRI-O reads {_root_file(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins, and "
@@ -129,7 +129,7 @@ def _parse_file(path: str, data: bytes | None) -> ConfigLayer:
         file.table((*_RUNTIMES_TABLE_PATH, name))
         texts += [(*_RUNTIMES_TABLE_PATH, name, "runtime_path"), (*_RUNTIMES_TABLE_PATH, name, "runtime_type")]
     for keys in texts:
-        if not isinstance(value := at(file.document, keys), str | None):
+        if not isinstance(value := value_at(file.document, keys), str | None):
             raise file.wrong_type_error(keys, value, "a string")
     return file
 
@@ -138,7 +138,7 @@ def _merge_runtime_tables(layers_read: Iterable[ConfigLayer]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
     for file in layers_read:
-        own = at(file.document, _RUNTIME_TABLE_PATH) or {}
+        own = value_at(file.document, _RUNTIME_TABLE_PATH) or {}
         merged = {**merged, **own, "runtimes": {**merged["runtimes"], **own.get("runtimes", {})}}
     return merged
 
@@ -162,7 +162,7 @@ def _make_handler_entry(read: Sequence[ConfigLayer], desired: DesiredConfig) -> 
         return existing, ()
     sources = read if desired.source is None else [_parse_file("the output of `crio status config`", desired.source)]
     runtimes = _merge_runtime_tables(sources)["runtimes"]
-    named = (at(file.document, _DEFAULT_RUNTIME_KEY_PATH) for file in reversed(sources))
+    named = (value_at(file.document, _DEFAULT_RUNTIME_KEY_PATH) for file in reversed(sources))
     defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
     candidates = [name for name in dict.fromkeys((*defaults[:1], *RUNC_FAMILY)) if name in runtimes]
     model = next((name for name in candidates if _is_oci(runtimes[name])), None)
@@ -201,7 +201,7 @@ def _choose_file(read_layers: Mapping[str, ConfigLayer], desired: DesiredConfig)
     ]
     order = files_in_order((*read_layers, CRIO_DROP_IN), desired)
     for path in reversed(order[order.index(CRIO_DROP_IN) + 1 :]):
-        if any(at(read_layers[path].document, key) is not None for key in keys):
+        if any(value_at(read_layers[path].document, key) is not None for key in keys):
             return path, f"in {path}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
     return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {_root_file(desired)}"
 

@@ -305,13 +305,13 @@ _SET_NO_CGROUPS_NOTE = (
 
 
 def _rootless_notes(files: Files) -> tuple[str, ...]:
-    from gpunode.runtimes.documents import at, parse_document
+    from gpunode.runtimes.documents import parse_document, value_at
 
     try:
         config = parse_document(files.get(_TOOLKIT_CONFIG), _TOOLKIT_CONFIG)
     except (ValueError, Refused):
         config = {}  # whoever edits that file says what is wrong with it
-    has_no_cgroups = at(config, ("nvidia-container-cli", "no-cgroups")) is True
+    has_no_cgroups = value_at(config, ("nvidia-container-cli", "no-cgroups")) is True
     return (_RESTART_ROOTLESS_HINT,) if has_no_cgroups else (_RESTART_ROOTLESS_HINT, _SET_NO_CGROUPS_NOTE)
 
 

@@ -127,7 +127,7 @@ def reads_as(data: bytes, path: str, document: Document) -> bool:
 # Values in documents.
 
 
-def at(document: Document, keys: Sequence[str]) -> Any:
+def value_at(document: Document, keys: Sequence[str]) -> Any:
     """Return the value at ``keys``; None when nothing does, or what is above it is no table."""
     node: Any = document
     for key in keys:

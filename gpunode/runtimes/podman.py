@@ -8,7 +8,7 @@ Source: podman 4.3.1 and 5.4.2 of Debian, tried out with specifications of every
 from __future__ import annotations
 
 from gpunode.facts.probes import CDI_FOLDERS
-from gpunode.runtimes.documents import at, parse_document
+from gpunode.runtimes.documents import parse_document, value_at
 from gpunode.runtimes.model import (
     ConfigEdit,
     DesiredConfig,
@@ -52,7 +52,7 @@ def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
     appends = False
     for path in sorted(files, key=lambda path: (not path.startswith("/usr/"), ".conf.d/" in path, path)):
         try:
-            configured_folders = at(parse_document(files[path], path), ("engine", "cdi_spec_dirs"))
+            configured_folders = value_at(parse_document(files[path], path), ("engine", "cdi_spec_dirs"))
         except ValueError:
             continue  # podman itself stops at it, and says so
         items = configured_folders if isinstance(configured_folders, list) else []

@@ -10,9 +10,9 @@ from gpunode.runtimes.documents import (
     MISSING_VALUE,
     ConfigLayer,
     Document,
-    at,
     compare_documents,
     parse_document,
+    value_at,
     with_value,
 )
 from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, DesiredConfig, Edit, Files, Removal, Runtime
@@ -118,10 +118,10 @@ def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, befor
     for layer in (layer for layer in layers if layer.path in before):
         was, document = parse_document(before[layer.path], layer.path), layer.document
         entry = (*layer.runtimes, desired.handler)
-        if at(document, entry) is not None:
-            document = with_value(document, entry, at(was, entry), prune=True)
-        if at(document, layer.default) == desired.handler:
-            document = with_value(document, layer.default, at(was, layer.default), prune=True)
+        if value_at(document, entry) is not None:
+            document = with_value(document, entry, value_at(was, entry), prune=True)
+        if value_at(document, layer.default) == desired.handler:
+            document = with_value(document, layer.default, value_at(was, layer.default), prune=True)
         if document is layer.document:
             continue
         # A drop-in without settings of its own is deleted, unless it has a comment.
@@ -139,7 +139,7 @@ def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Remov
     """
 
     def read_defaults(files: Files) -> dict[str, str]:
-        found = ((layer.path, at(layer.document, layer.default)) for layer in row.layers(files, desired))
+        found = ((layer.path, value_at(layer.document, layer.default)) for layer in row.layers(files, desired))
         return {path: name for path, name in found if isinstance(name, str)}
 
     was, now, left = (read_defaults(files) for files in (removal.former, removal.files, removal.files_after))

@@ -20,12 +20,12 @@ from gpunode.runtimes.documents import (
     Document,
     Path,
     Uneditable,
-    at,
     edit_content,
     is_json,
     is_same_value,
     parse_document,
     reads_as,
+    value_at,
     with_value,
 )
 from gpunode.runtimes.model import Edit
@@ -94,7 +94,8 @@ def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = N
 
 def _find_cri_plugin(document: Document) -> str:
     """Return containerd's name for the CRI plugin that has the handlers; empty where none has."""
-    return next((one for one in CRI_PLUGIN_BY_SCHEMA.values() if at(document, ("plugins", one, "containerd"))), "")
+    names = CRI_PLUGIN_BY_SCHEMA.values()
+    return next((name for name in names if value_at(document, ("plugins", name, "containerd"))), "")
 
 
 def _migrate_handlers(document: Document, name: str, new_name: str) -> Document:
@@ -102,8 +103,8 @@ def _migrate_handlers(document: Document, name: str, new_name: str) -> Document:
 
     The others, as runc, stay in the migrated file: containerd has them anyway, and somebody may have set more there.
     """
-    plugin, path = at(document, ("plugins", name)) or {}, ("containerd", "runtimes")
-    handlers = {one: entry for one, entry in (at(plugin, path) or {}).items() if program_of(entry)}
+    plugin, path = value_at(document, ("plugins", name)) or {}, ("containerd", "runtimes")
+    handlers = {one: entry for one, entry in (value_at(plugin, path) or {}).items() if program_of(entry)}
     unversioned = with_value(with_value(document, ("version",), None), ("plugins", name), None)
     return with_value(unversioned, ("plugins", new_name), with_value(plugin, path, handlers))
 

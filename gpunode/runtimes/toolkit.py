@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import to_toml_literal
-from gpunode.runtimes.documents import ConfigLayer, Path, at, encode_config, parse_toml_file, reads_as, with_value
+from gpunode.runtimes.documents import ConfigLayer, Path, encode_config, parse_toml_file, reads_as, value_at, with_value
 
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"
@@ -129,7 +129,7 @@ def non_default_settings(data: bytes, path: str = TOOLKIT_CONFIG) -> tuple[str, 
         Refused: the file is not TOML.
     """
     document = _read_config(data, path).document
-    values = ((key, at(document, key.path)) for key in TOOLKIT_KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
+    values = ((key, value_at(document, key.path)) for key in TOOLKIT_KEYS if key.name not in _KEYS_WITHOUT_EFFECT)
     return tuple(
         f"{key.name} = {json.dumps(value, default=str)}"
         for key, value in values
@@ -167,7 +167,7 @@ def _parse_setting(word: str) -> Setting:
     if not equals:
         raise UsageError(f"--set {name} has no value", hint=f"write --set {name}={_example_value(key)}")
     if key.kind == "list":
-        return Setting(key, _split_list(key, value))
+        return Setting(key, _split_at_colons(key, value))
     if key.allowed and value not in key.allowed:
         raise UsageError(
             f"--set {name} cannot be {value!r}",
@@ -206,7 +206,7 @@ def _parse_switch(key: ToolkitKey, value: str) -> bool | None:
     return _SWITCH_VALUE_BY_WORD[value]
 
 
-def _split_list(key: ToolkitKey, value: str) -> list[str]:
+def _split_at_colons(key: ToolkitKey, value: str) -> list[str]:
     """The items between colons; none for an empty value, where nvidia-ctk makes one empty item."""
     if "," in value:
         raise UsageError(
@@ -223,7 +223,7 @@ def _example_value(key: ToolkitKey) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class HostTraits:
+class ToolkitHost:
     """The system that the usual values depend on.
 
     Attributes:
@@ -235,12 +235,12 @@ class HostTraits:
     real_ldconfig: bool = False
 
 
-def render_default_config(machine: HostTraits, desired: Sequence[Setting] = ()) -> str:
+def render_default_config(host: ToolkitHost, desired: Sequence[Setting] = ()) -> str:
     """The text of a file that is made anew."""
     values: dict[str, DefaultValue | Value | None] = {key.name: key.default for key in TOOLKIT_KEYS}
-    if machine.suse:
+    if host.suse:
         values[f"{_CLI}.user"] = "root:video"
-    if machine.real_ldconfig:
+    if host.real_ldconfig:
         values[_LDCONFIG_KEY.name] = "@/sbin/ldconfig.real"
     return _write_new_file({**values, **_values_by_key(desired)})
 
@@ -274,13 +274,13 @@ def _render_statement(key: ToolkitKey, value: Value | DefaultValue) -> str:
     return f"{key.path[-1]} = {to_toml_literal(value)}"
 
 
-def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTraits, path: str = TOOLKIT_CONFIG) -> bytes:
+def configure(data: bytes | None, desired: Sequence[Setting], host: ToolkitHost, path: str = TOOLKIT_CONFIG) -> bytes:
     """The file as ``desired``; the same bytes when it says all of that already.
 
     Args:
         data: the file as it is; None where there is none: it is made anew. An empty one gets no usual values.
         desired: later ones win.
-        machine: that the file is for.
+        host: that the file is for.
         path: of the file, for messages.
 
     Raises:
@@ -288,13 +288,13 @@ def configure(data: bytes | None, desired: Sequence[Setting], machine: HostTrait
     """
     file = _read_config(data, path)
     if data is None:
-        file = _read_config(render_default_config(machine, desired).encode(), path)
+        file = _read_config(render_default_config(host, desired).encode(), path)
     elif not file.text.strip() and any(setting.value is not None for setting in desired):
         file = _read_config(encode_config(_write_new_file(_values_by_key(desired)), data), path)
     for setting in desired:
         file = _read_config(_edit_config(file, setting), path)
     if any(setting.key in (_LDCONFIG_KEY, _FOREIGN_LDCONFIG_KEY) for setting in desired):
-        _refuse_bad_ldconfig(at(file.document, _LDCONFIG_KEY.path), at(file.document, _FOREIGN_LDCONFIG_KEY.path))
+        _refuse_bad_ldconfig(*(value_at(file.document, key.path) for key in (_LDCONFIG_KEY, _FOREIGN_LDCONFIG_KEY)))
     return file.content or b""
 
 
@@ -310,7 +310,7 @@ def _edit_config(file: ConfigLayer, setting: Setting) -> bytes | None:
     keys, value, text = setting.key.path, setting.value, file.text
     file.table(keys[:-1])
     after = with_value(file.document, keys, value, prune=True)
-    if value is not None and at(file.document, keys) is None:
+    if value is not None and value_at(file.document, keys) is None:
         line = rf"^(?P<indent>[ \t]*)#[ \t]*{re.escape(keys[-1])}[ \t]*=[^\r\n]*"
         for comment in re.finditer(line, text, re.MULTILINE):
             newline = "\r\n" if "\r\n" in text else "\n"

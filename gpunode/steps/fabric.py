@@ -109,7 +109,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
         return driver
     fabric = find_fabric(facts)
     if fabric is None:
-        notes = (*_old_switch_notes(facts), *_needless_manager_notes(facts), *_unnamed_switch_notes(facts))
+        notes = (*_old_switch_notes(facts), *_needless_manager_notes(facts), *_possible_switch_board_notes(facts))
         return Planned((), "no NVSwitch joins the GPUs of this machine", notes, is_requested=False)
     if driver.chosen.source == "distro" and not (driver.family.signs_own_modules and fabric.kind == "nvswitch"):
         return Refusal(
@@ -186,7 +186,7 @@ def _needless_manager_notes(facts: Facts) -> Iterator[str]:
         )
 
 
-def _unnamed_switch_notes(facts: Facts) -> Iterator[str]:
+def _possible_switch_board_notes(facts: Facts) -> Iterator[str]:
     """Yield that an image's GPUs may sit on a board with switches, which only their own ids tell."""
     if facts.devices.probe != GPU_OPTION:
         return

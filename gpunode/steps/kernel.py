@@ -14,7 +14,7 @@ from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, known, need, plan_file
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import BOOT_LOADER_FOLDER, DRIVER_PARAMETERS_FILE, GRUB_DEFAULTS_FILE, KERNEL_ARGUMENTS_FILE
+from gpunode.facts.probes import DRIVER_PARAMETERS_FILE, GRUB_DEFAULTS_FILE, GRUB_DEFAULTS_FOLDER, KERNEL_ARGUMENTS_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.package_id import PackageId
@@ -179,7 +179,7 @@ def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for every kernel argument of the next boot, or of this one where the boot loader has it no more."""
     said = set()
     group = _device_group(facts)
-    settings = sorted(one for one in facts.files if one.startswith(f"{BOOT_LOADER_FOLDER}/") and one.endswith(".cfg"))
+    settings = sorted(one for one in facts.files if one.startswith(f"{GRUB_DEFAULTS_FOLDER}/") and one.endswith(".cfg"))
     for path in (GRUB_DEFAULTS_FILE, *settings):
         for number, line in enumerate(facts.text(path).split("\n"), 1):
             match = _GRUB_CMDLINE_LINE.match(line)
@@ -305,9 +305,9 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
     chosen = replace(driver.chosen, exact=installed_driver_version(facts, driver) or driver.chosen.exact)
     kernels = need(facts.kernels, "which kernels are installed")
     if driver.modules:
-        from gpunode.steps.own_driver import plan_prebuilt  # loaded on use
+        from gpunode.steps.own_driver import require_prebuilt_modules  # loaded on use
 
-        return plan_prebuilt(driver, kernels, facts)
+        return require_prebuilt_modules(driver, kernels, facts)
     missing = kernels_without_module(chosen, kernels, facts)
     if facts.module_key is not None:
         from gpunode.steps.enrolment import refuse_wrongly_signed_modules  # only where Secure Boot is on

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MIG_MANAGER_UNIT: Final = "nvidia-mig-manager.service"
 # In a drop-in it enables the unit as a file does: all of this is configuration that a rollback puts back.
-_WANTS_DROP_IN: Final = b"# Written by gpunode.\n[Unit]\nWants=gpunode-mig.service\n"
+_WANTS_DROP_IN_CONTENT: Final = b"# Written by gpunode.\n[Unit]\nWants=gpunode-mig.service\n"
 _DAEMON_RELOAD_TRIGGERS: Final = frozenset({Trigger("daemon-reload")})
 # What starts containers or lists GPUs for them.
 _UNITS_STARTED_AFTER_MIG: Final = (
@@ -285,7 +285,7 @@ def _has_instances(present: MigLayout, instances: Sequence[MigInstance]) -> bool
 def _unit_changes(facts: Facts, layouts: Mapping[str, MigLayout]) -> Iterator[FileChange]:
     """Yield the files of the unit that restores the layouts and is started at boot; none with MIG off."""
     divided = {uuid: layout for uuid, layout in layouts.items() if layout.enabled}
-    states = ((MIG_UNIT_FILE, render_mig_unit(divided)), (MIG_BOOT_DROP_IN_FILE, _WANTS_DROP_IN))
+    states = ((MIG_UNIT_FILE, render_mig_unit(divided)), (MIG_BOOT_DROP_IN_FILE, _WANTS_DROP_IN_CONTENT))
     for path, content in states:
         yield from plan_file(facts, path, FileState(content) if divided else None, _DAEMON_RELOAD_TRIGGERS)
 

@@ -59,8 +59,8 @@ def find_other_packagers(
     return {package: installed[package] for package in (*foreign, *tools)}
 
 
-def plan_prebuilt(driver: WantedDriver, kernels: Kernels, facts: Facts) -> StepOutcome:
-    """Plan nothing: packages bring the modules; refuse where they have not."""
+def require_prebuilt_modules(driver: WantedDriver, kernels: Kernels, facts: Facts) -> StepOutcome:
+    """Plan nothing, since packages bring the modules; refuse where they have not."""
     if lacking := kernels_without_module(driver.chosen, kernels, facts):
         packages = known(facts.packages, {})
         there = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}

@@ -112,7 +112,7 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
     """Refuse the chosen branch where the other packager's driver of the same branch is installed, under the same names.
 
     Neither would leave for the other: what is there counts as the wanted driver, whose other packages join it. Debian's
-    nvidia-alternative then goes on replacing and removing the links of NVIDIA's libraries (535.309.01 of both).
+    nvidia-alternative then keeps replacing and removing the links to NVIDIA's libraries (seen with 535.309.01 of both).
     """
     if family.signs_own_modules:  # Ubuntu's own have other names
         return None

@@ -12,7 +12,7 @@ from gpunode.recipe import Recipe
 from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE, VOLUME_MOUNTS_KEY
 
 if TYPE_CHECKING:
-    from gpunode.runtimes.toolkit import HostTraits
+    from gpunode.runtimes.toolkit import ToolkitHost
 
 
 def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
@@ -33,7 +33,7 @@ def plan_toolkit_config(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
 
     desired = toolkit.parse_set_options([f"{VOLUME_MOUNTS_KEY}={str(enabled).lower()}"])
     content = toolkit.configure(
-        state.content if state else None, desired, _find_host_traits(facts), TOOLKIT_CONFIG_FILE
+        state.content if state else None, desired, _find_toolkit_host(facts), TOOLKIT_CONFIG_FILE
     )
     if state and state.content == content:
         return ()
@@ -53,10 +53,10 @@ def _plan_deferred(facts: Facts, *, enabled: bool) -> tuple[FileChange, ...]:
     )
 
 
-def _find_host_traits(facts: Facts) -> HostTraits:
+def _find_toolkit_host(facts: Facts) -> ToolkitHost:
     """Return the machine's traits for a new file: Ubuntu wraps ldconfig."""
-    from gpunode.runtimes.toolkit import HostTraits
+    from gpunode.runtimes.toolkit import ToolkitHost
 
     distro = facts.distro
     is_ubuntu = isinstance(distro, Known) and "ubuntu" in {distro.value.id, *distro.value.like}
-    return HostTraits(real_ldconfig=is_ubuntu)
+    return ToolkitHost(real_ldconfig=is_ubuntu)

@@ -20,7 +20,7 @@ from gpunode.steps.managed import has_providers_driver
 
 # A valid Node name (RFC 1123).
 _VALID_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-_MAX_NAME_LENGTH = 253
+_MAX_NODE_NAME_LENGTH = 253
 _SOCKETS_WITH_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() if row.cdi_support == "always")
 
 
@@ -32,7 +32,7 @@ def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
         Undetermined: if its GPUs are unknown.
     """
     lowered = name.lower()
-    if not _VALID_NODE_NAME.fullmatch(lowered) or len(lowered) > _MAX_NAME_LENGTH:
+    if not _VALID_NODE_NAME.fullmatch(lowered) or len(lowered) > _MAX_NODE_NAME_LENGTH:
         raise Refused(
             f"{name[:80]!r} cannot be the name of a Kubernetes node",
             why="a node's name consists of lower-case letters, digits, - and .",

@@ -35,7 +35,7 @@ from gpunode.runtimes.found import States, contents_of_states, packaged_version,
 from gpunode.runtimes.installations import choose_row, is_brought_by_products, kubelet_using, with_kubelet_cgroup_driver
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, removes_handler
-from gpunode.runtimes.toolkit import HostTraits, Setting
+from gpunode.runtimes.toolkit import Setting, ToolkitHost
 from gpunode.steps import cdi, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, MissingProgram, RuntimeTarget, missing_program, plan_edits
 from gpunode.workflow import live_state
@@ -360,7 +360,7 @@ def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], t
         Undetermined: only root may read it.
     """
     present = probe_state(host.run_probe, path).get(path)
-    content = toolkit.configure(present.content if present else None, desired, inspect_host_traits(host), path)
+    content = toolkit.configure(present.content if present else None, desired, inspect_toolkit_host(host), path)
     how = "in place" if target in {"", path} else f"generated from {path}"
     return _plan_toolkit_file(host, target or path, content, present, how)
 
@@ -372,7 +372,7 @@ def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
         Refused, Undetermined: what is there cannot be read.
     """
     return _plan_toolkit_file(
-        host, target, toolkit.render_default_config(inspect_host_traits(host)).encode(), None, "generated anew"
+        host, target, toolkit.render_default_config(inspect_toolkit_host(host)).encode(), None, "generated anew"
     )
 
 
@@ -386,10 +386,10 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
     return CtkPlan(_TOOLKIT_TARGET_NAME, path, Planned(changes, reason), present=present)
 
 
-def inspect_host_traits(host: HostView) -> HostTraits:
+def inspect_toolkit_host(host: HostView) -> ToolkitHost:
     """Return what the default values depend on."""
     found = (host.run_probe(Probe(path, path=path)) for path in machine.OS_RELEASE_FILES)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
     like = machine.parse_variables(text).get("ID_LIKE", "").split()
     real = host.run_probe(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
-    return HostTraits(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))
+    return ToolkitHost(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

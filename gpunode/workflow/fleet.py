@@ -41,7 +41,7 @@ _MAX_OUTLIER_DIFFERENCES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
+class Deviation:
     """Something that is not as on most nodes of the same model.
 
     Attributes:
@@ -109,7 +109,7 @@ class FleetRow:
     stack: Mapping[StackLayer, State] = field(default_factory=dict)
     model: str = ""
     versions: Mapping[Axis, str] = field(default_factory=dict)
-    differences: tuple[Outlier, ...] = ()
+    differences: tuple[Deviation, ...] = ()
     drift: tuple[Drift, ...] = ()
     not_compared: str = ""
 
@@ -215,8 +215,8 @@ def with_outliers(rows: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tup
         if group.reference is not None
         for node, places in group.outliers.items()
     ]
-    found: dict[str, tuple[Outlier, ...]] = defaultdict(tuple)
-    for pair, outcome in zip(pairs, parallel_jobs.run_parallel(pairs, _find_outliers), strict=True):
+    found: dict[str, tuple[Deviation, ...]] = defaultdict(tuple)
+    for pair, outcome in zip(pairs, parallel_jobs.run_parallel(pairs, _find_deviations), strict=True):
         if isinstance(outcome, parallel_jobs.JobResult):
             found[pair.node] = outcome.answer
     models = {node: redact_recursively(group.model).title for group in groups for node in group.nodes}
@@ -233,12 +233,12 @@ class _OutlierComparison:
     places: Mapping[FeatureKey, int]
 
 
-def _find_outliers(pair: _OutlierComparison) -> tuple[Outlier, ...]:
+def _find_deviations(pair: _OutlierComparison) -> tuple[Deviation, ...]:
     differences = compare(
         _reference_snapshot(pair.reference), _read_redacted_snapshot(pair.path), Diagnosis((), ())
     ).differences
     outliers = (
-        Outlier(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
+        Deviation(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
         for one in differences
         if (one.trait, one.name) in pair.places
     )
@@ -283,7 +283,7 @@ class OutlierGroup:
         other_differences: how much else differs on all of them.
     """
 
-    difference: Outlier
+    difference: Deviation
     reports: tuple[str, ...]
     other_differences: int
 

@@ -79,7 +79,7 @@ def assess_lost_record(
         return None
     installed = known(facts.packages, {})
     pin = files.get(system(facts).pin_file)
-    pinned_packages = system(facts).packages_under_pin(pin.content, installed) if pin else frozenset()
+    pinned_packages = system(facts).packages_at_pinned_version(pin.content, installed) if pin else frozenset()
     drivers = tuple(sorted(pinned_packages - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(

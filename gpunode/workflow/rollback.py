@@ -69,7 +69,7 @@ def plan_rollback(
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
 
-    is_redo = not _undo_removes_changes(runs, run_id)
+    is_redo = _counts_as_undo(runs, run_id)
     request = UndoRequest(store, run_id, footprint, resolve_edit, is_redo, force, allow_disruption, allow_loss)
     if facts is None:
         refuse_shared_subjects(store, run_id, runs[run_id].configuration_subjects & footprint.subjects)
@@ -128,12 +128,12 @@ def _is_change_on_node(host: Host, packages: Collection[PackageId], change: Chan
             return True
 
 
-def _undo_removes_changes(runs: Mapping[str, RunRecord], run: str) -> bool:
-    """Return whether undoing ``run`` removes what was made; undoing an undo makes it again."""
+def _counts_as_undo(runs: Mapping[str, RunRecord], run: str) -> bool:
+    """Return whether ``run`` removed what another made; the undo of an undo made it again."""
     if runs[run].verb in APPLYING_VERBS:
-        return True
+        return False
     of = runs[run].begin.undoes
-    return of in runs and not _undo_removes_changes(runs, of)
+    return of not in runs or not _counts_as_undo(runs, of)
 
 
 def _unconfigure_command(change: FileChange, current: FileState | None, root: str) -> str:

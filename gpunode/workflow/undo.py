@@ -240,7 +240,7 @@ def drop_source_conflicts(
     with some content is.
     """
     own, kept_items, remaining = {item.subject for item in kept}, list(kept), list(steps)
-    while (found := _find_contradiction(remaining, facts)) is not None:
+    while (found := _find_contradicting_restore(remaining, facts)) is not None:
         step, other = found
         remaining.remove(step)
         if step.file:
@@ -263,7 +263,7 @@ def _removes_or_changes_keyring(source: PackageSource, step: UndoStep, *, is_own
     return is_own or file.after is None
 
 
-def _find_contradiction(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
+def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
     """Return the first step that puts back an entry which contradicts one that is there then, and that one."""
     there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")

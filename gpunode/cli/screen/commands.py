@@ -25,8 +25,8 @@ def setup_command(argv: Sequence[str]) -> Command:
     )
 
 
-def setup_location(argv: Sequence[str]) -> str:
-    """Return where to run that command, if not on this machine."""
+def setup_machine_note(argv: Sequence[str]) -> str:
+    """Return a note on where to run the setup command, if not on this machine."""
     if option_value(argv, "--node"):
         return "  (on that node)"
     return "  (on a machine with that GPU)" if option_value(argv, "--gpu") and not root_option(argv) else ""

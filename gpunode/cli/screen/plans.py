@@ -15,7 +15,7 @@ from gpunode.cli.screen.changes import (
     up_to_prefix,
 )
 from gpunode.cli.screen.checks import matches_recipe_text, state_note_lines
-from gpunode.cli.screen.commands import setup_command, setup_location
+from gpunode.cli.screen.commands import setup_command, setup_machine_note
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import (
     BLANK_LINE,
@@ -76,7 +76,7 @@ def plan_lines(
         if reboot_suffices([wait for stage in plans for wait in stage.waits]):
             yield next_command_line("sudo systemctl reboot")
     elif argv is not None:
-        yield next_command_line(setup_command(argv), setup_location(argv))
+        yield next_command_line(setup_command(argv), setup_machine_note(argv))
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:

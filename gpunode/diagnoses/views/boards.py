@@ -22,14 +22,14 @@ _GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{
 _GPU_LIST_LINE: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
 _PCI_ADDRESS_LINE: Final = Pattern(rf"^\s*(?P<bus>{_PCI_ADDRESS})\s*$")
 _ATTACHED_GPU_COUNT: Final = Pattern(r"(?m)^Attached GPUs\s*:\s*(?P<count>\d{1,18})")
-_RACK_MODELS: Final = Pattern(r"\bG[HB][23]00\b")
-_BASEBOARD_MODELS: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
-_CARD_MODELS: Final = Pattern(
+_RACK_MODEL_NAME: Final = Pattern(r"\bG[HB][23]00\b")
+_BASEBOARD_MODEL_NAME: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
+_PCIE_CARD_MODEL_NAME: Final = Pattern(
     r"(?i)PCIe|\bNVL\b|GeForce|\bRTX\b|Quadro|\bTITAN\b|Tesla [TPMK]\d|\bL40S?\b|\bL4\b|\bL20?\b|\bA10G?\b|\bA2\b"
     r"|\bA16\b|\bA30X?\b|\bA40\b|\bT4\b|\bT1?[06]00\b"
 )
 # NVLink of the fifth generation: its switches hang on the InfiniBand stack, not on NVIDIA's own switch driver.
-_NVLINK5_NAMES: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
+_NVLINK5_MODEL_NAME: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
 
 def carrier_by_name(name: str) -> GpuCarrier:
     """Return the kind of board of a GPU with this name; empty if unknown."""
-    if _RACK_MODELS.search(name):
+    if _RACK_MODEL_NAME.search(name):
         return "rack"
-    if _CARD_MODELS.search(name):
+    if _PCIE_CARD_MODEL_NAME.search(name):
         return "card"
-    return "baseboard" if _BASEBOARD_MODELS.search(name) else ""
+    return "baseboard" if _BASEBOARD_MODEL_NAME.search(name) else ""
 
 
 def gpu_carriers(snapshot: Snapshot) -> frozenset[GpuCarrier]:
@@ -138,7 +138,7 @@ def _carrier_by_id(gpu: pci.PciFunction) -> GpuCarrier:
 
 def has_nvlink5(snapshot: Snapshot) -> bool:
     """Return whether the GPUs have NVLink 5, whose switches need the InfiniBand modules and the subnet manager."""
-    return any(_NVLINK5_NAMES.search(name) for name in snapshot.view(gpu_model_names))
+    return any(_NVLINK5_MODEL_NAME.search(name) for name in snapshot.view(gpu_model_names))
 
 
 def nvml_inventory(snapshot: Snapshot) -> nvml.NvmlInventory | None:

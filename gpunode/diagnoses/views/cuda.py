@@ -204,14 +204,14 @@ def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
     # Of any other text, only lines that name the variable matter.
     every = range(1, len(item.lines) + 1)
-    named = (item.line_number_at(start) for start in item.view(LineIndex).line_starts_of(_LOADER_VARIABLE))
+    named = (item.line_number_at(start) for start in item.view(LineIndex).candidate_line_starts(_LOADER_VARIABLE))
     for number in every if echoes or is_conf else named:
         line = item.lines[number - 1]
         set_in, file = _file_setting_variable(item, line), ""
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")
         elif is_conf:
-            paths, file = [match["folder"] for match in _LOADER_CONF_FOLDER.finditer(line)], item.subject
+            paths, file = [match["folder"] for match in _LOADER_CONF_FOLDER_LINE.finditer(line)], item.subject
         else:
             paths = [*_paths_of_variable(line)]
         for path in paths:
@@ -233,7 +233,7 @@ def _file_setting_variable(item: EvidenceItem, line: str) -> str:
 # A shell's export, a unit's Environment=, pam's /etc/environment, env, Python's os.environ, docker inspect.
 _LOADER_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
 # ld.so.conf(5): a folder a line.
-_LOADER_CONF_FOLDER: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
+_LOADER_CONF_FOLDER_LINE: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
 # A comment; behind the name of the file, where grep -r writes it.
 _COMMENT_LINE: Final = Pattern(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
 _STANDARD_LIBRARY_FOLDER: Final = Pattern(

@@ -25,7 +25,7 @@ FaultSource: TypeAlias = Literal["xid", "sxid"]
 _EPISODE_GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
-_CLOCK_KIND_LIMITS_S: Final = (9e8, 1e9)
+SYSLOG_TIME_BOUNDS_S: Final = (9e8, 1e9)
 PROGRAM_FAULT_WEIGHT: Final = 2
 """The weight of what ends one program's work."""
 _FAULT_WORDS: Final = Pattern("Xid|off the bus")
@@ -204,7 +204,7 @@ def serious_fault_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(one.root.citation for one in snapshot.view(find_incidents) if one.root.weight > PROGRAM_FAULT_WEIGHT)
 
 
-def faults_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
+def xids_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
     """Return the Xids of this GPU; with an empty address those without a GPU."""
     return tuple(fault for fault in snapshot.view(fault_timeline) if fault.source == "xid" and fault.gpu == gpu)
 
@@ -253,7 +253,7 @@ def clock_kind(fault: Fault) -> int:
 
 
 def _clock_kind_of(at: float) -> int:
-    return sum(at > first for first in _CLOCK_KIND_LIMITS_S)
+    return sum(at > first for first in SYSLOG_TIME_BOUNDS_S)
 
 
 def _split_episodes(faults: list[Fault]) -> list[list[Fault]]:

@@ -14,10 +14,10 @@ from gpunode.diagnoses.views import boards, kernel, pci, virtualization
 from gpunode.facts.patterns import Pattern
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of it.
-_GPU_LINE_WITH_PCI_ID: Final = Pattern(
+_DRIVER_MESSAGE_WITH_PCI_ID: Final = Pattern(
     r"(?i)NVIDIA GPU (?P<address>[0-9a-fA-F:.]{7,16})\s*\(PCI ID: ?10de:(?P<device>[0-9a-fA-F]{4})"
 )
-_GPU_LINE_WITH_NAME: Final = Pattern(
+_DRIVER_MESSAGE_WITH_GPU_NAME: Final = Pattern(
     r"The NVIDIA (?:NVIDIA )?(?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
 )
 # What udev, and ubuntu-drivers, call a display of NVIDIA's.
@@ -54,7 +54,7 @@ def gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
     return shown or tuple(model for model in named_ones if model is not None)
 
 
-def known_gpu_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
+def gpu_models_if_all_known(snapshot: Snapshot) -> tuple[GpuModel, ...]:
     """Return the models of all GPUs; none if one of them is unknown."""
     shown, listed = snapshot.view(whole_gpus), snapshot.view(pci.pci_gpus)
     if shown and len(shown) >= len(listed):
@@ -79,8 +79,8 @@ def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
     for gpu in snapshot.view(pci.pci_gpus):
         if gpu.address not in shares and (model := gpu.model or model_by_lspci_name(gpu.name)):
             yield GpuCard(model, gpu.address, gpu.citation)
-    for message in kernel.matching_messages(snapshot, _GPU_LINE_WITH_PCI_ID):
-        for match in _GPU_LINE_WITH_PCI_ID.finditer(message.text):
+    for message in kernel.matching_messages(snapshot, _DRIVER_MESSAGE_WITH_PCI_ID):
+        for match in _DRIVER_MESSAGE_WITH_PCI_ID.finditer(message.text):
             yield GpuCard(
                 catalog.find_model(match["device"].lower()), pci.normalize_address(match["address"]), message.citation
             )
@@ -90,8 +90,8 @@ def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
             yield GpuCard(
                 catalog.find_model(match["device"].lower()), "", cite(item, item.line_number_at(match.start()))
             )
-    for message in () if listed else kernel.matching_messages(snapshot, _GPU_LINE_WITH_NAME):
-        name = _GPU_LINE_WITH_NAME.search(message.text)
+    for message in () if listed else kernel.matching_messages(snapshot, _DRIVER_MESSAGE_WITH_GPU_NAME):
+        name = _DRIVER_MESSAGE_WITH_GPU_NAME.search(message.text)
         if name is not None and (model := catalog.find_by_name(name["name"])):
             yield GpuCard(model, "", message.citation)
 

@@ -137,7 +137,7 @@ def _read_log(item: EvidenceItem) -> _KernelLog | None:
 
 def _kernel_line_numbers(item: EvidenceItem) -> Iterator[int]:
     """Yield the numbers of the lines of another log that are the kernel's."""
-    for start in item.view(LineIndex).line_starts_of(_KERNEL_LOG_WORDS):
+    for start in item.view(LineIndex).candidate_line_starts(_KERNEL_LOG_WORDS):
         number = item.line_number_at(start)
         if _KERNEL_LOG_WORDS.search(item.lines[number - 1]):
             yield number
@@ -191,7 +191,7 @@ class _KernelLog:
         for pattern in patterns:
             if not pattern.words:
                 return self.messages()
-            starts.update(self._item.view(LineIndex).line_starts_of(pattern))
+            starts.update(self._item.view(LineIndex).candidate_line_starts(pattern))
         words = [word for pattern in patterns for word in pattern.words]
         found = {*self._messages_around(map(self._item.line_number_at, starts))}
         # A word may stand where a message was wrapped.

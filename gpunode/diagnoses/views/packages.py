@@ -189,7 +189,7 @@ _DRIVER_PACKAGE_MENTION: Final = Pattern(
 )
 
 
-def is_driver_row(line: str) -> bool:
+def is_present_driver_row(line: str) -> bool:
     """Return whether a line of a list of packages shows one of a driver that is installed, or was begun with."""
     return bool(_DRIVER_PACKAGE_MENTION.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 

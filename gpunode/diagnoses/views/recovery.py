@@ -96,7 +96,7 @@ _GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>
 _TEMPERATURE_ROW: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
 _SMI_GPU_ERROR: Final = Pattern(r"(?i)ERR!|Unknown Error|GPU is lost")
 _GPU_HEADING: Final = Pattern(rf"^GPU (?P<bus>{_PCI_ADDRESS})\s*$")
-_TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
+_GPU_TEMPERATURE_LINE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
 # How a node and a capture name what gpunode asked after it had read the logs; of a paste nobody knows the order.
 _LAST_QUERY_EVIDENCE_KEYS: Final = frozenset({"smi", "smi-query"})
 
@@ -175,7 +175,7 @@ def _working_slots(item: EvidenceItem) -> Iterator[str]:
     for line in item.lines:
         if match := _GPU_TABLE_ROW.match(line) or _GPU_HEADING.match(line):
             bus = "" if _SMI_GPU_ERROR.search(line) else pci.normalize_address(match["bus"])
-        elif bus and (_TEMPERATURE_ROW.match(line) or _TEMPERATURE.match(line)):
+        elif bus and (_TEMPERATURE_ROW.match(line) or _GPU_TEMPERATURE_LINE.match(line)):
             if not _SMI_GPU_ERROR.search(line):
                 yield _strip_pci_function(bus)
             bus = ""

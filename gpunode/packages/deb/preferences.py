@@ -160,7 +160,7 @@ def pinned_version(content: bytes) -> str:
     return match[1].decode() if match else ""
 
 
-def packages_under_pin(content: bytes, packages: Mapping[PackageId, PackageState]) -> frozenset[PackageId]:
+def packages_at_pinned_version(content: bytes, packages: Mapping[PackageId, PackageState]) -> frozenset[PackageId]:
     """Return the installed ``packages`` whose version is the one that a text of ``pin`` wants."""
     records = parse(PIN_FILE, content.decode("utf-8", "replace"))
     wanted = [(record, record.pin.removeprefix("version ")) for record in records if record.pin.startswith("version ")]

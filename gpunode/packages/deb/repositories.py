@@ -63,10 +63,10 @@ def plan(repository: Repository, facts: Facts) -> StepOutcome:
     sources = need(facts.sources, "which apt sources there are")
     # Entries outside the own list that name the archive in another way, or by another address of it.
     others = (source for source in sources if source.file != repository.list_file)
-    rivals = tuple(source for source in others if _describe_fault(source, repository))
+    rivals = tuple(source for source in others if _describe_key_bypass(source, repository))
     if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
         return Refusal(
-            what=f"{foreign.file}:{foreign.line} names the same archive {_describe_fault(foreign, repository)}",
+            what=f"{foreign.file}:{foreign.line} names the same archive {_describe_key_bypass(foreign, repository)}",
             why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
             "the file lists other archives too, so gpunode does not remove it",
             hint=f"remove line {foreign.line} of {foreign.file}, then run the command again",
@@ -101,7 +101,7 @@ def plan(repository: Repository, facts: Facts) -> StepOutcome:
         return Planned(tuple(mended), _explain_mode_repairs(mended), notes)
     if not changes:
         return Planned((), f"{repository.uri} is enabled, {signer}", notes)
-    faults = ((source, _describe_fault(source, repository)) for source in sources)
+    faults = ((source, _describe_key_bypass(source, repository)) for source in sources)
     entries = (f"{source.file}:{source.line} names it {fault}" for source, fault in faults if fault)
     wrong = "; ".join((*entries, *_wrong_keys(repository, facts)))
     reason = f"packages come from {repository.uri}"
@@ -177,11 +177,11 @@ def _is_correct_entry(source: PackageSource, repository: Repository) -> bool:
         is_read
         and not source.source_package
         and _is_for_repository(source, repository)
-        and not _describe_fault(source, repository)
+        and not _describe_key_bypass(source, repository)
     )
 
 
-def _describe_fault(source: PackageSource, repository: Repository) -> str:
+def _describe_key_bypass(source: PackageSource, repository: Repository) -> str:
     """Return how an entry bypasses the desired key of the archive; empty if it does not."""
     if not source.enabled:
         return ""
@@ -203,7 +203,7 @@ def _describe_fault(source: PackageSource, repository: Repository) -> str:
 def _plan_list_file(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
     """The list file, unless ``sources``, those that stay, name the archive rightly already."""
     own = [source for source in sources if source.file == repository.list_file]
-    clashes = any(source.enabled and _describe_fault(source, repository) for source in own)
+    clashes = any(source.enabled and _describe_key_bypass(source, repository) for source in own)
     if not clashes and any(_is_correct_entry(source, repository) for source in sources):
         return []
     present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
@@ -221,7 +221,7 @@ def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[Pa
     """Return whether removing a whole list file takes nothing else away."""
     entries = (source for source in sources if source.file == file and source.enabled)
     return file != "/etc/apt/sources.list" and all(
-        source.source_package or _is_for_repository(source, repository) or _describe_fault(source, repository)
+        source.source_package or _is_for_repository(source, repository) or _describe_key_bypass(source, repository)
         for source in entries
     )
 

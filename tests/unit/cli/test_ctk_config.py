@@ -115,9 +115,9 @@ def test_json_answer_holds_the_written_file_and_run(root: Path, capsys: pytest.C
 @as_root
 def test_default_config_is_printed_or_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_default_config(config_options(root), OutputOptions())
-    assert capsys.readouterr().out == toolkit.render_default_config(toolkit.HostTraits())
+    assert capsys.readouterr().out == toolkit.render_default_config(toolkit.ToolkitHost())
     write_default_config(config_options(root, output=FILE), OutputOptions())
-    assert path_below(root).read_text() == toolkit.render_default_config(toolkit.HostTraits())
+    assert path_below(root).read_text() == toolkit.render_default_config(toolkit.ToolkitHost())
 
 
 def test_in_place_contradicts_an_output_file(root: Path) -> None:

@@ -215,6 +215,15 @@ def test_traceback_is_shown_where_it_cannot_be_saved(
     assert "nobody thought of that" in capsys.readouterr().out
 
 
+def test_file_that_is_not_there_makes_no_wsl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "post.txt").write_text(
+        "$ cat /usr/lib/wsl/lib/nvidia-smi\ncat: /usr/lib/wsl/lib/nvidia-smi: No such file or directory\n"
+        "$ nvidia-smi\nNVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+    )
+    assert exit_code_of_doctor(str(tmp_path / "post.txt")) == 13
+    assert not answer(capsys)["findings"]
+
+
 def test_empty_name_is_not_the_working_folder() -> None:
     with pytest.raises(UsageError, match="an empty name"):
         doctor(("",), OutputOptions())

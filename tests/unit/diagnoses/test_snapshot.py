@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from gpunode.diagnoses.snapshot import take_snapshot
+from gpunode.diagnoses.views import fabric, system
 from gpunode.facts import pasted
 from gpunode.facts.patterns import Pattern
 
@@ -13,3 +14,10 @@ def test_package_logs_contain_no_kernel_messages() -> None:
     assert [one.is_package_record for one in seen.items] == [True, False]
     assert not seen.contains(Pattern("GPU is lost"))
     assert seen.contains(Pattern("all is well"))
+
+
+def test_file_that_is_not_there_shows_no_machine() -> None:
+    paths = ("/usr/lib/wsl/lib/nvidia-smi", "/etc/nv_tegra_release", "/proc/driver/nvidia-nvswitch/permissions")
+    seen = take_snapshot(pasted.collect_pieces([(path, f"cat: {path}: No such file or directory\n") for path in paths]))
+    assert [item.outcome for item in seen.items] == ["absent"] * 3
+    assert (system.is_wsl(seen), system.is_jetson(seen), fabric.switch_lines(seen)) == (False, False, ())

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from gpunode.host.container import build_image, find_image_libraries
+from gpunode.host.container import build_image, find_host_libraries
 
 FOLDER = "/lib/x86_64-linux-gnu"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -21,15 +21,15 @@ LISTING = f"""\
 \tlibc.so.6 => {FOLDER}/libc.so.6 (0x00007f8a)
 \t{LOADER} (0x00007f8a)
 """
-LIBRARIES = {path: path.encode() for path in find_image_libraries(LISTING)}
+LIBRARIES = {path: path.encode() for path in find_host_libraries(LISTING)}
 
 
 def test_image_has_loader_and_glibc_but_no_nvidia_library() -> None:
-    assert find_image_libraries(LISTING) == {LOADER, *GLIBC}
+    assert find_host_libraries(LISTING) == {LOADER, *GLIBC}
 
 
 def test_libraries_beside_glibc_are_included() -> None:
-    assert "/opt/a/libz.so.1" in find_image_libraries(f"{LISTING}\tlibz.so.1 => /opt/a/libz.so.1 (0x1)\n")
+    assert "/opt/a/libz.so.1" in find_host_libraries(f"{LISTING}\tlibz.so.1 => /opt/a/libz.so.1 (0x1)\n")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_libraries_beside_glibc_are_included() -> None:
 )
 def test_missing_library_is_named(listing: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        find_image_libraries(listing)
+        find_host_libraries(listing)
 
 
 def test_unsupported_architecture_is_named() -> None:

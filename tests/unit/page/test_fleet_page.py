@@ -11,14 +11,14 @@ from gpunode.diagnoses.stack import State
 from gpunode.page.fleet import fleet_page
 from gpunode.page.markup import PageOrigin
 from gpunode.page.words import collapse_ranges
-from gpunode.workflow.fleet import Drift, FleetRow, Outlier, summarize_fleet
+from gpunode.workflow.fleet import Deviation, Drift, FleetRow, summarize_fleet
 from tests.unit.page.nodes import HOSTILE
 from tests.unit.page.test_page import Seen
 
 ABOUT = PageOrigin("", "reports in rack7", "2026-11-21 20:00 UTC", "0.1.0")
 STATES = get_args(State)
 LAYERS = {layer: STATES[number % len(STATES)] for number, layer in enumerate(STACK_LAYERS)}
-ODD = Outlier("firmware", "VBIOS of the GPUs", "96.00.A5", "96.00.89", "GPUs with another VBIOS may differ", 511)
+ODD = Deviation("firmware", "VBIOS of the GPUs", "96.00.A5", "96.00.89", "GPUs with another VBIOS may differ", 511)
 HEALTHY = FleetRow(
     "x", "/x", "healthy", stack=LAYERS, model="XE9680 with H100", versions={"driver": "595.91.07", "kernel": "6.8.0-88"}
 )

@@ -18,7 +18,7 @@ OWN_FILES = {
     kernel.NOUVEAU_BLACKLIST_FILE: kernel._BLACKLIST_TEXT,
     CUDA_PROFILE_SCRIPT: cuda_release._PATH_SCRIPT_TEMPLATE.format(folder="/usr/local/cuda-12.6").encode(),
     MIG_UNIT_FILE: mig.render_mig_unit({"GPU-1": MigLayout(True, (MigInstance("1g.10gb", 0, 1, ("1",)),))}),
-    MIG_BOOT_DROP_IN_FILE: mig._WANTS_DROP_IN,
+    MIG_BOOT_DROP_IN_FILE: mig._WANTS_DROP_IN_CONTENT,
     MPS_UNIT_FILE: daemons.render_mps_unit(exclusive=True),
     fabric.FABRIC_MODULES_FILE: fabric._MODULES_TEXT.encode(),
     gpudirect.GPUDIRECT_MODULES_FILE: gpudirect._MODULES_FILE_HEADER.encode() + b"nvidia_fs\n",

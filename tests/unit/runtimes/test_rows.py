@@ -14,8 +14,8 @@ from gpunode.builtin import shipped_recipe_names
 from gpunode.container_runtimes import (
     CONTAINER_RUNTIMES,
     CdiSupport,
-    ConfigValidator,
-    ContainerClient,
+    ConfigValidatorKind,
+    ContainerClientKind,
     LiveConfigSource,
 )
 from gpunode.facts import probes
@@ -34,9 +34,9 @@ def test_row_is_complete(row: Runtime) -> None:
     assert row.packages
     assert row.config_packages <= {*row.packages}
     assert row.cdi_support in get_args(CdiSupport)
-    assert row.config_validator in get_args(ConfigValidator)
+    assert row.config_validator in get_args(ConfigValidatorKind)
     assert row.live_config_source in get_args(LiveConfigSource)
-    assert row.container_client in get_args(ContainerClient)
+    assert row.container_client in get_args(ContainerClientKind)
     # What is registered in no file has no daemon that would read it.
     assert bool(row.config) == bool(row.unit) == bool(row.socket) == (row.cdi_support != "only")
     assert not row.drop_in or row.config

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpunode.errors import Refused, UsageError
 from gpunode.runtimes.toolkit import (
     TOOLKIT_KEYS,
-    HostTraits,
+    ToolkitHost,
     configure,
     non_default_settings,
     parse_set_options,
@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MACHINE = HostTraits()
+MACHINE = ToolkitHost()
 USUAL = render_default_config(MACHINE)
 
 
@@ -48,8 +48,8 @@ def test_keys_are_in_the_order_of_nvidia_ctk() -> None:
 
 
 def test_suse_and_ubuntu_have_their_own_defaults() -> None:
-    assert tomllib.loads(render_default_config(HostTraits(suse=True)))["nvidia-container-cli"]["user"] == "root:video"
-    assert 'ldconfig = "@/sbin/ldconfig.real"' in render_default_config(HostTraits(real_ldconfig=True))
+    assert tomllib.loads(render_default_config(ToolkitHost(suse=True)))["nvidia-container-cli"]["user"] == "root:video"
+    assert 'ldconfig = "@/sbin/ldconfig.real"' in render_default_config(ToolkitHost(real_ldconfig=True))
 
 
 def test_missing_file_gets_the_defaults_and_an_empty_one_does_not() -> None:

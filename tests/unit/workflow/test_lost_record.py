@@ -41,7 +41,7 @@ def test_every_file_owned_by_gpunode_begins_with_the_marker() -> None:
         kernel._BLACKLIST_TEXT,
         gpudirect._MODULES_FILE_HEADER.encode(),
         daemons.render_mps_unit(exclusive=False),
-        mig._WANTS_DROP_IN,
+        mig._WANTS_DROP_IN_CONTENT,
     )
     assert all(
         text.startswith(OWN_FILE_MARK) for text in (*texts, mig.render_mig_unit({}), resume_unit(("gpunode", "setup")))
