@@ -22,7 +22,7 @@ class GpuDirectFeature:
         asked: the line of the recipe that asks for it.
         oldest_kernel: the oldest kernel.
         needs_open_modules: whether it needs the driver's open kernel modules, which exist for Turing and later GPUs.
-        needs_ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED.
+        needs_ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED, or an Ubuntu kernel with the same.
         packages: what apt installs; DKMS builds the module from the installed driver's source.
         module: what must be loaded.
         unit: the service that makes the module's device node.
@@ -50,8 +50,8 @@ DMA_BUF_FEATURE: Final = GpuDirectFeature(
     oldest_kernel=(5, 12),
     needs_open_modules=True,
 )
-# The module comes with every driver since 470, and registers with functions that only these RDMA stacks have:
-# https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem".
+# The module comes with every driver since 470, and registers with functions that these RDMA stacks bring, or a patch of
+# the kernel: https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem"; chapter 42 of the driver's README.
 PEERMEM_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by nvidia-peermem",
     asked='gpudirect.rdma = "peermem"',

@@ -75,7 +75,8 @@ class RecipeOptions:
                 hint="upgrade one node without --lock, then renew the lock there:\n"
                 f"{gpunode('plan', *self.words, '--upgrade', '--lock', self.lock)}",
             )
-        base = load_recipe(self.recipe or _DEFAULT_RECIPE_BY_RUNTIME.get(self.runtime, _BARE_METAL_RECIPE_NAME))
+        name_or_path = self.recipe or _DEFAULT_RECIPE_BY_RUNTIME.get(self.runtime, _BARE_METAL_RECIPE_NAME)
+        base = load_recipe(name_or_path, self.cuda_toolkit)
         recipe = replace(base, upgrade=self.upgrade, remove_runfile_driver=self.remove_runfile_driver)
         if self.runtime:
             name = _parse_option("--runtime", "runtime", "name", self.runtime).runtime.name
@@ -105,13 +106,25 @@ def explain_default_recipe(recipe_options: RecipeOptions) -> str:
     return f"no recipe was named, so this is {_BARE_METAL_RECIPE_NAME} ({description}); `{listed}` shows the others"
 
 
-def load_recipe(name_or_path: str) -> Recipe:
-    """Load the recipe at ``name_or_path`` and check that its ``skip`` names existing steps.
+def load_recipe(name_or_path: str, cuda_toolkit: str = "") -> Recipe:
+    """Load the recipe at ``name_or_path``; its ``skip`` must name steps, and parts of CUDA need a release.
+
+    Args:
+        name_or_path: of the recipe.
+        cuda_toolkit: the release that the command line names, if it names one.
 
     Raises:
         RecipeError, UsageError: if it is invalid.
     """
     recipe = builtin.read_recipe(name_or_path)
+    if recipe.cuda.parts and recipe.cuda.version == "none" and not cuda_toolkit:
+        raise RecipeError(
+            "cuda.parts names parts of a toolkit, and no cuda.version says of which",
+            file=name_or_path,
+            line=line_of(builtin.load_recipe_text(name_or_path), ("cuda", "parts")),
+            key="cuda.version",
+            allowed=("auto", "a release such as 12.9", "none without parts"),
+        )
     if not recipe.skip:
         return recipe
     from gpunode.steps.detect import DETECT_STEP

@@ -81,9 +81,9 @@ _CONFIG_REJECTED_BY_CONTAINERD: Final = message_line(
 _PASTED_EXCERPT: Final = Pattern(r"(?m)^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{")
 
 
-def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the line at which a file of containerd's, shown as a whole, is no TOML."""
-    for item in snapshot.files("*containerd/*.toml"):
+def _invalid_toml_lines(snapshot: Snapshot, *globs: str) -> Iterator[Citation]:
+    """Yield the line at which a file of ``globs``, shown as a whole, is no TOML."""
+    for item in (item for glob in globs for item in snapshot.files(glob)):
         is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.pattern or item.source.is_part)
         if is_whole and not _PASTED_EXCERPT.search(item.text):
             # In a paste without names other output may follow the file.
@@ -96,8 +96,22 @@ def _invalid_toml_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _TOML_ERROR_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
-_CONTAINERD_CONFIG_INVALID: Final = any_of(_CONFIG_REJECTED_BY_CONTAINERD, custom_sign(_invalid_toml_lines))
-_CONTAINERD_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
+_CONTAINERD_CONFIG_INVALID: Final = any_of(
+    _CONFIG_REJECTED_BY_CONTAINERD, custom_sign(lambda node: _invalid_toml_lines(node, "*containerd/*.toml"))
+)
+_UNIT_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
+
+
+def _running(unit: str) -> Sign:
+    """Return the sign that ``unit`` runs; systemd is asked for many at once where gpunode examined the node."""
+
+    def is_running(snapshot: Snapshot) -> bool:
+        known_unit = snapshot.facts.unit(unit)
+        return known_unit.value.state.active if isinstance(known_unit, Known) else bool(snapshot.view(_UNIT_ACTIVE))
+
+    return predicate(is_running, f"{unit} runs")
+
+
 _RUNTIME_TYPE_MISSING: Final = message_line(r"container\.Runtime\.Name must be set")
 
 
@@ -276,6 +290,12 @@ _CRIO_DROP_IN_UNREAD: Final = any_of(
     custom_sign(_unread_drop_in_lines),
     message_line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{UNREAD_FOLDER}/|^{UNREAD_FOLDER}/[\w-]*nvidia\S*$"),
 )
+# It reads every file of its folder, whatever its name, and starts with none that is no TOML.
+_CONFIG_REJECTED_BY_CRIO: Final = message_line(r"unable to decode configuration [\\\"']*/\S*crio")
+_CRIO_CONFIG_INVALID: Final = any_of(
+    _CONFIG_REJECTED_BY_CRIO,
+    custom_sign(lambda node: _invalid_toml_lines(node, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*")),
+)
 _CRIO_CONFIGURED: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
 _TOOLKIT_USES_UNREAD_FOLDER: Final = custom_sign(
     lambda snapshot: (
@@ -404,7 +424,7 @@ RULES: Final = (
         cause="containerd-config-invalid",
         disruption="restart-service",
         decisive=_CONFIG_REJECTED_BY_CONTAINERD,
-        typical=unless(_CONTAINERD_CONFIG_INVALID, _CONTAINERD_ACTIVE),
+        typical=unless(_CONTAINERD_CONFIG_INVALID, _running("containerd.service")),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
         summary="containerd cannot read its configuration, and does not start with it",
         remedy=make_fixed_remedy(
@@ -526,6 +546,23 @@ RULES: Final = (
             ),
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
+    ),
+    _config_rule(
+        cause="crio-config-invalid",
+        disruption="restart-service",
+        decisive=_CONFIG_REJECTED_BY_CRIO,
+        typical=unless(_CRIO_CONFIG_INVALID, _running("crio.service")),
+        look_at=(Shell("sudo crio config"), Shell("sudo journalctl -u crio -b -n 20")),
+        summary="CRI-O cannot read its configuration, and does not start with it",
+        remedy=make_fixed_remedy(
+            run_step("inspect", "let CRI-O say which file is wrong, and where", Shell("sudo crio config")),
+            manual_step(
+                "configure",
+                "correct the file, or move it out of /etc/crio/crio.conf.d, where CRI-O reads copies and backups too",
+            ),
+            restart_unit("crio.service"),
+        ),
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "crio-dropin-dead"},
     ),
     _rule(
         cause="cgroup-daemon-reload-loses-gpu",

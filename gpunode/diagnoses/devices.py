@@ -152,7 +152,7 @@ _CUDA_UNKNOWN_ERROR: Final = message_line(
 _SUSPENDED_OR_RESUMED: Final = message_line(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
     r"|Entering sleep state|System returned from sleep"
-    r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
+    r"|(?<!\b[Nn]ot )(?<!\b[Nn]ever )(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
 )
 _LOAD_UVM: Final = make_fixed_remedy(
     run_step(

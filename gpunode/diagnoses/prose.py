@@ -46,6 +46,7 @@ _DENIAL_WORDS: Final = Pattern(
     r"|\b(?:did|do|does|have|has|was|were|is|are)(?:n['’]t| not) (?:see|seen|find|get|got|had|show|contain|appear"
     r"|report|reported|seeing|getting|about|because|the case|due to|caused)\b"
     r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b"
+    r"|(?:^|[.,;!?] |\b(?:but|and|so) )(?:it|that)(?:['’]s| is| was)(?:n['’]t| not)\b"
 )
 _SUPPOSITION_START: Final = Pattern(
     r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "

@@ -192,7 +192,7 @@ GPU_SLOW: Final = message_line(
     # Not the heading of nvidia-smi's reasons, nor a reason that is not active.
     r"(?i)slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
     r"|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
-    r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl(?!e reasons\b)"
+    r"|(?:slowdown|brake|cap)\s*:\s*active\b|(?<!never )(?<!not )(?<!n't )(?<!no )throttl(?!e reasons\b)"
 )
 
 # What builds, package managers and the kernel say.

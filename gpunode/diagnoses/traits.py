@@ -349,12 +349,17 @@ def _file_settings(item: EvidenceItem) -> Iterator[tuple[str, str]]:
             yield "", _UNPARSED_VALUE
         return
     if item.subject.startswith("/etc/apt/preferences"):
+        # However they are parted into stanzas; a row for each of ninety packages would hide what else differs.
+        pins: dict[str, dict[str, set[str]]] = {}
         for stanza in re.split(r"\n\s*\n", re.sub(r"\n[ \t]+(?=\S)", " ", item.text)):
             rows = dict(_parse_rows(stanza))
-            if "Pin" in rows and (
-                named := rows.get("Package", "").split()
-            ):  # ninety lines would hide what else differs
-                yield f"{rows['Pin']} for {named[0]}", f"priority {rows.get('Pin-Priority')}; packages: {len(named)}"
+            if "Pin" in rows and (named := rows.get("Package", "").split()):
+                pins.setdefault(rows["Pin"], {}).setdefault(str(rows.get("Pin-Priority")), set()).update(named)
+        for pin, named_by_priority in pins.items():
+            parts = (
+                f"priority {one} for {len(them)}: {' '.join(sorted(them))}" for one, them in named_by_priority.items()
+            )
+            yield pin, "; ".join(sorted(parts))
         return
     for line in item.lines:
         words = " ".join(line.split())

@@ -130,7 +130,8 @@ _GRIDD_NOT_FOUND: Final = message_line(
 )
 # NVIDIA lends vGPU's licences for 90 days.
 _TRIAL_LICENSE_MENTIONED: Final = message_line(
-    r"(?i)\b90[ -]days?\b[^\n]{0,40}\btrial\b|\btrial\b[^\n]{0,40}\b90[ -]days?\b"
+    r"(?i)\b(?:trial\b[^\n]{0,40}\b90[ -]days?|90[ -]days?\b[^\n]{0,40}\btrial) (?:\w+ ){0,3}(?:licen[cs]|vGPU|grid\b)"
+    r"|\b(?:licen[cs]e|vGPU|grid)\b[^\n]{0,40}\b(?:90[ -]days?[^\n]{0,20}\btrial|trial[^\n]{0,20}\b90[ -]days?)\b"
     r"|\bvGPU\b(?! Software Licensed Product)[^\n]{0,40}\b(?:un)?licen[cs]"
 )
 

@@ -58,13 +58,14 @@ def headers_package(kernel: str) -> PackageId:
     return PackageId(f"{'pve' if is_older(kernel, _FIRST_KERNEL_WITH_PROXMOX_NAMES) else 'proxmox'}-headers-{kernel}")
 
 
-def headers_metapackage(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
-    """The package that follows the kernel's own meta package."""
+def headers_metapackages(kernel: str, installed: Mapping[PackageId, PackageState]) -> tuple[str, ...]:
+    """The packages that follow the kernel's own meta packages: on Proxmox VE that of its series and the default one."""
     present = {package.name for package, state in installed.items() if not state.config_files_only}
     if kernel.endswith("-pve"):
-        return _proxmox_headers_meta(kernel, present)
+        return _proxmox_headers_metapackages(kernel, present)
     flavour = _kernel_flavour(kernel)
-    return f"linux-headers-{flavour}" if flavour in _KERNEL_FLAVOURS and f"linux-image-{flavour}" in present else None
+    is_followed = flavour in _KERNEL_FLAVOURS and f"linux-image-{flavour}" in present
+    return (f"linux-headers-{flavour}",) if is_followed else ()
 
 
 def _kernel_flavour(kernel: str) -> str:
@@ -72,14 +73,15 @@ def _kernel_flavour(kernel: str) -> str:
     return re.sub(r"^[^-]*-(\d[^-]*-)*", "", kernel)
 
 
-def _proxmox_headers_meta(kernel: str, present: set[str]) -> str | None:
+def _proxmox_headers_metapackages(kernel: str, present: set[str]) -> tuple[str, ...]:
+    # The default one is on every node, and never follows a series that somebody opted into.
     series = ".".join(kernel.split(".")[:2])
     follows = {
         "proxmox-default-kernel": "proxmox-default-headers",
         f"proxmox-kernel-{series}": f"proxmox-headers-{series}",
         f"pve-kernel-{series}": f"pve-headers-{series}",
     }
-    return next((meta for image, meta in follows.items() if image in present), None)
+    return tuple(meta for image, meta in follows.items() if image in present)
 
 
 DEBIAN = Family(
@@ -90,6 +92,6 @@ DEBIAN = Family(
     driver_packages=driver_packages,
     dkms_package=dkms_package,
     headers_package=headers_package,
-    headers_meta=headers_metapackage,
+    headers_metapackages=headers_metapackages,
     signs_own_modules=False,
 )

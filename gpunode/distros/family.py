@@ -31,8 +31,8 @@ class Family:
         driver_packages: the smallest set of package names that installs the driver of a scope.
         dkms_package: the one of them that builds the kernel modules, or tells the version of prebuilt ones.
         headers_package: the headers of exactly this kernel.
-        headers_meta: the package that brings the headers of later kernels too, as the kernel's own meta package brings
-            later kernels; None when no such kernel package is installed.
+        headers_metapackages: what brings the headers of later kernels too, as the kernel's own meta packages bring
+            later kernels; empty where no such kernel package is installed.
         signs_own_modules: whether the kernel modules of its own driver come built and signed.
     """
 
@@ -43,15 +43,15 @@ class Family:
     driver_packages: Callable[[Choice, DriverScope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
     headers_package: Callable[[str], PackageId]
-    headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]
+    headers_metapackages: Callable[[str, Mapping[PackageId, PackageState]], tuple[str, ...]]
     signs_own_modules: bool
 
     def find_header_metapackages(
         self, kernels: Kernels, installed: Mapping[PackageId, PackageState]
     ) -> tuple[str, ...]:
         """Return the packages that bring the headers of later kernels, of each flavour that runs or boots next."""
-        found = (self.headers_meta(kernel, installed) for kernel in kernels.wanted)
-        return tuple(dict.fromkeys(filter(None, found)))
+        found = (name for kernel in kernels.wanted for name in self.headers_metapackages(kernel, installed))
+        return tuple(dict.fromkeys(found))
 
     def brings_signed_modules(self, source: DriverSource) -> bool:
         """Return whether the kernel modules of this source come built, and signed with a key that the firmware has."""

@@ -63,7 +63,7 @@ def headers_package(kernel: str) -> PackageId:
     return PackageId(f"linux-headers-{kernel}")
 
 
-def headers_metapackage(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
+def headers_metapackages(kernel: str, installed: Mapping[PackageId, PackageState]) -> tuple[str, ...]:
     """The package that follows the kernel's own meta package (generic, generic-hwe-24.04, virtual, aws).
 
     Kernels of several meta packages share a name (``-generic``), so the one whose version is that of the kernel is
@@ -81,7 +81,7 @@ def headers_metapackage(kernel: str, installed: Mapping[PackageId, PackageState]
         (version.startswith((f"{release}.", f"{release}-")), version_order_key(version), meta)
         for meta, version in metas.items()
     ]
-    return f"linux-headers-{max(ranked)[2]}" if ranked else None
+    return (f"linux-headers-{max(ranked)[2]}",) if ranked else ()
 
 
 def _kernel_flavour(kernel: str) -> str:
@@ -107,6 +107,6 @@ UBUNTU = Family(
     driver_packages=driver_packages,
     dkms_package=dkms_package,
     headers_package=headers_package,
-    headers_meta=headers_metapackage,
+    headers_metapackages=headers_metapackages,
     signs_own_modules=True,
 )

@@ -155,6 +155,13 @@ _COMMAND_ON_LINE_OF_ITS_OWN: Final = Pattern(
     r"^(?:sudo )?(?!(?:find|which|type|service|env|time|watch|history|file|kind|snap|stat|command|exec|set|source|if)"
     r"(?: [^-/]*)?$)[a-z][\w.-]*(?: [^\n]{1,300})?(?<![.,:;!?])$"
 )
+# Of a sentence that begins with a program's name: "lsmod does not show it", "docker run fails here".
+_SENTENCE_ABOUT_PROGRAM: Final = Pattern(
+    r"(?i)^(?:sudo )?[\w.-]+(?: [\w./-]+){0,2} (?:(?:is|are|was|were|has|had|does|do|did|ca|can|could|wo|would)"
+    r"(?:n['’]t)?|cannot|still|never|always|also|now|and|but|shows|lists|says|said|sees|fails|works|worked|hangs|crashes|gives|gave"
+    r"|reports|reported|prints|printed|returns|returned|complains|tells|told|finds|detects|outputs|displays|looks|seems"
+    r"|takes|ends|exits|dies)(?= [a-z\d]|$)"
+)
 _MAX_HEADING_WORDS: Final = 12
 
 
@@ -177,7 +184,8 @@ def _add_headings(lines: Sequence[str], typed: _StepsByLine) -> _StepsByLine:
 
 def _heading_source(line: str, source: str, *, is_alone: bool) -> str:
     """Return the source that the line names for what follows; empty if none. ``ls`` itself names its folders."""
-    if is_alone and _COMMAND_ON_LINE_OF_ITS_OWN.match(line) and _begins_with_program(line) and _is_known_command(line):
+    is_command = _COMMAND_ON_LINE_OF_ITS_OWN.match(line) and not _SENTENCE_ABOUT_PROGRAM.match(line)
+    if is_alone and is_command and _begins_with_program(line) and _is_known_command(line):
         return line
     match = _SOURCE_HEADING.match(line)
     if not match or not (match["begin"] or match["end"]) or len(match["source"].split()) > _MAX_HEADING_WORDS:

@@ -168,7 +168,7 @@ class PackageSystem:
 
         command_programs: those that the commands below, and hints, begin with.
         install: the command by which people install packages.
-        reinstall: the command that installs packages anew, in the version that they have.
+        reinstall: the command that installs packages anew, in the version that they have; without one in the newest.
         reinstall_change: the same, unattended; the first three words do not depend on the packages.
         changed_files_probe: what compares the files of a package with the checksums that came with it.
         parse_changed_files: the paths that differ or are missing, from the answer to it.

@@ -37,6 +37,8 @@ from gpunode.steps.selection import (
 )
 
 CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
+# Of NVIDIA's repositories in cuda_repositories.csv that for Ubuntu 22.04 goes back farthest.
+_OLDEST_PACKAGED_RELEASE: Final = (11, 7)
 # No LD_LIBRARY_PATH: programs find the libraries by the run path or by ld.so.conf.d, which the packages bring.
 _PATH_SCRIPT_TEMPLATE: Final = """\
 # Written by gpunode: the CUDA toolkit that its recipe names comes first in PATH.
@@ -77,6 +79,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     if recipe.lock is not None and (unlocked := [name for name in names if name not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
     absent = [name for name in names if recipe.upgrade or not is_at_version(packages.get(name), "")]
+    if absent and version < _OLDEST_PACKAGED_RELEASE:
+        return _refuse_unpackaged_release(version, facts)
     along = [package for package in (recipe.lock.packages if recipe.lock else ()) if _is_component(package, version)]
     strays = [package for package in packages_off_lock(recipe, packages, along) if package not in names]
     wanted = tuple(dict.fromkeys((*absent, *packages_off_lock(recipe, packages, names), *strays)))
@@ -139,6 +143,18 @@ def _refuse_run_toolkit(version: Version, facts: Facts) -> Refusal | None:
         why="NVIDIA's packages of this release have their files in the same folder: they would overwrite those there, "
         "and no rollback could bring them back",
         hint=f"{removal}; then run the same command again\nor name another release: version under [cuda]",
+    )
+
+
+def _refuse_unpackaged_release(version: Version, facts: Facts) -> Refusal:
+    oldest, _ = _find_oldest_and_newest_gpu(facts)
+    last = oldest and cuda.newest_for_capability(cuda.parse_version(oldest.compute_capability))
+    is_last = f", and it is the last that compiles for {oldest.label}" if oldest and last == version else ""
+    return Refusal(
+        what=f"CUDA {format_release(version)} is in no repository for the systems that gpunode sets up",
+        why=f"NVIDIA's repositories for them begin with {format_release(_OLDEST_PACKAGED_RELEASE)} or later{is_last}",
+        hint='set cuda.version = "none", and compile in one of NVIDIA\'s containers with that release'
+        + ("" if is_last else ", or name a newer release"),
     )
 
 

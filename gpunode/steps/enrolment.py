@@ -24,14 +24,16 @@ _MODULE_KEY_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
 _ENDLESS: Final = -1
 _REQUIRED_TOOL_PACKAGES: Final = ("mokutil", "openssl")
 # As DKMS 3.2.2 makes it. Both files are complete before either has its name: DKMS would replace half a pair. A pair
-# that something else has made meanwhile is left as it is, and one whose key alone has its name is finished.
+# that something else has made meanwhile is left as it is, and one whose key alone has its name is finished; what is
+# empty counts as missing, as it does in the plan.
 _MAKE_KEY_SCRIPT: Final = """\
 set -eu
 umask 077
 if [ -s "$1" ] && [ -s "$2" ]; then exit 0; fi
-if [ -s "$1" ] && [ ! -e "$2" ] && key=$(openssl pkey -in "$1" -pubout) &&
+if [ -s "$1" ] && [ ! -s "$2" ] && key=$(openssl pkey -in "$1" -pubout) &&
 [ "$(openssl x509 -inform DER -in "$2.new" -noout -pubkey)" = "$key" ]; then mv "$2.new" "$2"; exit 0; fi
-if [ -e "$1" ] || [ -e "$2" ]; then echo "only one of $1 and $2 is there" >&2; exit 1; fi
+if [ -s "$1" ] || [ -s "$2" ]; then
+echo "only one of $1 and $2 is there, and $2.new, if it is there, is of another key: remove that" >&2; exit 1; fi
 for folder in "${1%/*}" "${2%/*}"; do [ -d "$folder" ] || install -d -m 0755 "$folder"; done
 rm -f "$1.new" "$2.new"
 openssl req -new -x509 -nodes -days 36500 -subj "/CN=DKMS module signing key" -newkey rsa:2048 \

@@ -106,10 +106,10 @@ def _find_obstacle(feature: GpuDirectFeature, facts: Facts, driver: _DriverTrait
         )
     if feature.packages and (refusal := _find_build_obstacle(feature, facts, driver)):
         return refusal
-    if feature.needs_ofed and not _has_ofed_stack(feature, facts):
+    if feature.needs_ofed and not (_has_ofed_stack(feature, facts) or _have_peer_memory(kernels, facts)):
         return Refusal(
             what=f"{feature.name} needs MLNX_OFED or DOCA-OFED",
-            why=f"neither is installed, and {feature.module} cannot use the kernel's own RDMA stack",
+            why=f"neither is installed, and {feature.module} cannot use the RDMA stack of this node's kernels",
             hint=f"install one of them, then build the driver's modules again for it; or {feature.instead}",
         )
     return None
@@ -146,6 +146,15 @@ def _has_ofed_stack(feature: GpuDirectFeature, facts: Facts) -> bool:
         is_at_version(state, "") and _OFED_PACKAGE_NAME.fullmatch(one.name) for one, state in packages.items()
     )
     return is_installed or feature.module in known(facts.modules, frozenset())
+
+
+def _have_peer_memory(kernels: Sequence[str], facts: Facts) -> bool:
+    """Return whether the RDMA stack of all ``kernels`` has peer memory: Ubuntu's own had it up to 6.5.
+
+    Source: https://discourse.ubuntu.com/t/nvidia-gpudirect-over-infiniband-migration-paths/44425
+    """
+    is_ubuntu = isinstance(facts.distro, Known) and facts.distro.value.id == "ubuntu"
+    return is_ubuntu and all("-nvidia" in kernel or _parse_kernel_version(kernel) < (6, 8) for kernel in kernels)
 
 
 # -- the steps

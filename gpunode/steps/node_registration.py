@@ -9,7 +9,7 @@ exists keeps its labels), "NodeRestriction" (a kubelet may set labels outside of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
@@ -102,7 +102,8 @@ def _refuse_unextendable_file(path: str, labels: Sequence[str], taints: Sequence
     if path != KUBELET_ENVIRONMENT_FILE:
         return Refusal(
             f"{path} has lists that gpunode cannot extend",
-            "node-label+ or node-taint+ stands there twice, or without a line for each item",
+            "node-label+ or node-taint+ stands there twice, or without a line for each item, or the file is not one "
+            "YAML mapping with a line for each key",
             "move your own lines to another file in that folder: k3s and RKE2 read every one",
         )
     flags = [f"--node-labels={','.join(labels)}"] if labels else []
@@ -191,8 +192,24 @@ def _add_rancher_items(content: bytes, labels: Sequence[str], taints: Sequence[s
         missing = [item for item in items if item not in {row["item"] for row in rows}]
         indent = next((row["indent"] for row in rows if row["item"] is not None), "")
         lines[start : start + len(rows)] = [*(f'{indent}- "{item}"' for item in missing), *kept]
-    changed = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
-    return content if lines == text.splitlines() else changed
+    changed = text if lines == text.splitlines() else "".join(f"{line}\n" for line in lines)
+    if content and not _are_settings_kept(text, changed, {"node-label+": labels, "node-taint+": taints}):
+        return None
+    return changed.encode("utf-8", "surrogateescape")
+
+
+def _are_settings_kept(before: str, after: str, items_by_key: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether ``after`` is one YAML mapping with these items, and with all else that ``before`` says."""
+    from gpunode import yaml  # loaded on use: few nodes have such a file with other lines
+
+    try:
+        old, new = (yaml.load(text) or {} for text in (before, after))
+    except ValueError:
+        return False
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return False
+    others = [{key: value for key, value in one.items() if key not in items_by_key} for one in (old, new)]
+    return others[0] == others[1] and all({*items} <= {*(new.get(key) or ())} for key, items in items_by_key.items())
 
 
 NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan)

@@ -37,11 +37,11 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "the recipe has no container runtime")
     packages = need(facts.packages, "which packages are installed")
     diverted = tuple(system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
-    # A diverted one would be put elsewhere again; an upgrade unpacks no package that is the newest already.
+    # A diverted one would be put elsewhere again.
     lost = tuple(
         path for path in known(facts.lost_programs, ()) if not any(note.startswith(f"{path} ") for note in diverted)
     )
-    wanted = _choose_version(replace(recipe, upgrade=recipe.upgrade and not lost), packages)
+    wanted = _choose_version(recipe, packages)
     if isinstance(wanted, Refusal):
         return wanted
     # Without a version none is there yet, they differ, or the newest is asked for: all of them come in one version.
@@ -56,33 +56,36 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         *diverted,
     )
     marked = plan_manual_marks(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
-    if not names and lost:
-        outcome = _plan_lost_programs(lost, recipe, facts, notes)
-        return replace(outcome, changes=(*outcome.changes, *marked)) if isinstance(outcome, Planned) else outcome
+    anew = _plan_lost_programs(lost, wanted, recipe, facts) if lost else Planned((), "")
+    if isinstance(anew, Refusal):
+        return anew
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
-        return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed, notes)
+        reason = anew.reason or (f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
+        return Planned((*anew.changes, *marked), reason, notes)
     # Without a pin the newest is taken, so a version that is known is asked for by its whole name.
     after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
     states = ((name, packages.get(name)) for name in names)
     changes = tuple(PackageChange(name, now, replace(after, auto=_is_dependency(name, now))) for name, now in states)
-    return Planned((*changes, *marked), _explain_changes(packages, wanted), notes)
+    reason = "; ".join(filter(None, (_explain_changes(packages, wanted), anew.reason)))
+    return Planned((*changes, *anew.changes, *marked), reason, notes)
 
 
-def _plan_lost_programs(lost: Sequence[str], recipe: Recipe, facts: Facts, notes: tuple[str, ...]) -> StepOutcome:
-    """Plan the toolkit's packages installed anew in their version, since somebody has deleted ``lost``."""
+def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts: Facts) -> Planned | Refusal:
+    """Plan the four packages installed anew in ``version``, since somebody has deleted ``lost``.
+
+    Also beside a change of versions, which unpacks no package that has its version already.
+    """
     if refused := system(facts).refuse_excluded_files(facts, dict.fromkeys(lost, "containers need it to use the GPU")):
         return refused
-    packages = need(facts.packages, "which packages are installed")
     purpose = f"{join_names(lost)} {'is' if len(lost) == 1 else 'are'} gone, although the package is installed"
-    anew = system(facts).reinstall_change({one: packages[one] for one in TOOLKIT_PACKAGES}, purpose)
+    anew = system(facts).reinstall_change({one: PackageState(version) for one in TOOLKIT_PACKAGES}, purpose)
     # CRI-O leaves a handler out whose program is not there when it starts.
     row = find_runtime(recipe.runtime.name)
     triggers = frozenset(
         {Trigger("restart", row.unit)} if row.live_config_source == "crio status" and not facts.is_image else ()
     )
-    later = "; the run after this one upgrades it" if recipe.upgrade else ""
-    return Planned((replace(anew, triggers=triggers),), f"{purpose}{later}", notes)
+    return Planned((replace(anew, triggers=triggers),), purpose)
 
 
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:

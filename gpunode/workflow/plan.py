@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, driver_packages, upstream
 from gpunode.catalog.fabric import is_version_locked
-from gpunode.change import Change, KnownAfter, PackageChange, PackageState
+from gpunode.change import Change, CommandChange, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
@@ -42,7 +42,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
         is_current = not any(plan.ordered_changes for plan in earlier)
         earlier.append(stage)
         if is_current:
-            return resolve_stage(stage, now, host.simulate, recipe.lock)
+            return resolve_stage_on(host, stage, now, recipe.lock)
         return replace(stage, unresolved=_explain_missing_packages(stage, host))
 
     return tuple(walk_stages(recipe, facts, exact, project_stage, only))
@@ -349,6 +349,27 @@ def _exact_transaction(
     return Transaction(
         (*requested_changes, *(change for change in unseen if change.is_mark), *residue), tuple(dependencies)
     )
+
+
+def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: VersionLock | None = None) -> StagePlan:
+    """Return ``plan`` as ``resolve_stage`` does; what is to be installed anew must be in an archive of ``host``, too.
+
+    The package manager says that it cannot install such a package anew, and that all is well.
+    """
+    exact = resolve_stage(plan, facts, host.simulate, lock)
+    start = system(facts).reinstall_change({}, "").argv[:3]
+    again = (change.argv for change in CommandChange.of_kind(plan.ordered_changes) if change.runs_command(*start))
+    named = [
+        (PackageId.of(name), version) for argv in again for name, _, version in (w.partition("=") for w in argv[4:])
+    ]
+    if exact.unresolved or not named:
+        return exact
+    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    beside = islice(sorted(installed), _INDEX_SAMPLE_SIZE)
+    offered = make_version_lookup(host, facts)(dict.fromkeys((*(package for package, _ in named), *beside)))
+    lost = [(package, version) for package, version in named if version and version not in offered.get(package, ())]
+    said = (f"Version '{version}' for '{package}' was not found" for package, version in (lost if offered else ()))
+    return replace(exact, unresolved="\n".join(said))
 
 
 def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: VersionLock | None = None) -> StagePlan:

@@ -19,7 +19,7 @@ from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
 from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
-from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage, unplanned_removals
+from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage_on, unplanned_removals
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
 
 
@@ -199,12 +199,12 @@ class _SetupRun:
         from gpunode.workflow.locking import missing_versions_error
         from gpunode.workflow.origins import describe_problem_archives, with_origins
 
-        exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
+        exact = resolve_stage_on(self.host, stage, facts, self.recipe.lock)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
             self.applier.on_event(Notice("the package index lacks packages of the plan; refreshing the whole index"))
             self.trigger_results += self.applier.run_triggers([Trigger("index-refresh")])
-            exact = resolve_stage(stage, facts, self.host.simulate, self.recipe.lock)
+            exact = resolve_stage_on(self.host, stage, facts, self.recipe.lock)
         lacking = system(facts).versions_not_found(exact.unresolved)
         if self.recipe.lock and (refused := missing_versions_error(lacking, exact.unresolved, self.recipe.lock)):
             raise refused

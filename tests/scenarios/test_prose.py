@@ -20,6 +20,8 @@ SENTENCES = (
     "If a node shows {}, what does it mean?",
     "The article says that {} is a common problem.",
     "There is no {} in the log.",
+    "It's not {}.",
+    "The build fails. It is not a {} here.",
 )
 _STAMP = re.compile(r"^[ \t>]*(?:\[[^\]]{1,40}\]|\w{3}\s+\d{1,2} [\d:]{8} \S+|[\dTZ:.+-]{12,40})?\s*(?:kernel:)?\s*")
 # More lines of a cause say the same in other words.

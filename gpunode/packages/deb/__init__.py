@@ -197,7 +197,7 @@ def _reinstall_change(packages: Mapping[PackageId, PackageState], purpose: str) 
 
 def _name_with_versions(packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
     # Without its version a package would be upgraded, where there is a newer one.
-    return (f"{package}={state.version}" for package, state in packages.items())
+    return (f"{package}={state.version}" if state.version else str(package) for package, state in packages.items())
 
 
 def _make_command_template(*words: str) -> Callable[[Collection[PackageId] | Collection[str]], str]:

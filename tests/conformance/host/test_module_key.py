@@ -112,6 +112,35 @@ def test_half_a_pair_is_never_completed(pair: tuple[Path, Path], gone: int) -> N
     assert pair[1 - gone].read_bytes() == kept
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_key_without_its_certificate_is_finished_by_the_new_one_of_its_own(
+    pair: tuple[Path, Path], *, empty: bool
+) -> None:
+    certificate = pair[1].read_bytes()
+    pair[1].rename(f"{pair[1]}.new")
+    if empty:
+        pair[1].touch()
+    assert make_key(*pair).returncode == 0
+    assert pair[1].read_bytes() == certificate
+
+
+def test_new_certificate_of_another_key_is_named(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    assert make_key(tmp_path / "other.key", tmp_path / "other.pub").returncode == 0
+    (tmp_path / "other.pub").rename(f"{pair[1]}.new")
+    pair[1].write_bytes(b"")
+    done = make_key(*pair)
+    assert done.returncode != 0
+    assert f"{pair[1]}.new, if it is there, is of another key: remove that" in done.stderr
+    assert pair[1].read_bytes() == b""
+
+
+def test_two_empty_files_are_no_key(pair: tuple[Path, Path]) -> None:
+    for path in pair:
+        path.write_bytes(b"")
+    assert make_key(*pair).returncode == 0
+    assert all(path.stat().st_size for path in pair)
+
+
 def test_key_cut_short_by_a_kill_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / "mok.key.new").write_text("half")
     (tmp_path / "mok.pub.new").write_text("half")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from tests.e2e.chroot.scenario import RECIPE, Lab, as_machine, ask, called, install_old_driver, setup, setup_ok
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
-from tests.e2e.lab.debs import Package, build_all
+from tests.e2e.lab.debs import Package, build_all, publish
 from tests.e2e.lab.pci import T4
+from tests.e2e.lab.repositories import TOOLKIT, TOOLKIT_PATH
 
 pytestmark = pytest.mark.e2e
 
@@ -140,6 +142,36 @@ def test_interrupted_dpkg_is_repaired_first(node: Chroot) -> None:
 
 
 @pytest.mark.long
+def test_program_lost_with_a_version_that_no_archive_has_is_told(node: Chroot, chroots: Lab) -> None:
+    """apt says that it cannot install such a package anew, and that all is well."""
+    chroots.recipe(node, "debian12", more='[toolkit]\nversion = "1.19.1"\n')
+    setup_ok(node)
+    chroots.recipe(node, "debian12")
+    newest = chroots.folder / "newest-toolkit"
+    shutil.copytree(chroots.repositories.root / TOOLKIT_PATH.lstrip("/"), newest)
+    for path in newest.rglob("*_1.19.1-1_*.deb"):
+        path.unlink()
+    publish(next(newest.rglob("*_1.20.1-1_*.deb")).parent, TOOLKIT, chroots.repositories.keys.toolkit)
+    node.server.mount(TOOLKIT_PATH, newest)
+    node.run("apt-get", "-q", "update")
+    lost = node.path("/usr/bin/nvidia-ctk")
+    lost.unlink()
+    before = node.installed()
+
+    shown = node.gpunode("plan", RECIPE).stdout
+    refused = setup(node)
+
+    assert "Version '1.19.1-1' for 'nvidia-container-toolkit' was not found" in shown
+    assert refused.exit_code == 6
+    assert "no package was changed" in refused.error
+    assert "add --upgrade" in refused.error
+    assert (node.installed(), lost.exists()) == (before, False)
+    setup_ok(node, "--upgrade")
+    assert lost.exists()
+    assert node.installed()["nvidia-container-toolkit"] == "1.20.1-1"
+    assert ask(node, "plan", RECIPE, "--check").exit_code == 0
+
+
 def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
     """Killed while it unpacked, and `dpkg --configure -a` was tried: dpkg has no note of it left beside the status."""
     setup_ok(node)

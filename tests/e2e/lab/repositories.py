@@ -28,7 +28,7 @@ KEY_FILES: Final = {
 CUDA_PATH: Final = "/compute/cuda/repos"
 TOOLKIT_PATH: Final = "/libnvidia-container"
 _CUDA: Final = Release("NVIDIA", "NVIDIA CUDA")
-_TOOLKIT: Final = Release("https://nvidia.github.io/libnvidia-container/stable/deb", "libnvidia-container")
+TOOLKIT: Final = Release("https://nvidia.github.io/libnvidia-container/stable/deb", "libnvidia-container")
 _LIST: Final = """\
 deb ADDRESS/stable/deb/$(ARCH) /
 #deb ADDRESS/experimental/deb/$(ARCH) /
@@ -173,7 +173,7 @@ def _make_toolkit(root: Path, key: Key) -> None:
     folder = root / "stable/deb" / NODES.deb
     for version in TOOLKITS:
         build_all(toolkit.packages(version), folder)
-    publish(folder, _TOOLKIT, key)
+    publish(folder, TOOLKIT, key)
     (root / "gpgkey").write_text(key.armored)
     text = _LIST.replace("ADDRESS", f"{ADDRESS}{TOOLKIT_PATH}")
     (root / "stable/deb/nvidia-container-toolkit.list").write_text(text)

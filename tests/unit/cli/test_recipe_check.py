@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.inputs import load_recipe
+from gpunode.cli.inputs import RecipeOptions, load_recipe
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.recipes import check_recipe
 from gpunode.errors import RecipeError, Refused
+from gpunode.recipe import CudaToolkit
 
 
 def test_recipe_that_skips_an_unknown_step_is_refused_with_all_steps(tmp_path: Path) -> None:
@@ -27,6 +28,17 @@ def test_detect_step_cannot_be_skipped(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(str(path))
     assert "detect" not in caught.value.allowed
+
+
+def test_parts_of_cuda_without_a_release_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('schema = 1\n\n[cuda]\nparts = ["nvcc"]\n')
+    with pytest.raises(RecipeError, match=r"mine\.toml:4: cuda\.parts names parts") as caught:
+        check_recipe(str(path), OutputOptions())
+    assert (caught.value.key, caught.value.allowed[0]) == ("cuda.version", "auto")
+    with pytest.raises(RecipeError):
+        RecipeOptions(str(path)).load()
+    assert RecipeOptions(str(path), cuda_toolkit="12.9").load().cuda == CudaToolkit("12.9", ("nvcc",))
 
 
 @pytest.mark.parametrize(

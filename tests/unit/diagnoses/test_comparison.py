@@ -116,7 +116,7 @@ def names(found: Comparison) -> list[tuple[str, str | None, str | None]]:
     return [(one.name, one.good, one.bad) for one in found.differences]
 
 
-def test_lost_pin_is_a_difference_for_each_of_its_stanzas() -> None:
+def test_lost_pin_is_one_difference_however_many_packages_it_names() -> None:
     # One for each of its ninety lines hid what else differed.
     names_held = "libcuda1:any\n " + "\n ".join(f"nvidia-{number}:any" for number in range(90))
     pin = (
@@ -124,10 +124,21 @@ def test_lost_pin_is_a_difference_for_each_of_its_stanzas() -> None:
     )
     one = files("/etc/apt/preferences.d/*", gpunode=pin)
     found = compare_evidence(node(apt_preferences_d=one), node(1, apt_preferences_d=files("/etc/apt/preferences.d/*")))
+    held = " ".join(sorted(names_held.split()))
     assert names(found) == [
-        ("/etc/apt/preferences.d/gpunode: release * for nvidia-*", "priority None; packages: 1", None),
-        ("/etc/apt/preferences.d/gpunode: version 580.* for libcuda1:any", "priority 1001; packages: 91", None),
+        ("/etc/apt/preferences.d/gpunode: release *", "priority None for 1: nvidia-*", None),
+        ("/etc/apt/preferences.d/gpunode: version 580.*", f"priority 1001 for 91: {held}", None),
     ]
+
+
+def test_pins_are_compared_by_what_they_pin_and_not_by_stanza() -> None:
+    def pinned(*stanzas: str) -> Evidence:
+        text = "\n".join(f"Package: {names}\nPin: version 580.*\nPin-Priority: 1001\n" for names in stanzas)
+        return node(0, apt_preferences_d=files("/etc/apt/preferences.d/*", x=text))
+
+    assert compare_evidence(pinned("a b", "c"), pinned("c", "b a")).differences == ()
+    (other,) = compare_evidence(pinned("a b"), pinned("a c")).differences
+    assert (other.good, other.bad) == ("priority 1001 for 2: a b", "priority 1001 for 2: a c")
 
 
 def test_differences_near_the_cited_evidence_come_first() -> None:

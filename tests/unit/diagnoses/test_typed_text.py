@@ -36,6 +36,53 @@ def test_message_of_a_program_counts_wherever_it_was_pasted(source: str, text: s
     assert [one.cause for one in diagnose_pieces((source, text)).roots] == ["gpu-fallen-off-bus"]
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "lsmod does not show nvidia",
+        "nvidia-smi hangs on this node",
+        "dmesg shows this",
+        "docker run fails on my machine",
+        "lspci lists the card but nvidia-smi fails",
+        "dkms status says installed",
+        "kubectl get nodes shows no GPU",
+    ],
+)
+def test_sentence_that_begins_with_a_program_is_no_command(sentence: str) -> None:
+    found = diagnose(take_snapshot(pasted.parse_text_report(f"{sentence}\n{XID}\n")))
+    assert [one.cause for one in found.roots] == ["gpu-fallen-off-bus"]
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("dkms status", "dkms-status"),
+        ("nvidia-smi topo -m", "nvidia-smi-topo"),
+        ("lspci -nnk", "lspci"),
+        ("systemctl show docker", "unit-show"),
+        ("kubectl get nodes -o wide", "kubernetes-node"),
+        ("docker info", "docker-info"),
+    ],
+)
+def test_command_alone_on_the_first_line_names_what_follows(command: str, kind: str) -> None:
+    (step,) = pasted.split_session("pasted text", f"{command}\nsomething\n")
+    assert step.source == command
+    assert identify_source(step.source).kind == kind
+
+
+def test_denied_suspension_does_not_convict() -> None:
+    error = "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment"
+    lsmod = ("lsmod", "Module Size Used by\nnvidia_uvm 1519616 0\nnvidia 56487936 1 nvidia_uvm")
+    (denied,) = diagnose_pieces(("text", f"{error}\nNot after a suspend."), lsmod).findings
+    (told,) = diagnose_pieces(("text", f"{error}\nAlways after a suspend."), lsmod).findings
+    assert (told.confidence, denied.confidence) == ("certain", "likely")
+
+
+@pytest.mark.parametrize("text", ["The GPU never throttles.", "It doesn't throttle.", "We are on a 90-day trial."])
+def test_denial_or_a_trial_of_something_else_makes_no_suspect(text: str) -> None:
+    assert not any(suspect.citations for suspect in diagnose_pieces(("text", text)).suspects)
+
+
 @pytest.mark.parametrize("author", ["Anna Berg wrote:", "Am 3. Mai schrieb Jan:", "张伟 写道："])
 def test_quotation_of_a_named_person_is_of_another_node(author: str) -> None:
     quoted = f"> we had this\n> {XID}\n\nOurs is fine."

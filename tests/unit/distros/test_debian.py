@@ -81,16 +81,28 @@ def test_headers_package_of_one_kernel(kernel: str, package: str) -> None:
 def test_headers_meta_package_follows_the_kernel_meta_package(kernel: str, image: str, meta: str) -> None:
     others = "linux-image-6.1.0-37-amd64", "linux-base"
 
-    assert DEBIAN.headers_meta(kernel, by_id(installed_packages(image, *others))) == meta
-    assert DEBIAN.headers_meta(kernel, by_id(installed_packages(*others))) is None
+    assert DEBIAN.headers_metapackages(kernel, by_id(installed_packages(image, *others))) == (meta,)
+    assert DEBIAN.headers_metapackages(kernel, by_id(installed_packages(*others))) == ()
+
+
+def test_opted_into_proxmox_kernel_gets_the_headers_of_its_series() -> None:
+    """The default meta package, which every node has, follows another series."""
+    both = installed_packages("proxmox-default-kernel", "proxmox-kernel-6.8", "proxmox-kernel-6.14")
+
+    assert DEBIAN.headers_metapackages("6.14.11-9-pve", by_id(both)) == (
+        "proxmox-default-headers",
+        "proxmox-headers-6.14",
+    )
 
 
 def test_removed_kernel_meta_package_does_not_count() -> None:
     removed = {"linux-image-amd64": PackageState("6.1.140-1", config_files_only=True)}
 
-    assert DEBIAN.headers_meta("6.1.0-37-amd64", by_id(removed)) is None
+    assert DEBIAN.headers_metapackages("6.1.0-37-amd64", by_id(removed)) == ()
 
 
 @pytest.mark.parametrize("kernel", ["6.11.0-custom", "6.1.0", "", "6.8.0-51-generic", "-", "6.1.0-37-"])
 def test_foreign_kernel_has_no_headers_meta_package(kernel: str) -> None:
-    assert DEBIAN.headers_meta(kernel, by_id(installed_packages("linux-image-amd64", "linux-image-generic"))) is None
+    assert (
+        DEBIAN.headers_metapackages(kernel, by_id(installed_packages("linux-image-amd64", "linux-image-generic"))) == ()
+    )

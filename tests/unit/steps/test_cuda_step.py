@@ -65,6 +65,9 @@ def test_the_release_fits_the_oldest_gpu_and_the_driver(
         ((GTX_1080,), "13.0", "auto", "does not compile for GeForce GTX 1080"),
         ((T4,), "13.1", "535", "does not run on driver 535"),
         ((T4,), "12.7", "auto", "there is no CUDA 12.7"),
+        ((T4,), "11.2", "auto", "CUDA 11.2 is in no repository"),
+        # Kepler: the last release for it is older than any repository that gpunode uses.
+        (("0fc6",), "auto", "none", "CUDA 10.2 is in no repository"),
         # Newer than the tables: such a release needs what the newest of them needs, or more.
         ((GTX_1080,), "14.1", "auto", "CUDA 14.1 does not compile for GeForce GTX 1080"),
         ((T4,), "14.1", "535", "CUDA 14.1 does not run on driver"),
@@ -74,6 +77,11 @@ def test_a_release_that_cannot_work_is_refused(ids: tuple[str, ...], asked: str,
     refused = refusal(CUDA_TOOLKIT_STEP.plan(_recipe(asked, version=driver), _machine(*ids)))
     assert reason in refused.what
     assert "cuda.version" in refused.hint
+
+
+def test_installed_release_that_no_repository_has_is_kept() -> None:
+    there = _machine(T4, packages={"cuda-toolkit-11-2": "11.2.2-1"})
+    assert _installed(planned(CUDA_TOOLKIT_STEP.plan(_recipe(), there))) == []
 
 
 def test_cuda_newer_than_the_driver_or_the_tables_is_noted() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.catalog.gpudirect import FEATURES, missing_source_hint
 from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
-from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
+from gpunode.facts.model import Distro, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
@@ -18,7 +18,20 @@ from gpunode.steps.gpudirect import GPUDIRECT_MODULES_FILE, GPUDIRECT_MODULES_ST
 from gpunode.workflow.converge import project_stage
 from gpunode.workflow.plan import plan
 from tests.ids import by_id
-from tests.unit.steps.machines import GTX_1080, KERNEL, files, gpu, machine, planned, recipe, refusal, unit, with_driver
+from tests.unit.steps.machines import (
+    DEBIAN,
+    GTX_1080,
+    KERNEL,
+    UBUNTU,
+    files,
+    gpu,
+    machine,
+    planned,
+    recipe,
+    refusal,
+    unit,
+    with_driver,
+)
 from tests.unit.workflow.nodes import Node
 
 DMA_BUF, PEERMEM = GpuDirect(rdma="dma-buf"), GpuDirect(rdma="peermem")
@@ -125,6 +138,23 @@ def test_foreign_driver_decides_gpudirect_by_what_is_loaded() -> None:
 def test_rdma_stack_is_recognized_by_its_module_package(package: str, has_modules: bool) -> None:
     outcome = GPUDIRECT_STEP.plan(asking(PEERMEM), with_driver(packages={package: "1"}))
     assert isinstance(outcome, Refusal) is not has_modules
+
+
+@pytest.mark.parametrize(
+    ("distro", "kernel", "has_peer_memory"),
+    [
+        (UBUNTU, "5.15.0-119-generic", True),
+        (UBUNTU, "6.5.0-45-generic", True),
+        (UBUNTU, "6.8.0-90-generic", False),
+        (UBUNTU, "6.8.0-1028-nvidia", True),
+        (DEBIAN, "6.1.0-37-amd64", False),
+    ],
+)
+def test_peermem_uses_the_rdma_stack_of_ubuntus_kernel(distro: Distro, kernel: str, has_peer_memory: bool) -> None:
+    node = with_driver(distro=distro, kernels=Kernels(kernel, (kernel,)), headers=frozenset({kernel}))
+    outcome = GPUDIRECT_STEP.plan(asking(PEERMEM), node)
+    assert isinstance(outcome, Refusal) is not has_peer_memory
+    assert not has_peer_memory or "no package needed" in planned(outcome).reason
 
 
 def test_loaded_peermem_implies_an_rdma_stack() -> None:

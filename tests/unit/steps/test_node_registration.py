@@ -189,6 +189,16 @@ def test_lists_of_k3s_with_comments_between_their_items_stay_valid(between: byte
     assert content.count(between) >= 2
 
 
+@pytest.mark.parametrize("content", [b"# mine\n", b"---\nnode-name: one", b"node-name: {}\n", b"\n"])
+def test_block_mapping_of_k3s_gets_the_lists_below_it(content: bytes) -> None:
+    after = registration_file(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(content)).content
+    assert yaml.safe_load(after) == {
+        **(yaml.safe_load(content) or {}),
+        "node-label+": ["nvidia.com/gpu.present=true"],
+        "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
+    }
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -196,6 +206,13 @@ def test_lists_of_k3s_with_comments_between_their_items_stay_valid(between: byte
         b"node-label+:\n- a=b\nnode-label+:\n- c=d\n",
         b"'node-label+':\n- a=b\n",
         b"node-taint+ :\n- a=b:NoSchedule\n",
+        # Below these nothing can be added: it would be no YAML, or a second document, which k3s does not read.
+        b"{}\n",
+        b"[]\n",
+        b"{node-name: one}\n",
+        b"node-name: one\n...\n",
+        b"---\nnode-name: one\n---\nnode-name: two\n",
+        b"node-name: |\n  one\n  # mine: of the text\n\n\tnode-label: x\n",
     ],
 )
 def test_file_of_k3s_with_lists_of_another_form_is_refused(content: bytes) -> None:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.change import FileChange, FileState, PackageChange, PackageState
+from gpunode.change import CommandChange, FileChange, FileState, PackageChange, PackageState, sort_changes
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project_changes
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import DIVERSIONS_FILE
-from gpunode.recipe import Recipe
+from gpunode.recipe import Recipe, Toolkit
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.steps.toolkit import TOOLKIT_STEP
 from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal
@@ -67,6 +67,20 @@ def test_setup_that_restores_a_program_leaves_nothing_of_the_toolkit_to_do() -> 
         changes = planned(TOOLKIT_STEP.plan(replace(recipe("docker"), upgrade=upgrade), lost)).changes
         assert any("--reinstall" in change.subject for change in changes)
         assert not planned(TOOLKIT_STEP.plan(recipe("docker"), project_changes(lost, changes))).changes
+
+
+@pytest.mark.parametrize("version", ["auto", "1.19.1"])
+def test_program_lost_beside_another_version_comes_back_in_one_run(version: str) -> None:
+    """apt unpacks no package that has the version already, so the change of the others would not bring it back."""
+    packages = {**dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.19.1-1"), str(TOOLKIT_PACKAGES[3]): "1.18.0-1"}
+    asked = replace(recipe("docker"), toolkit=Toolkit(version))
+    facts = machine(packages=packages, lost_programs=("/usr/bin/nvidia-ctk",))
+    changes = planned(TOOLKIT_STEP.plan(asked, facts)).changes
+    assert TOOLKIT_PACKAGES[3] in {change.id for change in PackageChange.of_kind(changes)}
+    (anew,) = CommandChange.of_kind(changes)
+    named = "nvidia-container-toolkit-base" if version == "auto" else "nvidia-container-toolkit-base=1.19.1-1"
+    assert named in anew.argv
+    assert sort_changes(changes)[-1] == anew
 
 
 def test_diverted_program_of_the_toolkit_is_not_installed_again() -> None:
