@@ -81,6 +81,8 @@ class PackageChange(BaseChange):
     @property
     def outcome_text(self) -> str:
         before, after = self.states
+        if self.is_mark:
+            return f"{before}, {_name_marks(self.before)} → {_name_marks(self.known_final_state)}"
         return f"{before} → {after}" if before and after else f"{after or before} {self.participle}"
 
     @property
@@ -125,3 +127,8 @@ class PackageChange(BaseChange):
 
     def inverse(self) -> PackageChange | None:
         return None if isinstance(self.after, KnownAfter) else replace(self, before=self.after, after=self.before)
+
+
+def _name_marks(state: PackageState | None) -> str:
+    """Return the marks: ``auto, hold``."""
+    return ("auto" if state and state.auto else "manual") + (", hold" if state and state.held else "")

@@ -224,7 +224,13 @@ def view_node(node: str, root: str, gpu_ids: str, recipe: Recipe | None = None) 
         root: a mounted root; ``/`` for this machine itself.
         gpu_ids: the value of ``--gpu``.
         recipe: its steps may need additional facts.
+
+    Raises:
+        UsageError: if both ``node`` and ``root`` are named.
     """
+    if node and is_image_root(root):
+        why = "each names another node to look at"
+        raise UsageError("--node cannot be used with --root", why=why, hint="leave one out")
     if node:
         from gpunode.host.capture import CaptureHost, load_capture
 

@@ -35,11 +35,15 @@ class Screen(ReportScreen):
 
     Args:
         argv: the words after ``gpunode``, for the commands that are proposed.
+
+    Attributes:
+        place: what is changed: this machine, or the root folder of an image.
     """
 
     def __init__(self, *, verbose: bool, silent: bool, argv: Sequence[str] | None = None) -> None:
         super().__init__(verbose=verbose, silent=silent)
         self.argv = tuple(sys.argv[1:] if argv is None else argv)
+        self.place = "this machine"
         self._node: tuple[Facts, Recipe] | None = None
         self._is_rehearsal = False
 
@@ -125,7 +129,7 @@ class Screen(ReportScreen):
         self._require_consent("setup", yes=yes)
         self.put(BLANK_LINE, line(span("setup", "bold")))
 
-    def ask_for_consent(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
+    def ask_for_consent(self, verb: str, *, yes: bool, does: str = "") -> None:
         """Ask for consent to changes that were already shown; see ``confirm``."""
         self._require_consent(verb, yes=yes, does=does)
         self.put(BLANK_LINE)
@@ -149,12 +153,13 @@ class Screen(ReportScreen):
 
         return ask
 
-    def _require_consent(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
+    def _require_consent(self, verb: str, *, yes: bool, does: str = "") -> None:
         if yes:
             return
         hint = str(repeat_command((*self.argv, "--yes")))
         if not self.is_interactive:
             why = "--json never asks" if self._silent else "standard input is not a terminal, so nobody can answer"
+            does = does or f"changes {self.place}"
             raise UsageError(f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=hint)
         self.put(BLANK_LINE)
         answer = _ask_person("Go on? [y/N] ")

@@ -88,6 +88,7 @@ def exclusive_session(
         wait_for_others: wait for package managers too, not for gpunode alone.
     """
     screen = output.open_screen()
+    screen.place = screen.place if root == "/" else root
     os.umask(UMASK)
     store, log = Store(root, announce=create_announcer(root)), CommandLog(command, root=root)
     stop = SignalGuard(screen.announce_stopping)

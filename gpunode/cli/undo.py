@@ -300,13 +300,17 @@ def already_undone_lines(nothing: NothingToUndo) -> Iterator[Line]:
     """Yield why there is nothing to undo, what remains of the run, and the run to undo next."""
     run = nothing.run
     state = f"is already undone: {nothing.why}" if run.subjects else "has nothing to undo"
-    yield line(STATE_MARK["skipped"], f"run {run.label} ({describe_run(run)}) {state}", hang=2)
+    part = "the configuration of " if nothing.is_partial else ""
+    yield line(STATE_MARK["skipped"], f"{part}run {run.label} ({describe_run(run)}) {state}", hang=2)
     yield from (note_line(text) for text in nothing.notes)
     if nothing.newest_not_undone is None:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
     older = nothing.newest_not_undone
-    yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
+    if older.run == run.run:
+        yield line("  ", "the rest of it is not undone", hang=2)
+    else:
+        yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
     if nothing.command:
         yield next_command_line(nothing.command)
 

@@ -154,6 +154,8 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
     for source, part in _split_text_among_sources(sources, answer):
         own = _extract_own_output(source, part)
         outcome: ProbeOutcome = "absent" if capture.outcome == "ok" and reports_absence(own) else capture.outcome
+        if not own.strip() and is_denial(capture):
+            outcome = "denied"
         if len(sources) > 1 and outcome == "absent" and not reports_absence(own):
             outcome = "ok"  # another of the commands gave that answer
         yield EvidenceItem(
@@ -260,6 +262,23 @@ def _mark_complete_if_count_zero(source: Source, output: str) -> Source:
     return replace(source, is_part=False) if is_none else source
 
 
+# What these say of a user's permissions is no answer. In a report, docker's refusal may be what the report is about.
+_DENIAL_LINE: Final = Pattern(
+    r"^(?:Hint: You are currently not seeing messages from other users|No journal files were opened due to insufficient"
+    r" permissions|dmesg: read kernel buffer failed: Operation not permitted"
+    r"|[^\n]{0,40}permission denied while trying to connect to the [Dd]ocker )[^\n]*",
+    re.MULTILINE,
+)
+_MAX_DENIAL_LENGTH: Final = 4096
+
+
+def is_denial(capture: Capture) -> bool:
+    """Return whether journalctl, dmesg or gpunode's own docker said that the user may not see all."""
+    said = f"{capture.error}\n{capture.text[:_MAX_DENIAL_LENGTH]}"
+    programs = ("journalctl", "dmesg") if capture.exit_status is None else ("journalctl", "dmesg", "docker")
+    return capture.source.startswith(programs) and _DENIAL_LINE.search(said) is not None
+
+
 def _plain_output_with_error(capture: Capture) -> str:
     """Return the output as plain lines, with the error of a failed command."""
     answer = capture.text
@@ -267,6 +286,8 @@ def _plain_output_with_error(capture: Capture) -> str:
         answer = capture.error
     elif capture.outcome == "failed" and capture.error:
         answer = f"{answer.rstrip()}\n{capture.error}"
+    if is_denial(capture):
+        answer = _DENIAL_LINE.sub("", answer)
     return _strip_terminal_codes(answer)
 
 

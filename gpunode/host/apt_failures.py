@@ -57,7 +57,7 @@ _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     # Commands of DPkg::Pre-Invoke, Pre-Install-Pkgs, Post-Invoke and APT::Update's own: apt.conf(5).
     ("hook", ("Problem executing scripts", "Failure running script")),
     ("network", ("does the network require authentication",)),
-    # Of the next two apt says that the repository is not signed, and of the last also that a certificate is wrong.
+    # Of the last of these apt also says that a certificate is wrong.
     (
         "temporary",
         ("Couldn't create temporary file", "Unable to mkstemp", r"Splitting up \S+ into data and signature failed"),
@@ -68,7 +68,7 @@ _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
         (
             r"NO_PUBKEY|(EXP|REV)KEYSIG|KEYEXPIRED|BADSIG|EXPSIG",
             r"signatures? (couldn't be verified|were invalid)",
-            r"signature verification|/sqv returned an error|is not signed\.|cannot be authenticated",
+            r"signature verification|/sqv returned an error|cannot be authenticated",
         ),
     ),
     ("release-changed", (r"changed its '[^']+' value from",)),
@@ -82,10 +82,12 @@ _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     ),
     ("stale-index", (r"Failed to fetch \S+\.deb +(404|410|File not found)\b",)),
     ("denied", (r"\b(401 +Unauthorized|403 +Forbidden|407 +\w+)",)),
-    ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
+    ("missing", (r"(does not have|no longer has) a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
     ("certificate", (r"certificate verif",)),
     ("refused", (r"\(111: Connection refused\)",)),
     ("network", (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",)),
+    # apt says this of a repository whose InRelease it did not get for one of the reasons above, too.
+    ("signature", (r"is not signed\.",)),
     ("held", ("Held packages were changed",)),
     (
         "unmet",

@@ -49,6 +49,11 @@ _ID_NUMBER_PATTERNS: Final = (
     # docker before version 24
     r"^[ \t]*ID:[ \t]*((?:[A-Z2-7]{4}:){11}[A-Z2-7]{4})\b",
 )
+# Almost all zeros, which is a mask already; who defines a variable of the firmware: UEFI, its lists of keys, shim.
+_NOBODYS_NUMBER: Final = (
+    r"0{4,}[0-9a-f]{4}|8be4df6193ca11d2aa0d00e098032b8c|d719b2cb3d3a4596a3bcdad00e67656f"
+    r"|605dab50e0464300abb63dd810dd8b23"
+)
 _LABELLED_SERIAL_NUMBER: Final = (
     r"(?:\b(?:Serial(?:[ _-]?(?:Number|No\.?))?|S/N|Asset[ _]Tag)[\"']?[ \t]{0,60}[:=][ \t]*[\"']?"
     r"|\bchassisSN\b[\"']?[ \t:=]{1,9}[\"']?)(?!(?:N/A|None|null|Unknown|Not Specified|serial-\d)\b)([\w.+/-]{2,64})"
@@ -317,8 +322,7 @@ class _Masks:
 
     def _mask_number(self, value: str) -> str:
         digits = "".join(filter(str.isalnum, value))
-        # Almost all zeros is a mask already, or nobody's number.
-        if compile_cached(r"0{4,}[0-9a-f]{4}").fullmatch(digits):
+        if compile_cached(_NOBODYS_NUMBER).fullmatch(digits):
             return value
         masked = iter(f"{self._number_of('number', digits):x}".rjust(len(digits), "0"))
         return "".join(next(masked) if char.isalnum() else char for char in value)

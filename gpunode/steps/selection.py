@@ -150,10 +150,12 @@ _PACKAGES_OF_BOTH_SOURCES = tuple(
 )
 
 
-def choose_from_source(facts: Facts, models: tuple[GpuModel, ...], request: Driver) -> Choice | Refusal:
-    """Return the driver that the request's source has for these GPUs, or why there is none."""
+def choose_from_source(
+    facts: Facts, models: tuple[GpuModel, ...], request: Driver, because: str = ""
+) -> Choice | Refusal:
+    """Return the driver that the request's source has for these GPUs, or why there is none; see ``choose``."""
     if request.source == "nvidia":
-        return choose(models, request)
+        return choose(models, request, because)
     from gpunode.catalog.distro_drivers import choose_from_distro  # loaded on use
 
     return choose_from_distro(models, request, need(facts.distro, "which distribution this is"))
@@ -276,10 +278,14 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
     wishes = [
         replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in allowed_flavours(recipe)
     ]
-    outcomes = [choose_from_source(facts, models, wish) for wish in wishes]
+    outcomes = [choose_from_source(facts, models, wish, f"{lock.file} has {version}") for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
-        return outcomes[0]
+        refused, unlocked = outcomes[0], choose_from_source(facts, models, replace(recipe.driver, version="auto"))
+        if isinstance(refused, Refusal) and isinstance(unlocked, Choice):
+            # Another version or other modules, which the refusal advises, the lock would overrule.
+            return replace(refused, hint=_OTHER_GPUS_LOCK_HINT)
+        return refused
     # Of prebuilt modules each kernel has its own, which no lock holds.
     drivers = [WantedDriver(family, chosen) for chosen in fitting]
     for driver in drivers:
@@ -288,6 +294,12 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
     return refuse_package_without_lock(
         lock, next(package for package in drivers[0].packages(recipe) if package not in lock.packages)
     )
+
+
+_OTHER_GPUS_LOCK_HINT: Final = (
+    "nodes with other GPUs need a lock of their own: set one of them up without --lock, then write it there:\n"
+    f"{gpunode('plan', '--lock', 'OTHER.lock')}"
+)
 
 
 def locked_driver_version(lock: VersionLock) -> str:

@@ -19,6 +19,7 @@ from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence, decode_matches
 from gpunode.facts.examination import DOCTOR_PROBES, UNITS, trim_evidence
 from gpunode.facts.follow_ups import can_query_driver, final_follow_ups, follow_ups
+from gpunode.facts.items import is_denial
 from gpunode.facts.probes import LSPCI_PROBE, list_probes
 from gpunode.host import nvml
 from gpunode.redaction.evidence import redact_recursively
@@ -86,10 +87,6 @@ class Examination:
 _ACCESS_DENIED_MESSAGE: Final = re.compile(
     r"permission denied|operation not permitted|insufficient permissions|must be root|access denied", re.IGNORECASE
 )
-
-
-# journalctl shows a user what it may, be it nothing, and is content; only -q keeps it from saying so.
-_PARTIAL_ACCESS_MESSAGE: Final = re.compile(r"not seeing messages from other users|due to insufficient permissions")
 _MAX_MESSAGE_BYTES: Final = 4096
 # These leave out what they may not read, and go on.
 _OMISSION_MARKS: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
@@ -109,11 +106,11 @@ def _is_denied(capture: Capture) -> bool:
         # Some write their complaints where their answers go.
         output_text = f"{capture.error}\n{capture.data[:_MAX_MESSAGE_BYTES].decode('utf-8', 'replace')}"
         return _ACCESS_DENIED_MESSAGE.search(output_text) is not None
-    if capture.source.startswith("journalctl") and _PARTIAL_ACCESS_MESSAGE.search(capture.error):
-        return True
-    return capture.outcome == "denied" or any(
+    # journalctl shows a user what it may, be it nothing, and is content; only -q keeps it from saying so.
+    is_partial = any(
         capture.source.startswith(name) and sign.search(capture.data) for name, sign in _OMISSION_MARKS.items()
     )
+    return capture.outcome == "denied" or is_denial(capture) or is_partial
 
 
 def _missing_evidence_question(snapshot: Snapshot) -> OpenQuestion:

@@ -237,6 +237,7 @@ class NothingToUndo:
         newest_not_undone: the newest run that is not undone; None when there is none.
         command: what undoes that one.
         notes: what stays of it, and why.
+        is_partial: whether its configuration alone is undone, and it changed more.
     """
 
     run: RunRecord
@@ -244,6 +245,7 @@ class NothingToUndo:
     newest_not_undone: RunRecord | None = None
     command: str = ""
     notes: tuple[str, ...] = ()
+    is_partial: bool = False
 
 
 def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
@@ -275,13 +277,19 @@ def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
 
 
 def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: bool) -> NothingToUndo:
-    """Return that ``run`` is undone, with the command for the newest run that is not."""
-    # What a plain rollback leaves of the other runs needs the packages, too.
+    """Return that ``run`` is undone, with the command for the newest run that is not, or not in whole."""
+    done = NothingToUndo(
+        run, why, is_partial=not with_packages and bool(run.other_subjects) and not run.is_fully_undone
+    )
+    # What a plain rollback leaves of the runs needs the packages, too.
     for whole in dict.fromkeys((with_packages, True)):
         for one in _undoable_runs(store, with_packages=whole):
-            if one.run != run.run and not one.is_undone(with_packages=whole):
-                return NothingToUndo(run, why, one, rollback_command(store, one, with_packages=whole))
-    return NothingToUndo(run, why)
+            if whole == with_packages and one.run == run.run:
+                continue
+            if not one.is_undone(with_packages=whole):
+                command = rollback_command(store, one, with_packages=whole)
+                return replace(done, newest_not_undone=one, command=command)
+    return done
 
 
 def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord:

@@ -15,7 +15,6 @@ from gpunode.change import (
     FileState,
     KnownAfter,
     PackageChange,
-    PackageState,
     SigningKey,
 )
 from gpunode.cli.screen.text import Line, Style, line, pad_right, span
@@ -166,19 +165,13 @@ def _version_change(change: PackageChange) -> str:
     """Return the versions before and after, or the changed mark."""
     before, effect = change.before.version if change.before else "", action_of(change)
     if effect == "mark":
-        return f"{before}, {_mark_text(change.before)} → {_mark_text(change.after)}"
+        return change.outcome_text
     if effect == "install":
         return _new_version(change)
     if effect == "purge":
         reason = explain_purge(change)
         return f"{before}  {_TEXT_BY_PURGE_REASON[reason]}" if reason else before
     return f"{before} → {_new_version(change)}"
-
-
-def _mark_text(state: PackageState | KnownAfter | None) -> str:
-    """Return the marks: ``auto, hold``."""
-    is_held = isinstance(state, PackageState) and state.held
-    return ("auto" if state and state.auto else "manual") + (", hold" if is_held else "")
 
 
 def up_to_prefix(packages: Sequence[PackageChange]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -66,10 +67,9 @@ def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
 
 def _summarize_changes(changes: Sequence[Change]) -> Iterator[str]:
     packages = PackageChange.of_kind(changes)
-    if brought := sum(change.after is not None for change in packages):
-        yield f"{count_noun(brought, 'package')} installed"
-    if gone := sum(change.after is None for change in packages):
-        yield f"{gone} purged" if brought else f"{count_noun(gone, 'package')} purged"
+    done = Counter("purged" if one.after is None else "marked" if one.is_mark else "installed" for one in packages)
+    for number, word in enumerate(word for word in ("installed", "purged", "marked") if done[word]):
+        yield f"{done[word] if number else count_noun(done[word], 'package')} {word}"
     yield from (change.summary for change in changes if change not in packages)
 
 

@@ -73,6 +73,22 @@ def test_refused_connection_is_reported_at_once(ready: World) -> None:
     assert ready.indexes() == before
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(401, "refuses access"), (403, "refuses access"), (407, "refuses access"), (404, "nothing at that address")],
+)
+def test_mirror_that_gives_nothing_has_no_bad_signature(
+    world: World, archive: Archive, status: int, said: str, known: bool
+) -> None:
+    path = world.source("cuda.list", archive.lists(CUDA))
+    if known:
+        world.apt().refresh([path])
+    archive.falsified = {f"/{CUDA}/{name}": [status] * 50 for name in ("InRelease", "Release", "Release.gpg")}
+    with pytest.raises(ChangeFailed, match=said):
+        world.apt().refresh([path])
+
+
 def test_short_mirror_sync_is_retried(world: World, archive: Archive) -> None:
     wrong = b"Package: x\n" * 100
     archive.falsified[f"/{CUDA}/Packages.gz"] = [wrong]

@@ -177,8 +177,10 @@ def test_dkms_status_agrees_with_its_links(tmp_path: Path) -> None:
     kernel, version = "6.1.0-25-amd64", "550.163.01"
     tree = tmp_path / "dkms"
     for number, module in enumerate(("nvidia-current", "nvidia-only-built")):
-        source = tree / module / version / "source"
-        source.mkdir(parents=True)
+        source = tmp_path / f"{module}-{version}"
+        source.mkdir()
+        (tree / module / version).mkdir(parents=True)
+        (tree / module / version / "source").symlink_to(source)  # dkms 3.2 passes over a folder
         (source / "dkms.conf").write_text(
             f'PACKAGE_NAME="{module}"\nPACKAGE_VERSION="{version}"\nBUILT_MODULE_NAME[0]="nvidia"\n'
             'DEST_MODULE_LOCATION[0]="/updates/dkms"\n'

@@ -38,7 +38,7 @@ def test_file_in_an_image_is_a_packages_as_long_as_it_is_as_shipped(tmp_path: Pa
         (tree / name).write_text(text)
     (root / "var/lib/dpkg/updates").mkdir(parents=True)
     (root / "var/lib/dpkg/status").touch()
-    dpkg = ("dpkg", "--force-architecture", f"--root={root}", "--force-not-root", "--log=/dev/null")
+    dpkg = ("dpkg", "--force-architecture,not-root,bad-path", f"--root={root}", "--log=/dev/null")
     subprocess.run(("dpkg-deb", "--root-owner-group", "--build", tree, tmp_path / "a.deb"), check=True)
     subprocess.run((*dpkg, "--install", tmp_path / "a.deb"), check=True)
     host = LocalHost(str(root))

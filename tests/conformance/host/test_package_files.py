@@ -56,8 +56,8 @@ class Image(LocalHost):
         self._dpkg("--install", f"{tree}.deb")
 
     def _dpkg(self, *words: str) -> None:
-        keep = ("--force-not-root", "--force-architecture", "--force-downgrade", "--force-confdef", "--force-confold")
-        subprocess.run(("dpkg", f"--root={self.root}", "--log=/dev/null", *keep, *words), check=True)
+        keep = "--force-not-root,bad-path,architecture,downgrade,confdef,confold"
+        subprocess.run(("dpkg", f"--root={self.root}", "--log=/dev/null", keep, *words), check=True)
 
     def apply(self, changes: Sequence[Change], /) -> None:
         for change in changes:

@@ -168,6 +168,9 @@ def undone(screen: Screen) -> None:
             NothingToUndo(newest, "what is left of it is kept", notes=("dkms stays: zfs-dkms needs it now",))
         ),
         *already_undone_lines(NothingToUndo(_run(docker, is_done=True), "nothing of it is left")),
+        *already_undone_lines(
+            NothingToUndo(older, "run 5 undid it", older, "sudo gpunode rollback 4 --packages", is_partial=True)
+        ),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -42,6 +44,11 @@ def test_wrong_option_points_to_the_help_of_its_command(capsys: pytest.CaptureFi
 def test_negative_lock_timeout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--lock-timeout", "-5"]) == 2
     assert "--lock-timeout" in capsys.readouterr().err
+
+
+def test_capture_and_image_are_not_planned_for_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["plan", "containerd", "--node", "debian12-gtx1080", "--root", str(tmp_path)]) == 2
+    assert "--node cannot be used with --root" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", ["80", "50"])

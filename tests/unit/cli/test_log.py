@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 
-from gpunode.change import FileChange, Trigger, digest
+from gpunode.change import FileChange, PackageChange, PackageState, Trigger, digest
 from gpunode.cli import CommandExit, inputs, log, undo
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.envelope import to_json_types
 from gpunode.cli.log import LOG_SCHEMA_VERSION, full_run_record, summarize_run
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.events import applied_lines
 from gpunode.cli.screen.text import Line
 from gpunode.errors import UsageError
 from gpunode.journal import record
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
+from gpunode.workflow.events import Applied
 from tests.fakes.journals import encode_lines
 from tests.unit.journal import chronicles
 from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RESTART, SECRET, entries
@@ -219,6 +222,17 @@ def test_file_that_was_only_read_again_is_not_called_changed() -> None:
     run = RunRecord((BEGIN, reread, record.Done(1, AT), record.Commit("done", "", AT)))
     assert f"changed nothing; had {CONFIG} read again" in screen_text(log.run_table_lines([run]))
     assert log.undo_record(run, "")["subjects"] == []
+
+
+def test_package_that_stays_is_called_marked_and_not_installed() -> None:
+    """After a cut transaction, dpkg finishes the packages, and setup sets only their marks."""
+    mark = PackageChange(PackageId("libcuda1"), PackageState("580"), PackageState("580", auto=True, held=True))
+    intent = record.Intent(1, "packages", "marks", mark)
+    told = screen_text(log.run_lines(RunRecord((BEGIN, intent, record.Done(1, AT), record.Commit("done", "", AT))), {}))
+    assert "libcuda1  580, manual → auto, hold" in told
+    purge = PackageChange(PackageId("x"), PackageState("1"), None)
+    summary = screen_text(applied_lines(Applied("packages", "marks", (mark, mark, purge), 0.0), rehearsed=False))
+    assert summary.endswith("1 package purged, 2 marked")
 
 
 def test_whole_index_is_read_for_packages_and_not_for_an_earlier_run() -> None:

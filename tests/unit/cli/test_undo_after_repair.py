@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.change import CommandChange, FileState, PackageChange, PackageState
+from gpunode.change import CommandChange, FileChange, FileState, PackageChange, PackageState
 from gpunode.cli import undo
 from gpunode.errors import Conflict, DrainRequired, GpunodeError, JournalDamaged
 from gpunode.facts.model import Facts
@@ -19,7 +19,7 @@ from gpunode.package_id import PackageId
 from gpunode.workflow.rollback import NothingToUndo
 from tests.fakes.dpkg import STATUS, Packages
 from tests.fakes.memory_node import MemoryNode, command
-from tests.unit.steps.machines import machine
+from tests.unit.steps.machines import CONTAINERD, machine
 
 EMPTY = SimpleNamespace(steps=(), pending_triggers=(), is_incomplete=False, remarks=(), reboot_reason="")
 NODE: Any = SimpleNamespace(store=None, host=SimpleNamespace(root="/"), notify=lambda _: None)
@@ -126,3 +126,23 @@ def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatc
     monkeypatch.setattr(undo, "already_undone_lines", lambda _: ())
     undo.rollback("", SimpleNamespace(emit=lambda _: None), "/", undo.UndoPermissions(yes=True, with_packages=True))  # type: ignore[arg-type]
     assert events == ["chosen", "planned", "repaired"]
+
+
+def test_second_rollback_of_a_configuration_names_what_undoes_the_rest(tmp_path: Path) -> None:
+    node = MemoryNode(
+        tmp_path, Packages({PackageId("nvidia-smi"): PackageState("1")}, {}), {CONTAINERD: FileState(b"")}
+    )
+    run = Store(tmp_path).begin("setup", version="test")
+    changes = (
+        PackageChange(PackageId("nvidia-smi"), None, PackageState("1")),
+        FileChange(CONTAINERD, None, FileState(b"")),
+    )
+    for stage, change in zip(("packages", "runtime"), changes, strict=True):
+        run.record_done(run.record_intent(stage, "step", change))
+    run.commit("done")
+
+    answers = [command(node, "rollback", "1") for _ in range(3)]
+
+    assert [answer.exit_code for answer in answers] == [0, 0, 0]
+    assert [answer.envelope["changed"] for answer in answers] == [True, False, False]
+    assert [answer.envelope["result"].get("next_run") for answer in answers[1:]] == [run.id, run.id]

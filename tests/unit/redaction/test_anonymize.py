@@ -7,6 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, decode_matches, encode_matches
+from gpunode.facts.examination import DOCTOR_PROBES
+from gpunode.facts.probes import list_probes
 from gpunode.redaction.anonymize import anonymize_evidence
 from tests.fakes.examples import examples
 
@@ -46,6 +48,12 @@ def test_equal_identities_get_equal_masks() -> None:
 def test_masks_do_not_depend_on_the_order() -> None:
     pieces = {"a": Capture("dmesg", "ok", LOG.encode()), "b": Capture("x", "ok", f"{UUID} {MAC}".encode())}
     assert anonymize_evidence(pieces) == anonymize_evidence(dict(reversed(pieces.items())))
+
+
+def test_name_of_what_gpunode_reads_stays() -> None:
+    evidence = {probe.key: Capture(probe.source, "absent") for probe in (*list_probes(), *DOCTOR_PROBES)}
+
+    assert anonymize_evidence(evidence) == evidence
 
 
 IDENTITIES = [

@@ -148,7 +148,11 @@ def test_lock_that_does_not_fit_is_refused(step: Any, wanted: Recipe, facts: Fac
 
 def test_lock_for_a_driver_the_gpu_cannot_use_is_refused() -> None:
     old = {name: v.replace(LOCKED, "535.261.03") for name, v in PACKAGES.items()}
-    assert "535" in refusal(DRIVER_STEP.plan(locked_recipe(packages=old), machine(gpus=(gpu(B200),)))).what
+    refused = refusal(DRIVER_STEP.plan(locked_recipe(packages=old), machine(gpus=(gpu(B200),))))
+    assert ("535" in refused.what, "f.lock has 535.261.03" in refused.why) == (True, True)
+    # The lock overrules --driver.
+    assert "gpunode plan --lock OTHER.lock" in refused.hint
+    assert "--driver" not in refused.hint
 
 
 def pinned_node(exact: str) -> Facts:

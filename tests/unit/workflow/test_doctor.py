@@ -22,6 +22,32 @@ def test_denied_evidence_is_named() -> None:
     assert examined.denied == ("journalctl -k", "/etc/shadow", "docker info", "lspci -nnDvvv")
 
 
+def test_log_that_an_ordinary_user_may_not_see_says_nothing() -> None:
+    """Its refusal was taken for words of RKE2, so doctor --npd told of a fault."""
+    refused = "No journal files were opened due to insufficient permissions.\n"
+    journals = {
+        probe.key: Capture(probe.source, "failed", error=refused, exit_status=1)
+        for probe in DOCTOR_PROBES
+        if probe.argv[:1] == ("journalctl",)
+    }
+    socket = b"ERROR: permission denied while trying to connect to the Docker daemon socket at unix:///x.sock"
+    config = "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia]\n"
+    seen = {
+        "file:/etc/containerd/config.toml": Capture("/etc/containerd/config.toml", "ok", config.encode()),
+        "dmesg": Capture("dmesg", "failed", b"", "dmesg: read kernel buffer failed: Operation not permitted\n", 1),
+        "docker-info": Capture("docker info", "failed", socket, "errors pretty printing info\n", 1),
+        "docker-version": Capture("docker version", "failed", b"Client:\n", f"{socket.decode()}\n", 1),
+        "smi": Capture("nvidia-smi", "absent"),
+    }
+    report = f"$ journalctl -u rke2-server\n{refused}$ cat /etc/containerd/config.toml\n{config}"
+    for evidence in (seen, {**journals, **seen}, pasted.parse_text_report(report)):
+        said = diagnose_evidence(evidence)
+        assert [finding.cause for finding in said.diagnosis.findings] == []
+        cited = {line.line for doubt in said.diagnosis.suspects for line in doubt.citations}
+        assert not any("permi" in line for line in cited), cited
+    assert set(diagnose_evidence(journals).denied) == {capture.source for capture in journals.values()}
+
+
 def test_text_of_a_wrapper_script_is_not_cited_as_an_error() -> None:
     script = b'#!/bin/sh\n[ -e /x ] || { echo "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND" >&2; exit 1; }\n'
     found = encode_matches(iter([GlobMatch("/usr/bin/nvidia-ctk", data=script)]))
