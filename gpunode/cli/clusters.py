@@ -280,7 +280,12 @@ def _apply_removal(
             return
         with _begin_changes(verb, screen, target, output, yes=yes, undoes=undoes) as (begin, stop):
             run = cluster_apply.apply_removal(
-                plan, cluster, begin, on_event=screen.show_event, check_interrupt=stop.raise_if_received
+                plan,
+                cluster,
+                begin,
+                on_event=screen.show_event,
+                on_progress=screen.update_progress,
+                check_interrupt=stop.raise_if_received,
             )
         kept = [item for item in plan.items if item.note]
         screen.put(*cluster_result_lines(verb, run_label(run, verb), screen.argv, kept))

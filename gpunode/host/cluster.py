@@ -236,10 +236,10 @@ class Cluster:
             raise explain_failure(done)
 
     def delete(self, *bodies: Body) -> None:
-        """Delete the objects and what they own, and wait until they are gone."""
-        options = ("--ignore-not-found", "--cascade=foreground", "--wait=true", "-f", "-")
+        """Have the API server delete the objects and what they own; ``poll_deletions`` tells when they are gone."""
+        options = ("--ignore-not-found", "--cascade=foreground", "--wait=false", _REQUEST_TIMEOUT, "-f", "-")
         words = ("delete", _NO_DRY_RUN, *self._no_prompt_options, *options)
-        self._run((*words, "--timeout=120s"), _encode_objects(_without_content(bodies)), timeout_s=150.0)
+        self._run(words, _encode_objects(_without_content(bodies)))
 
     @property
     def _no_prompt_options(self) -> Sequence[str]:
