@@ -95,7 +95,7 @@ def test_reader_gets_the_same_plan_and_the_rights_that_apply_needs(
     read = user.plan("k8s-time-slicing").envelope["result"]
     assert read["objects"] == planned.envelope["result"]["objects"]
     notes = [f"apply needs rights that your credentials lack: {needed}"] if needed else []
-    assert [one for one in read["notes"] if not one.startswith("The API server did not try this out")] == notes
+    assert [one for one in read["notes"] if not one.startswith("The API server tried out only what")] == notes
     assert len(read["notes"]) == len(notes) + (verb != "delete" and bool(needed))
     assert not needed or user.apply("k8s-time-slicing", check=3).error["why"] == f"missing: {needed}"
     assert everything(server) == before
@@ -222,6 +222,19 @@ def test_unknown_field_is_refused_before_the_namespace_is_made(server: ApiServer
     user.kubectl.intercept = lambda words: refused.pop(0) if refused and "--dry-run=server" in words else None
     assert "unknown field" in user.apply(check=3).error["why"]
     assert not [one for one in server.peek("Namespace") if one["metadata"]["name"] == NAMESPACE]
+
+
+def test_missing_right_hides_no_refusal_of_what_can_be_tried(server: ApiServer, user: User) -> None:
+    server.denied.add("patch runtimeclasses")
+    assert user.plan().envelope["result"]["notes"][0].startswith("The API server tried out only what")
+    unknown = b"Error from server (BadRequest): strict decoding error: unknown field spec.x\n"
+    refused = [None, ended(status=1, err=unknown)]
+    user.kubectl.intercept = lambda words: refused.pop(0) if refused and "--dry-run=server" in words else None
+    assert "unknown field" in user.plan(check=3).error["why"]
+    former = server.get("Node", "", "gpu-1")
+    labels = {**former["metadata"]["labels"], f"{GPU}.present": "false"}
+    server.update(former, {**former, "metadata": {**former["metadata"], "labels": labels}}, "kubectl-label")
+    assert "kubectl-label owns fields" in user.plan(check=5).error["what"]
 
 
 UNREACHABLE = b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n"
