@@ -88,9 +88,11 @@ class ClusterRef:
         options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         sudo = ("sudo",) if run_by_sudo() else ()
-        kubectl = command(*sudo, *choose_kubectl())
-        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((kubectl, *options)), hint)
-        found = _HELM_COMMAND_IN_HINT.sub(lambda _: " ".join((*sudo, "helm", *of_helm)), found)
+        kubectl = choose_kubectl()
+        own = kubectl[kubectl.index("--kubeconfig") :] if "--kubeconfig" in kubectl else ()
+        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((command(*sudo, *kubectl), *options)), hint)
+        helm = " ".join((command(*sudo, "helm", *own), *of_helm))
+        found = _HELM_COMMAND_IN_HINT.sub(lambda _: helm, found)
         found = _REMOVE_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
         found = _PLAN_COMMAND_IN_HINT.sub(lambda _: cluster_plan_command(sys.argv[1:]), found)
         found = _GPUNODE_COMMAND_IN_HINT.sub(lambda _: own_gpunode(), found)
