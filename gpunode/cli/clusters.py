@@ -23,12 +23,14 @@ from gpunode.cli.screen.commands import (
     cluster_render_command,
     cluster_verify_command,
     option_value,
+    own_gpunode,
+    run_by_sudo,
 )
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span, warning_line
 from gpunode.cli.screen.words import STATE_MARK
 from gpunode.cli.session import SignalGuard, report_partial_run
-from gpunode.command import command, gpunode, sudo_gpunode
+from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, ClusterIdentity, choose_kubectl
 from gpunode.host.kubectl import ProgramMissing
@@ -60,6 +62,7 @@ _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
 )
 # or for the default recipe and this machine.
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
+_GPUNODE_COMMAND_IN_HINT: Final = re.compile(r"(?<!sudo )\bgpunode(?= (?:k8s (?!render)|log|rollback k)\b)")
 _PLAN_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s plan$", re.MULTILINE)
 _REMOVE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s remove(?=$|,| if\b)", re.MULTILINE)
 _HELM_COMMAND_IN_HINT: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
@@ -84,10 +87,15 @@ class ClusterRef:
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
         options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
-        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((command(*choose_kubectl()), *options)), hint)
-        found = _HELM_COMMAND_IN_HINT.sub(lambda _: " ".join(("helm", *of_helm)), found)
+        sudo = ("sudo",) if run_by_sudo() else ()
+        kubectl = choose_kubectl()
+        own = kubectl[kubectl.index("--kubeconfig") :] if "--kubeconfig" in kubectl else ()
+        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((command(*sudo, *kubectl), *options)), hint)
+        helm = " ".join((command(*sudo, "helm", *own), *of_helm))
+        found = _HELM_COMMAND_IN_HINT.sub(lambda _: helm, found)
         found = _REMOVE_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
         found = _PLAN_COMMAND_IN_HINT.sub(lambda _: cluster_plan_command(sys.argv[1:]), found)
+        found = _GPUNODE_COMMAND_IN_HINT.sub(lambda _: own_gpunode(), found)
         return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
 
     @contextmanager
@@ -246,7 +254,7 @@ def rollback(run: str, target: ClusterRef, output: OutputOptions, *, yes: bool) 
         raise UsageError(
             "--context and --kubeconfig are for runs that changed a cluster",
             why=f"such runs are called k1, k2 …, not {run or 'the newest'}",
-            hint=gpunode("log"),
+            hint=own_gpunode("log"),
         )
     store = open_cluster_journal()
     (found,) = first = store.find_runs(run)
@@ -280,7 +288,12 @@ def _apply_removal(
             return
         with _begin_changes(verb, screen, target, output, yes=yes, undoes=undoes) as (begin, stop):
             run = cluster_apply.apply_removal(
-                plan, cluster, begin, on_event=screen.show_event, check_interrupt=stop.raise_if_received
+                plan,
+                cluster,
+                begin,
+                on_event=screen.show_event,
+                on_progress=screen.update_progress,
+                check_interrupt=stop.raise_if_received,
             )
         kept = [item for item in plan.items if item.note]
         screen.put(*cluster_result_lines(verb, run_label(run, verb), screen.argv, kept))
@@ -424,7 +437,7 @@ def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequenc
     else:
         yield line(STATE_MARK["done"], span(f"done (run {run})"), hang=2)
         yield from (warning_line(f"{item.title} {item.note}") for item in kept)
-        following = command("gpunode", "rollback", run)
+        following = own_gpunode("rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
 
 

@@ -12,10 +12,10 @@ from gpunode.change import Trigger
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.commands import root_option
+from gpunode.cli.screen.commands import own_gpunode, root_option
 from gpunode.cli.screen.text import BLANK_LINE, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.cli.screen.words import STATE_MARK, format_seconds
-from gpunode.command import gpunode, sudo_gpunode
+from gpunode.command import sudo_gpunode
 from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
@@ -210,8 +210,8 @@ def run_table_lines(
             yield line(" " * indent, preview, hang=indent)
     where = ("--root", root) if root else ()
     undo = ("; undo a run: ", span(sudo_gpunode("rollback", "RUN", *where), "command")) if previews else ()
-    # Runs in clusters are in the user's own journal, which root does not see.
-    log = gpunode if all(run.begin.verb.startswith("k8s ") for run in runs) else sudo_gpunode
+    # Runs in clusters are in the journal of who made them, which nobody else's gpunode sees, root's included.
+    log = own_gpunode if all(run.begin.verb.startswith("k8s ") for run in runs) else sudo_gpunode
     yield line("details: ", span(log("log", "RUN", *where), "command"), *undo)
 
 

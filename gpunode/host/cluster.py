@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gpunode.command import command
@@ -34,14 +35,16 @@ _READ_TIMEOUT_S: Final = 60.0
 _REQUEST_TIMEOUT: Final = "--request-timeout=20s"
 _MAX_OUTPUT_BYTES: Final = 64 << 20
 _MAX_OBJECTS_PER_REQUEST: Final = 500
-# Kubernetes distributions that ship their own kubectl with its configuration: sources in docs/explanation.
-_KUBECTL_COMMANDS_TO_TRY: Final[tuple[tuple[str, ...], ...]] = (
-    ("kubectl",),
-    ("k3s", "kubectl"),
-    ("microk8s", "kubectl"),
-    ("k0s", "kubectl"),
-    ("/var/lib/rancher/rke2/bin/kubectl", "--kubeconfig", "/etc/rancher/rke2/rke2.yaml"),
-)
+# Kubernetes distributions that ship their own kubectl, each with the kubeconfig that goes with it, and that Helm needs.
+# Sources: k3s pkg/kubectl and pkg/server (HomeKubeConfig), k0s cmd/kubectl, microk8s-kubectl.wrapper, RKE2's
+# documentation ("Cluster Access").
+_KUBECTL_COMMANDS_TO_TRY: Final[dict[tuple[str, ...], str]] = {
+    ("kubectl",): "",
+    ("k3s", "kubectl"): "/etc/rancher/k3s/k3s.yaml",
+    ("microk8s", "kubectl"): "/var/snap/microk8s/current/credentials/client.config",
+    ("k0s", "kubectl"): "/var/lib/k0s/pki/admin.conf",
+    ("/var/lib/rancher/rke2/bin/kubectl",): "/etc/rancher/rke2/rke2.yaml",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class Cluster:
         Raises:
             Refused: if Helm is not installed.
         """
-        given = dict(zip(self.kubectl, self.kubectl[1:], strict=False))  # RKE2's kubectl comes with a kubeconfig
+        given = dict(zip(self.kubectl, self.kubectl[1:], strict=False))
         return Helm(self._context, given.get("--kubeconfig", ""))
 
     def identify(self) -> ClusterIdentity:
@@ -131,7 +134,14 @@ class Cluster:
     @cached_property
     def _config(self) -> Mapping[str, Any]:
         """The part of the kubeconfig for the context, whose name every later call gets."""
-        found: Mapping[str, Any] = self._read_json("config", "view", "--minify")
+        done = self._try(("config", "view", "--minify", "-o", "json"), only_reads=True)
+        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+        if host and b"current-context must exist" in done.stderr:
+            # It answered nevertheless: in a pod, without a kubeconfig, kubectl is the pod's service account.
+            return {"clusters": [{"cluster": {"server": f"https://{host}:{port}"}}]}
+        if not done.ok:
+            raise explain_failure(done)
+        found: Mapping[str, Any] = _first_document(done.stdout)
         (context,) = found.get("contexts") or [{}]
         self._context = str(context.get("name", "")) or self._context
         return found
@@ -236,10 +246,10 @@ class Cluster:
             raise explain_failure(done)
 
     def delete(self, *bodies: Body) -> None:
-        """Delete the objects and what they own, and wait until they are gone."""
-        options = ("--ignore-not-found", "--cascade=foreground", "--wait=true", "-f", "-")
+        """Have the API server delete the objects and what they own; ``poll_deletions`` tells when they are gone."""
+        options = ("--ignore-not-found", "--cascade=foreground", "--wait=false", _REQUEST_TIMEOUT, "-f", "-")
         words = ("delete", _NO_DRY_RUN, *self._no_prompt_options, *options)
-        self._run((*words, "--timeout=120s"), _encode_objects(_without_content(bodies)), timeout_s=150.0)
+        self._run(words, _encode_objects(_without_content(bodies)))
 
     @property
     def _no_prompt_options(self) -> Sequence[str]:
@@ -348,8 +358,17 @@ _JSON_OUTPUT: Final = ("--show-managed-fields", "-o", "json")
 
 
 def choose_kubectl() -> tuple[str, ...]:
-    """Return the command that starts kubectl as a user types it: the first whose program is here."""
-    return next((one for one in _KUBECTL_COMMANDS_TO_TRY if find_program(one[0])), _KUBECTL_COMMANDS_TO_TRY[0])
+    """Return the command that starts kubectl as a user types it: the first whose program is here.
+
+    One that takes a kubeconfig of its own has it named, for those that have to reach the same cluster.
+    """
+    found = next((one for one in _KUBECTL_COMMANDS_TO_TRY if find_program(one[0])), ("kubectl",))
+    path = Path(find_program(found[0]) or "/")
+    # k3s installs itself as kubectl, and `snap alias` does that with microk8s.kubectl.
+    name = path.readlink().name.partition(".")[0] if path.is_symlink() else ""
+    own = _KUBECTL_COMMANDS_TO_TRY[found] or _KUBECTL_COMMANDS_TO_TRY.get((name, "kubectl"), "")
+    is_ignored = bool(os.environ.get("KUBECONFIG")) and "microk8s" not in (name, found[0])
+    return (*found, "--kubeconfig", own) if os.access(own, os.F_OK) and not is_ignored else found
 
 
 def find_kubectl() -> tuple[str, ...]:

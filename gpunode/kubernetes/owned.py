@@ -102,7 +102,7 @@ def explain_deletion(live: Body) -> tuple[str, str] | None:
     found += [_FINALIZERS.get(one, f"the finalizer {one} is on it") for one in metadata.get("finalizers", ())]
     where = ("--namespace", metadata["namespace"]) if "namespace" in metadata else ()
     look = command("kubectl", "get", live["kind"].lower(), *where, metadata["name"], "-o", "yaml")
-    return "; ".join(found) or "somebody deleted it", f"see what keeps it: {look}"
+    return "; ".join(found) or "it is still ending", f"see what keeps it: {look}"
 
 
 _FINALIZERS: Final = {"foregroundDeletion": "what it owns, such as pods, is to end first"}

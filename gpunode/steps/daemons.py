@@ -92,7 +92,7 @@ def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the daemon's unit, enabled, and running once the driver is loaded."""
     if not recipe.mps.enabled:
         return Planned((), "not requested", _note_left_mps(facts), is_requested=False)
-    if refused := refuse_mps_with_others(recipe):
+    if refused := refuse_mps_with_others(recipe) or _refuse_mps_of_divided_gpus(recipe, facts):
         return refused
     fact = facts.unit(MPS_SERVICE)
     if isinstance(fact, Unknown) and not facts.is_image:
@@ -140,6 +140,25 @@ def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
             "[mps] and MIG exclude each other",
             "one MPS daemon serves whole GPUs; on MIG instances each would need one of its own",
             "leave one of them out of the recipe",
+        )
+    return None
+
+
+def _refuse_mps_of_divided_gpus(recipe: Recipe, facts: Facts) -> Refusal | None:
+    """Return the refusal of [mps] on GPUs that somebody else than this recipe shares; None where nobody does."""
+    layout, kubelet = known(facts.layout, None), known(facts.kubelet, None)
+    if layout is not None and layout.mig_capabilities and not recipe.mig.layout:
+        return Refusal(
+            "[mps] is for whole GPUs, and somebody has made MIG instances here",
+            "one MPS daemon serves whole GPUs; each MIG instance would need one of its own",
+            'leave [mps] out, or have gpunode switch MIG off: layout = "all-disabled" in [mig]',
+        )
+    if kubelet is not None and recipe.mps.exclusive:
+        return Refusal(
+            f"[mps] would keep the CUDA programs of pods off the GPUs, and this host has a kubelet ({kubelet.kind})",
+            "while the daemon runs, the GPUs are in compute mode EXCLUSIVE_PROCESS, also for pods to which somebody's "
+            "device plugin gives a GPU or a slice of its time",
+            "leave [mps] out, or set exclusive = false in it",
         )
     return None
 

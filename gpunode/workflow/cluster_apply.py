@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
@@ -13,10 +14,12 @@ from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
 from gpunode.host.cluster import Cluster
 from gpunode.host.kubectl import Forbidden
+from gpunode.host.port import OnProgress
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
 from gpunode.kubernetes.owned import disowning_patch, explain_deletion, is_applied_client_side
 from gpunode.kubernetes.reconcile import (
+    ObjectKey,
     PlanItem,
     current_fields,
     field_manager_of,
@@ -28,7 +31,7 @@ from gpunode.kubernetes.reconcile import (
     without_taints,
 )
 from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
-from gpunode.workflow.cluster_workloads import ReadinessWait, describe_namespace_contents
+from gpunode.workflow.cluster_workloads import ReadinessWait, describe_namespace_contents, poll_deletions
 from gpunode.workflow.events import Applied, Applying, Observer
 
 BeginRun: TypeAlias = Callable[[], Run]
@@ -50,7 +53,7 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
     with journal_run(begin) as run:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
-            apply_items(wave, wait.cluster, run, on_event, wait.check_interrupt)
+            apply_items(wave, wait.cluster, run, on_event, wait.on_progress, wait.check_interrupt)
             unapplied = [change.title for change in plan.changes if change.wave > number]
             for item in wave:
                 if item.kind == "DaemonSet" and item.state != "delete":
@@ -68,7 +71,13 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
 
 
 def apply_removal(
-    plan: ClusterPlan, cluster: Cluster, begin: BeginRun, *, on_event: Observer, check_interrupt: Callable[[], None]
+    plan: ClusterPlan,
+    cluster: Cluster,
+    begin: BeginRun,
+    *,
+    on_event: Observer,
+    on_progress: OnProgress,
+    check_interrupt: Callable[[], None],
 ) -> str:
     """Apply the plan of a removal or a rollback; see ``apply_plan``.
 
@@ -78,7 +87,7 @@ def apply_removal(
     _refuse_stale_plan(plan, cluster)
     failures: list[tuple[str, GpunodeError]] = []
     with journal_run(begin) as run:
-        apply_items(plan.items, cluster, run, on_event, check_interrupt, failures)
+        apply_items(plan.items, cluster, run, on_event, on_progress, check_interrupt, failures)
         if failures:
             kind = Conflict if all(isinstance(error, Conflict) for _, error in failures) else ChangeFailed
             hint, titles = failures[0][1].hint, [title for title, _ in failures]
@@ -149,13 +158,15 @@ def apply_items(
     cluster: Cluster,
     run: Run,
     on_event: Observer,
+    on_progress: OnProgress,
     check_interrupt: Callable[[], None],
     failures: list[tuple[str, GpunodeError]] | None = None,
 ) -> None:
-    """Apply the changes of ``items``, each journaled before.
+    """Apply the changes of ``items``, each journaled before, and wait for all deletions together.
 
     ``failures`` receives the title and error of each rejected change; without it the first error ends the run.
     """
+    deleted: dict[ObjectKey, _Deletion] = {}
     for item in items:
         if item.change is None:
             continue
@@ -171,8 +182,55 @@ def apply_items(
                 raise
             failures.append((item.title, error))
             continue
+        if isinstance(item.change, ObjectChange) and _is_deletion(item.change):
+            deleted[item.change.key] = _Deletion(item.title, item.change, seq, began)
+            continue
         run.record_done(seq)
         on_event(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
+    if deleted:
+        for title, rejected in _await_deletions(deleted, cluster, run, on_event, on_progress, check_interrupt):
+            if failures is None:
+                raise rejected
+            failures.append((title, rejected))
+
+
+def _await_deletions(
+    deleted: dict[ObjectKey, _Deletion],
+    cluster: Cluster,
+    run: Run,
+    on_event: Observer,
+    on_progress: OnProgress,
+    check_interrupt: Callable[[], None],
+) -> Iterator[tuple[str, GpunodeError]]:
+    """Journal each deletion when its object is gone; yield title and error of those that are not done in time."""
+    on_event(Applying("kubernetes", "cluster", tuple(one.change for one in deleted.values())))
+    left: Sequence[Body] = ()
+    for left in poll_deletions([object_ref(one.change) for one in deleted.values()], cluster, on_progress):
+        present = set(map(object_key, left))
+        for key in [key for key in deleted if key not in present]:
+            gone = deleted.pop(key)
+            run.record_done(gone.seq)
+            on_event(Applied("kubernetes", "cluster", (gone.change,), time.monotonic() - gone.began))
+        check_interrupt()
+    for live in left:
+        kept, found = deleted[object_key(live)], explain_deletion(live) or ("", "")
+        rejected = ChangeFailed(f"{kept.change.subject} is still being deleted", why=found[0], hint=found[1])
+        run.record_failed(kept.seq, f"{rejected}: {rejected.why}")
+        yield kept.title, rejected
+
+
+@dataclass(frozen=True, slots=True)
+class _Deletion:
+    """A deletion that the API server has begun, with its number in the journal."""
+
+    title: str
+    change: ObjectChange
+    seq: int
+    began: float
+
+
+def _is_deletion(change: ObjectChange) -> bool:
+    return change.after is None and not change.shared and change.kind != "Node"
 
 
 def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
@@ -200,17 +258,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
                 why="it was added after the plan was made, and would be deleted with the namespace",
                 hint="run the same command again: it keeps the namespace and removes the rest",
             )
-        _delete_object(change, cluster)
-
-
-def _delete_object(change: ObjectChange, cluster: Cluster) -> None:
-    reference = object_ref(change)
-    try:
-        cluster.delete(reference)
-    except ChangeFailed:
-        for found in filter(None, map(explain_deletion, cluster.get([reference]))):
-            raise ChangeFailed(f"{change.subject} is still being deleted", why=found[0], hint=found[1]) from None
-        raise
+        cluster.delete(object_ref(change))
 
 
 def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:

@@ -43,7 +43,7 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
 # Verb, API group, resource, namespace and name; an empty name is for every object.
 _AccessRequest: TypeAlias = tuple[str, str, str, str, str]
 _UNTESTED_NOTE: Final = (
-    "The API server did not try this out, since that takes the right to change it: fields that others own, and what it "
+    "The API server tried out only what your credentials may change: of the rest, fields that others own, and what it "
     "would reject, are not shown."
 )
 _VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
@@ -208,11 +208,9 @@ def _read_live_state(
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     # Nobody needs the right to try out what would change nothing.
     changed = [one for one in rendered.objects if not is_as_wanted(one.body, objects)]
-    try:
-        projected, untested = _dry_run(changed, cluster, objects)
-        _refuse_node_conflicts(edits, nodes, cluster)
-    except Forbidden:
-        projected, untested = (), [_UNTESTED_NOTE]
+    projected, untested = _dry_run(changed, cluster, objects)
+    if _refuse_node_conflicts(edits, nodes, cluster):
+        untested = tuple(dict.fromkeys((*untested, _UNTESTED_NOTE)))
     return LiveState(identity.uid, objects, projected, nodes, ours, releases), (*notes, *untested)
 
 
@@ -268,13 +266,16 @@ def _dry_run(
     }
     bodies = [one.body for one in rendered if one.namespace not in missing]
     result = cluster.dry_run(bodies, field_manager_of(""))
-    _refuse_rejected(result, bodies, cluster)
+    untested = [_UNTESTED_NOTE] if _refuse_rejected(result, bodies, cluster) else []
     untried = [one.body for one in rendered if one.namespace in missing]
     moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
     messages = cluster.dry_run(moved, field_manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
     note = f"not tried out, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
-    return result.objects, [f"{note}: {redact(' '.join(one.split()))}" for one in messages if not _is_field_error(one)]
+    for one in messages:
+        if not (_is_field_error(one) or (untested and USER_FORBIDDEN.search(one))):
+            untested.append(f"{note}: {redact(' '.join(one.split()))}")
+    return result.objects, untested
 
 
 def _is_field_error(message: str) -> bool:
@@ -285,7 +286,7 @@ def _is_field_error(message: str) -> bool:
     return _FIELD_ERROR_MESSAGE.search(message) is not None and _NAMESPACE_ERROR_MESSAGE.search(message) is None
 
 
-def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body], cluster: Cluster) -> None:
+def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body], cluster: Cluster) -> bool:
     pending = []
     for live in nodes:
         edit = edits[live["metadata"]["name"]]
@@ -294,17 +295,17 @@ def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body],
             body: dict[str, Any] = dict(node_body(edit, live))
             body.pop("spec", None)
             pending.append(body)
-    _refuse_rejected(cluster.dry_run(pending, field_manager_of("Node")), pending, cluster)
+    return _refuse_rejected(cluster.dry_run(pending, field_manager_of("Node")), pending, cluster)
 
 
-def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Cluster) -> None:
-    if not result.errors:
-        return
-    messages = "\n".join(result.errors)
+def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Cluster) -> bool:
+    """Refuse what the API server rejects; return whether it did not try an object, which takes a right."""
+    rejected = [one for one in result.errors if not USER_FORBIDDEN.search(one)]  # not what an admission plugin forbids
+    if not rejected:
+        return bool(result.errors)
+    messages = "\n".join(rejected)
     if conflict := conflict_error(messages, applied, cluster):
         raise conflict
-    if USER_FORBIDDEN.search(messages):  # not what an admission plugin forbids
-        raise Forbidden("your credentials may not apply this", why=messages)
     raise Refused(
         "the API server rejects what the recipe asks for",
         why=messages,

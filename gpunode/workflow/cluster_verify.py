@@ -20,6 +20,7 @@ from gpunode.kubernetes.live_checks import find_first_pod_problem
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
 from gpunode.kubernetes.objects import TEST_POD_NAME
 from gpunode.kubernetes.own_pod import with_common_cdi_choice
+from gpunode.kubernetes.owned import explain_deletion, object_title
 from gpunode.kubernetes.reconcile import OUR_LABEL_SELECTOR
 from gpunode.kubernetes.render import render_cluster, select_member_nodes
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
@@ -41,6 +42,7 @@ from gpunode.kubernetes.trials import (
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.workflow.cluster_plan import refuse_other_cluster
+from gpunode.workflow.cluster_workloads import poll_deletions
 from gpunode.workflow.verify import VerifyReport
 
 _POLL_INTERVAL_S: Final = 1.0
@@ -203,7 +205,7 @@ class ClusterVerification:
         """Delete what a killed run left in the namespace, and yield a check that lists it, if any."""
         where = ("--namespace", namespace, "--selector", f"{RUN_LABEL},{OUR_LABEL_SELECTOR}")
         if leftovers := [one for one in self.cluster.list("pods,jobs.batch", *where) if is_left_over(one, time.time())]:
-            self.cluster.delete(*leftovers)
+            self._delete_objects(leftovers)
             names = ", ".join(f"{leftover['kind']} {leftover['metadata']['name']}" for leftover in leftovers)
             yield Check("leftovers", "earlier checks", "passed", f"deleted what a killed run left: {names}")
 
@@ -239,18 +241,20 @@ class ClusterVerification:
             yield result
         finally:
             if bodies:
-                self._delete_objects(bodies, test_pods[0])
+                first = test_pods[0]
+                words = ("--namespace", first.namespace, "--selector", f"{RUN_LABEL}={first.run}")
+                self._delete_objects(bodies, f"delete them: {command('kubectl', 'delete', 'pods,jobs', *words)}")
 
-    def _delete_objects(self, bodies: Sequence[Body], first: GpuTestPod) -> None:
+    def _delete_objects(self, bodies: Sequence[Body], hint: str = "") -> None:
         try:
             self.cluster.delete(*bodies)
+            *_, left = poll_deletions(bodies, self.cluster, self.on_progress)
         except GpunodeError as error:
-            words = ("delete", "pods,jobs", "--namespace", first.namespace, "--selector", f"{RUN_LABEL}={first.run}")
-            raise ChangeFailed(
-                "the pods of the test were not deleted",
-                why=f"{error.what}: {error.why}",
-                hint=f"delete them: {command('kubectl', *words)}",
-            ) from error
+            why = f"{error.what}: {error.why}"
+            raise ChangeFailed("the pods of the test were not deleted", why=why, hint=hint) from error
+        for live in left:
+            why, look = explain_deletion(live) or ("", "")
+            raise ChangeFailed(f"{object_title(live)} is still being deleted", why=why, hint=look)
 
     def _wait_for_pods(self, test_pods: Sequence[GpuTestPod]) -> Mapping[str, GpuTestPodResult]:
         """Wait until each pod ends, or its time is up, and return the results by pod name."""

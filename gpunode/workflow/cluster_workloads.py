@@ -5,22 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Cluster
+from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
 from gpunode.kubernetes.live_checks import RequiredDaemonSet, find_release_daemon_sets
 from gpunode.kubernetes.model import Body, ChartRelease
-from gpunode.kubernetes.owned import object_title
+from gpunode.kubernetes.owned import explain_deletion, object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
 _NO_NODE_TIMEOUT_S: Final = 10.0
+# Of all objects of a command together. A namespace takes five to ten seconds, which need no explanation.
+_DELETION_TIMEOUT_S, _USUAL_DELETION_S = 120.0, 10.0
 
 
 def is_unchanged_workload(item: PlanItem) -> bool:
@@ -99,6 +103,28 @@ def explain_unready(daemon_set: RequiredDaemonSet, cluster: Cluster) -> tuple[st
     except GpunodeError as error:
         state, unknown = live_checks.explain_unready(daemon_set, (), ())
         return state, replace(unknown, why=f"its pods cannot be read: {error.what}")
+
+
+def poll_deletions(bodies: Sequence[Body], cluster: Cluster, on_progress: OnProgress) -> Iterator[Sequence[Body]]:
+    """Yield, each second, those of the deleted objects that are still there; end when none is, or after two minutes.
+
+    One that somebody made anew counts as gone; as for kubectl, so does one that the credential may not read.
+    """
+    began = time.monotonic()
+    while True:
+        left: Sequence[Body] = ()
+        with suppress(Forbidden):
+            left = [live for live in cluster.get(bodies) if "deletionTimestamp" in live["metadata"]]
+        yield left
+        seconds = time.monotonic() - began
+        if not left or seconds > _DELETION_TIMEOUT_S:
+            return
+        if seconds > _USUAL_DELETION_S:
+            why, _ = explain_deletion(left[0]) or ("", "")
+            more = f", and {len(left) - 1} more" if len(left) > 1 else ""
+            waits_for = f"up to {_DELETION_TIMEOUT_S:.0f} s: {object_title(left[0])} ({why}){more}"
+            on_progress(Progress("wait", 100.0 * (1 - len(left) / len(bodies)), waits_for))
+        time.sleep(_POLL_INTERVAL_S)
 
 
 # Kinds that describe other objects; nobody creates them by hand.

@@ -177,15 +177,22 @@ class ApiServer:
         return self._write(place, _stored(body), {**owners, me: owners.get(me, frozenset()) | changed})
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, and what it owns or holds."""
+        """Delete an object, and what it owns or holds; what has finalizers stays, marked, and its namespace with it."""
         self.authorize("delete", kind, namespace, name)
         place = self._found(kind, namespace, name)
         uid = self._objects[place]["metadata"]["uid"]
-        for other, body in list(self._objects.items()):
+        gone: dict[Key, Body] = {}
+        for other, body in self._objects.items():
             owned = uid in {one.get("uid") for one in body["metadata"].get("ownerReferences", [])}
             if other == place or owned or (kind == "Namespace" and other[1] == name):
-                self._objects.pop(other, None)
-                self._owners.pop(other, None)
+                gone[other] = body["metadata"]
+        is_kept = any(metadata.get("finalizers") for metadata in gone.values())
+        for other, metadata in gone.items():
+            if metadata.get("finalizers") or (is_kept and other == place):
+                metadata.setdefault("deletionTimestamp", "2026-11-28T06:00:00Z")
+                continue
+            self._objects.pop(other)
+            self._owners.pop(other, None)
         self._act()
 
     def may(self, verb: str, resource: str, name: str = "") -> bool:

@@ -1,7 +1,8 @@
-"""Suggested commands, derived from the command that was typed. Pure."""
+"""Suggested commands, derived from the command that was typed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 
 from gpunode.command import Command, gpunode, sudo_gpunode
@@ -13,6 +14,16 @@ _CONSENT_OPTIONS = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "
 _NODE_ONLY_OPTIONS = frozenset(
     {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver", "--timeout", "--image"}
 )
+
+
+def run_by_sudo() -> bool:
+    """True if the user typed sudo: then kubeconfig and journal of cluster changes are root's."""
+    return os.geteuid() == 0 and "SUDO_UID" in os.environ
+
+
+def own_gpunode(*words: str) -> Command:
+    """Return the gpunode command for the same user's kubeconfig and journal."""
+    return sudo_gpunode(*words) if run_by_sudo() else gpunode(*words)
 
 
 def setup_command(argv: Sequence[str]) -> Command:
@@ -42,17 +53,18 @@ def verify_command(argv: Sequence[str]) -> Command:
 
 def cluster_apply_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, a setup or k8s command."""
-    return gpunode("k8s", "apply", *_drop_node_options(argv))
+    make = gpunode if "setup" in argv[:1] else own_gpunode
+    return make("k8s", "apply", *_drop_node_options(argv))
 
 
 def cluster_plan_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s plan`` for the same."""
-    return gpunode("k8s", "plan", *_drop_node_options(argv))
+    return own_gpunode("k8s", "plan", *_drop_node_options(argv))
 
 
 def cluster_verify_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s verify`` for the same."""
-    return gpunode("k8s", "verify", *_drop_node_options(argv))
+    return own_gpunode("k8s", "verify", *_drop_node_options(argv))
 
 
 def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
@@ -85,9 +97,9 @@ def option_value(argv: Sequence[str], option: str) -> str:
 
 
 def repeat_command(argv: Sequence[str]) -> Command:
-    """Return the same command, with sudo unless it is for a cluster."""
+    """Return the same command, with sudo if it needs root or was typed with it."""
     of_cluster = "k8s" in argv[:1] or any(word.startswith("k") for word in argv[1:2] if argv[0] == "rollback")
-    return gpunode(*argv) if of_cluster else sudo_gpunode(*argv)
+    return own_gpunode(*argv) if of_cluster else sudo_gpunode(*argv)
 
 
 def drop_options(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.cli.clusters import ClusterRef
 from gpunode.errors import Refused, UsageError
 from gpunode.host import kubectl
-from gpunode.host.cluster import Cluster, find_kubectl
+from gpunode.host.cluster import _KUBECTL_COMMANDS_TO_TRY, Cluster, find_kubectl
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import HelmMissing, ProgramMissing, caller_environment, find_program
 
@@ -127,9 +128,43 @@ def test_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert refused.value.why == "$KUBECONFIG names it"
 
 
-def test_helm_reaches_the_cluster_of_rke2s_own_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = ("/var/lib/rancher/rke2/bin/kubectl", "--kubeconfig", "/etc/rancher/rke2/rke2.yaml")
-    monkeypatch.setattr("gpunode.host.cluster.find_kubectl", lambda: own)
-    monkeypatch.setattr("gpunode.host.helm.find_program", lambda _: "helm")
-    assert Cluster().helm.program == ("helm", *own[1:])
-    assert Cluster("far", "x.yaml").helm.program == ("helm", "--kube-context", "far", "--kubeconfig", "x.yaml")
+@pytest.mark.parametrize("link", ["", "k3s", "microk8s.kubectl"])
+def test_helm_reaches_the_cluster_of_a_distributions_own_kubectl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, link: str
+) -> None:
+    """By itself it would take ~/.kube/config, which may lead to another cluster."""
+    name = link.partition(".")[0] or "k3s"
+    own = program(tmp_path, f"{name}.yaml")
+    monkeypatch.setitem(_KUBECTL_COMMANDS_TO_TRY, (name, "kubectl"), own)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    path, helm = program(tmp_path, link or "k3s"), program(tmp_path, "helm")
+    if link:
+        (tmp_path / "kubectl").symlink_to(link)
+    assert Cluster().kubectl == ((f"{tmp_path}/kubectl",) if link else (path, "kubectl")) + ("--kubeconfig", own)
+    assert Cluster().helm.program == (helm, "--kubeconfig", own)
+    assert Cluster("far", "x.yaml").helm.program == (helm, "--kube-context", "far", "--kubeconfig", "x.yaml")
+    assert ClusterRef().adapt_hint("look: helm list") == f"look: helm --kubeconfig {own} list"
+    monkeypatch.setenv("KUBECONFIG", "/theirs")
+    # microk8s' kubectl alone ignores it.
+    assert Cluster().helm.program == ((helm,) if name == "k3s" else (helm, "--kubeconfig", own))
+
+
+def test_kubectl_in_a_pod_is_the_pods_service_account(
+    allow_subprocess: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = stand_in(tmp_path, monkeypatch, "v1.36.2")
+    said = "error: current-context must exist in order to minify"
+    found = """echo '{"metadata": {"uid": "u"}}'"""
+    with (tmp_path / "bin/kubectl").open("a") as script:
+        script.write(f'case "$1" in config) echo "{said}" >&2; exit 1;; get) {found};; esac\n')
+    versions = (tmp_path / "bin/kubectl").read_text().replace("; echo", "; [ $1 != version ] || echo", 1)
+    (tmp_path / "bin/kubectl").write_text(versions)
+    with pytest.raises(UsageError, match="kubectl has no cluster configured"):
+        Cluster().identify()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    identity = Cluster().identify()
+    assert (identity.context, identity.server, identity.uid) == ("", "https://10.0.0.1:443", "u")
+    assert "--context" not in asked.read_text()

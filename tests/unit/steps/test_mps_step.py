@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import FileChange, ServiceChange, ServiceState, Trigger
-from gpunode.facts.model import Facts, Known
+from gpunode.facts.layout import GpuLayout
+from gpunode.facts.model import Facts, Known, Kubelet
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.facts.project import project_changes
 from gpunode.recipe import MigSettings, Mps, Recipe
@@ -43,6 +44,19 @@ def test_mps_goes_with_a_layout_that_switches_mig_off() -> None:
     assert (
         "MIG exclude" in refusal(MPS_STEP.plan(replace(WANTED, mig=MigSettings("all-balanced")), node(machine()))).what
     )
+
+
+def test_mps_is_refused_on_gpus_that_others_have_divided() -> None:
+    divided = replace(
+        with_driver(), layout=Known(GpuLayout(frozenset({0}), frozenset(), frozenset({3})), "nvidia-gpus")
+    )
+    found = refusal(MPS_STEP.plan(WANTED, node(divided)))
+    assert found.what == "[mps] is for whole GPUs, and somebody has made MIG instances here"
+    assert planned(MPS_STEP.plan(replace(WANTED, mig=MigSettings("all-disabled")), node(divided))).changes
+    of_cluster = replace(with_driver(), kubelet=Known(Kubelet("k3s", "k3s.service", "x"), "kubelet"))
+    found = refusal(MPS_STEP.plan(WANTED, node(of_cluster)))
+    assert found.what == "[mps] would keep the CUDA programs of pods off the GPUs, and this host has a kubelet (k3s)"
+    assert planned(MPS_STEP.plan(replace(WANTED, mps=Mps(enabled=True, exclusive=False)), node(of_cluster))).changes
 
 
 def test_mps_without_a_driver_starts_with_the_next_boot() -> None:

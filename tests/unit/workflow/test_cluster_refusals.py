@@ -12,7 +12,7 @@ import pytest
 from gpunode.host.cluster import Cluster
 from gpunode.host.process import FinishedCommand
 from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, everything, node, run_daemon_sets
+from tests.fakes.clusters import GPU, NAMESPACE, NODE, PLUGIN, User, everything, node, run_daemon_sets
 from tests.fakes.runners import ended
 
 KUBELET = "system:node:gpu-1"
@@ -95,7 +95,7 @@ def test_reader_gets_the_same_plan_and_the_rights_that_apply_needs(
     read = user.plan("k8s-time-slicing").envelope["result"]
     assert read["objects"] == planned.envelope["result"]["objects"]
     notes = [f"apply needs rights that your credentials lack: {needed}"] if needed else []
-    assert [one for one in read["notes"] if not one.startswith("The API server did not try this out")] == notes
+    assert [one for one in read["notes"] if not one.startswith("The API server tried out only what")] == notes
     assert len(read["notes"]) == len(notes) + (verb != "delete" and bool(needed))
     assert not needed or user.apply("k8s-time-slicing", check=3).error["why"] == f"missing: {needed}"
     assert everything(server) == before
@@ -154,22 +154,22 @@ def test_node_being_deleted_does_not_stop_the_rest(server: ApiServer, user: User
     assert server.get(*PLUGIN)
 
 
-def test_object_kept_by_a_finalizer_is_named_and_the_rest_is_removed(server: ApiServer, user: User) -> None:
+def test_objects_kept_by_finalizers_are_named_after_one_wait(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
-    (config,) = server.peek("ConfigMap")
+    kept = [*server.peek("ConfigMap"), *server.peek("DaemonSet"), *server.peek("RuntimeClass")]
+    for one in kept:
+        one["metadata"]["finalizers"] = ["example.org/keep"]
 
-    def keep(words: tuple[str, ...]) -> FinishedCommand | None:
-        if words[0] != "delete" or server.peek("DaemonSet") or config["metadata"].get("deletionTimestamp"):
-            return None
-        config["metadata"] |= {"deletionTimestamp": DELETED, "finalizers": ["example.org/keep"]}
-        return ended(status=1, err=b"error: timed out waiting for the condition on configmaps/x\n")
-
-    user.kubectl.intercept = keep
-    error = user("k8s", "remove", "--yes", check=6).error
-    assert error["what"].startswith(f"ConfigMap {NAMESPACE}/")
-    assert "is still being deleted: the finalizer example.org/keep is on it" in error["why"]
-    assert f"kubectl get configmap --namespace {NAMESPACE} {config['metadata']['name']} -o yaml" in error["hint"]
-    assert not server.peek("RuntimeClass")
+    screen = user.screen("k8s", "remove", "--yes", check=6)
+    assert user.skipped_s < 130
+    waiting = "waiting up to 120 s: DaemonSet gpu-system/nvidia-device-plugin (the finalizer example.org/keep is on it)"
+    assert f"{waiting}, and 3 more" in " ".join(screen.split())
+    config = f"ConfigMap {NAMESPACE}/{kept[0]['metadata']['name']}"
+    assert f"{config} is still being deleted: the finalizer example.org/keep is on it" in " ".join(screen.split())
+    assert f"kubectl get daemonset --namespace {NAMESPACE} nvidia-device-plugin -o yaml" in screen
+    assert f"{GPU}.present" not in server.get("Node", "", "gpu-1")["metadata"]["labels"]
+    results = [one["result"] for one in user("log", "k2").envelope["result"]["run"]["changes"]]
+    assert results.count("failed") == len(kept) + 1, "the namespace, too"
 
 
 def test_object_refused_by_the_server_is_reported_in_its_words(user: User) -> None:
@@ -222,6 +222,19 @@ def test_unknown_field_is_refused_before_the_namespace_is_made(server: ApiServer
     user.kubectl.intercept = lambda words: refused.pop(0) if refused and "--dry-run=server" in words else None
     assert "unknown field" in user.apply(check=3).error["why"]
     assert not [one for one in server.peek("Namespace") if one["metadata"]["name"] == NAMESPACE]
+
+
+def test_missing_right_hides_no_refusal_of_what_can_be_tried(server: ApiServer, user: User) -> None:
+    server.denied.add("patch runtimeclasses")
+    assert user.plan().envelope["result"]["notes"][0].startswith("The API server tried out only what")
+    unknown = b"Error from server (BadRequest): strict decoding error: unknown field spec.x\n"
+    refused = [None, ended(status=1, err=unknown)]
+    user.kubectl.intercept = lambda words: refused.pop(0) if refused and "--dry-run=server" in words else None
+    assert "unknown field" in user.plan(check=3).error["why"]
+    former = server.get("Node", "", "gpu-1")
+    labels = {**former["metadata"]["labels"], f"{GPU}.present": "false"}
+    server.update(former, {**former, "metadata": {**former["metadata"], "labels": labels}}, "kubectl-label")
+    assert "kubectl-label owns fields" in user.plan(check=5).error["what"]
 
 
 UNREACHABLE = b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n"

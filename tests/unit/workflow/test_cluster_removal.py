@@ -85,7 +85,10 @@ class StandInCluster:
 
 def carry_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
     begin = partial(store.begin, "k8s rollback" if of else "k8s remove", argv=(), undoes=of, with_packages=bool(of))
-    return apply_removal(plan, cast(Cluster, cluster), begin, on_event=lambda _: None, check_interrupt=lambda: None)
+    ignore: Any = lambda *_: None  # noqa: E731
+    return apply_removal(
+        plan, cast(Cluster, cluster), begin, on_event=ignore, on_progress=ignore, check_interrupt=ignore
+    )
 
 
 def test_removed_helm_release_is_restored_with_its_chart_and_values(tmp_path: Path) -> None:

@@ -111,6 +111,22 @@ def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
     assert "details: gpunode log RUN\n" in user.screen("log")
 
 
+def test_commands_after_sudo_name_sudo_too(server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubeconfig and journal are root's, as on k3s, whose kubeconfig root alone reads."""
+    monkeypatch.setenv("SUDO_UID", "1000")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    applied = user.screen("k8s", "apply", "k8s-containerd", *NODE, "--yes")
+    assert "next: sudo gpunode k8s verify k8s-containerd" in applied
+    assert "details: sudo gpunode log RUN\n" in user.screen("log")
+    assert "undo: sudo gpunode rollback k2" in user.screen("rollback", "k1", "--yes")
+    user.apply()
+    (plugin,) = server.peek("DaemonSet")
+    plugin["spec"]["template"]["spec"]["containers"][0]["image"] = "other:1"
+    hint = user("rollback", "k3", "--yes", check=5).error["hint"]
+    assert "(sudo gpunode log)" in hint
+    assert ": sudo kubectl get DaemonSet" in hint
+
+
 def test_cluster_under_another_address_is_not_called_another(server: ApiServer, user: User) -> None:
     """By kubeadm a kubelet goes to its own machine's API server, and an administrator through the load balancer."""
     server.denied.add("get namespaces kube-system")

@@ -298,3 +298,16 @@ def test_unanswered_creation_deletes_the_test_pods(applied: ApiServer, user: Use
     words = ("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080")
     assert user(*words, check=13).error["what"] == "the cluster does not answer"
     assert left_pods(applied) == []
+
+
+def test_pod_that_stays_is_named_and_its_deletion_not_asked_for_again(applied: ApiServer, user: User) -> None:
+    def keep(server: ApiServer) -> None:
+        for one in server.peek("Pod"):
+            one["metadata"]["finalizers"] = ["example.org/keep"]
+
+    applied.controllers.append(keep)
+    error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=6).error
+    assert error["what"].startswith("Pod gpu-system/gpunode-test-")
+    assert error["what"].endswith("is still being deleted")
+    assert error["why"] == "the finalizer example.org/keep is on it"
+    assert error["hint"].startswith("see what keeps it: kubectl get pod --namespace gpu-system gpunode-test-")
