@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.change import CommandChange, FileChange, FileState, PackageChange, PackageState
+from gpunode.change import Change, CommandChange, FileChange, FileState, PackageChange, PackageState
 from gpunode.cli import undo
 from gpunode.errors import Conflict, DrainRequired, GpunodeError, JournalDamaged
 from gpunode.facts.model import Facts
@@ -133,7 +133,7 @@ def test_second_rollback_of_a_configuration_names_what_undoes_the_rest(tmp_path:
         tmp_path, Packages({PackageId("nvidia-smi"): PackageState("1")}, {}), {CONTAINERD: FileState(b"")}
     )
     run = Store(tmp_path).begin("setup", version="test")
-    changes = (
+    changes: tuple[Change, ...] = (
         PackageChange(PackageId("nvidia-smi"), None, PackageState("1")),
         FileChange(CONTAINERD, None, FileState(b"")),
     )
