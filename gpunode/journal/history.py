@@ -24,7 +24,7 @@ from gpunode.journal.record import (
 ChangeOutcome: TypeAlias = Literal["done", "failed", "unknown"]
 RunEnding: TypeAlias = Result | Literal["running", "incomplete"]
 # All of it was done; a reboot may be due.
-_COMPLETED_RESULTS = frozenset({"done", "waiting"})
+COMPLETED_RESULTS = frozenset({"done", "waiting"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     undone: set[str] = set()
     standing: list[RunRecord] = []
     for run in reversed(runs):
-        if run.run in undone or run.commit is None or run.commit.result not in _COMPLETED_RESULTS:
+        if run.run in undone or run.commit is None or run.commit.result not in COMPLETED_RESULTS:
             continue
         undone.add(run.begin.undoes)
         standing += [run] if run.begin.undoes or run.verb == "remove" else []

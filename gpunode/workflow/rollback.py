@@ -14,7 +14,7 @@ from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, V
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, TriggerResult
 from gpunode.journal.footprint import NetChange
-from gpunode.journal.history import RunRecord, intents_to_undo, run_label
+from gpunode.journal.history import COMPLETED_RESULTS, RunRecord, intents_to_undo, run_label
 from gpunode.journal.record import APPLYING_VERBS
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -254,9 +254,10 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     ``with_packages``: whether packages, archives and units are undone, too, and not the configuration alone.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if there is none, or if a later run failed, so that this one is hardly meant.
     """
     if found := _undoable_runs(store, with_packages=with_packages):
+        _refuse_before_failed_run(store, found[0], with_packages=with_packages)
         return found[0]
     made = _undoable_runs(store, with_packages=True)
     why, hint = "no recorded run can be undone", store.command("log")
@@ -267,6 +268,26 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
         why = "no recorded run changed a container runtime's configuration"
         hint = rollback_command(store, made[0], with_packages=True)
     raise UsageError("there is nothing to roll back", why=why, hint=hint)
+
+
+def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: bool) -> None:
+    """Refuse the run ``found`` if a later one ended early, before it changed anything that would be undone.
+
+    ``setup --yes || rollback --yes`` is to undo what failed, and not the setup before it, which worked.
+    """
+    newest = next(run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
+    if newest.run == found.run or newest.ending in COMPLETED_RESULTS or newest.undone_by or found.undone_by:
+        return
+    part = "anything" if with_packages else "a container runtime's configuration"
+    older = (
+        f"undo run {found.label}, the newest that did: {rollback_command(store, found, with_packages=with_packages)}"
+    )
+    whole = f"undo what it did: {rollback_command(store, newest, with_packages=True)}"
+    raise UsageError(
+        f"run {newest.label} ended early, before it changed {part}",
+        why="without a number the newest run is undone, and no earlier one in its place",
+        hint="\n".join([*([whole] if newest.other_subjects else []), older]),
+    )
 
 
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:

@@ -146,3 +146,26 @@ def test_second_rollback_of_a_configuration_names_what_undoes_the_rest(tmp_path:
     assert [answer.exit_code for answer in answers] == [0, 0, 0]
     assert [answer.envelope["changed"] for answer in answers] == [True, False, False]
     assert [answer.envelope["result"].get("next_run") for answer in answers[1:]] == [run.id, run.id]
+
+
+@pytest.mark.parametrize(("with_packages", "has_changed"), [(False, True), (False, False), (True, False)])
+def test_rollback_after_a_failed_run_spares_the_run_before_it(
+    tmp_path: Path, with_packages: bool, has_changed: bool
+) -> None:
+    node = MemoryNode(tmp_path, Packages({}, {}), {CONTAINERD: FileState(b"ours")})
+    works = Store(tmp_path).begin("setup", version="test")
+    works.record_done(works.record_intent("runtime", "step", FileChange(CONTAINERD, None, FileState(b"ours"))))
+    works.commit("done")
+    fails = Store(tmp_path).begin("setup", version="test")
+    if has_changed:
+        change: Change = PackageChange(PackageId("nvidia-smi"), None, PackageState("1"))
+        fails.record_done(fails.record_intent("packages", "step", change))
+    fails.commit("failed")
+
+    refused = command(node, "rollback", *(["--packages"] if with_packages else []))
+    named = command(node, "rollback", "1")
+
+    assert (refused.exit_code, named.exit_code) == (2, 0)
+    hint = refused.envelope["errors"][0]["hint"]
+    assert "gpunode rollback 1" in hint
+    assert ("gpunode rollback 2 --packages" in hint) == has_changed
