@@ -279,6 +279,16 @@ def test_kubectl_answer_that_is_not_json_is_reported(user: User) -> None:
     assert user.plan(check=13).error["what"] == "kubectl's answer cannot be read"
 
 
+def test_nodes_that_the_changed_plugin_serves_are_named(server: ApiServer, user: User) -> None:
+    """All labelled Nodes are served by one DaemonSet, whichever of them the command names."""
+    server.add(node("gpu-2"))
+    user("k8s", "apply", "k8s-containerd", *NODE, "--node", "gpu-2=debian12-gtx1080", "--yes")
+    assert user.plan().envelope["result"]["notes"] == []
+    (note,) = user.plan("k8s-time-slicing").envelope["result"]["notes"]
+    assert note.startswith("What changes here changes what gpu-2 offers, too")
+    assert "--node gpu-2=CAPTURE" in note
+
+
 def test_forbidden_node_list_ends_a_removal(server: ApiServer, user: User) -> None:
     server.denied.add("list nodes")
     assert user("k8s", "remove", "--yes", check=3).error["what"] == "your credentials may not do this"
