@@ -335,6 +335,9 @@ class Cluster:
     def _try(
         self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
     ) -> FinishedCommand:
+        # With an option about requests kubectl would not become the service account of the pod that it is in.
+        is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+        words = [word for word in words if not (is_in_pod and word == _REQUEST_TIMEOUT)]
         return self._runner.run(
             (*self.kubectl, *words, *(("--context", self._context) if self._context else ())),
             timeout_s=timeout_s,

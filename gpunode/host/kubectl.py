@@ -36,7 +36,7 @@ _CERTIFICATE_REJECTED: Final = re.compile(r"x509: |failed to verify certificate|
 _SERVER_UNREACHABLE: Final = re.compile(
     r"connection refused|was refused - did you|no such host|i/o timeout|Unable to connect|context deadline exceeded"
     r"|TLS handshake timeout|no route to host|network is unreachable|connection reset by peer"
-    r"|Client\.Timeout|ServiceUnavailable|unable to handle the request|etcdserver|INTERNAL_ERROR|EOF$",
+    r"|Client\.Timeout|TooManyRequests|ServiceUnavailable|unable to handle the request|etcdserver|INTERNAL_ERROR|EOF$",
     re.MULTILINE,
 )
 _LOGIN_REJECTED: Final = re.compile(

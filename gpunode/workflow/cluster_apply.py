@@ -203,7 +203,7 @@ def _await_deletions(
     check_interrupt: Callable[[], None],
 ) -> Iterator[tuple[str, GpunodeError]]:
     """Journal each deletion when its object is gone; yield title and error of those that are not done in time."""
-    on_event(Applying("kubernetes", "cluster", tuple(one.change for one in deleted.values())))
+    shown: ObjectKey | None = None
     left: Sequence[Body] = ()
     for left in poll_deletions([object_ref(one.change) for one in deleted.values()], cluster, on_progress):
         present = set(map(object_key, left))
@@ -211,6 +211,10 @@ def _await_deletions(
             gone = deleted.pop(key)
             run.record_done(gone.seq)
             on_event(Applied("kubernetes", "cluster", (gone.change,), time.monotonic() - gone.began))
+            shown = None
+        if left and shown not in deleted:
+            shown = next(iter(deleted))
+            on_event(Applying("kubernetes", "cluster", (deleted[shown].change,)))
         check_interrupt()
     for live in left:
         kept, found = deleted[object_key(live)], explain_deletion(live) or ("", "")
@@ -255,7 +259,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
         if change.kind == "Namespace" and (others := ", ".join(describe_namespace_contents(change.name, cluster))):
             raise Conflict(
                 f"namespace {change.name} stays: it also holds {others}",
-                why="it was added after the plan was made, and would be deleted with the namespace",
+                why="that would be deleted with the namespace; it is new, or could not be removed",
                 hint="run the same command again: it keeps the namespace and removes the rest",
             )
         cluster.delete(object_ref(change))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -13,7 +15,15 @@ from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
-from gpunode.kubernetes.model import Body, ChartRelease, KindCluster, NodeEdit, RenderedCluster, RenderedObject
+from gpunode.kubernetes.model import (
+    GPU_PRESENT_LABEL,
+    Body,
+    ChartRelease,
+    KindCluster,
+    NodeEdit,
+    RenderedCluster,
+    RenderedObject,
+)
 from gpunode.kubernetes.owned import co_owners, conflict_lines, explain_deletion, is_labelled, object_title
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
@@ -30,6 +40,7 @@ from gpunode.kubernetes.reconcile import (
     refuse_other_handler,
 )
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.wording import join_names
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 
 NODE_USER_PREFIX: Final = "system:node:"
@@ -48,6 +59,7 @@ _UNTESTED_NOTE: Final = (
 )
 _VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
+_MAX_NODES_SHOWN: Final = 3
 # Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
 # API server's admission webhooks, ValidatingAdmissionPolicies (whose denials are "invalid") and RBAC.
 _FIELD_ERROR_MESSAGE: Final = re.compile(
@@ -110,10 +122,24 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     installed = ((release, find_release_of_chart(release, present.releases)) for release in rendered.releases)
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
+    notes = (*notes, *_note_other_nodes(planned_items, {edit.node for edit in rendered.nodes}, cluster))
     plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
     missing = "" if skipped else describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"
     return replace(plan, notes=(*notes, lacks), missing_rights=missing) if missing else plan
+
+
+def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluster: Cluster) -> Iterator[str]:
+    """Yield a note where a workload changes that serves Nodes beside the ``named`` ones."""
+    if any(item.kind in {"DaemonSet", "Helm release"} and item.state == "edit" for item in items):
+        with suppress(Forbidden):
+            served = cluster.list_metadata("nodes", "--selector", f"{GPU_PRESENT_LABEL}=true")
+            if others := [name for one in served if (name := str(one["metadata"]["name"])) not in named]:
+                yield (
+                    f"What changes here changes what {join_names(others, _MAX_NODES_SHOWN)} "
+                    f"{'offers' if len(others) == 1 else 'offer'}, too, by the label {GPU_PRESENT_LABEL}=true: to see "
+                    f"how, name each as well: --node {others[0]}=CAPTURE"
+                )
 
 
 def _with_pod_problems(

@@ -165,6 +165,8 @@ def test_kubectl_in_a_pod_is_the_pods_service_account(
         Cluster().identify()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    asked.write_text("")
     identity = Cluster().identify()
     assert (identity.context, identity.server, identity.uid) == ("", "https://10.0.0.1:443", "u")
     assert "--context" not in asked.read_text()
+    assert "--request-timeout" not in asked.read_text()

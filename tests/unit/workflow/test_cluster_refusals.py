@@ -164,6 +164,7 @@ def test_objects_kept_by_finalizers_are_named_after_one_wait(server: ApiServer, 
     assert user.skipped_s < 130
     waiting = "waiting up to 120 s: DaemonSet gpu-system/nvidia-device-plugin (the finalizer example.org/keep is on it)"
     assert f"{waiting}, and 3 more" in " ".join(screen.split())
+    assert f"✗ cluster: DaemonSet {NAMESPACE}/nvidia-device-plugin after 2 min" in " ".join(screen.split())
     config = f"ConfigMap {NAMESPACE}/{kept[0]['metadata']['name']}"
     assert f"{config} is still being deleted: the finalizer example.org/keep is on it" in " ".join(screen.split())
     assert f"kubectl get daemonset --namespace {NAMESPACE} nvidia-device-plugin -o yaml" in screen
@@ -240,9 +241,14 @@ def test_missing_right_hides_no_refusal_of_what_can_be_tried(server: ApiServer, 
 UNREACHABLE = b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n"
 
 
+# kubectl has tried again by then, as often as the server asked it to.
+BUSY = b"Error from server (TooManyRequests): the server has received too many requests and has asked us to try again"
+
+
+@pytest.mark.parametrize("said", [UNREACHABLE, BUSY])
 @pytest.mark.parametrize("verb", ["version", "api-resources", "apply"])
-def test_unreachable_server_ends_the_plan(user: User, verb: str) -> None:
-    user.kubectl.intercept = lambda words: ended(status=1, err=UNREACHABLE) if words[0] == verb else None
+def test_unreachable_server_ends_the_plan(user: User, verb: str, said: bytes) -> None:
+    user.kubectl.intercept = lambda words: ended(status=1, err=said) if words[0] == verb else None
     assert user.plan(check=13).error["what"] == "the cluster does not answer"
 
 
@@ -271,6 +277,16 @@ def test_charts_need_helm(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kubectl_answer_that_is_not_json_is_reported(user: User) -> None:
     user.kubectl.intercept = intercept_once("config", lambda: ended(out=b"{oops"))
     assert user.plan(check=13).error["what"] == "kubectl's answer cannot be read"
+
+
+def test_nodes_that_the_changed_plugin_serves_are_named(server: ApiServer, user: User) -> None:
+    """All labelled Nodes are served by one DaemonSet, whichever of them the command names."""
+    server.add(node("gpu-2"))
+    user("k8s", "apply", "k8s-containerd", *NODE, "--node", "gpu-2=debian12-gtx1080", "--yes")
+    assert user.plan().envelope["result"]["notes"] == []
+    (note,) = user.plan("k8s-time-slicing").envelope["result"]["notes"]
+    assert note.startswith("What changes here changes what gpu-2 offers, too")
+    assert "--node gpu-2=CAPTURE" in note
 
 
 def test_forbidden_node_list_ends_a_removal(server: ApiServer, user: User) -> None:
