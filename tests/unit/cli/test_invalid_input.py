@@ -51,6 +51,15 @@ def test_capture_and_image_are_not_planned_for_at_once(tmp_path: Path, capsys: p
     assert "--node cannot be used with --root" in capsys.readouterr().err
 
 
+def test_image_is_not_rebooted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (tmp_path / "etc").mkdir()
+    assert run_cli(["setup", "containerd", "--root", str(tmp_path), "--reboot"]) == 2
+    assert "--reboot cannot be used with --root" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("width", ["80", "50"])
 def test_help_lists_every_command_in_a_group_without_cutting(
     width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
