@@ -237,9 +237,8 @@ def _fit_remedy_and_disruption(
         rule, bugs, lambda: tuple(rule.remedy(snapshot)), fallback
     )
     fixes, disruption = remedy_fitting.apply_driver_recovery(fixes, proofs[0].disruption or rule.disruption, action)
-    fixes = special_systems.fit_fixes(
-        snapshot, remedy_fitting.fit_to_gpus(fixes, remedy_fitting.gpus_for_commands(snapshot, gpus))
-    )
+    fixes = remedy_fitting.fit_to_gpus(fixes, remedy_fitting.gpus_for_commands(snapshot, gpus))
+    fixes = special_systems.fit_fixes(snapshot, remedy_fitting.ask_for_own_recipe(snapshot, fixes))
     return fixes, remedy_fitting.minimum_disruption(fixes, disruption)
 
 

@@ -16,6 +16,9 @@ from gpunode.diagnoses.remedies import reboot_node, removes_packages, run_step
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import RecoveryAction, recovered_gpus
+from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
+from gpunode.packages import system
 
 _REPLACE_ADDRESS_HINT: Final = "the GPU is not known here: replace ADDRESS by its PCI address"
 
@@ -30,6 +33,26 @@ def _fit_fix(fix: Fix, gpus: tuple[str, ...]) -> Fix:
     if any(isinstance(command, GpuCommand) and GPU_ADDRESS in command for command in commands):
         return replace(fix, text=f"{fix.text} ({_REPLACE_ADDRESS_HINT})", commands=commands)
     return replace(fix, commands=commands)
+
+
+_SETUP_WITHOUT_RECIPE: Final = Pattern(r"sudo gpunode setup(?: -|$)")
+_OWN_RECIPE_HINT: Final = "name this node's recipe behind setup: `sudo gpunode log` says which it was"
+
+
+def ask_for_own_recipe(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
+    """Have a node that gpunode has set up name its recipe: without that, setup looks for packages at NVIDIA's address.
+
+    No evidence says which recipe it was: the record of a node is root's, and no capture has it.
+    """
+    pins = snapshot.facts.file(system(snapshot.facts).pin_file)
+    if not isinstance(pins, Known) or pins.value is None:
+        return tuple(fixes)
+    return tuple(
+        replace(fix, text=f"{fix.text}; {_OWN_RECIPE_HINT}")
+        if any(map(_SETUP_WITHOUT_RECIPE.match, fix.commands))
+        else fix
+        for fix in fixes
+    )
 
 
 # Steps that a reboot replaces.

@@ -31,6 +31,8 @@ _DRIVER_VERSION_NOT_FOUND = Pattern(
 
 _DOWNGRADED_PACKAGES_LIST = Pattern(r"The following packages will be DOWNGRADED:\n((?: .*(?:\n|\Z))+)")
 _CHANGED_HELD_PACKAGES_LIST = Pattern(r"The following held packages will be changed:\n((?: .*(?:\n|\Z))+)")
+# apt-private/private-output.cc.
+_UNWANTED_DEPENDENCY = Pattern(r"Depends: ([a-z0-9][\w.+-]+)(?: \([^)\n]*\))? but it is not going to be installed")
 # apt-private/private-install.cc.
 _UNMET_DEPENDENCIES_MESSAGE = Pattern(r"Unmet dependencies\. Try")
 
@@ -58,8 +60,21 @@ def hint_on_refusal(refusal: str, facts: Facts) -> str:
         or _hint_on_unmet_dependencies(refusal)
         or _hint_on_foreign_preferences(refusal, facts)
         or _hint_on_missing_repository(refusal)
+        or _hint_on_unwanted_dependencies(refusal)
         or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
+    )
+
+
+def _hint_on_unwanted_dependencies(problem: str) -> str:
+    """Return what to do about dependencies that apt will not take, such as one on hold that is not installed."""
+    names = sorted(set(_UNWANTED_DEPENDENCY.findall(problem)))
+    return (
+        f"a hold, a pin or a conflict keeps {', '.join(names)} out; what is held, and what a pin says:\n"
+        f"apt-mark showhold\n{command('apt-cache', 'policy', *names)}\nif it is a hold:\n"
+        f"{command('sudo', 'apt-mark', 'unhold', *names)}\nthen run the same command again"
+        if names
+        else ""
     )
 
 

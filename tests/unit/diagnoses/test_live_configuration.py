@@ -36,6 +36,15 @@ def test_missing_keyring_is_found_before_apt_fails() -> None:
     assert commands(found) == ["sudo gpunode setup --only cuda-repository"]
 
 
+def test_node_that_gpunode_has_set_up_is_asked_to_name_its_recipe() -> None:
+    """Behind a mirror a setup without it would look for the packages at NVIDIA's address."""
+    pins = {"/etc/apt/preferences.d/gpunode-nvidia": "Package: nvidia-*\nPin: release *\nPin-Priority: 1001\n"}
+    for preferences, is_asked in ((pins, True), ({}, False)):
+        found = ask("debian-12-docker", {f"file:{KEYRING}": None, "apt-preferences-d": held(preferences)})
+        (text,) = [fix.text for fix in found.diagnosis.findings[0].remedy if fix.commands]
+        assert ("`sudo gpunode log` says which" in text) is is_asked
+
+
 def test_unit_names_in_an_error_are_no_sign_of_k3s() -> None:
     said = failed("Running in chroot, ignoring command 'show'\n")
     assert "k3s-runtime-config-overwritten" not in causes(ask("debian-13-containerd", {"units": said}))

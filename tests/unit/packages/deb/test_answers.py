@@ -64,6 +64,16 @@ def test_hold_of_a_package_that_is_not_there_is_named_with_its_command() -> None
     assert f"sudo apt-mark unhold {name} two\n" in hint_on_refusal(problem, machine())
 
 
+def test_dependency_that_apt_will_not_take_is_named_with_what_may_hold_it() -> None:
+    refusal = (
+        "The following packages have unmet dependencies:\n nvidia-kernel-open-dkms : Depends: dkms (>= 3.0) but it is "
+        "not going to be installed\nE: Unable to correct problems, you have held broken packages.\n"
+    )
+    hint = hint_on_refusal(refusal, machine())
+    assert "sudo apt-mark unhold dkms" in hint.splitlines()
+    assert "apt-cache policy dkms" in hint.splitlines()
+
+
 def test_preferences_about_refused_packages_are_named_by_line() -> None:
     site = "/etc/apt/preferences.d/00-site"
     facts = machine(
