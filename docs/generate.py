@@ -205,7 +205,7 @@ def _render_key_row(key: RecipeKey) -> str:
 
     default_value = [] if key.types == (list,) else key.default
     default = "not checked" if default_value is None else f"`{json.dumps(default_value)}`"
-    return f"| `{key.name}` | {default} | {_escape_cell(', '.join(key.allowed))} | {_escape_cell(key.spec.doc)} |"
+    return f"| `{key.name}` | {default} | {_escape_cell(', '.join(key.allowed_words))} | {_escape_cell(key.spec.doc)} |"
 
 
 _RECIPES_INTRO = """\

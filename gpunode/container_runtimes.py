@@ -30,8 +30,8 @@ class ContainerRuntime:
         program: of its daemon, or itself; ``--version`` tells its version.
         config: its main configuration file; empty where no file of its own registers a handler.
         drop_in: where a drop-in goes; empty where the runtime reads none.
-        other_config_paths: paths and patterns of the other files that it reads; empty where its module's ``reads`` says
-            them.
+        other_config_paths: paths and patterns of the other files that it reads; empty where its module's
+            ``list_read_paths`` says them.
         unit: of systemd; empty where nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
         package_source_hint: where these come from when no distribution has them; empty when they do.

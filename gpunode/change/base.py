@@ -206,7 +206,7 @@ class BaseChange(ABC):
         return self.participle
 
     @property
-    def recorded_details(self) -> tuple[str, ...]:
+    def log_details(self) -> tuple[str, ...]:
         """Further lines for the log; of a change whose contents are digests."""
         return ()
 

@@ -142,7 +142,7 @@ class FileChange(BaseChange):
         return self.after.known_after if isinstance(self.after, Deferred | SigningKey) else ""
 
     @property
-    def recorded_details(self) -> tuple[str, ...]:
+    def log_details(self) -> tuple[str, ...]:
         folders = (f"created for it: {', '.join(self.folders)}",) if self.folders else ()
         return f"before {_describe_state(self.before)}", f"after  {_describe_state(self.after)}", *folders
 

@@ -183,7 +183,7 @@ class CommandChange(BaseChange):
         return self.argv[: len(words)] == words
 
     @property
-    def recorded_details(self) -> tuple[str, ...]:
+    def log_details(self) -> tuple[str, ...]:
         return (f"for {self.purpose}" + (f"; undone by {display_command(self.undo)}" if self.undo else ""),)
 
     @property
@@ -272,7 +272,7 @@ class MigChange(BaseChange):
         return str(self.before), str(self.after)
 
     @property
-    def recorded_details(self) -> tuple[str, ...]:
+    def log_details(self) -> tuple[str, ...]:
         return f"before {self.before}", f"after  {self.after}"
 
     @property

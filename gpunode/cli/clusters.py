@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, open_cluster_journal
-from gpunode.cli.k8s_render import load_cluster_nodes, own_pod_lines, own_pod_reason_lines
+from gpunode.cli.k8s_render import load_cluster_nodes, user_pod_lines, user_pod_reason_lines
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import hash_recipe
 from gpunode.cli.screen.checks import check_lines, verdict_line
@@ -37,7 +37,7 @@ from gpunode.host.kubectl import ProgramMissing
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import run_label
 from gpunode.kubernetes.cluster_nodes import nodes_from_labels
-from gpunode.kubernetes.model import OwnPod, RenderedCluster
+from gpunode.kubernetes.model import RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.kubernetes.render import render_cluster
 from gpunode.wording import count_noun
@@ -115,12 +115,12 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
     """Show the changes that apply would make."""
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
-        found, own_pods = _show_plan(load_recipe(recipe_path), captures, target, target.connect(), screen, output)
-        screen.put(*own_pod_lines(own_pods, _own_pod_example()))
+        found, user_pods = _show_plan(load_recipe(recipe_path), captures, target, target.connect(), screen, output)
+        screen.put(*user_pod_lines(user_pods, _user_pod_example()))
         for item in found.items:
             screen.put(*hint_lines(item.trouble.hint) if item.trouble else ())
     pending = ChangesPending.exit_code if check and found.changes else 0
-    output.emit(_cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=own_pods))
+    output.emit(_cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), pods=user_pods))
 
 
 def apply(
@@ -130,7 +130,7 @@ def apply(
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
         cluster, recipe = target.connect(), load_recipe(recipe_path)
-        found, own_pods = _show_plan(recipe, captures, target, cluster, screen, output)
+        found, user_pods = _show_plan(recipe, captures, target, cluster, screen, output)
         refuse_missing_rights(found)
         if not found.changes:
             with SignalGuard(screen.announce_stopping) as stop:
@@ -138,20 +138,20 @@ def apply(
                 wait.wait_for_rest(found.items, found.releases)
             if any(item.trouble for item in found.items):
                 screen.put(line(STATE_MARK["done"], "its pods are ready now", hang=2))
-            screen.put(*own_pod_lines(own_pods, _own_pod_example()))
-            output.emit(_cluster_envelope("k8s apply", found, own_pods=own_pods))
+            screen.put(*user_pod_lines(user_pods, _user_pod_example()))
+            output.emit(_cluster_envelope("k8s apply", found, pods=user_pods))
             return
         with _begin_changes("k8s apply", screen, target, output, yes=yes, recipe=recipe) as (begin, stop):
             wait = ReadinessWait(cluster, stop.raise_if_received, screen.update_progress, timeout_s)
             run = cluster_apply.apply_plan(found, begin, wait=wait, on_event=screen.show_event)
-        screen.put(*own_pod_lines(own_pods, _own_pod_example()))
+        screen.put(*user_pod_lines(user_pods, _user_pod_example()))
         screen.put(*cluster_result_lines("k8s apply", run_label(run, "k8s apply"), screen.argv))
-    output.emit(_cluster_envelope("k8s apply", found, changed=True, run=run, own_pods=own_pods))
+    output.emit(_cluster_envelope("k8s apply", found, changed=True, run=run, pods=user_pods))
 
 
 def _show_plan(
     recipe: Recipe, captures: Sequence[str], target: ClusterRef, cluster: Cluster, screen: Screen, output: OutputOptions
-) -> tuple[ClusterPlan, Sequence[OwnPod]]:
+) -> tuple[ClusterPlan, Sequence[UserPodNeeds]]:
     """Make and show the plan, with hints for this cluster; return it with what the user's own pods need."""
     rendered = render_cluster(recipe, _read_nodes(captures, cluster))
     found = make_plan(rendered, cluster)
@@ -162,10 +162,10 @@ def _show_plan(
     found = replace(found, items=items)
     other = _last_cluster_if_other(found.identity)
     screen.print_after_progress(*plan_lines(found, rendered, other, verbose=output.verbose))
-    return found, rendered.own_pods
+    return found, rendered.user_pods
 
 
-def _own_pod_example() -> str:
+def _user_pod_example() -> str:
     return f"test-pod.yaml of `{cluster_render_command(sys.argv[1:], '--output', 'gpu-node')}` is a whole one"
 
 
@@ -217,7 +217,7 @@ def verify(
         pods = [check for check in report.checks if check.id.startswith("pod/")]
         is_proven = bool(pods) and all(check.status == "passed" for check in pods)
         verdict = verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
-        own = own_pod_lines(render_cluster(recipe, found).own_pods, _own_pod_example())
+        own = user_pod_lines(render_cluster(recipe, found).user_pods, _user_pod_example())
         screen.show_result((*check_lines(report.checks), BLANK_LINE, verdict, *own))
     answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
     output.emit(answer.with_failure(report.failure()))
@@ -364,7 +364,7 @@ def _cluster_envelope(
     exit_code: int = 0,
     changed: bool = False,
     run: str = "",
-    own_pods: Sequence[OwnPod] = (),
+    pods: Sequence[UserPodNeeds] = (),
 ) -> Envelope:
     rows = [
         {
@@ -390,7 +390,7 @@ def _cluster_envelope(
             "skipped": plan.skipped_nodes,
             "notes": plan.notes,
             "run": run,
-            "example_pods": own_pods,
+            "example_pods": pods,
         },
     )
 
@@ -417,7 +417,7 @@ def plan_lines(plan: ClusterPlan, rendered: RenderedCluster, other_cluster: str,
         offer = ", ".join(f"{many} × {name}" for name, many in (rendered.expected.get(edit.node) or {}).items())
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
         yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
-    yield from own_pod_reason_lines(rendered)
+    yield from user_pod_reason_lines(rendered)
     if plan.items and rendered.nodes and all(item.state != "unchanged" for item in plan.items):  # the first time
         yield line(span(f"concepts {_CONCEPTS_HINT}", "dim"), hang=9)
     yield BLANK_LINE

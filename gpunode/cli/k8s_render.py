@@ -19,9 +19,9 @@ from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
 from gpunode.host.capture import CAPTURE_INDEX_NAME
 from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_leave_objects
-from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, OwnPod, RenderedCluster
-from gpunode.kubernetes.own_pod import format_own_pod
+from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.render import GITOPS_FORMS, RENDER_FORMS, render_cluster
+from gpunode.kubernetes.user_pod import format_user_pod
 from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 
 _CAPTURE_SUFFIXES: Final = (".tar.gz", ".tgz", ".json")
@@ -38,7 +38,7 @@ def render_recipe(
     files = make_files(found, output_format)
     written = _write_folder(Path(output_folder), files) if output_folder else RenderOutcome()
     if not output.json and not output_folder:
-        own = [text for pod in found.own_pods for text in (f"Your pod {pod.why}:", *format_own_pod(pod).splitlines())]
+        own = [text for pod in found.user_pods for text in (f"Your pod {pod.why}:", *format_user_pod(pod).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
         for_kubectl = (path for path in files if path.endswith(".yaml") and path != KIND_CONFIG_FILE_NAME)
         yaml = (f"# file: {path}\n{files[path]}" for path in for_kubectl)
@@ -54,7 +54,7 @@ def render_recipe(
         "removed": written.removed,
         "notes": found.notes,
         "expected_resources": found.expected,
-        "example_pods": found.own_pods,
+        "example_pods": found.user_pods,
     }
     output.emit(Envelope("k8s render", changed=written.changed, result=result))
 
@@ -115,7 +115,7 @@ def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutc
     try:
         with output_files.open_output_folder(folder) as tree:
             _refuse_foreign_files(tree, folder, rendered_files)
-            inside = ((inner, tree.list_names(inner)) for inner in ("", *OUTPUT_FOLDERS) if tree.is_enterable(inner))
+            inside = ((inner, tree.list_names(inner)) for inner in ("", *OUTPUT_FOLDERS) if tree.can_be_folder(inner))
             paths = (f"{inner}/{name}" if inner else name for inner, names in inside for name in names)
             contents = ((path, tree.read(path)) for path in paths)
             present = {
@@ -139,7 +139,7 @@ def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutc
 
 def _refuse_foreign_files(tree: output_files.OutputFolder, folder: Path, rendered_files: Mapping[str, str]) -> None:
     for inner in sorted({path.rpartition("/")[0] for path in rendered_files}):
-        if not tree.is_enterable(inner):
+        if not tree.can_be_folder(inner):
             raise _blocked_path_error(
                 folder / inner, "a folder belongs there, and no link: gpunode writes only below --output"
             )
@@ -158,13 +158,13 @@ def _is_rendered_by_gpunode(path: str, content: bytes) -> bool:
     return is_rendered_file(path, content.decode("utf-8", "replace"))
 
 
-def own_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
+def user_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
     """Yield for which GPUs each example of a user's own pod is."""
-    for own in rendered.own_pods:
+    for own in rendered.user_pods:
         yield line(span("your pod ", "dim"), span(own.why), hang=9)
 
 
-def own_pod_lines(pods: Sequence[OwnPod], example: str) -> Iterator[Line]:
+def user_pod_lines(pods: Sequence[UserPodNeeds], example: str) -> Iterator[Line]:
     """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown.
 
     ``example`` says where a whole pod is.
@@ -172,7 +172,7 @@ def own_pod_lines(pods: Sequence[OwnPod], example: str) -> Iterator[Line]:
     for own in pods:
         head = f"in your own pod ({example}):" if own is pods[0] else "or:"
         yield line(span(head, "dim"), hang=2)
-        yield from (line(span(f"  {text}"), hang=4) for text in format_own_pod(own).splitlines())
+        yield from (line(span(f"  {text}"), hang=4) for text in format_user_pod(own).splitlines())
 
 
 def rendered_lines(
@@ -200,8 +200,8 @@ def rendered_lines(
     yield BLANK_LINE
     for note in rendered.notes:
         yield warning_line(note)
-    yield from own_pod_reason_lines(rendered)
-    yield from own_pod_lines(rendered.own_pods, f"{output_folder.rstrip('/')}/test-pod.yaml is a whole one")
+    yield from user_pod_reason_lines(rendered)
+    yield from user_pod_lines(rendered.user_pods, f"{output_folder.rstrip('/')}/test-pod.yaml is a whole one")
     yield line(Span("✓ ", "good"), span(f"written to {output_folder}; nothing was sent to a cluster"), hang=2)
     if is_for_git:
         yield line(

@@ -316,7 +316,7 @@ def _change_lines(records: Sequence[ChangeRecord]) -> Iterator[Line]:
             f"  {_change_text(record)}",
         )
         yield line(STATE_MARK[_MARK_BY_OUTCOME[record.outcome]], *title, span(step, "dim"), hang=hang)
-        notes = list(record.intent.change.recorded_details)
+        notes = list(record.intent.change.log_details)
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
         if record.intent.reason and record.intent.reason != reason:
             notes.insert(0, f"why: {record.intent.reason}")

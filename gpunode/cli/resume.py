@@ -108,7 +108,7 @@ def _refuse_changed_content(run: str, what: str, content: str, sha256: str) -> N
         )
 
 
-def resume_command(run: str, options: Sequence[str]) -> tuple[str, ...]:
+def boot_resume_command(run: str, options: Sequence[str]) -> tuple[str, ...]:
     """Return the command by which the next boot resumes ``run``; without --reboot, so that it cannot loop.
 
     Python runs isolated: PYTHONPATH, user packages and the working folder are not searched.

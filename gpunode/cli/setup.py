@@ -21,13 +21,13 @@ from gpunode.cli.inputs import (
 )
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import (
+    boot_resume_command,
     encode_request,
     find_input_risks,
     hash_recipe,
     load_request_and_set_proxies,
     refuse_other_options,
     refuse_unsafe_program,
-    resume_command,
 )
 from gpunode.cli.screen.checks import check_lines, inventory_text, matches_recipe_text, state_note_lines, verdict_line
 from gpunode.cli.screen.commands import (
@@ -190,7 +190,7 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
     words += ["--allow-disruption"] if flags.allow_disruption else []
     words += ["--allow-loss"] if flags.allow_loss else []
     words += ["--lock-timeout", f"{flags.lock_timeout:.0f}"]
-    return Resume(lambda run: resume_command(run, words), encode_request(recipe, proxy_variables()))
+    return Resume(lambda run: boot_resume_command(run, words), encode_request(recipe, proxy_variables()))
 
 
 def blocked_setup_error(waits: Sequence[Blocked], *, has_changed: bool = False, resumes: bool = False) -> GpunodeError:

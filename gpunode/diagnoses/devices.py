@@ -369,7 +369,7 @@ RULES: Final = (
             all_of(
                 _CUDA_NOT_READY_OR_ERROR_3,
                 predicate(
-                    lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"},
+                    lambda snapshot: snapshot.view(boards.board_kinds) == {"card"},
                     "the GPUs are PCIe cards, which need no fabric manager",
                 ),
             ),

@@ -24,7 +24,7 @@ from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
 _IMAGE_REQUIREMENT: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
-_DRIVER_BELOW_IMAGE: Final = Pattern(
+_DRIVER_BELOW_IMAGE_MESSAGE: Final = Pattern(
     r"unsupported CUDA version: driver (?P<has>[1-9]\d*\.\d) < image (?P<needs>\d+\.\d)"
 )
 
@@ -45,7 +45,7 @@ _IMAGE_NEEDS_NEWER_DRIVER: Final = message_line(
 )
 _DRIVER_TOO_OLD: Final = any_of(
     message_line(_IMAGE_REQUIREMENT.pattern),
-    message_line(_DRIVER_BELOW_IMAGE.pattern),
+    message_line(_DRIVER_BELOW_IMAGE_MESSAGE.pattern),
     message_line(cuda.DRIVER_TOO_OLD.pattern),
     unless(_IMAGE_NEEDS_NEWER_DRIVER, message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)),
 )

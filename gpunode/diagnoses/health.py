@@ -63,7 +63,7 @@ def _odd_gpu_counts(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _GPUS_ON_BASEBOARD: Final = predicate(
-    lambda snapshot: "baseboard" in snapshot.view(boards.gpu_carriers), "baseboards carry 4 or 8 GPUs"
+    lambda snapshot: "baseboard" in snapshot.view(boards.board_kinds), "baseboards carry 4 or 8 GPUs"
 )
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
 # names of processes are left away, which anybody chooses.
@@ -141,7 +141,7 @@ def _find_overheated_gpus(snapshot: Snapshot) -> Iterator[Proof]:
             yield Proof(summary, (place, *heat), gpu=gpu.name)
 
 
-def _hot_gpus(snapshot: Snapshot) -> Iterator[Citation]:
+def _temperatures_at_limit(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the temperatures of GPUs that have reached the highest at which they may run."""
     for gpu in snapshot.view(smi_query.smi_gpus):
         now = gpu.number("GPU Current Temp")
@@ -257,7 +257,7 @@ RULES: Final = (
         share=2,
         look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
         check=_find_overheated_gpus,
-        typical=any_of(custom_sign(_hot_gpus), message_line(r"clocks? \w+ due to thermal violation")),
+        typical=any_of(custom_sign(_temperatures_at_limit), message_line(r"clocks? \w+ due to thermal violation")),
         against=(unless(message_line(r"Thermal Slowdown\s*: Not"), message_line(r"Thermal Slowdown\s*: Active")),),
         may_be_normal=True,
         remedy=make_fixed_remedy(

@@ -287,7 +287,7 @@ def _version_difference_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _SEVERAL_COPIES: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
-_MODULE_VERSIONS_DIFFER: Final = any_of(
+_MODULES_OF_TWO_VERSIONS: Final = any_of(
     custom_sign(_version_difference_lines), message_line(r"nvidia-modeset: Version mismatch"), _MODULE_INCOMPATIBLE
 )
 
@@ -392,9 +392,9 @@ RULES: Final = (
         cause="duplicate-module-files",
         shows_in="driver",
         disruption="reboot",
-        decisive=all_of(_SEVERAL_COPIES, any_of(_MODULE_VERSIONS_DIFFER, symptoms.DRIVER_MISMATCH)),
+        decisive=all_of(_SEVERAL_COPIES, any_of(_MODULES_OF_TWO_VERSIONS, symptoms.DRIVER_MISMATCH)),
         typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),
-        symptoms=(symptoms.DRIVER_MISMATCH, symptoms.NO_DRIVER, _MODULE_VERSIONS_DIFFER),
+        symptoms=(symptoms.DRIVER_MISMATCH, symptoms.NO_DRIVER, _MODULES_OF_TWO_VERSIONS),
         context=_SEVERAL_COPIES,
         may_be_normal=True,
         summary=_summarize_copies,

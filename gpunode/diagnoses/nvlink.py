@@ -51,7 +51,7 @@ _NO_SWITCH_REPORTED: Final = message_line(
     r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch"
 )
 _NVSWITCHES_SEEN: Final = custom_sign(fabric.switch_lines)
-_BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.gpu_carriers), "the GPUs are on a baseboard")
+_BASEBOARD: Final = predicate(lambda node: "baseboard" in node.view(boards.board_kinds), "the GPUs are on a baseboard")
 _REGISTERING: Final = custom_sign(fabric.registering_gpus)
 _MANAGER_NEEDED: Final = any_of(_NVSWITCHES_SEEN, _REGISTERING, symptoms.CUDA_SYSTEM_NOT_READY)
 _MANAGER_NOT_NEEDED: Final = predicate(
@@ -110,7 +110,7 @@ def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
 _MATRIX_ROW: Final = Pattern(r"(?m)^GPU1[ \t]+(?:X|[A-Z]{3,4}|NV\d+)[ \t]")
 _MATRIX_NVLINK: Final = Pattern(r"(?m)^GPU\d+[ \t][^\n]*\bNV\d+\b")
 _GPUS_ARE_PCIE_CARDS: Final = predicate(
-    lambda snapshot: snapshot.view(boards.gpu_carriers) == {"card"}, "the GPUs are PCIe cards"
+    lambda snapshot: snapshot.view(boards.board_kinds) == {"card"}, "the GPUs are PCIe cards"
 )
 _SOME_NVLINKS_UP: Final = predicate(
     lambda snapshot: any(gpu_nvlink.up for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks)), "NVLinks are up"
@@ -123,7 +123,7 @@ _NVLINKS_DOWN: Final = custom_sign(lambda node: (one.citation for one in node.vi
 _NO_NVLINK_IN_MATRIX: Final = predicate(
     # Of modules it shows a path over PCIe where the links are down.
     lambda snapshot: (
-        snapshot.view(boards.gpu_carriers) <= {"card"}
+        snapshot.view(boards.board_kinds) <= {"card"}
         and any(
             _MATRIX_ROW.search(item.text) and not _MATRIX_NVLINK.search(item.text)
             for item in snapshot.items_of("nvidia-smi-topo", "text")

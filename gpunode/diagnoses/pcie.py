@@ -23,7 +23,7 @@ from gpunode.facts.patterns import Pattern
 
 def _find_degraded_links(snapshot: Snapshot) -> Iterator[Proof]:
     seen = snapshot.view(pcie_links.gpu_links)
-    is_odd = "baseboard" in snapshot.view(boards.gpu_carriers) or any(0 < link.width == link.max_width for link in seen)
+    is_odd = "baseboard" in snapshot.view(boards.board_kinds) or any(0 < link.width == link.max_width for link in seen)
     for link in (link for link in seen if link.is_narrow):
         above = pcie_links.bridges_above(snapshot, link.address) if link.address else ()
         port = snapshot.view(pcie_links.link_table).get(above[-1]) if above else None
@@ -71,7 +71,7 @@ _UNCORRECTED_AER_ERROR: Final = Pattern(
     r"|\bAER: (?:Multiple )?Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"
     r"|\bnvidia \S+: (?:AER: can't recover|device has no AER-aware driver)"
 )
-_MINOR_AER_ERROR: Final = Pattern(r"\[\s*\d{1,2}\]\s*(?:UnsupReq|Unsupported Request|ACSViol)")
+_REFUSED_REQUEST: Final = Pattern(r"\[\s*\d{1,2}\]\s*(?:UnsupReq|Unsupported Request|ACSViol)")
 _CORRECTED_AER_ERROR: Final = Pattern(
     r"\bPCIe Bus Error: (?:severity=)?Correct|\bAER: (?:Multiple )?Correct(?:ed|able) error(?: message)? received"
     r"|\[\s*\d{1,2}\]\s*(?:RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
@@ -98,7 +98,7 @@ def _reported_bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
         snapshot.view(pcie_links.gpu_bridges),
     )
     found, strangers = list[tuple[str, _BusError]](), set[str]()
-    for message in kernel.matching_messages(snapshot, _UNCORRECTED_AER_ERROR, _CORRECTED_AER_ERROR, _MINOR_AER_ERROR):
+    for message in kernel.matching_messages(snapshot, _UNCORRECTED_AER_ERROR, _CORRECTED_AER_ERROR, _REFUSED_REQUEST):
         text = message.text
         if faults.is_after_fall(message.citation, gone):
             continue
@@ -123,7 +123,7 @@ def _errors_matching(snapshot: Snapshot, pattern: Pattern) -> tuple[_BusError, .
 def _uncorrected_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
     """Return the uncorrected errors; none if they are all requests that a device does not know."""
     found = _errors_matching(snapshot, _UNCORRECTED_AER_ERROR)
-    is_minor = bool(_errors_matching(snapshot, _MINOR_AER_ERROR)) and not any(_error_bits(one) for one in found)
+    is_minor = bool(_errors_matching(snapshot, _REFUSED_REQUEST)) and not any(_error_bits(one) for one in found)
     return () if is_minor else found
 
 

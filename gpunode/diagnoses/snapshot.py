@@ -13,7 +13,7 @@ from gpunode.diagnoses.word_index import (
     ItemGroup,
     LineIndex,
     Vocabulary,
-    join_wrapped_lines,
+    join_nearby_lines,
     vocabulary_of,
 )
 from gpunode.facts import boots
@@ -213,7 +213,7 @@ def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[
 
 def _search_joined(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
     """Return the first match in the lines of a short item, joined as if they had been wrapped."""
-    return next(_matches_by_line(item.view(join_wrapped_lines), pattern), None)
+    return next(_matches_by_line(item.view(join_nearby_lines), pattern), None)
 
 
 def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:

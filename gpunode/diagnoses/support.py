@@ -217,13 +217,13 @@ def _await_other_modules(snapshot: Snapshot) -> Iterator[Fix]:
         yield reboot_node("reboot the node: the other kernel modules are installed, and the former ones still loaded")
 
 
-def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
-    """Return the step that installs a driver for all GPUs, of the installed branch if ``keep``."""
+def _install_step(snapshot: Snapshot, *, keep_branch: bool = False) -> Fix:
+    """Return the step that installs a driver for all GPUs, of the installed branch if ``keep_branch``."""
     models = tuple(card.model for card in snapshot.view(gpu_models.whole_gpus))
     here = branches.find(snapshot.view(installed_driver).branch)
     if virtualization.is_vgpu(snapshot):
         return install_guest_driver("install a driver for this vGPU")
-    choice = choose(models, Driver(version=str(here.number))) if keep and here and here.is_maintained else None
+    choice = choose(models, Driver(version=str(here.number))) if keep_branch and here and here.is_maintained else None
     chosen = choice if isinstance(choice, Choice) else choose(models, Driver())
     if can_run_setup(snapshot) and isinstance(chosen, Choice):
         # By its number: a maintained branch that is installed would stay.
@@ -232,32 +232,32 @@ def _install_step(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     return remedies.install_driver_packages(snapshot, "install the driver for this GPU")
 
 
-def _change_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
+def _change_driver(*, keep_branch: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
-        if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep else ())):
+        if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep_branch else ())):
             yield from left
             return
-        yield _install_step(snapshot, keep=keep)
+        yield _install_step(snapshot, keep_branch=keep_branch)
         yield from align_fabric_manager(snapshot)
         yield reboot_node()
 
     return remedy
 
 
-def _replace_packages(old: str, *, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
+def _replace_driver_packages(which: str, *, keep_branch: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
     """Return the remedy that replaces the driver's packages."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
-        if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep else ())):
+        if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep_branch else ())):
             yield from left
             return
         names = [package.name for package in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]
-        instead = _install_step(snapshot, keep=keep)
+        instead = _install_step(snapshot, keep_branch=keep_branch)
         if names and instead.commands:
-            yield uninstall_driver(snapshot, f"remove the packages {old}", *names)
+            yield uninstall_driver(snapshot, f"remove the packages {which}", *names)
             yield instead
         else:
-            yield replace(instead, kind="remove", text=f"replace the packages {old}: {instead.text}")
+            yield replace(instead, kind="remove", text=f"replace the packages {which}: {instead.text}")
         yield from align_fabric_manager(snapshot)
         yield reboot_node()
 
@@ -337,7 +337,7 @@ RULES: Final = (
         summary=_make_summary(LEGACY_GPU_CAUSE, "{driver} no longer supports {gpu}: an older branch was its last"),
         context=_model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive"),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_LEGACY_GPU),
-        remedy=_replace_packages("of the branch that no longer supports this GPU"),
+        remedy=_replace_driver_packages("of the branch that no longer supports this GPU"),
         explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
     ),
     _rule(
@@ -365,7 +365,7 @@ RULES: Final = (
         ),
         context=any_of(all_of(_OPEN_ON_DISK, _GPU_NOT_STARTED), _WITHOUT_GSP, _PRE_TURING_INSTANCE),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_BEFORE_TURING),
-        remedy=_change_driver(keep=True),
+        remedy=_change_driver(keep_branch=True),
         explains=consequences.NO_DRIVER,
     ),
     _rule(
@@ -388,7 +388,7 @@ RULES: Final = (
             message_line(r"(?i)\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b"),
         ),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_NEEDS_OPEN),
-        remedy=_replace_packages("with the proprietary kernel modules", keep=True),
+        remedy=_replace_driver_packages("with the proprietary kernel modules", keep_branch=True),
         explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform", "xid-62-pmu-halt"},
     ),
 )

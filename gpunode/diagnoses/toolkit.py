@@ -211,7 +211,7 @@ _OUTDATED_INSTRUCTIONS: Final = message_line(
 )
 
 
-def _use_current_commands(snapshot: Snapshot) -> Iterable[Fix]:
+def _give_current_instructions(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_OUTDATED_INSTRUCTIONS) and not snapshot.view(_OLD_PACKAGE_OR_REPOSITORY):
         yield run_step("application", "use the current form", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
     else:
@@ -325,6 +325,6 @@ RULES: Final = (
         decisive=any_of(_OLD_PACKAGE_OR_REPOSITORY, _OUTDATED_INSTRUCTIONS),
         look_at=(Shell("nvidia-ctk --version"),),
         summary="an old article names packages, a command or an image that no longer exist",
-        remedy=_use_current_commands,
+        remedy=_give_current_instructions,
     ),
 )

@@ -81,7 +81,7 @@ class ItemGroup:
         """Return the numbers of the items with the lower-case ``word``, a wrapped line joined."""
         likely = ((number, self.items[number]) for number in self._numbers_that_may_have(word))
         found = (
-            number for number, item in likely if word in item.lowered or word in item.view(join_wrapped_lines).lowered
+            number for number, item in likely if word in item.lowered or word in item.view(join_nearby_lines).lowered
         )
         self._numbers[word] = frozenset(found)
         return self._numbers[word]
@@ -129,7 +129,7 @@ class LineIndex:
             at = text.find(word, end) if end >= 0 else -1
 
 
-def join_wrapped_lines(item: EvidenceItem) -> EvidenceItem:
+def join_nearby_lines(item: EvidenceItem) -> EvidenceItem:
     """Return a short item with each line joined with the next two, without the kernel's prefixes; others empty."""
     if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _KINDS_WITH_ROWS:
         return replace(item, text="")

@@ -288,13 +288,13 @@ def _plain_output_with_error(capture: Capture) -> str:
         answer = f"{answer.rstrip()}\n{capture.error}"
     if is_denial(capture):
         answer = _DENIAL_LINE.sub("", answer)
-    return _strip_terminal_codes(answer)
+    return cut_overlong_lines(_strip_terminal_codes(answer))
 
 
 def _strip_terminal_codes(text: str) -> str:
     """Return ``text`` without terminal colours and carriage returns."""
     text = text.replace("\r\n", "\n") if "\r" in text else text
-    return cut_overlong_lines(_TERMINAL_ESCAPE_CODE.sub("", text) if "\x1b" in text else text)
+    return _TERMINAL_ESCAPE_CODE.sub("", text) if "\x1b" in text else text
 
 
 def cut_overlong_lines(text: str) -> str:

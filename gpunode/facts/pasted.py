@@ -217,13 +217,13 @@ def _split_at_heads(
         yield from (replace(first, text=part) for part in ([before] if is_named else _split_paragraphs(before)))
     for (number, step), end in zip(heads.items(), ends[1:], strict=True):
         body = lines[number + 1 : end]
-        body, rest = (body, ()) if is_named else _cut_at_fence(body)
+        body, rest = (body, ()) if is_named else _split_fenced_block(body)
         yield replace(step, source=step.source + inside, text=_drop_prompts(body, prompts))
         if after := _drop_prompts(rest, prompts):
             yield from (replace(first, text=part) for part in _split_paragraphs(after))
 
 
-def _cut_at_fence(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _split_fenced_block(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return what one block of Markdown has of a command's output, and what is written behind the block."""
     fences = [number for number, line in enumerate(lines) if _MARKDOWN_FENCE.match(line)]
     if not fences:
@@ -259,7 +259,7 @@ def _split_paragraphs(text: str) -> Iterator[str]:
 
 def _split_at_fences(text: str) -> Iterator[str]:
     """Split the text into blocks of Markdown and what is between them: a fence is no part of a file."""
-    block, rest = _cut_at_fence(text.split("\n"))
+    block, rest = _split_fenced_block(text.split("\n"))
     yield "\n".join(block)
     if rest:
         yield from _split_at_fences("\n".join(rest))
@@ -310,7 +310,7 @@ _PROBE_KEY_BY_SOURCE: Final = {
 
 
 def parse_json_report(text: str, place: str) -> Evidence:
-    """Parse a JSON list, or an object that has one as its ``collect_pieces``.
+    """Parse a JSON list, or an object that has one as its ``evidence``.
 
     Raises:
         UsageError: if it is neither; the message names ``place`` and the entry.

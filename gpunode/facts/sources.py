@@ -412,7 +412,7 @@ _COMMAND_RUNNER: Final = Pattern(
 _USERS_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?(?!\S)")
 # No command that a person or a probe writes is longer; what is, was made to cost time.
 _MAX_DESCRIPTION_LENGTH: Final = 4096
-_BLANK_PLACEHOLDER: Final = "\uf8ff"
+_BLANK_INSIDE_WORD: Final = "\uf8ff"
 
 
 def identify_source(source: str, text: str = "") -> Source:
@@ -530,11 +530,11 @@ def _is_count_command(words: Sequence[str]) -> bool:
 def _split_pipelines(source: str) -> Iterator[list[tuple[str, ...]]]:
     """Yield the commands of every pipeline with visible output in a line of shell, without wrappers."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
-    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", f"$(uname{_BLANK_PLACEHOLDER}-r)")
+    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", f"$(uname{_BLANK_INSIDE_WORD}-r)")
     pipeline, words = list[tuple[str, ...]](), list[str]()
     for word in (*_split_words(source), ";"):
         if word not in {"|", "|&", "&&", ";", "||", "&"}:
-            words.append(word.replace(_BLANK_PLACEHOLDER, " "))
+            words.append(word.replace(_BLANK_INSIDE_WORD, " "))
             continue
         if plain := _strip_wrappers(words):
             pipeline.append(plain)
@@ -611,7 +611,7 @@ def _parse_grep(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
 
 def _sources_of_command(words: tuple[str, ...]) -> tuple[Source, ...]:
     """Return the source of a command, or of those it passes to another shell; none if unknown."""
-    line = " ".join((program_name(words), *(word.replace(" ", _BLANK_PLACEHOLDER) for word in words[1:])))[
+    line = " ".join((program_name(words), *(word.replace(" ", _BLANK_INSIDE_WORD) for word in words[1:])))[
         :_MAX_COMMAND_LENGTH
     ]
     if (runner := _COMMAND_RUNNER.match(line)) and (found := _sources_of_nested_command(words, line[runner.end() :])):
@@ -650,14 +650,14 @@ def _sources_of_nested_command(words: tuple[str, ...], nested_line: str) -> tupl
     tail = nested_line.split()
     tails = (tail[start:] for start in range(len(tail)))
     known = (
-        _source_of_plain_command(tuple(word.replace(_BLANK_PLACEHOLDER, " ") for word in tail), " ".join(tail))
+        _source_of_plain_command(tuple(word.replace(_BLANK_INSIDE_WORD, " ") for word in tail), " ".join(tail))
         for tail in tails
     )
     return _as_tuple(next(filter(None, known), None))
 
 
 def _make_source(row: _KindRow, match: re.Match[str]) -> Source:
-    of = (match.groupdict().get("of") or row.subject).replace(_BLANK_PLACEHOLDER, " ")
+    of = (match.groupdict().get("of") or row.subject).replace(_BLANK_INSIDE_WORD, " ")
     if row.kind.startswith("unit-"):
         of = full_unit_name(of) if of else _find_unit(match[0])
     is_inside = row.kind == "kubernetes-log" or match[0].endswith((" logs", " exec"))

@@ -85,7 +85,7 @@ class OutputFolder:
                 return False
         return True
 
-    def is_enterable(self, name: str) -> bool:
+    def can_be_folder(self, name: str) -> bool:
         """Return whether ``name`` is an inner folder or nothing yet, and no link or other file."""
         try:
             self.enter(name)

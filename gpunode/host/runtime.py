@@ -314,7 +314,7 @@ def _effective_containerd(runner: Runner) -> ObservedConfig | None:
     from gpunode.runtimes import containerd, containerd_files
 
     usual = find_runtime("containerd")
-    unit = replace(usual, reads=lambda found, _: containerd_files.unit_patterns(found))
+    unit = replace(usual, list_read_paths=lambda found, _: containerd_files.unit_patterns(found))
     row = usual.locate_row(usual, _read_files(runner, unit, DesiredConfig()), DesiredConfig())
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read_file(row.config, root=runner.root).outcome != "absent" else "default"

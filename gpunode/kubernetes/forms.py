@@ -24,8 +24,8 @@ from gpunode.kubernetes.model import (
     RenderedObject,
 )
 from gpunode.kubernetes.objects import EXTRAS_WAVE, can_nfd_set_label
-from gpunode.kubernetes.own_pod import format_own_pod
 from gpunode.kubernetes.render import GITOPS_FORMS, RenderForm
+from gpunode.kubernetes.user_pod import format_user_pod
 
 _TAINTS_TEMPLATE: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
 # Below the output folder, which also holds files.
@@ -164,8 +164,8 @@ def _apply_script(rendered: RenderedCluster, form: RenderForm, paths: Sequence[s
     lines += ["", *_apply_commands(rendered, form, paths)]
     if rendered.test_pod:
         lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
-    for own in rendered.own_pods:
-        lines += ["", f"cat <<'END'\n\nYour own pod {own.why}:\n{format_own_pod(own)}END"]
+    for own in rendered.user_pods:
+        lines += ["", f"cat <<'END'\n\nYour own pod {own.why}:\n{format_user_pod(own)}END"]
     return "\n".join(lines) + "\n"
 
 
@@ -266,8 +266,8 @@ def render_readme(rendered: RenderedCluster, form: RenderForm) -> str:
             "vectors on a GPU, and whose log ends with `Test PASSED`."
         )
         paragraphs.append(_wrap_text(text))
-    for own in rendered.own_pods:
-        paragraphs += [_wrap_text(f"Your own pod {own.why}:"), f"```yaml\n{format_own_pod(own)}```"]
+    for own in rendered.user_pods:
+        paragraphs += [_wrap_text(f"Your own pod {own.why}:"), f"```yaml\n{format_user_pod(own)}```"]
     return "\n\n".join(paragraphs) + "\n"
 
 

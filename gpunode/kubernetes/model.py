@@ -141,7 +141,7 @@ class KindCluster:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPod:
+class UserPodNeeds:
     """The lines that a user's own pod needs to get a GPU.
 
     Attributes:
@@ -159,7 +159,7 @@ class RenderedCluster:
 
     Attributes:
         test_pod: a pod that computes on a GPU, with its needs; not applied with the rest.
-        own_pods: the lines that other pods need, for each resource; empty if the resources are unknown.
+        user_pods: the lines that other pods need, for each resource; empty if the resources are unknown.
         notes: what the user should know, or do elsewhere.
         expected: by node, how many of each resource it offers when everything works.
         kind: the kind cluster, if it is one.
@@ -170,7 +170,7 @@ class RenderedCluster:
     releases: tuple[ChartRelease, ...] = ()
     nodes: tuple[NodeEdit, ...] = ()
     test_pod: tuple[RenderedObject, ...] = ()
-    own_pods: tuple[OwnPod, ...] = ()
+    user_pods: tuple[UserPodNeeds, ...] = ()
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     kind: KindCluster | None = None

@@ -18,8 +18,8 @@ from gpunode.kubernetes.model import (
     ChartRelease,
     ClusterNode,
     NodeEdit,
-    OwnPod,
     RenderedObject,
+    UserPodNeeds,
 )
 from gpunode.kubernetes.sharing import GPU_RESOURCE
 from gpunode.recipe.kubernetes import Kubernetes, Taint
@@ -191,14 +191,14 @@ def _plugin_container(desired: Kubernetes, *, mig: bool, cdi: bool, privileged: 
 
 
 def make_test_pod(
-    desired: Kubernetes, namespace: str, own_pod: OwnPod, only: tuple[str, Sequence[str]] | None
+    desired: Kubernetes, namespace: str, user_pod: UserPodNeeds, only: tuple[str, Sequence[str]] | None
 ) -> tuple[RenderedObject, ...]:
     """Return a pod that adds two vectors on a GPU, preceded by its needs; its log ends with ``Test PASSED``.
 
-    It has the lines of the user's ``own_pod`` pod, and tolerates the usual taint of GPU nodes beside the recipe's.
+    It has the lines of the ``user_pod``, and tolerates the usual taint of GPU nodes beside the recipe's.
     ``only`` is its nodes' configuration with their names, if other nodes have another one.
     """
-    own_spec = dict(own_pod.spec)
+    own_spec = dict(user_pod.spec)
     (container,) = own_spec.pop("containers")
     if claims := own_spec.get("resourceClaims"):
         own_spec["resourceClaims"] = [{**claims[0], "resourceClaimTemplateName": TEST_POD_NAME}]

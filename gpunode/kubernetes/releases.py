@@ -21,8 +21,8 @@ from gpunode.kubernetes.objects import (
     make_tolerations,
     mirror_image,
 )
-from gpunode.kubernetes.own_pod import operator_uses_cdi
 from gpunode.kubernetes.sharing import GpuStack, default_config, gpudirect_flags, plugin_config
+from gpunode.kubernetes.user_pod import operator_uses_cdi
 from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.wording import join_with_and
 

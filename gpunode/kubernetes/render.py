@@ -20,7 +20,6 @@ from gpunode.kubernetes.model import (
     RenderedCluster,
     RenderedObject,
 )
-from gpunode.kubernetes.own_pod import describe_own_pod, describe_own_pods, device_list_strategies
 from gpunode.kubernetes.sharing import (
     GPU_RESOURCE,
     GpuStack,
@@ -33,6 +32,7 @@ from gpunode.kubernetes.sharing import (
     resources_of,
     unmatched_notes,
 )
+from gpunode.kubernetes.user_pod import describe_user_pod, describe_user_pods, device_list_strategies
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels, stack_labels
 
@@ -110,7 +110,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderFor
         releases=tuple(charts),
         nodes=edits,
         test_pod=tuple(_render_test_pods(stack, resources)),
-        own_pods=describe_own_pods(recipe, members, resources),
+        user_pods=describe_user_pods(recipe, members, resources),
         notes=tuple(_cluster_notes(stack)),
         expected=expected,
         kind=cluster,
@@ -125,7 +125,7 @@ def _render_test_pods(stack: GpuStack, resources: Mapping[str, Sequence[str]]) -
         having = [node for node in stack.nodes if stack.configs[node.name] == config]
         if names := resources[having[0].name]:
             only = (config.name, [node.name for node in having]) if len(configs) > 1 else None
-            own = describe_own_pod(stack.recipe, stack.nodes, having, names[0])
+            own = describe_user_pod(stack.recipe, stack.nodes, having, names[0])
             yield from objects.make_test_pod(stack.kubernetes, stack.namespace, own, only)
 
 

@@ -259,7 +259,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
         why, hint = _explain_creation_error(result.error, apply)
         return Check(id, title, "failed", f"{on}: {why}", hint)
     if result.pod.get("status", {}).get("phase") == "Succeeded":
-        return _check_success(result, id, title, on)
+        return _check_succeeded_pod(result, id, title, on)
     untolerated = find_untolerated_taint(result.pod, node) if is_unscheduled(result.pod) else None
     if result.users and not untolerated:
         users = join_names(result.users, 3)
@@ -321,7 +321,7 @@ def _timeout_problem(result: GpuTestPodResult) -> PodProblem:
     return PodProblem(f"{delay} within {result.seconds:.0f} s", hint)
 
 
-def _check_success(result: GpuTestPodResult, id: str, title: str, on: str) -> Check:  # noqa: A002
+def _check_succeeded_pod(result: GpuTestPodResult, id: str, title: str, on: str) -> Check:  # noqa: A002
     if result.log is None:
         return Check(id, title, "skipped", f"{on}: it succeeded, but its log cannot be read: {result.error}")
     if PASSED_TEXT not in result.log:

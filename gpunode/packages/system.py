@@ -135,7 +135,7 @@ class PackageSystem:
         kernel_of_headers: the kernel whose headers a package has; empty where it has none.
         parse_prebuilt_name: the kernel and the driver's branch for which a package has a built module; None for others.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
-        triggers_dkms: whether configuring a package has DKMS build all its modules, as a kernel's image and headers do.
+        builds_all_dkms_modules: whether to configure a package has DKMS build all its modules: a kernel's.
         is_older: whether the first version comes before the second.
 
         plan_repository: a repository is enabled, and nothing else names the same archive with another key.
@@ -211,7 +211,7 @@ class PackageSystem:
     kernel_of_headers: Callable[[PackageId], str]
     parse_prebuilt_name: Callable[[PackageId], tuple[str, str] | None]
     builds_driver: Callable[[PackageId], bool]
-    triggers_dkms: Callable[[PackageId], bool]
+    builds_all_dkms_modules: Callable[[PackageId], bool]
     is_older: Callable[[str, str], bool]
 
     plan_repository: Callable[[Repository, Facts], StepOutcome]

@@ -18,7 +18,7 @@ _MAX_TOPOLOGY_LINES: Final = 100
 _MAX_FAULTS: Final = 200
 # Later than any clock; a log that was made to do harm may have it.
 _LATEST_PLAUSIBLE_TIME_S: Final = 2e11
-_FAULT_LABELS: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
+_FAULT_CODE_FORMATS: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
 def render_topology(snapshot: Snapshot) -> Markup | None:
@@ -58,7 +58,7 @@ def render_timeline(snapshot: Snapshot) -> Markup | None:
 def _fault_cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
     message, at = fault.xid or fault.sxid, _plausible_time(fault)
     known = xids.lookup(fault.code) if fault.source == "xid" else None
-    code = _FAULT_LABELS[fault.source].format(fault.code)
+    code = _FAULT_CODE_FORMATS[fault.source].format(fault.code)
     yield tag("td", format_time(at) if at is not None else "no time")
     yield tag("td", tag("code", fault.gpu))
     yield tag("td", tag("b", code) if is_first else code)

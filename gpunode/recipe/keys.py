@@ -96,7 +96,7 @@ class RecipeKey:
         return f"{self.section.replace('*', 'name')}.{self.name}" if self.section else self.name
 
     @property
-    def allowed(self) -> tuple[str, ...]:
+    def allowed_words(self) -> tuple[str, ...]:
         """The allowed values, in words."""
         if self.choices or self.spec.allowed:
             return self.choices or self.spec.allowed

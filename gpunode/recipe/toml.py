@@ -204,25 +204,25 @@ def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
     if not _has_exact_type(value, key.types):
         quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _has_exact_type(value, (int,)) else ""
         raise layer.error(
-            f"{path} is {shorten_value(value)}, which is {_type_name(value)}{quote}", key_path, key.allowed
+            f"{path} is {shorten_value(value)}, which is {_type_name(value)}{quote}", key_path, key.allowed_words
         )
     if isinstance(value, list):
         return _check_list(layer, key, key_path, value)
     if isinstance(value, dict):
         return _check_table(layer, key, key_path, value)
     if isinstance(value, str) and not _is_allowed(key, value):
-        guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
+        guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed_words if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
-        raise layer.error(f"{path} is {shorten_value(value)}, which it cannot be{hint}", key_path, key.allowed)
+        raise layer.error(f"{path} is {shorten_value(value)}, which it cannot be{hint}", key_path, key.allowed_words)
     if key.types == (int,) and value < key.spec.minimum:
-        raise layer.error(f"{path} is {value}, which is too small", key_path, key.allowed)
+        raise layer.error(f"{path} is {value}, which is too small", key_path, key.allowed_words)
     return value
 
 
 def _check_list(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
     for item in value:
         if not isinstance(item, str) or not _is_allowed(key, item):
-            raise layer.error(f"{key.path} holds {shorten_value(item)}, which it cannot", key_path, key.allowed)
+            raise layer.error(f"{key.path} holds {shorten_value(item)}, which it cannot", key_path, key.allowed_words)
     return tuple(value)
 
 
@@ -233,7 +233,7 @@ def _check_table(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value
             raise layer.error(f"{shorten_value(name)} is not {kind}", key_path, tuple(allowed))
         if not isinstance(held, str) or not _is_allowed(key, held):
             raise layer.error(
-                f"{shorten_value(name)} is {shorten_value(held)}, which it cannot be", key_path, key.allowed
+                f"{shorten_value(name)} is {shorten_value(held)}, which it cannot be", key_path, key.allowed_words
             )
     return MappingProxyType(dict(sorted(value.items())))
 

@@ -161,10 +161,10 @@ _SERVER_NAME_PATTERNS: Final = (
 # In resolv.conf and for systemd-resolved.
 _SEARCH_DOMAINS: Final = r"^(?:(?:search|domain)[ \t]+|Domains=|[ \t]*DNS Domain:[ \t]*)([^\n]{1,1000})"
 # The names in the certificate of k3s' server.
-_CERTIFICATE_NAMES: Final = (
+_TLS_SAN_SETTING: Final = (
     r"\btls-san[\"']?[ \t]{0,9}[:=]?([ \t]+[^\n]{1,1000}|=\S{1,1000}|(?:[ \t]*\n[ \t]*-[ \t]+[^\n]{1,300}){1,50})"
 )
-_CERTIFICATE_NAME: Final = r"(?<![\w.:-])([a-z][a-z\d-]{0,62}(?:\.[a-z\d-]{1,63}){0,8})(?![\w.:-])"
+_TLS_SAN_NAME: Final = r"(?<![\w.:-])([a-z][a-z\d-]{0,62}(?:\.[a-z\d-]{1,63}){0,8})(?![\w.:-])"
 # Public servers, which a diagnosis may name.
 _PUBLIC_SERVER: Final = (
     r"(?:.*\.)?(?:(?:nvidia|mellanox|gitlab|docker|googleapis|google|microsoft|amazonaws|ubuntu|canonical|redhat|oracle|suse"
@@ -226,7 +226,7 @@ _MASK_RULES: Final[tuple[MaskRule, ...]] = (
 _MASK_IPV4_NETWORK: Final = ip_network("198.18.0.0/15")
 _MASK_IPV6_NETWORK: Final = ip_network("2001:db8::/32")
 _CARRIER_NAT_NETWORK: Final = ip_network("100.64.0.0/10")
-_NODE_NAME_EVIDENCE_KEY: Final = "node-name"
+_NODE_NAME_PROBE_KEY: Final = "node-name"
 
 
 def anonymize_evidence(evidence: Evidence) -> Evidence:
@@ -243,9 +243,9 @@ def anonymize_evidence(evidence: Evidence) -> Evidence:
         key: rewrite_capture(capture, contents, masks.mask_text, paths=masks.mask_text)
         for key, capture in sorted(evidence.items())
     }
-    if name := evidence.get(_NODE_NAME_EVIDENCE_KEY):
+    if name := evidence.get(_NODE_NAME_PROBE_KEY):
         data = f"{masks.mask('host', name.text.strip())}\n".encode() if name.data else b""
-        masked[_NODE_NAME_EVIDENCE_KEY] = replace(name, data=data)
+        masked[_NODE_NAME_PROBE_KEY] = replace(name, data=data)
     return masked
 
 
@@ -260,13 +260,13 @@ def _learn_rules(evidence: Evidence) -> Iterator[MaskRule]:
         return {match[match.lastindex or 0].lower() for match in matches}
 
     certified = {
-        name for names in find_names(_CERTIFICATE_NAMES) for name in compile_cached(_CERTIFICATE_NAME).findall(names)
+        name for names in find_names(_TLS_SAN_SETTING) for name in compile_cached(_TLS_SAN_NAME).findall(names)
     }
     searched = {name for names in find_names(_SEARCH_DOMAINS) for name in names.split() if "." in name.strip(".~")}
     servers = find_names(*_SERVER_NAME_PATTERNS) | {name for name in certified | searched if "." in name}
     hosts = {name.partition(".")[0] for name in find_names(*_HOST_NAME_PATTERNS)} | (certified - servers)
-    if _NODE_NAME_EVIDENCE_KEY in evidence:
-        hosts.add(evidence[_NODE_NAME_EVIDENCE_KEY].text.strip().partition(".")[0].lower())
+    if _NODE_NAME_PROBE_KEY in evidence:
+        hosts.add(evidence[_NODE_NAME_PROBE_KEY].text.strip().partition(".")[0].lower())
     yield from _word_mask_rule("host", _NODE_CONTEXT_TEMPLATE, hosts, other_than=_NOT_A_HOST_NAME)
     queried = {value.lower() for text in texts for value in _queried_serials(text)}
     yield from _word_mask_rule(

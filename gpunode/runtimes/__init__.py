@@ -27,7 +27,7 @@ from gpunode.runtimes.model import satisfies as satisfies
 # The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
 # be there if its daemon reloads, or its containers stop with it; the two before if it has handlers.
 _RUNTIME_RULE_NAMES = (
-    "reads",
+    "list_read_paths",
     "locate_row",
     "configure",
     "inspect",
@@ -37,7 +37,7 @@ _RUNTIME_RULE_NAMES = (
     "keeps_containers",
 )
 # Where a runtime's files are is asked on every node; this module says it without docker's editor.
-_MODULE_BY_RULE = {("docker", "reads"): "docker_nodes", ("docker", "locate_row"): "docker_nodes"}
+_MODULE_BY_RULE = {("docker", "list_read_paths"): "docker_nodes", ("docker", "locate_row"): "docker_nodes"}
 
 
 def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
@@ -51,7 +51,7 @@ def _make_row(runtime_row: ContainerRuntime) -> Runtime:
     if not runtime_row.config:
         rules |= {"layers": lambda *_: (), "complete_removal": lambda removal, _: removal}
     if runtime_row.other_config_paths:
-        rules |= {"reads": partial(_list_known_places, runtime_row), "locate_row": lambda row, *_: row}
+        rules |= {"list_read_paths": partial(_list_known_places, runtime_row), "locate_row": lambda row, *_: row}
     return Runtime(**{one.name: getattr(runtime_row, one.name) for one in fields(runtime_row)}, **rules)
 
 

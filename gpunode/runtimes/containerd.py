@@ -54,12 +54,12 @@ OLD_RUNC_RUNTIME_TYPE: Final = "io.containerd.runtime.v1.linux"
 _RUNC_RUNTIME_TYPE_PREFIXES = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 
 
-def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths and patterns that containerd reads, as far as ``files`` tell, and those that say how it is started."""
     # Its own alone: a unit is no configuration that could import another.
     started_by = containerd_files.unit_patterns(files)
     own = {path: content for path, content in files.items() if path not in started_by and not is_unit_file(path)}
-    return (*containerd_files.reads(own, with_unit_config(files, desired)), *started_by)
+    return (*containerd_files.list_read_paths(own, with_unit_config(files, desired)), *started_by)
 
 
 def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:

@@ -137,7 +137,7 @@ def refuse_misshapen_cri_table(file: ConfigFile) -> None:
         file.flag(file.plugin, (*file.cri, key))
 
 
-def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths and patterns that containerd reads, as far as ``files`` tell, and our own drop-in's folder."""
     root = desired.config or CONFIG
     drop_in = desired.drop_in or CONTAINERD_DROP_IN

@@ -13,7 +13,7 @@ from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import NodeDocker, conflicts, find_docker, installation_notes, refuse_unusable_docker
-from gpunode.runtimes.docker_nodes import reads as reads
+from gpunode.runtimes.docker_nodes import list_read_paths as list_read_paths
 from gpunode.runtimes.documents import ConfigLayer, Document, Path, decode_config, with_value
 from gpunode.runtimes.documents import has_byte_order_mark as has_byte_order_mark
 from gpunode.runtimes.model import (

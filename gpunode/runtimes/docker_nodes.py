@@ -214,7 +214,7 @@ class NodeDocker:
         return ", ".join(flag_files or self.flags.source_files)
 
 
-def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """All that says how docker is installed, how it is started, and what its file holds."""
     node = find_docker(files, desired)
     unit_files = systemd.unit_source_patterns(files, ENGINE.unit)

@@ -20,7 +20,7 @@ RUNC_FAMILY = ("runc", "crun")
 NAMELESS_DEFAULT_NAME = "default"
 
 EditMode: TypeAlias = Literal["auto", "in-place", "drop-in"]
-# Every file that is there among the paths and patterns that ``Runtime.reads`` named.
+# Every file that is there among the paths and patterns that ``Runtime.list_read_paths`` named.
 Files: TypeAlias = Mapping[str, bytes]
 
 
@@ -155,7 +155,7 @@ class Removal:
         return replace(self, notes=(*self.notes, *notes))
 
 
-Reads: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]
+ListReadPaths: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]
 Configure: TypeAlias = Callable[[Files, DesiredConfig], ConfigEdit]
 Layers: TypeAlias = Callable[[Files, DesiredConfig], tuple[ConfigLayer, ...]]
 CompleteRemoval: TypeAlias = Callable[[Removal, DesiredConfig], Removal]
@@ -170,8 +170,8 @@ class Runtime(ContainerRuntime):
     shape that its program takes, or cannot be edited without harm.
 
     Attributes:
-        reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
-            nothing new comes.
+        list_read_paths: the paths and patterns of the files that it reads, as far as the files at hand tell; asked
+            again until nothing new comes.
         locate_row: the row as on a node that has these files: another file may count, or another unit run it.
         configure: what brings the files to the desired; no edits when nothing is to do.
         layers: the files in which handlers are registered, in the order in which it reads them.
@@ -185,7 +185,7 @@ class Runtime(ContainerRuntime):
         watches_files: whether the product notices changed files by itself, so that nothing need be restarted.
     """
 
-    reads: Reads
+    list_read_paths: ListReadPaths
     locate_row: Callable[[Runtime, Files, DesiredConfig], Runtime]
     configure: Configure
     layers: Layers
@@ -219,7 +219,7 @@ def gather_files(row: Runtime, desired: DesiredConfig, find: Callable[[str], Fil
     """Every file that the runtime reads, each path and pattern looked up once with ``find``."""
     files: dict[str, bytes] = {}
     visited: set[str] = set()
-    while new := [place for place in row.reads(files, desired) if place not in visited]:
+    while new := [place for place in row.list_read_paths(files, desired) if place not in visited]:
         visited.update(new)
         for place in new:
             files.update(find(place))

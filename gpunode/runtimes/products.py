@@ -87,16 +87,17 @@ class BundledContainerd:
             settings_files=self.beside,
             packages=(),
             config_packages=frozenset(),
-            reads=self.reads,
+            list_read_paths=self.list_read_paths,
             configure=self.configure,
             inspect=self.inspect,
             layers=lambda files, desired: containerd.layers(files, self.locate(files, desired)),
             complete_removal=self.complete_removal,
         )
 
-    def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+    def list_read_paths(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
         """Return every file that matters, as far as ``files`` tell."""
-        return tuple(dict.fromkeys((*containerd_files.reads(files, self.locate(files, desired)), *self.read_paths)))
+        paths = containerd_files.list_read_paths(files, self.locate(files, desired))
+        return tuple(dict.fromkeys((*paths, *self.read_paths)))
 
     def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
         """Return what containerd reads."""
@@ -150,7 +151,7 @@ class Microk8s(BundledContainerd):
         del files
         return replace(desired, config=self.config, drop_in="", mode="in-place", version=None)
 
-    def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+    def list_read_paths(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
         """Return the template alone."""
         del files, desired
         return (self.config,)

@@ -316,14 +316,14 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
             return refused
     has_source = _has_module_source(driver, facts)
     if not has_source:
-        from gpunode.steps.leftovers import note_lost_source, refuse_lost_source  # loaded on use
+        from gpunode.steps.leftovers import note_lost_module_source, refuse_lost_module_source  # loaded on use
 
         if missing:
-            return refuse_lost_source(driver, missing, facts)
+            return refuse_lost_module_source(driver, missing, facts)
     if not missing:
         is_planned = facts.module_files.probe == PLAN_PROBE_KEY
         by = "the driver's package builds it" if is_planned else "built"
-        notes = () if has_source else (note_lost_source(driver, facts),)
+        notes = () if has_source else (note_lost_module_source(driver, facts),)
         return Planned((), f"{by} for {' and '.join(kernels.wanted)}", notes, is_deferred=is_planned)
     changes = tuple(_build_command(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {version_prefix(chosen)}* for {' and '.join(missing)}")

@@ -316,13 +316,13 @@ def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
 _LOST_SOURCE_PHRASE: Final = "the driver's source in /usr/src, which its package put there for DKMS, has been deleted"
 
 
-def note_lost_source(driver: WantedDriver, facts: Facts) -> str:
+def note_lost_module_source(driver: WantedDriver, facts: Facts) -> str:
     """Return a note on modules that are built, and whose source is gone."""
     anew = _reinstall_modules_hint(driver, facts)
     return f"{_LOST_SOURCE_PHRASE}, so later kernels come without a driver: `sudo {anew}` brings it back"
 
 
-def refuse_lost_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
+def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
     """Return the refusal of ``kernels`` for which nothing can build modules, or of what leaves the source out."""
     return system(facts).refuse_excluded_files(facts, PURPOSE_BY_SOURCE_GLOB) or Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",

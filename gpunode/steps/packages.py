@@ -50,8 +50,8 @@ def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> froz
     leaving = frozenset(change.id for change in PackageChange.of_kind(changes) if change.removes_or_replaces)
     if facts.unconfigured <= leaving:
         return facts.unconfigured
-    builds, triggers_dkms = system(facts).builds_driver, system(facts).triggers_dkms
-    would_build = any(builds(package) or triggers_dkms(package) for package in facts.unconfigured)
+    builds, builds_all_dkms_modules = system(facts).builds_driver, system(facts).builds_all_dkms_modules
+    would_build = any(builds(package) or builds_all_dkms_modules(package) for package in facts.unconfigured)
     return frozenset(filter(builds, leaving)) if would_build else frozenset()
 
 

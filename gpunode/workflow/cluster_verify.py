@@ -19,7 +19,6 @@ from gpunode.kubernetes import live_checks
 from gpunode.kubernetes.live_checks import find_first_pod_problem
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
 from gpunode.kubernetes.objects import TEST_POD_NAME
-from gpunode.kubernetes.own_pod import with_common_cdi_choice
 from gpunode.kubernetes.owned import explain_deletion, object_title
 from gpunode.kubernetes.reconcile import OUR_LABEL_SELECTOR
 from gpunode.kubernetes.render import render_cluster, select_member_nodes
@@ -39,6 +38,7 @@ from gpunode.kubernetes.trials import (
     make_test_pods,
     own_by_job,
 )
+from gpunode.kubernetes.user_pod import with_common_cdi_choice
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.workflow.cluster_plan import refuse_other_cluster
@@ -88,12 +88,12 @@ class ClusterVerification:
         if rendered.kind:
             refuse_other_cluster(rendered.kind, self.cluster.identify())
             # Its workers are containers of this machine with container runtimes of their own.
-            workers = select_member_nodes(self._kubernetes, self.nodes)
+            workers = select_member_nodes(self._desired, self.nodes)
             return replace(self, nodes=workers, check_local_handler=lambda _: None).check_nodes(rendered)
         return self.check_nodes(rendered)
 
     @property
-    def _kubernetes(self) -> Kubernetes:
+    def _desired(self) -> Kubernetes:
         assert self.recipe.kubernetes is not None  # rendered
         return self.recipe.kubernetes
 
@@ -104,10 +104,10 @@ class ClusterVerification:
         live = {str(one["metadata"]["name"]): one for one in self.cluster.get(refs)}
         ready = {name: body for name, body in live.items() if not live_checks.explain_node_not_ready(body)}
         checks = [live_checks.check_node(edit, live.get(edit.node), self.apply_command) for edit in rendered.nodes]
-        if self._kubernetes.stack != "dra" and (name := self._kubernetes.runtime_class):
+        if self._desired.stack != "dra" and (name := self._desired.runtime_class):
             checks += _collect_or_skip(self._check_handlers(name, ready), "runtime-class", f"RuntimeClass {name}")
         checks += _collect_or_skip(self._check_workloads(rendered), "workloads", "DaemonSets")
-        if self._kubernetes.stack == "dra":
+        if self._desired.stack == "dra":
             slices = self._check_resource_slices([nodes[name] for name in ready])
             checks += _collect_or_skip(slices, "resource-slices", "ResourceSlices")
         else:
@@ -163,7 +163,7 @@ class ClusterVerification:
             return Check(f"kubelet/{node}", f"kubelet of {node}", "skipped", f"its settings cannot be read: {reason}")
         passes = any(node.static_cpus for node in self.nodes)
         taints = live.get("spec", {}).get("taints") or ()
-        return live_checks.check_kubelet(node, settings, self._kubernetes, taints, passes_devices=passes)
+        return live_checks.check_kubelet(node, settings, self._desired, taints, passes_devices=passes)
 
     def _make_test_pods(
         self, rendered: RenderedCluster, nodes: Mapping[str, ClusterNode], ready: Mapping[str, Body]
@@ -171,7 +171,7 @@ class ClusterVerification:
         """Return the trials to run, and a check with the reason for each node that gets none."""
         run = _random_name()
         recipe = with_common_cdi_choice(self.recipe, tuple(nodes.values()))
-        by_node = {} if self._kubernetes.stack == "hami" else choose_configs(self._kubernetes, tuple(nodes.values()))
+        by_node = {} if self._desired.stack == "hami" else choose_configs(self._desired, tuple(nodes.values()))
         test_pods: list[GpuTestPod] = []
         skipped: list[Check] = []
         for name, node in nodes.items():

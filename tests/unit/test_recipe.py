@@ -339,7 +339,7 @@ def test_every_key_has_a_doc_and_allowed_values() -> None:
     assert len(set(paths)) == len(paths)
     for key in known_keys():
         assert key.spec.doc, key.path
-        assert key.allowed, key.path
+        assert key.allowed_words, key.path
         assert "\n" not in key.spec.doc, key.path
 
 

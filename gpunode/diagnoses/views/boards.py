@@ -15,7 +15,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # baseboard: joined by NVSwitches, as far as the model tells. rack: its switches are in other trays. card: a PCIe card.
-GpuCarrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
+BoardKind: TypeAlias = Literal["baseboard", "rack", "card", ""]
 
 _PCI_ADDRESS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_PCI_ADDRESS})\s")
@@ -33,7 +33,7 @@ _NVLINK5_MODEL_NAME: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
 
 
 @dataclass(frozen=True, slots=True)
-class SmiListedGpu:
+class InventoryGpu:
     """A GPU in an answer of nvidia-smi.
 
     Attributes:
@@ -55,7 +55,7 @@ class SmiInventory:
         count: how many there are in all, by a whole table or by its own count; None where the answer may be cut.
     """
 
-    boards: tuple[SmiListedGpu, ...]
+    boards: tuple[InventoryGpu, ...]
     count: int | None
     citation: Citation
 
@@ -79,7 +79,7 @@ def only_gpu(snapshot: Snapshot) -> str:
 def _parse_inventory(item: EvidenceItem) -> SmiInventory | None:
     if item.where != "host":
         return None
-    boards = tuple(_parse_listed_gpus(item))
+    boards = tuple(_parse_inventory_gpus(item))
     count = _ATTACHED_GPU_COUNT.search(item.text)
     whole = int(count["count"]) if count else None
     if not boards:
@@ -91,15 +91,15 @@ def _parse_inventory(item: EvidenceItem) -> SmiInventory | None:
     return SmiInventory(boards, known, boards[0].citation)
 
 
-def _parse_listed_gpus(item: EvidenceItem) -> Iterator[SmiListedGpu]:
+def _parse_inventory_gpus(item: EvidenceItem) -> Iterator[InventoryGpu]:
     for number, line in enumerate(item.lines, 1):
         if match := _GPU_TABLE_ROW.match(line):
             name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
-            yield SmiListedGpu(int(match["index"]), name, pci.normalize_address(match["bus"]), cite(item, number))
+            yield InventoryGpu(int(match["index"]), name, pci.normalize_address(match["bus"]), cite(item, number))
         elif match := _PCI_ADDRESS_LINE.match(line):
-            yield SmiListedGpu(None, "", pci.normalize_address(match["bus"]), cite(item, number))
+            yield InventoryGpu(None, "", pci.normalize_address(match["bus"]), cite(item, number))
         elif match := _GPU_LIST_LINE.match(line):
-            yield SmiListedGpu(int(match["index"]), match["name"], "", cite(item, number))
+            yield InventoryGpu(int(match["index"]), match["name"], "", cite(item, number))
 
 
 def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def carrier_by_name(name: str) -> GpuCarrier:
+def board_kind_by_name(name: str) -> BoardKind:
     """Return the kind of board of a GPU with this name; empty if unknown."""
     if _RACK_MODEL_NAME.search(name):
         return "rack"
@@ -122,14 +122,14 @@ def carrier_by_name(name: str) -> GpuCarrier:
     return "baseboard" if _BASEBOARD_MODEL_NAME.search(name) else ""
 
 
-def gpu_carriers(snapshot: Snapshot) -> frozenset[GpuCarrier]:
+def board_kinds(snapshot: Snapshot) -> frozenset[BoardKind]:
     """Return the kinds of board of the node's GPUs, by device id or by name."""
-    by_id = {_carrier_by_id(gpu) for gpu in snapshot.view(pci.pci_gpus) if gpu.model is not None and gpu.model.listed}
-    by_name = {carrier_by_name(name) for name in snapshot.view(gpu_model_names)}
+    by_id = {_find_board_kind(gpu) for gpu in snapshot.view(pci.pci_gpus) if gpu.model is not None and gpu.model.listed}
+    by_name = {board_kind_by_name(name) for name in snapshot.view(gpu_model_names)}
     return frozenset((by_id or by_name) - {""})
 
 
-def _carrier_by_id(gpu: pci.PciFunction) -> GpuCarrier:
+def _find_board_kind(gpu: pci.PciFunction) -> BoardKind:
     board = gpu.model.nvswitch_board if gpu.model else ""
     if board == "possible":
         return "baseboard"

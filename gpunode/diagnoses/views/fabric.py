@@ -147,14 +147,12 @@ def is_manager_needed(snapshot: Snapshot) -> bool | None:
     """Return whether the GPUs of this node are joined by NVSwitches of its own; None if unknown."""
     if snapshot.view(switch_lines):
         return True
-    carriers = snapshot.view(boards.gpu_carriers)
-    if carriers and carriers <= {"card", "rack"}:
+    kinds = snapshot.view(boards.board_kinds)
+    if kinds and kinds <= {"card", "rack"}:
         return False
-    if snapshot.view(registering_gpus) or ("baseboard" in carriers and snapshot.view(symptoms.CUDA_SYSTEM_NOT_READY)):
+    if snapshot.view(registering_gpus) or ("baseboard" in kinds and snapshot.view(symptoms.CUDA_SYSTEM_NOT_READY)):
         return True
-    return (
-        False if "baseboard" not in carriers and pci.is_bus_listed(snapshot) and snapshot.view(pci.pci_gpus) else None
-    )
+    return False if "baseboard" not in kinds and pci.is_bus_listed(snapshot) and snapshot.view(pci.pci_gpus) else None
 
 
 _NVLINK_LINE: Final = Pattern(

@@ -56,7 +56,7 @@ _CANONICAL_ROW_NAMES: Final = {
     "pending mig": "pending",
 }
 # Columns of the CSV that -q calls otherwise.
-_RENAMED_COLUMNS: Final = {
+_ROW_NAME_BY_COLUMN: Final = {
     "link.width": "Link Width", "link.gen": "PCIe Generation", "mig.mode": "MIG Mode",
     "power.default_limit": "Default Power Limit", "enforced.power.limit": "Enforced Power Limit",
     "power.limit": "Power Limit",
@@ -260,7 +260,7 @@ def _parse_csv(item: EvidenceItem) -> Iterator[SmiGpu]:
 
 
 def _column_path(column: str) -> tuple[str, ...]:
-    for name, same in _RENAMED_COLUMNS.items():
+    for name, same in _ROW_NAME_BY_COLUMN.items():
         column = column.replace(name, same)
     return tuple(column.split("."))
 

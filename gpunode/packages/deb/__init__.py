@@ -127,7 +127,7 @@ def _builds_driver(package: PackageId) -> bool:
     return _DKMS_PACKAGE_NAME.fullmatch(package.name) is not None and package.name not in _DKMS_PACKAGES_OF_NO_DRIVER
 
 
-def _triggers_dkms(package: PackageId) -> bool:
+def _builds_all_dkms_modules(package: PackageId) -> bool:
     """Return whether it is a kernel's; dkms has scripts in /etc/kernel/postinst.d and header_postinst.d."""
     return package.name.startswith(_KERNEL_PACKAGE_PREFIXES)
 
@@ -252,7 +252,7 @@ DEB: Final = PackageSystem(
     kernel_of_headers=_kernel_of_headers,
     parse_prebuilt_name=_parse_prebuilt_name,
     builds_driver=_builds_driver,
-    triggers_dkms=_triggers_dkms,
+    builds_all_dkms_modules=_builds_all_dkms_modules,
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_missing_components=_refuse_missing_components,

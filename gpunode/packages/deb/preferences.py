@@ -29,7 +29,7 @@ CUDA_PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-cuda"
 
 # Above 1000 apt goes back to an older version where a newer one is installed; below 0 it never takes a version.
 _WANTED, _NEVER = 1001, -1
-_EXACT_VERSION_PIN_LINE = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
+_EXACT_DRIVER_PIN_LINE = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
 _DRIVER_PACKAGE_GLOBS = ("libnvidia-*", "nvidia-*")
 _PIN_FILE_HEADER = """\
 # Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
@@ -156,7 +156,7 @@ def _render_record(names: tuple[str, ...], pin: str, priority: int) -> str:
 
 def pinned_version(content: bytes) -> str:
     """The exact driver version at which a text of ``pin`` holds the driver; empty where it holds a branch."""
-    match = _EXACT_VERSION_PIN_LINE.search(content)
+    match = _EXACT_DRIVER_PIN_LINE.search(content)
     return match[1].decode() if match else ""
 
 

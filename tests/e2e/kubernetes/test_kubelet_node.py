@@ -53,7 +53,7 @@ def test_kubelet_registered_its_node_with_the_labels_of_the_recipe(cluster: Clus
 BY_CDI: Final = frozenset({"trixie", "sid"})
 
 
-def test_own_pod_computes_with_the_suggested_spec(joined: Joined, cluster: Cluster) -> None:
+def test_user_pod_computes_with_the_suggested_spec(joined: Joined, cluster: Cluster) -> None:
     (own,) = cluster.gpunode("plan", RECIPE).result["example_pods"]
     assert ("runtimeClassName" in own["spec"]) is (joined.suite not in BY_CDI)
 

@@ -6,9 +6,9 @@ import pytest
 
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.cli.clusters import plan_lines
-from gpunode.cli.k8s_render import own_pod_lines
+from gpunode.cli.k8s_render import user_pod_lines
 from gpunode.host.cluster import ClusterIdentity
-from gpunode.kubernetes.model import NodeEdit, OwnPod, RenderedCluster
+from gpunode.kubernetes.model import NodeEdit, RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.workflow.cluster_plan import ClusterPlan
 
@@ -43,20 +43,23 @@ def test_concepts_page_is_named_the_first_time(states: tuple[PlanItemState, ...]
 
 
 def test_pod_requirements_are_shown_in_the_plan_and_at_the_end() -> None:
-    own = OwnPod({"runtimeClassName": "nvidia"}, "gets a GPU only with runtimeClassName: nvidia")
+    own = UserPodNeeds({"runtimeClassName": "nvidia"}, "gets a GPU only with runtimeClassName: nvidia")
     plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), ())
-    before = [one.text for one in plan_lines(plan, RenderedCluster(own_pods=(own,)), "", verbose=False)]
+    before = [one.text for one in plan_lines(plan, RenderedCluster(user_pods=(own,)), "", verbose=False)]
     assert "your pod gets a GPU only with runtimeClassName: nvidia" in before
-    (head, *copied) = (one.text for one in own_pod_lines((own,), "there is a whole one"))
+    (head, *copied) = (one.text for one in user_pod_lines((own,), "there is a whole one"))
     assert head == "in your own pod (there is a whole one):"
     assert copied == ["  spec:", "    runtimeClassName: nvidia"]
-    assert list(own_pod_lines((), "")) == []
+    assert list(user_pod_lines((), "")) == []
 
 
 def test_pods_for_several_resources_are_shown_in_turn() -> None:
-    every = OwnPod({"runtimeClassName": "nvidia"}, "that asks for a"), OwnPod({"containers": []}, "that asks for b")
+    every = (
+        UserPodNeeds({"runtimeClassName": "nvidia"}, "that asks for a"),
+        UserPodNeeds({"containers": []}, "that asks for b"),
+    )
     plan = ClusterPlan(ClusterIdentity("", "", "", "", ""), ())
-    before = [one.text for one in plan_lines(plan, RenderedCluster(own_pods=every), "", verbose=False)]
+    before = [one.text for one in plan_lines(plan, RenderedCluster(user_pods=every), "", verbose=False)]
     assert {"your pod that asks for a", "your pod that asks for b"} <= set(before)
-    (_, *copied) = (one.text for one in own_pod_lines(every, "x"))
+    (_, *copied) = (one.text for one in user_pod_lines(every, "x"))
     assert copied == ["  spec:", "    runtimeClassName: nvidia", "or:", "  spec:", "    containers: []"]

@@ -12,6 +12,7 @@ import pytest
 
 from gpunode.cli import resume
 from gpunode.cli.resume import (
+    boot_resume_command,
     encode_request,
     explain_program_risk,
     find_input_risks,
@@ -20,7 +21,6 @@ from gpunode.cli.resume import (
     load_request_and_set_proxies,
     refuse_unsafe_program,
     render_recipe_and_lock,
-    resume_command,
 )
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import process
@@ -129,12 +129,12 @@ def test_run_without_a_request_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_resume_command_isolates_python_and_does_not_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/gpunode", "setup", "node.toml", "--reboot", "--json"])
-    assert resume_command("000001-x", ["--only", "driver"]) == (
+    assert boot_resume_command("000001-x", ["--only", "driver"]) == (
         *(sys.executable, "-I", "/usr/local/bin/gpunode"),
         *("setup", "--resume", "000001-x", "--yes", "--only", "driver"),
     )
     monkeypatch.setattr(sys, "argv", ["/opt/x/gpunode/__main__.py", "setup", "--reboot"])
-    assert resume_command("1", [])[:4] == (sys.executable, "-I", "-m", "gpunode")
+    assert boot_resume_command("1", [])[:4] == (sys.executable, "-I", "-m", "gpunode")
 
 
 def test_program_found_only_by_pythonpath_is_refused_at_boot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,7 +315,7 @@ def test_operator_uses_cdi_only_where_the_runtime_does() -> None:
         wanted = recipe_of(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
         (release,) = (found := render_cluster(wanted, CLUSTERS["one"])).releases
         assert release.values["cdi"] == {"enabled": asked_for}
-        (own,) = found.own_pods
+        (own,) = found.user_pods
         assert ("runtimeClassName" in own.spec) != asked_for
 
 

@@ -93,7 +93,7 @@ def test_environment_variable_of_the_unit_is_expanded() -> None:
 
 def test_unit_file_is_not_parsed_as_configuration() -> None:
     unit = b'imports = ["/etc/shadow"]\n'
-    assert "/etc/shadow" not in ROW.reads({LIB: unit, CONFIG: ROOT}, DesiredConfig())
+    assert "/etc/shadow" not in ROW.list_read_paths({LIB: unit, CONFIG: ROOT}, DesiredConfig())
 
 
 def test_file_replaced_by_updates_is_refused() -> None:
@@ -109,7 +109,7 @@ def test_file_replaced_by_updates_is_refused() -> None:
 
 
 def test_few_paths_are_read_without_containerd() -> None:
-    assert not [place for place in ROW.reads({}, DesiredConfig()) if "service.d" in place]
+    assert not [place for place in ROW.list_read_paths({}, DesiredConfig()) if "service.d" in place]
 
 
 def test_setup_edits_the_file_named_by_the_unit() -> None:

@@ -256,13 +256,13 @@ def test_cgroup_manager_is_changed_only_on_request() -> None:
 
 def test_other_main_file_is_read_instead() -> None:
     other = "/opt/crio.conf"
-    assert other in runtimes.find_runtime("crio").reads({}, DesiredConfig(config=other))
+    assert other in runtimes.find_runtime("crio").list_read_paths({}, DesiredConfig(config=other))
     after = configure({other: TEN, CONF: b"not read"}, DesiredConfig(config=other))
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
 
 
 def test_hidden_files_and_subfolders_of_crio_conf_d_are_read() -> None:
-    patterns = runtimes.find_runtime("crio").reads({}, DesiredConfig(drop_in="/srv/gpu/50.toml"))
+    patterns = runtimes.find_runtime("crio").list_read_paths({}, DesiredConfig(drop_in="/srv/gpu/50.toml"))
     assert {CONF, f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", "/srv/gpu/*"} <= {*patterns}
     assert any(
         "--config-dir /srv/gpu" in n for n in crio.configure({}, DesiredConfig(drop_in="/srv/gpu/50.toml")).notes

@@ -233,7 +233,7 @@ def test_rootless_docker_is_recognized_by_its_file() -> None:
     assert "systemctl --user restart docker" in edited.notes[0]
     assert "no-cgroups" in edited.notes[1]
     assert locate_row(ROW, files, desired).unit == ""
-    assert {HOME_UNIT, "/etc/nvidia-container-runtime/config.toml"} <= set(ROW.reads(files, desired))
+    assert {HOME_UNIT, "/etc/nvidia-container-runtime/config.toml"} <= set(ROW.list_read_paths(files, desired))
     files["/etc/nvidia-container-runtime/config.toml"] = b"[nvidia-container-cli]\nno-cgroups = true\n"
     assert len(configure(files, desired).notes) == 1
     files["/etc/nvidia-container-runtime/config.toml"] = b"nvidia-container-cli = 1\n["

@@ -53,7 +53,7 @@ def test_row_has_a_rules_module_of_its_name(row: Runtime) -> None:
     if row.stopped_by_restart:
         assert row.keeps_containers({}, DesiredConfig()) in {True, False}
     assert row.locate_row(row, {}, DesiredConfig()) == row
-    assert all(place.startswith("/") for place in row.reads({}, DesiredConfig()))
+    assert all(place.startswith("/") for place in row.list_read_paths({}, DesiredConfig()))
 
 
 @ROWS

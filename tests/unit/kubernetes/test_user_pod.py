@@ -85,14 +85,14 @@ def extends(name: str, more: str = "") -> str:
 def test_runtime_class_is_required_only_without_cdi_or_default(
     text: str, nodes: Any, needs: dict[str, Any], why: str
 ) -> None:
-    (own,) = render_recipe(text, *nodes).own_pods
+    (own,) = render_recipe(text, *nodes).user_pods
     assert {key: value for key, value in own.spec.items() if key != "containers"} == needs
     assert why in own.why
 
 
 def classes(found: RenderedCluster) -> dict[str, str]:
     """Return the RuntimeClass that a pod has to name, by the resource that it asks for."""
-    limits = [(own, own.spec["containers"][0]["resources"]["limits"]) for own in found.own_pods]
+    limits = [(own, own.spec["containers"][0]["resources"]["limits"]) for own in found.user_pods]
     return {resource: own.spec.get("runtimeClassName", "") for own, asked in limits for resource in asked}
 
 
@@ -120,18 +120,18 @@ def test_nodes_of_one_configuration_may_offer_different_mig_profiles() -> None:
     nodes = replace(NEW, name="a-new"), node("b-old", "2901", 8)
     found = render_recipe(extends("k8s-mig"), *nodes)
     assert classes(found) == {"nvidia.com/mig-1g.10gb": "", "nvidia.com/mig-1g.23gb": "nvidia"}
-    new, old = (own.why for own in found.own_pods)
+    new, old = (own.why for own in found.user_pods)
     assert new.startswith("that asks for nvidia.com/mig-1g.10gb or nvidia.com/mig-2g.20gb or nvidia.com/mig-3g.40gb ")
     assert all(resource in old for resource in found.expected["b-old"])
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_test_pod_has_the_same_spec_as_the_suggested_own_pod(name: str, cluster: str) -> None:
+def test_the_test_pod_has_the_same_spec_as_the_suggested_user_pod(name: str, cluster: str) -> None:
     if name in {"k8s-mig", "k8s-mps"} and cluster in {"one", "k3s", "microk8s"}:
         pytest.skip("no such GPUs, or no such chart")
     found = render_cluster(builtin.read_recipe(name), CLUSTERS[cluster])
-    spec, own = found.test_pod[-1].body["spec"], found.own_pods[0].spec
+    spec, own = found.test_pod[-1].body["spec"], found.user_pods[0].spec
     assert spec.keys() - {"restartPolicy", "tolerations"} == own.keys()
     assert spec.get("runtimeClassName") == own.get("runtimeClassName")
     assert spec["containers"][0].keys() == {"name", "image", "resources"}
@@ -179,10 +179,10 @@ def test_pods_in_the_docs_match_what_gpunode_suggests() -> None:
         (extends("k8s-containerd"), (NEW,), plain),
         (extends("k8s-containerd", CONTROL_PLANE), (OLD,), with_class),
     ):
-        (own,) = render_recipe(text, *nodes).own_pods
+        (own,) = render_recipe(text, *nodes).user_pods
         assert contains(page["spec"], own.spec)
         assert page["spec"].keys() - {"restartPolicy"} == own.spec.keys()
-    (own,) = render_recipe(extends("hami"), OLD).own_pods
+    (own,) = render_recipe(extends("hami"), OLD).user_pods
     limits = own.spec["containers"][0]["resources"]["limits"]
     assert limits.keys() < of_hami["spec"]["containers"][0]["resources"]["limits"].keys()
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpunode import yaml
 from gpunode.kubernetes.cluster_nodes import is_gke
-from gpunode.kubernetes.model import ClusterNode, OwnPod
+from gpunode.kubernetes.model import ClusterNode, UserPodNeeds
 from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.sharing import MIG_RESOURCE_PREFIX
 from gpunode.recipe import Recipe
@@ -69,9 +69,9 @@ def required_runtime_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
     return "" if all(can_use_cdi(recipe, node) for node in nodes) else desired.runtime_class
 
 
-def describe_own_pods(
+def describe_user_pods(
     recipe: Recipe, nodes: Sequence[ClusterNode], resources: Mapping[str, Sequence[str]]
-) -> tuple[OwnPod, ...]:
+) -> tuple[UserPodNeeds, ...]:
     """Return what the user's pods need, for each resource; MIG instances that need the same share one.
 
     Args:
@@ -80,9 +80,9 @@ def describe_own_pods(
         resources: the resources of each node, by its name; one empty name for DRA, empty for an unknown MIG layout.
     """
     resource_names = dict.fromkeys(name for names in resources.values() for name in names)
-    found: dict[tuple[str, str], tuple[OwnPod, list[str]]] = {}
+    found: dict[tuple[str, str], tuple[UserPodNeeds, list[str]]] = {}
     for resource in resource_names:
-        own = describe_own_pod(recipe, nodes, [node for node in nodes if resource in resources[node.name]], resource)
+        own = describe_user_pod(recipe, nodes, [node for node in nodes if resource in resources[node.name]], resource)
         group = MIG_RESOURCE_PREFIX if resource.startswith(MIG_RESOURCE_PREFIX) else resource
         found.setdefault((group, own.why), (own, []))[1].append(resource)
     if len(resource_names) == 1:
@@ -90,9 +90,9 @@ def describe_own_pods(
     return tuple(replace(own, why=f"that asks for {' or '.join(names)} {own.why}") for own, names in found.values())
 
 
-def describe_own_pod(
+def describe_user_pod(
     recipe: Recipe, nodes: Sequence[ClusterNode], eligible: Sequence[ClusterNode], resource: str
-) -> OwnPod:
+) -> UserPodNeeds:
     """Return what a pod needs that may run on the ``eligible`` nodes, among all GPU ``nodes``."""
     desired = _kubernetes_tables(recipe)
     if desired.stack != "gpu-operator":  # its plugin works alike on every node
@@ -108,12 +108,12 @@ def describe_own_pod(
     elif desired.stack == "hami":
         requests["limits"]["nvidia.com/gpumem"] = 1024
     spec["containers"] = [{"resources": requests}]
-    return OwnPod(spec, _explain_gpu_access(recipe, nodes, name))
+    return UserPodNeeds(spec, _explain_gpu_access(recipe, nodes, name))
 
 
-def format_own_pod(own_pod: OwnPod) -> str:
+def format_user_pod(user_pod: UserPodNeeds) -> str:
     """Return the lines of the pod as YAML."""
-    return yaml.render_document({"spec": own_pod.spec})
+    return yaml.render_document({"spec": user_pod.spec})
 
 
 def _explain_gpu_access(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
