@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,31 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
     assert everything(server) == applied
     user("rollback", "k3", "--yes")
     assert everything(server) == before
+
+
+def test_rollback_makes_no_plugin_before_the_other_has_ended(server: ApiServer, user: User, tmp_path: Path) -> None:
+    """The end of one unlinks the other's socket, and the kubelet then calls the GPUs unhealthy."""
+    recipe = tmp_path / "moved.toml"
+    recipe.write_text('schema = 1\nextends = "k8s-containerd"\n[kubernetes]\nnamespace = "gpus"\n')
+    user.apply()
+    user.apply(str(recipe))
+    (plugin,) = server.peek("DaemonSet")
+    plugin["metadata"]["finalizers"] = ["foregroundDeletion"]
+    polls: list[object] = []
+
+    def end_late(words: tuple[str, ...]) -> None:
+        if words[0] == "get" and "deletionTimestamp" in plugin["metadata"]:
+            polls.append(words)
+            if len(polls) == 3:
+                plugin["metadata"].pop("finalizers")
+                server.delete("Namespace", "", "gpus")
+        if words[0] == "apply" and polls:
+            assert plugin not in server.peek("DaemonSet")
+
+    user.kubectl.intercept = end_late
+    assert user("rollback", "k2", "--yes").states["Namespace gpus"] == "delete"
+    assert [one["metadata"]["namespace"] for one in server.peek("DaemonSet")] == ["gpu-system"]
+    assert len(polls) == 3
 
 
 def test_rollback_does_without_a_node_that_left_the_cluster(server: ApiServer, user: User) -> None:
