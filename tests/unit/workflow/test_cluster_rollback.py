@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from pathlib import Path
 
 import pytest
@@ -137,9 +138,12 @@ def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
     assert "details: gpunode log RUN\n" in user.screen("log")
 
 
-def test_commands_after_sudo_name_sudo_too(server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_after_sudo_name_sudo_too(
+    server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Kubeconfig and journal are root's, as on k3s, whose kubeconfig root alone reads."""
     monkeypatch.setenv("SUDO_UID", "1000")
+    monkeypatch.setenv("HOME", pwd.getpwuid(0).pw_dir)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     applied = user.screen("k8s", "apply", "k8s-containerd", *NODE, "--yes")
     assert "next: sudo gpunode k8s verify k8s-containerd" in applied
@@ -151,6 +155,19 @@ def test_commands_after_sudo_name_sudo_too(server: ApiServer, user: User, monkey
     hint = user("rollback", "k3", "--yes", check=5).error["hint"]
     assert "(sudo gpunode log)" in hint
     assert ": sudo kubectl get DaemonSet" in hint
+    user.apply("k8s-time-slicing")
+    # Of `sudo -E` or a root shell of sudo's; the next sudo would drop both.
+    monkeypatch.setenv("HOME", "/home/me")
+    (config := tmp_path / "my config").touch()
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    sudo = f"sudo HOME=/home/me 'KUBECONFIG={config}'"
+    hint = user("rollback", "k1", "--yes", check=5).error["hint"]
+    assert f"({sudo} gpunode log)" in hint
+    assert f": {sudo} kubectl get DaemonSet" in hint
+    server.peek("DaemonSet")[0]["metadata"]["finalizers"] = ["example.org/keep"]
+    failed = user("k8s", "remove", "--yes", check=6)
+    assert failed.error["hint"].startswith(f"see what keeps it: {sudo} kubectl get daemonset")
+    assert f"see what keeps it: {sudo} kubectl get daemonset" in user.screen("k8s", "remove", "--yes", check=6)
 
 
 def test_cluster_under_another_address_is_not_called_another(server: ApiServer, user: User) -> None:
