@@ -89,7 +89,8 @@ class ClusterRef:
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         sudo = "".join(f"{command(word)} " for word in own_sudo())
         kubectl = choose_kubectl()
-        own = kubectl[kubectl.index("--kubeconfig") :] if "--kubeconfig" in kubectl else ()
+        at = kubectl.index("--kubeconfig") if "--kubeconfig" in kubectl else len(kubectl)
+        own = () if self.kubeconfig else kubectl[at:]
 
         def put(pattern: re.Pattern[str], replacement: str, text: str) -> str:
             def add_sudo(match: re.Match[str]) -> str:
@@ -97,7 +98,7 @@ class ClusterRef:
 
             return pattern.sub(add_sudo, text)
 
-        found = put(_KUBECTL_COMMAND_IN_HINT, " ".join((command(*kubectl), *options)), hint)
+        found = put(_KUBECTL_COMMAND_IN_HINT, " ".join((command(*kubectl[:at], *own), *options)), hint)
         found = put(_HELM_COMMAND_IN_HINT, " ".join((command("helm", *own), *of_helm)), found)
         found = _REMOVE_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
         found = put(_PLAN_COMMAND_IN_HINT, cluster_plan_command(sys.argv[1:]).removeprefix(sudo), found)
