@@ -24,7 +24,7 @@ from gpunode.cli.screen.commands import (
     cluster_verify_command,
     option_value,
     own_gpunode,
-    run_by_sudo,
+    own_sudo,
 )
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span, warning_line
@@ -62,7 +62,7 @@ _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
 )
 # or for the default recipe and this machine.
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
-_GPUNODE_COMMAND_IN_HINT: Final = re.compile(r"(?<!sudo )\bgpunode(?= (?:k8s (?!render)|log|rollback k)\b)")
+_GPUNODE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode(?= (?:k8s (?!render)|log|rollback k)\b)")
 _PLAN_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s plan$", re.MULTILINE)
 _REMOVE_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s remove(?=$|,| if\b)", re.MULTILINE)
 _HELM_COMMAND_IN_HINT: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
@@ -87,15 +87,22 @@ class ClusterRef:
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
         options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
-        sudo = ("sudo",) if run_by_sudo() else ()
+        sudo = "".join(f"{command(word)} " for word in own_sudo())
         kubectl = choose_kubectl()
-        own = kubectl[kubectl.index("--kubeconfig") :] if "--kubeconfig" in kubectl else ()
-        found = _KUBECTL_COMMAND_IN_HINT.sub(lambda _: " ".join((command(*sudo, *kubectl), *options)), hint)
-        helm = " ".join((command(*sudo, "helm", *own), *of_helm))
-        found = _HELM_COMMAND_IN_HINT.sub(lambda _: helm, found)
+        at = kubectl.index("--kubeconfig") if "--kubeconfig" in kubectl else len(kubectl)
+        own = () if self.kubeconfig else kubectl[at:]
+
+        def put(pattern: re.Pattern[str], replacement: str, text: str) -> str:
+            def add_sudo(match: re.Match[str]) -> str:
+                return ("" if match.string.endswith((sudo, "sudo "), 0, match.start()) else sudo) + replacement
+
+            return pattern.sub(add_sudo, text)
+
+        found = put(_KUBECTL_COMMAND_IN_HINT, " ".join((command(*kubectl[:at], *own), *options)), hint)
+        found = put(_HELM_COMMAND_IN_HINT, " ".join((command("helm", *own), *of_helm)), found)
         found = _REMOVE_COMMAND_IN_HINT.sub(lambda match: " ".join((match[0], *options)), found)
-        found = _PLAN_COMMAND_IN_HINT.sub(lambda _: cluster_plan_command(sys.argv[1:]), found)
-        found = _GPUNODE_COMMAND_IN_HINT.sub(lambda _: own_gpunode(), found)
+        found = put(_PLAN_COMMAND_IN_HINT, cluster_plan_command(sys.argv[1:]).removeprefix(sudo), found)
+        found = put(_GPUNODE_COMMAND_IN_HINT, "gpunode", found)
         return _RENDER_COMMAND_IN_HINT.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
 
     @contextmanager

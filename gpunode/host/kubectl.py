@@ -129,10 +129,12 @@ def _login_problems(output: str) -> Iterator[GpunodeError]:
             hint="list them:\nkubectl config get-contexts",
         )
     if match := _KUBECONFIG_FILE_UNREADABLE.search(output):
+        # That of k3s, k0s and kubeadm is for root alone.
+        repair = "run the same command with sudo" if "permission denied" in reason else "correct the file"
         yield UsageError(
             f"kubectl cannot read {match[1] or match[2]}",
             why=reason,
-            hint="correct the file or its permissions, or name another kubeconfig: --kubeconfig FILE",
+            hint=f"{repair}, or name another kubeconfig: --kubeconfig FILE",
         )
     if _NO_CLUSTER_CONFIGURED.search(output):
         yield UsageError(

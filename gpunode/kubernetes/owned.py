@@ -198,7 +198,7 @@ def _shorten(value: Any) -> str:
 
 
 def _value_at(body: Any, path: Path) -> Any:
-    """Return the value at a path of ``managedFields``; _MISSING if there is none."""
+    """Return the value at a path of ``managedFields``; _MISSING_FIELD if there is none."""
     for step in path:
         kind, _, name = step.partition(":")
         if kind == "f":

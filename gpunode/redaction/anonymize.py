@@ -140,7 +140,7 @@ _HOST_NAME_PATTERNS: Final = (
     rf"\bnode[_ ]desc(?:ription)?[\"']?[:= \t]{{1,9}}[\"']?(?=\w){_HOST_NAME}",
 )
 # Outside of URLs, files and resources (`main.go:12`, `amd.com/gpu`) look like servers. There, the last label must be
-# known, or the context must name a registry, an image or a lookup. A name without a domain is left to _HOSTS.
+# known, or the context must name a registry, an image or a lookup. A bare name is left to _HOST_NAME_PATTERNS.
 _TOP_LEVEL_DOMAIN: Final = (
     r"(?:com|net|org|io|dev|cloud|internal|intranet|local|localdomain|lan|corp|home|private|ai|co|edu|gov|mil|int|eu|de"
     r"|fr|uk|us|ch|at|nl|be|it|es|se|no|fi|dk|jp|cn|in|au|ca|br|kr|ru|cz)"

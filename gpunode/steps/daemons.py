@@ -153,9 +153,10 @@ def _refuse_mps_of_divided_gpus(recipe: Recipe, facts: Facts) -> Refusal | None:
             "one MPS daemon serves whole GPUs; each MIG instance would need one of its own",
             'leave [mps] out, or have gpunode switch MIG off: layout = "all-disabled" in [mig]',
         )
-    if kubelet is not None and recipe.mps.exclusive:
+    unit = facts.unit(kubelet.unit) if kubelet is not None and recipe.mps.exclusive else None
+    if kubelet is not None and isinstance(unit, Known) and (unit.value.state.active or unit.value.state.enabled):
         return Refusal(
-            f"[mps] would keep the CUDA programs of pods off the GPUs, and this host has a kubelet ({kubelet.kind})",
+            f"[mps] would keep the CUDA programs of pods off the GPUs, and this host runs a kubelet ({kubelet.unit})",
             "while the daemon runs, the GPUs are in compute mode EXCLUSIVE_PROCESS, also for pods to which somebody's "
             "device plugin gives a GPU or a slice of its time",
             "leave [mps] out, or set exclusive = false in it",

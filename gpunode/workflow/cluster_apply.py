@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
@@ -162,36 +163,39 @@ def apply_items(
     check_interrupt: Callable[[], None],
     failures: list[tuple[str, GpunodeError]] | None = None,
 ) -> None:
-    """Apply the changes of ``items``, each journaled before, and wait for all deletions together.
+    """Apply the changes of ``items``, each journaled before.
 
-    ``failures`` receives the title and error of each rejected change; without it the first error ends the run.
+    Deletions are waited for together, at the end or before anything is made: a device plugin that ends removes the
+    socket of a new one, and the kubelet then calls the GPUs unhealthy. Source: NVIDIA/k8s-device-plugin, Stop; kubelet,
+    devicemanager, PluginDisconnected. ``failures`` receives the title and error of each rejected change; without it the
+    first error ends the run.
     """
     deleted: dict[ObjectKey, _Deletion] = {}
-    for item in items:
-        if item.change is None:
-            continue
-        check_interrupt()
-        on_event(Applying("kubernetes", "cluster", (item.change,)))
-        seq = run.record_intent("kubernetes", "cluster", item.change, item.why)
-        began = time.monotonic()
-        try:
-            apply_change(item.change, cluster)
-        except GpunodeError as error:
-            run.record_failed(seq, f"{error}: {error.why}")
-            if failures is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
-                raise
-            failures.append((item.title, error))
-            continue
-        if isinstance(item.change, ObjectChange) and _is_deletion(item.change):
-            deleted[item.change.key] = _Deletion(item.title, item.change, seq, began)
-            continue
-        run.record_done(seq)
-        on_event(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
-    if deleted:
-        for title, rejected in _await_deletions(deleted, cluster, run, on_event, on_progress, check_interrupt):
-            if failures is None:
-                raise rejected
-            failures.append((title, rejected))
+    await_deletions = partial(_await_deletions, deleted, cluster, run, on_event, on_progress, check_interrupt, failures)
+    with _name_begun_deletions(deleted):
+        for item in items:
+            if item.change is None:
+                continue
+            if _makes_objects(item.change):
+                await_deletions()
+            check_interrupt()
+            on_event(Applying("kubernetes", "cluster", (item.change,)))
+            seq = run.record_intent("kubernetes", "cluster", item.change, item.why)
+            began = time.monotonic()
+            try:
+                apply_change(item.change, cluster)
+            except GpunodeError as error:
+                run.record_failed(seq, f"{error}: {error.why}")
+                if failures is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
+                    raise
+                failures.append((item.title, error))
+                continue
+            if isinstance(item.change, ObjectChange) and _is_deletion(item.change):
+                deleted[item.change.key] = _Deletion(item.title, item.change, seq, began)
+                continue
+            run.record_done(seq)
+            on_event(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
+        await_deletions()
 
 
 def _await_deletions(
@@ -201,8 +205,9 @@ def _await_deletions(
     on_event: Observer,
     on_progress: OnProgress,
     check_interrupt: Callable[[], None],
-) -> Iterator[tuple[str, GpunodeError]]:
-    """Journal each deletion when its object is gone; yield title and error of those that are not done in time."""
+    failures: list[tuple[str, GpunodeError]] | None,
+) -> None:
+    """Journal each deletion when its object is gone; those that are not done in time have failed."""
     shown: ObjectKey | None = None
     left: Sequence[Body] = ()
     for left in poll_deletions([object_ref(one.change) for one in deleted.values()], cluster, on_progress):
@@ -217,10 +222,23 @@ def _await_deletions(
             on_event(Applying("kubernetes", "cluster", (deleted[shown].change,)))
         check_interrupt()
     for live in left:
-        kept, found = deleted[object_key(live)], explain_deletion(live) or ("", "")
+        kept, found = deleted.pop(object_key(live)), explain_deletion(live) or ("", "")
         rejected = ChangeFailed(f"{kept.change.subject} is still being deleted", why=found[0], hint=found[1])
         run.record_failed(kept.seq, f"{rejected}: {rejected.why}")
-        yield kept.title, rejected
+        if failures is None:
+            raise rejected
+        failures.append((kept.title, rejected))
+
+
+@contextmanager
+def _name_begun_deletions(deleted: Mapping[ObjectKey, _Deletion]) -> Iterator[None]:
+    """Add to an error that the cluster goes on with the deletions, though nobody waits for them."""
+    try:
+        yield
+    except GpunodeError as error:
+        if deleted:
+            error.why += f"; the cluster goes on deleting {', '.join(one.change.subject for one in deleted.values())}"
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +253,10 @@ class _Deletion:
 
 def _is_deletion(change: ObjectChange) -> bool:
     return change.after is None and not change.shared and change.kind != "Node"
+
+
+def _makes_objects(change: ObjectChange | CommandChange) -> bool:
+    return not isinstance(change, ObjectChange) or (change.after is not None and change.kind != "Node")
 
 
 def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -110,11 +109,9 @@ def poll_deletions(bodies: Sequence[Body], cluster: Cluster, on_progress: OnProg
 
     One that somebody made anew counts as gone; as for kubectl, so does one that the credential may not read.
     """
-    began = time.monotonic()
+    began, total, left = time.monotonic(), len(bodies), bodies
     while True:
-        left: Sequence[Body] = ()
-        with suppress(Forbidden):
-            left = [live for live in cluster.get(bodies) if "deletionTimestamp" in live["metadata"]]
+        left = [live for live in _read_permitted(left, cluster) if "deletionTimestamp" in live["metadata"]]
         yield left
         seconds = time.monotonic() - began
         if not left or seconds > _DELETION_TIMEOUT_S:
@@ -123,8 +120,17 @@ def poll_deletions(bodies: Sequence[Body], cluster: Cluster, on_progress: OnProg
             why, _ = explain_deletion(left[0]) or ("", "")
             more = f", and {len(left) - 1} more" if len(left) > 1 else ""
             waits_for = f"up to {_DELETION_TIMEOUT_S:.0f} s: {object_title(left[0])} ({why}){more}"
-            on_progress(Progress("wait", 100.0 * (1 - len(left) / len(bodies)), waits_for))
+            on_progress(Progress("wait", 100.0 * (1 - len(left) / total), waits_for))
         time.sleep(_POLL_INTERVAL_S)
+
+
+def _read_permitted(bodies: Sequence[Body], cluster: Cluster) -> Iterator[Body]:
+    """Yield those of the objects that exist and that the credential may read."""
+    try:
+        yield from cluster.get(bodies)
+    except Forbidden:
+        for body in bodies if len(bodies) > 1 else ():
+            yield from _read_permitted([body], cluster)
 
 
 # Kinds that describe other objects; nobody creates them by hand.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Collection, Sequence
 
-from gpunode.command import Command, gpunode, sudo_gpunode
+from gpunode.command import Command, command, gpunode, sudo_gpunode
 
 # Options for display only.
 DISPLAY_OPTIONS = frozenset({"--json", "-v", "--verbose"})
@@ -16,14 +17,20 @@ _NODE_ONLY_OPTIONS = frozenset(
 )
 
 
-def run_by_sudo() -> bool:
-    """True if the user typed sudo: then kubeconfig and journal of cluster changes are root's."""
-    return os.geteuid() == 0 and "SUDO_UID" in os.environ
+def own_sudo() -> Sequence[str]:
+    """Return sudo if the user typed it, with what it was told to keep of how kubectl finds its cluster."""
+    if os.geteuid() != 0 or "SUDO_UID" not in os.environ:
+        return ()
+    usual = {"HOME": pwd.getpwuid(0).pw_dir, "KUBECONFIG": ""}
+    return (
+        "sudo",
+        *(f"{name}={os.environ[name]}" for name in usual if os.environ.get(name, "") not in ("", usual[name])),
+    )
 
 
 def own_gpunode(*words: str) -> Command:
     """Return the gpunode command for the same user's kubeconfig and journal."""
-    return sudo_gpunode(*words) if run_by_sudo() else gpunode(*words)
+    return command(*own_sudo(), "gpunode", *words)
 
 
 def setup_command(argv: Sequence[str]) -> Command:

@@ -146,6 +146,8 @@ def test_helm_reaches_the_cluster_of_a_distributions_own_kubectl(
     assert Cluster().helm.program == (helm, "--kubeconfig", own)
     assert Cluster("far", "x.yaml").helm.program == (helm, "--kube-context", "far", "--kubeconfig", "x.yaml")
     assert ClusterRef().adapt_hint("look: helm list") == f"look: helm --kubeconfig {own} list"
+    hint = ClusterRef(kubeconfig="x.yaml").adapt_hint("look: kubectl get nodes")
+    assert hint == f"look: {'' if link else f'{name} '}kubectl --kubeconfig x.yaml get nodes"
     monkeypatch.setenv("KUBECONFIG", "/theirs")
     # microk8s' kubectl alone ignores it.
     assert Cluster().helm.program == ((helm,) if name == "k3s" else (helm, "--kubeconfig", own))

@@ -83,14 +83,14 @@ TOLD = [
         UsageError,
         "kubectl cannot read /etc/rancher/k3s/k3s.yaml",
         "permission denied",
-        "--kubeconfig FILE",
+        "with sudo, or name another kubeconfig: --kubeconfig FILE",
     ),
     (
         "error: unable to read certificate-authority /x/ca.pem for c due to open /x/ca.pem: no such file or directory",
         UsageError,
         "kubectl cannot read /x/ca.pem",
         "no such file",
-        "--kubeconfig FILE",
+        "correct the file, or name another kubeconfig: --kubeconfig FILE",
     ),
     ('error: context "far" does not exist', UsageError, "there is no context 'far'", "lacks it", "get-contexts"),
     (

@@ -53,10 +53,17 @@ def test_mps_is_refused_on_gpus_that_others_have_divided() -> None:
     found = refusal(MPS_STEP.plan(WANTED, node(divided)))
     assert found.what == "[mps] is for whole GPUs, and somebody has made MIG instances here"
     assert planned(MPS_STEP.plan(replace(WANTED, mig=MigSettings("all-disabled")), node(divided))).changes
-    of_cluster = replace(with_driver(), kubelet=Known(Kubelet("k3s", "k3s.service", "x"), "kubelet"))
+
+
+def test_mps_is_refused_where_a_kubelet_starts_pods() -> None:
+    at_rest = replace(with_driver(), kubelet=Known(Kubelet("k3s", "k3s.service", "x"), "kubelet"))
+    of_cluster = replace(at_rest, units={**at_rest.units, "k3s.service": Known(unit(enabled=True), "units")})
     found = refusal(MPS_STEP.plan(WANTED, node(of_cluster)))
-    assert found.what == "[mps] would keep the CUDA programs of pods off the GPUs, and this host has a kubelet (k3s)"
+    assert found.what.endswith("off the GPUs, and this host runs a kubelet (k3s.service)")
     assert planned(MPS_STEP.plan(replace(WANTED, mps=Mps(enabled=True, exclusive=False)), node(of_cluster))).changes
+    # Files of a cluster that was left, or a package for one that never came.
+    left = replace(at_rest, units={**at_rest.units, "k3s.service": Known(unit(enabled=False, active=False), "units")})
+    assert planned(MPS_STEP.plan(WANTED, node(left))).changes
 
 
 def test_mps_without_a_driver_starts_with_the_next_boot() -> None:

@@ -173,6 +173,49 @@ def test_objects_kept_by_finalizers_are_named_after_one_wait(server: ApiServer, 
     assert results.count("failed") == len(kept) + 1, "the namespace, too"
 
 
+def test_object_that_is_made_anew_and_deleted_again_is_not_waited_for(server: ApiServer, user: User) -> None:
+    user.apply()
+    (plugin,) = server.peek("DaemonSet")
+    server.peek("RuntimeClass")[0]["metadata"]["finalizers"] = ["example.org/keep"]
+    again = {**plugin, "metadata": {**plugin["metadata"], "uid": "other", "deletionTimestamp": DELETED}}
+    polls: list[object] = []
+
+    def make_anew(words: tuple[str, ...]) -> None:
+        polls.extend([words] if words[0] == "get" and user.skipped_s else [])
+        if len(polls) == 2:
+            server.add(again, "argocd")
+
+    user.kubectl.intercept = make_anew
+    assert "RuntimeClass nvidia could not be removed" in user("k8s", "remove", "--yes", check=6).error["what"]
+
+
+def test_hanging_namespace_counts_where_its_contents_may_no_longer_be_read(server: ApiServer, user: User) -> None:
+    """The cluster deletes a namespace's RoleBindings early, and with them the right to read the rest."""
+    user.apply()
+    (namespace,) = (one for one in server.peek("Namespace") if one["metadata"]["name"] == NAMESPACE)
+    namespace["metadata"]["finalizers"] = ["example.org/keep"]
+    server.controllers.append(
+        lambda there: there.denied.update(["get daemonsets"] if "deletionTimestamp" in namespace["metadata"] else [])
+    )
+    assert f"Namespace {NAMESPACE} could not be removed" in user("k8s", "remove", "--yes", check=6).error["what"]
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_end_of_the_wait_tells_that_the_cluster_deletes_on(server: ApiServer, user: User, is_lost: bool) -> None:
+    user.apply()
+    server.peek("DaemonSet")[0]["metadata"]["finalizers"] = ["foregroundDeletion"]
+    lost = ended(status=1, err=UNREACHABLE)
+    stop = intercept_once("get", lambda: lost if is_lost else signal.raise_signal(signal.SIGINT))
+    user.kubectl.intercept = lambda words: stop(words) if user.skipped_s else None
+    error = user("k8s", "remove", "--yes", check=13 if is_lost else 130).error
+    assert error["why"].endswith(
+        f"; the cluster goes on deleting DaemonSet {NAMESPACE}/{PLUGIN[2]}, Namespace {NAMESPACE}"
+    )
+    results = {one["result"] for one in user("log", "k2").envelope["result"]["run"]["changes"]}
+    assert results == {"done", "unknown"}
+
+
 def test_object_refused_by_the_server_is_reported_in_its_words(user: User) -> None:
     refused = b'The ConfigMap "x" is invalid: data: Too long: may not be more than 1048576 bytes\n'
     user.kubectl.intercept = intercept_once("apply", lambda: ended(status=1, err=refused), dry_run=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pwd
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,31 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
     assert everything(server) == applied
     user("rollback", "k3", "--yes")
     assert everything(server) == before
+
+
+def test_rollback_makes_no_plugin_before_the_other_has_ended(server: ApiServer, user: User, tmp_path: Path) -> None:
+    """The end of one unlinks the other's socket, and the kubelet then calls the GPUs unhealthy."""
+    recipe = tmp_path / "moved.toml"
+    recipe.write_text('schema = 1\nextends = "k8s-containerd"\n[kubernetes]\nnamespace = "gpus"\n')
+    user.apply()
+    user.apply(str(recipe))
+    (plugin,) = server.peek("DaemonSet")
+    plugin["metadata"]["finalizers"] = ["foregroundDeletion"]
+    polls: list[object] = []
+
+    def end_late(words: tuple[str, ...]) -> None:
+        if words[0] == "get" and "deletionTimestamp" in plugin["metadata"]:
+            polls.append(words)
+            if len(polls) == 3:
+                plugin["metadata"].pop("finalizers")
+                server.delete("Namespace", "", "gpus")
+        if words[0] == "apply" and polls:
+            assert plugin not in server.peek("DaemonSet")
+
+    user.kubectl.intercept = end_late
+    assert user("rollback", "k2", "--yes").states["Namespace gpus"] == "delete"
+    assert [one["metadata"]["namespace"] for one in server.peek("DaemonSet")] == ["gpu-system"]
+    assert len(polls) == 3
 
 
 def test_rollback_does_without_a_node_that_left_the_cluster(server: ApiServer, user: User) -> None:
@@ -111,9 +138,12 @@ def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
     assert "details: gpunode log RUN\n" in user.screen("log")
 
 
-def test_commands_after_sudo_name_sudo_too(server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_after_sudo_name_sudo_too(
+    server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Kubeconfig and journal are root's, as on k3s, whose kubeconfig root alone reads."""
     monkeypatch.setenv("SUDO_UID", "1000")
+    monkeypatch.setenv("HOME", pwd.getpwuid(0).pw_dir)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     applied = user.screen("k8s", "apply", "k8s-containerd", *NODE, "--yes")
     assert "next: sudo gpunode k8s verify k8s-containerd" in applied
@@ -125,6 +155,19 @@ def test_commands_after_sudo_name_sudo_too(server: ApiServer, user: User, monkey
     hint = user("rollback", "k3", "--yes", check=5).error["hint"]
     assert "(sudo gpunode log)" in hint
     assert ": sudo kubectl get DaemonSet" in hint
+    user.apply("k8s-time-slicing")
+    # Of `sudo -E` or a root shell of sudo's; the next sudo would drop both.
+    monkeypatch.setenv("HOME", "/home/me")
+    (config := tmp_path / "my config").touch()
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    sudo = f"sudo HOME=/home/me 'KUBECONFIG={config}'"
+    hint = user("rollback", "k1", "--yes", check=5).error["hint"]
+    assert f"({sudo} gpunode log)" in hint
+    assert f": {sudo} kubectl get DaemonSet" in hint
+    server.peek("DaemonSet")[0]["metadata"]["finalizers"] = ["example.org/keep"]
+    failed = user("k8s", "remove", "--yes", check=6)
+    assert failed.error["hint"].startswith(f"see what keeps it: {sudo} kubectl get daemonset")
+    assert f"see what keeps it: {sudo} kubectl get daemonset" in user.screen("k8s", "remove", "--yes", check=6)
 
 
 def test_cluster_under_another_address_is_not_called_another(server: ApiServer, user: User) -> None:
