@@ -78,14 +78,20 @@ _CONFIG_REJECTED_BY_CONTAINERD: Final = message_line(
     r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
     r"|containerd: [^\n]{0,120}unsupported config version"
 )
-_PASTED_EXCERPT: Final = Pattern(r"(?m)^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{")
+# Also with an author's words before it or behind it, or with numbers of its lines.
+_PASTED_EXCERPT: Final = Pattern(
+    r"(?mi)^[ \t]*(?:[\[(]?(?:\.{3}|…|snip)|\d{1,4}(?:[:-]|\s)|[<>─-]|[a-z][\w'’]*,? [^=\n]*$)|\{\{"
+)
+# A pattern for names, or two names.
+_SEVERAL_FILES: Final = Pattern(r"[*?{]|/\S*\s+/")
 
 
 def _invalid_toml_lines(snapshot: Snapshot, *globs: str) -> Iterator[Citation]:
     """Yield the line at which a file of ``globs``, shown as a whole, is no TOML."""
     for item in (item for glob in globs for item in snapshot.files(glob)):
         is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.pattern or item.source.is_part)
-        if is_whole and not _PASTED_EXCERPT.search(item.text):
+        is_excerpt = _SEVERAL_FILES.search(item.written) or _PASTED_EXCERPT.search(item.text)
+        if is_whole and (is_examined_by_gpunode(snapshot) or not is_excerpt):
             # In a paste without names other output may follow the file.
             text = item.text if item.subject in item.written else item.text.lstrip().partition("\n\n")[0]
             try:
