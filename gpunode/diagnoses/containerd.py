@@ -80,7 +80,7 @@ _CONFIG_REJECTED_BY_CONTAINERD: Final = message_line(
 )
 # Also with an author's words before it or behind it, or with numbers of its lines.
 _PASTED_EXCERPT: Final = Pattern(
-    r"(?mi)^[ \t]*(?:[\[(]?(?:\.{3}|…|snip)|\d{1,4}(?:[:-]|\s)|[<>─-]|[a-z][\w'’]*,? [^=\n]*$)|\{\{"
+    r"(?mi)^[ \t]*(?:[\[(]?(?:\.{3}|…|snip)|\d{1,4}(?:[:-]|\s)|[<>─-]|[a-z][\w'’]*,? [a-z][^=\n]*$)|\{\{"
 )
 # A pattern for names, or two names.
 _SEVERAL_FILES: Final = Pattern(r"[*?{]|/\S*\s+/")
