@@ -113,7 +113,9 @@ def _running(unit: str) -> Sign:
 
     def is_running(snapshot: Snapshot) -> bool:
         known_unit = snapshot.facts.unit(unit)
-        return known_unit.value.state.active if isinstance(known_unit, Known) else bool(snapshot.view(_UNIT_ACTIVE))
+        if isinstance(known_unit, Known):
+            return known_unit.value.state.active
+        return any(unit.removesuffix(".service") in active.source for active in snapshot.view(_UNIT_ACTIVE))
 
     return predicate(is_running, f"{unit} runs")
 
@@ -429,7 +431,7 @@ RULES: Final = (
     _config_rule(
         cause="containerd-config-invalid",
         disruption="restart-service",
-        decisive=_CONFIG_REJECTED_BY_CONTAINERD,
+        decisive=unless(_CONFIG_REJECTED_BY_CONTAINERD, _running("containerd.service")),
         typical=unless(_CONTAINERD_CONFIG_INVALID, _running("containerd.service")),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
         summary="containerd cannot read its configuration, and does not start with it",
@@ -556,7 +558,7 @@ RULES: Final = (
     _config_rule(
         cause="crio-config-invalid",
         disruption="restart-service",
-        decisive=_CONFIG_REJECTED_BY_CRIO,
+        decisive=unless(_CONFIG_REJECTED_BY_CRIO, _running("crio.service")),
         typical=unless(_CRIO_CONFIG_INVALID, _running("crio.service")),
         look_at=(Shell("sudo crio config"), Shell("sudo journalctl -u crio -b -n 20")),
         summary="CRI-O cannot read its configuration, and does not start with it",
