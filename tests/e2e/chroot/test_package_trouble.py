@@ -173,6 +173,19 @@ def test_program_lost_with_a_version_that_no_archive_has_is_told(node: Chroot, c
 
 
 @pytest.mark.long
+def test_program_that_comes_back_leaves_its_packages_on_hold(node: Chroot) -> None:
+    setup_ok(node)
+    packages = ["nvidia-container-toolkit", "nvidia-container-toolkit-base"]
+    node.run("apt-mark", "hold", *packages)
+    node.path("/usr/bin/nvidia-ctk").unlink()
+
+    setup_ok(node)
+
+    assert node.path("/usr/bin/nvidia-ctk").exists()
+    assert node.run("apt-mark", "showhold").stdout.split() == packages
+
+
+@pytest.mark.long
 def test_upgrade_tells_that_no_archive_has_the_lost_program(node: Chroot, chroots: Lab) -> None:
     """The version is newer than what the archives have; apt says that all is well, as above."""
     setup_ok(node)
