@@ -78,14 +78,20 @@ _CONFIG_REJECTED_BY_CONTAINERD: Final = message_line(
     r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
     r"|containerd: [^\n]{0,120}unsupported config version"
 )
-_PASTED_EXCERPT: Final = Pattern(r"(?m)^[ \t]*(?:\.{3}|…|\d{1,4}[:-]|<)|^-- ?$|\{\{")
+# Also with an author's words before it or behind it, or with numbers of its lines.
+_PASTED_EXCERPT: Final = Pattern(
+    r"(?mi)^[ \t]*(?:[\[(]?(?:\.{3}|…|snip)|\d{1,4}(?:[:-]|\s)|[<>─-]|[a-z][\w'’]*,? [a-z][^=\n]*$)|\{\{"
+)
+# A pattern for names, or two names.
+_SEVERAL_FILES: Final = Pattern(r"[*?{]|/\S*\s+/")
 
 
 def _invalid_toml_lines(snapshot: Snapshot, *globs: str) -> Iterator[Citation]:
     """Yield the line at which a file of ``globs``, shown as a whole, is no TOML."""
     for item in (item for glob in globs for item in snapshot.files(glob)):
         is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.pattern or item.source.is_part)
-        if is_whole and not _PASTED_EXCERPT.search(item.text):
+        is_excerpt = _SEVERAL_FILES.search(item.written) or _PASTED_EXCERPT.search(item.text)
+        if is_whole and (is_examined_by_gpunode(snapshot) or not is_excerpt):
             # In a paste without names other output may follow the file.
             text = item.text if item.subject in item.written else item.text.lstrip().partition("\n\n")[0]
             try:
@@ -107,7 +113,9 @@ def _running(unit: str) -> Sign:
 
     def is_running(snapshot: Snapshot) -> bool:
         known_unit = snapshot.facts.unit(unit)
-        return known_unit.value.state.active if isinstance(known_unit, Known) else bool(snapshot.view(_UNIT_ACTIVE))
+        if isinstance(known_unit, Known):
+            return known_unit.value.state.active
+        return any(unit.removesuffix(".service") in active.source for active in snapshot.view(_UNIT_ACTIVE))
 
     return predicate(is_running, f"{unit} runs")
 
@@ -423,7 +431,7 @@ RULES: Final = (
     _config_rule(
         cause="containerd-config-invalid",
         disruption="restart-service",
-        decisive=_CONFIG_REJECTED_BY_CONTAINERD,
+        decisive=unless(_CONFIG_REJECTED_BY_CONTAINERD, _running("containerd.service")),
         typical=unless(_CONTAINERD_CONFIG_INVALID, _running("containerd.service")),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
         summary="containerd cannot read its configuration, and does not start with it",
@@ -550,7 +558,7 @@ RULES: Final = (
     _config_rule(
         cause="crio-config-invalid",
         disruption="restart-service",
-        decisive=_CONFIG_REJECTED_BY_CRIO,
+        decisive=unless(_CONFIG_REJECTED_BY_CRIO, _running("crio.service")),
         typical=unless(_CRIO_CONFIG_INVALID, _running("crio.service")),
         look_at=(Shell("sudo crio config"), Shell("sudo journalctl -u crio -b -n 20")),
         summary="CRI-O cannot read its configuration, and does not start with it",

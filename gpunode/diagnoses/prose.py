@@ -46,12 +46,12 @@ _DENIAL_WORDS: Final = Pattern(
     r"|\b(?:did|do|does|have|has|was|were|is|are)(?:n['’]t| not) (?:see|seen|find|get|got|had|show|contain|appear"
     r"|report|reported|seeing|getting|about|because|the case|due to|caused)\b"
     r"|\bnot (?:caused by|due to|because|the same as|a case of)\b|\bruled out\b"
-    r"|(?:^|[.,;!?] |\b(?:but|and|so) )(?:it|that)(?:['’]s| is| was)(?:n['’]t| not)\b"
+    r"|(?:^|[.,;!?] |\b(?:but|and|so) )(?:it|that)(?:['’]s| is| was)(?:n['’]t| not)\b(?! (?:going to be )?install)"
 )
 _SUPPOSITION_START: Final = Pattern(
     r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
     r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for)\b"
-    r"|\b(?:last (?:week|month|year|time)|yesterday|used to (?:see|get|have)|in the past)\b"
+    r"|\b(?:[Ll]ast (?:week|month|year|time)|[Yy]esterday|used to (?:see|get|have)|[Ii]n the past)\b"
 )
 _REPORTED_SPEECH: Final = Pattern(
     r"^(?:The|This|That|A|An|Its?|Another) [\w'’ -]{2,60}\b(?:says?|said|reports?|reported|shows?|showed|tells?|told"

@@ -87,7 +87,7 @@ _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     ("refused", (r"\(111: Connection refused\)",)),
     ("network", (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",)),
     # apt says this of a repository whose InRelease it did not get for one of the reasons above, too.
-    ("signature", (r"is not signed\.",)),
+    ("signature", (r"is (not|no longer) signed\.|provides only weak security information",)),
     ("held", ("Held packages were changed",)),
     (
         "unmet",

@@ -28,6 +28,8 @@ from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, w
 GPUDIRECT_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _MODULES_FILE_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
 _KERNEL_MAJOR_MINOR: Final = Pattern(r"(\d+)\.(\d+)")
+# Not a mainline build for Ubuntu (6.5.13-060513-generic), nor somebody's own kernel.
+_UBUNTU_KERNEL: Final = Pattern(r"\d+\.\d+\.0-\d{1,4}-[a-z].*")
 # The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS: NVIDIA's, and Ubuntu's own from 26.04 on
 # (https://ubuntu.com/server/docs/how-to/networking/install-doca-ofed/).
 _OFED_PACKAGE_NAME: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed)-.+|doca-ofed-.+-dkms")
@@ -154,7 +156,8 @@ def _have_peer_memory(kernels: Sequence[str], facts: Facts) -> bool:
     Source: https://discourse.ubuntu.com/t/nvidia-gpudirect-over-infiniband-migration-paths/44425
     """
     is_ubuntu = isinstance(facts.distro, Known) and facts.distro.value.id == "ubuntu"
-    return is_ubuntu and all("-nvidia" in kernel or _parse_kernel_version(kernel) < (6, 8) for kernel in kernels)
+    is_own = is_ubuntu and all(map(_UBUNTU_KERNEL.fullmatch, kernels))
+    return is_own and all("-nvidia" in kernel or _parse_kernel_version(kernel) < (6, 8) for kernel in kernels)
 
 
 # -- the steps

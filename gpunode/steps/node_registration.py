@@ -209,7 +209,8 @@ def _are_settings_kept(before: str, after: str, items_by_key: Mapping[str, Seque
     if not isinstance(old, dict) or not isinstance(new, dict):
         return False
     others = [{key: value for key, value in one.items() if key not in items_by_key} for one in (old, new)]
-    return others[0] == others[1] and all({*items} <= {*(new.get(key) or ())} for key, items in items_by_key.items())
+    are_added = all(item in (new.get(key) or ()) for key, items in items_by_key.items() for item in items)
+    return others[0] == others[1] and are_added
 
 
 NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan)

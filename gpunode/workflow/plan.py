@@ -367,8 +367,18 @@ def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: Versio
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
     beside = islice(sorted(installed), _INDEX_SAMPLE_SIZE)
     offered = make_version_lookup(host, facts)(dict.fromkeys((*(package for package, _ in named), *beside)))
-    lost = [(package, version) for package, version in named if version and version not in offered.get(package, ())]
-    said = (f"Version '{version}' for '{package}' was not found" for package, version in (lost if offered else ()))
+    changed = {change.id for change in exact.packages}
+    lost = (
+        (package, version)
+        for package, version in named
+        if package not in changed and (version or installed[package].version) not in offered.get(package, ())
+    )
+    said = (
+        f"Version '{version}' for '{package}' was not found"
+        if version
+        else f"no source has {package} {installed[package].version}, which is installed, or a newer version"
+        for package, version in (lost if offered else ())
+    )
     return replace(exact, unresolved="\n".join(said))
 
 

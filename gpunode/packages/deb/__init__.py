@@ -191,7 +191,11 @@ def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
 
 def _reinstall_change(packages: Mapping[PackageId, PackageState], purpose: str) -> CommandChange:
     # The word after the script is what people read of it.
-    script = f'{shlex.join(_APT_COMMAND_START)} --reinstall install "$@"'
+    script = (
+        f'held=$(apt-mark showhold); {shlex.join(_APT_COMMAND_START)} --reinstall install "$@"; code=$?; '
+        # What is unpacked by its name loses its hold.
+        '[ -z "$held" ] || apt-mark -qq hold $held; exit $code'
+    )
     return CommandChange(("sh", "-c", script, _reinstall(packages), *_name_with_versions(packages)), purpose)
 
 

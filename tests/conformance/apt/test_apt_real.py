@@ -89,6 +89,17 @@ def test_mirror_that_gives_nothing_has_no_bad_signature(
         world.apt().refresh([path])
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_repository_without_a_signature_is_told_as_such(world: World, archive: Archive, known: bool) -> None:
+    path = world.source("cuda.list", archive.lists(CUDA))
+    if known:
+        world.apt().refresh([path])
+    release = (archive.folder / CUDA / "InRelease").read_bytes().split(b"\n\n", 1)[1].split(b"-----BEGIN")[0]
+    archive.falsified = {f"/{CUDA}/InRelease": [404] * 50, f"/{CUDA}/Release": [release] * 50}
+    with pytest.raises(ChangeFailed, match="signature"):
+        world.apt().refresh([path])
+
+
 def test_short_mirror_sync_is_retried(world: World, archive: Archive) -> None:
     wrong = b"Package: x\n" * 100
     archive.falsified[f"/{CUDA}/Packages.gz"] = [wrong]

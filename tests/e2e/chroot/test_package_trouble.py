@@ -172,6 +172,44 @@ def test_program_lost_with_a_version_that_no_archive_has_is_told(node: Chroot, c
     assert ask(node, "plan", RECIPE, "--check").exit_code == 0
 
 
+@pytest.mark.long
+def test_program_that_comes_back_leaves_its_packages_on_hold(node: Chroot) -> None:
+    setup_ok(node)
+    packages = ["nvidia-container-toolkit", "nvidia-container-toolkit-base"]
+    node.run("apt-mark", "hold", *packages)
+    node.path("/usr/bin/nvidia-ctk").unlink()
+
+    setup_ok(node)
+
+    assert node.path("/usr/bin/nvidia-ctk").exists()
+    assert node.run("apt-mark", "showhold").stdout.split() == packages
+
+
+@pytest.mark.long
+def test_upgrade_tells_that_no_archive_has_the_lost_program(node: Chroot, chroots: Lab) -> None:
+    """The version is newer than what the archives have; apt says that all is well, as above."""
+    setup_ok(node)
+    older = chroots.folder / "older-toolkit"
+    shutil.copytree(chroots.repositories.root / TOOLKIT_PATH.lstrip("/"), older)
+    for path in older.rglob("*_1.20.1-1_*.deb"):
+        path.unlink()
+    publish(next(older.rglob("*_1.19.1-1_*.deb")).parent, TOOLKIT, chroots.repositories.keys.toolkit)
+    node.server.mount(TOOLKIT_PATH, older)
+    node.run("apt-get", "-q", "update")
+    node.path("/usr/bin/nvidia-ctk").unlink()
+
+    shown = node.gpunode("plan", RECIPE, "--upgrade").stdout
+    refused = setup(node, "--upgrade")
+
+    told = "no source has nvidia-container-toolkit 1.20.1-1, which is installed, or a newer version"
+    assert told in shown
+    assert refused.exit_code == 6
+    assert "no package was changed" in refused.error
+    assert told in refused.error
+    assert "--upgrade" not in refused.error
+
+
+@pytest.mark.long
 def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
     """Killed while it unpacked, and `dpkg --configure -a` was tried: dpkg has no note of it left beside the status."""
     setup_ok(node)

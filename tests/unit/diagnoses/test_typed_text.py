@@ -78,9 +78,30 @@ def test_denied_suspension_does_not_convict() -> None:
     assert (told.confidence, denied.confidence) == ("certain", "likely")
 
 
+def test_message_of_last_month_does_not_convict() -> None:
+    text = "Last month it said: unable to decode configuration /etc/crio/crio.conf.d/old. That is solved."
+    assert not diagnose_pieces(("text", text)).findings
+
+
 @pytest.mark.parametrize("text", ["The GPU never throttles.", "It doesn't throttle.", "We are on a 90-day trial."])
 def test_denial_or_a_trial_of_something_else_makes_no_suspect(text: str) -> None:
     assert not any(suspect.citations for suspect in diagnose_pieces(("text", text)).suspects)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "confidence"),
+    [
+        (
+            " nvidia-driver-470 : Depends: libnvidia-gl-470 (= 470.256.02-1) but it is not going to be installed",
+            "held-or-broken-packages",
+            "likely",
+        ),
+        (" nvidia-smi : Depends: libc6 (>= 2.38) but it is not installable", "mixed-repo-packages", "certain"),
+    ],
+)
+def test_denial_by_apt_is_not_that_of_a_person(line: str, cause: str, confidence: str) -> None:
+    found = diagnose(take_snapshot(pasted.parse_text_report(line))).findings
+    assert [(one.cause, one.confidence) for one in found] == [(cause, confidence)]
 
 
 @pytest.mark.parametrize("author", ["Anna Berg wrote:", "Am 3. Mai schrieb Jan:", "张伟 写道："])

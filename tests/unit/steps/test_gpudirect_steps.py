@@ -147,6 +147,8 @@ def test_rdma_stack_is_recognized_by_its_module_package(package: str, has_module
         (UBUNTU, "6.5.0-45-generic", True),
         (UBUNTU, "6.8.0-90-generic", False),
         (UBUNTU, "6.8.0-1028-nvidia", True),
+        (UBUNTU, "6.1.0-060100-generic", False),
+        (UBUNTU, "5.15.167.4-own", False),
         (DEBIAN, "6.1.0-37-amd64", False),
     ],
 )

@@ -199,6 +199,12 @@ def test_block_mapping_of_k3s_gets_the_lists_below_it(content: bytes) -> None:
     }
 
 
+def test_label_of_k3s_that_is_a_mapping_is_kept() -> None:
+    """``site: a`` for ``site=a``, which k3s is to judge."""
+    content = registration_file(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(b"node-label+:\n- site: a\n")).content
+    assert yaml.safe_load(content)["node-label+"] == ["nvidia.com/gpu.present=true", {"site": "a"}]
+
+
 @pytest.mark.parametrize(
     "content",
     [
