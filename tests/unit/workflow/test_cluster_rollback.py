@@ -143,7 +143,10 @@ def test_commands_after_sudo_name_sudo_too(
 ) -> None:
     """Kubeconfig and journal are root's, as on k3s, whose kubeconfig root alone reads."""
     monkeypatch.setenv("SUDO_UID", "1000")
-    monkeypatch.setenv("HOME", pwd.getpwuid(0).pw_dir)
+    (home := tmp_path / "root").mkdir()
+    root = pwd.struct_passwd(("root", "x", 0, 0, "", str(home), "/bin/sh"))
+    monkeypatch.setattr("pwd.getpwuid", lambda _: root)
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr("os.geteuid", lambda: 0)
     applied = user.screen("k8s", "apply", "k8s-containerd", *NODE, "--yes")
     assert "next: sudo gpunode k8s verify k8s-containerd" in applied
