@@ -115,16 +115,17 @@ def _specifications_not_searched(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 # From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
-_ROOTLESS_WITHOUT_CDI: Final = custom_sign(
+_ROOTLESS_DOCKER_HIDES_CDI: Final = custom_sign(
     lambda node: node.view(ROOTLESS) if runtimes.docker_version(node) < (28,) else ()
 )
 _SPECIFICATION_NOT_SEARCHED: Final = any_of(
     custom_sign(_specifications_not_searched),
-    all_of(_ROOTLESS_WITHOUT_CDI, _SPECIFICATION_SEEN),
+    all_of(_ROOTLESS_DOCKER_HIDES_CDI, _SPECIFICATION_SEEN),
     command_run(r"--cdi-spec-dirs?[= ]/"),
 )
 _UNUSUAL_SEARCH_FOLDERS: Final = any_of(
-    custom_sign(lambda node: (place,) if (place := cdi.search_folders(node)[1]) else ()), _ROOTLESS_WITHOUT_CDI
+    custom_sign(lambda node: (place,) if (place := cdi.search_folders(node)[1]) else ()),
+    _ROOTLESS_DOCKER_HIDES_CDI,
 )
 _SPECIFICATION_FOLDERS: Final = (*CDI_FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
 

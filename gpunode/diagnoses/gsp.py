@@ -71,7 +71,7 @@ _SMI_ANSWERS_SLOWLY: Final = all_of(
 )
 
 
-def _find_crashes(snapshot: Snapshot) -> Iterator[Proof]:
+def _find_task_exceptions(snapshot: Snapshot) -> Iterator[Proof]:
     # Of a log with its beginning cut off, a halt of the PMU may have come before.
     is_cut = all(item.source.is_part for item in snapshot.items_of("kernel-log", "journal"))
     return faults.incident_check(120, confidence="likely" if is_cut else "certain")(snapshot)
@@ -193,7 +193,7 @@ RULES: Final = (
         disruption="reset-gpu",
         share=0.7,
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
-        check=_find_crashes,
+        check=_find_task_exceptions,
         decisive=unless(_GSP_TASK_EXCEPTION, _SERIOUS_FAULT),
         remedy=_reset_after_gsp_failure,
         explains=_EXPLAINED_BY_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},

@@ -279,7 +279,7 @@ RULES: Final = (
             ),
             message_line(r"NVIDIA_DRIVER_ROOT[\W\n]+(?:value: )?/(?!run/nvidia/driver)\w"),
         ),
-        symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+        symptoms=(_PLUGIN_WITHOUT_NVML, symptoms.NO_GPUS_OFFERED, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
         context=any_of(_POD_USES_NVIDIA_RUNTIME, _DRIVER_IN_UNUSUAL_PATH),
         against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
@@ -319,7 +319,7 @@ RULES: Final = (
         symptoms=(
             _PLUGIN_WITHOUT_NVML,
             symptoms.DRIVER_MISSING_IN_CONTAINER,
-            symptoms.NO_CAPACITY,
+            symptoms.NO_GPUS_OFFERED,
             symptoms.POD_PENDING,
             symptoms.PLUGIN_FAILS,
         ),

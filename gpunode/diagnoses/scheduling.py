@@ -130,7 +130,7 @@ _NO_GPU_INSIDE_CLUSTER: Final = any_of(
     message_line(
         r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
     ),
-    *(symptoms.DRIVER_MISSING_IN_CONTAINER, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
+    *(symptoms.DRIVER_MISSING_IN_CONTAINER, symptoms.PLUGIN_FAILS, symptoms.NO_GPUS_OFFERED, symptoms.NO_DEVICE_DRIVER),
     *(symptoms.RUNTIME_UNKNOWN, _NODE_WITHOUT_GPU_CAPACITY),
 )
 
@@ -231,7 +231,7 @@ RULES: Final = (
             _LABELLED_WITHOUT_GPU, _PLUGIN_UNREGISTERED, unless(_GPU_LABELS_SEEN, _IDLE_DAEMON_SET, _NODE_OFFERS_GPUS)
         ),
         context=any_of(_GPU_LABELS_SEEN, _NODE_WITHOUT_GPU_CAPACITY),
-        symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
+        symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_GPUS_OFFERED),
         look_at=(
             Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
             Shell("kubectl get pods -A | grep -i nvidia"),
@@ -257,7 +257,7 @@ RULES: Final = (
             unless(_IDLE_DAEMON_SET, _TOLERATES_ONE_TAINT_VALUE),
             all_of(command_run(r"--show-labels|metadata\.labels"), _NO_GPU_LABEL),
         ),
-        symptoms=(_IDLE_DAEMON_SET, _OPERATOR_FINDS_NO_GPU_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+        symptoms=(_IDLE_DAEMON_SET, _OPERATOR_FINDS_NO_GPU_NODE, symptoms.POD_PENDING, symptoms.NO_GPUS_OFFERED),
         context=_NO_GPU_LABEL,
         against=(
             symptoms.NO_GPU_ON_BUS,
@@ -285,7 +285,7 @@ RULES: Final = (
         context=in_container.NODE_IN_CONTAINER,
         symptoms=(
             symptoms.POD_PENDING,
-            symptoms.NO_CAPACITY,
+            symptoms.NO_GPUS_OFFERED,
             symptoms.PLUGIN_FAILS,
             symptoms.DRIVER_MISSING_IN_CONTAINER,
             symptoms.NO_NVML_LIBRARY,

@@ -68,7 +68,7 @@ _GPU_REFUSED_BY_DRIVER: Final = any_of(
     _LEGACY_GPU_IGNORED, _GPU_WITHOUT_GSP_REFUSED, _NEEDS_OPEN_MODULES_MESSAGE, _GPU_UNKNOWN_TO_DRIVER
 )
 # By the kernel module, and by NVIDIA's installer.
-_REFUSING_DRIVER: Final = Pattern(
+_REFUSING_DRIVER_VERSION: Final = Pattern(
     rf"[Tt]he\s+(?:NVIDIA )?(?P<version>{VERSION}|\d+\.xx)\s+(?:NVIDIA )?(?:Linux graphics )?driver"
 )
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
@@ -109,9 +109,10 @@ def installed_driver(snapshot: Snapshot) -> InstalledDriver:
 
 def _refusing_versions(snapshot: Snapshot) -> Iterator[str]:
     messages = (
-        _REFUSING_DRIVER.search(message.text) for message in kernel.matching_messages(snapshot, _REFUSING_DRIVER)
+        _REFUSING_DRIVER_VERSION.search(message.text)
+        for message in kernel.matching_messages(snapshot, _REFUSING_DRIVER_VERSION)
     )
-    yield from (match["version"] for match in (*messages, snapshot.match(_REFUSING_DRIVER)) if match)
+    yield from (match["version"] for match in (*messages, snapshot.match(_REFUSING_DRIVER_VERSION)) if match)
 
 
 def _module_kinds_by_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:

@@ -297,7 +297,7 @@ POD_REFUSED: Final = message_line(
     r"UnexpectedAdmissionError|Allocate failed|no healthy devices present|requested number of devices unavailable"
     r"|cannot allocate unhealthy devices|OutOfnvidia"
 )
-NO_CAPACITY: Final = any_of(
+NO_GPUS_OFFERED: Final = any_of(
     message_line(r"nvidia\.com/gpu[\"': ]+[\"']?0[\"']?\b"),
     message_line(
         r"No (?:NVIDIA )?devices found\. Waiting|Detected non-NVML platform|[Ii]ncompatible (?:strategy"

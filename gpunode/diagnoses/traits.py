@@ -218,13 +218,13 @@ def _count_gpus(snapshot: Snapshot) -> str:
 
 
 GPU_COUNT_TRAIT_NAME: Final = "GPUs that the driver has"
-_GPU_SETTING_NAMES: Final = ("name", "memory_mib", "persistence", "ecc", "ecc_pending", "mig", "mig_pending")
+_COMPARED_GPU_FIELDS: Final = ("name", "memory_mib", "persistence", "ecc", "ecc_pending", "mig", "mig_pending")
 
 
 def _gpu_settings(snapshot: Snapshot) -> TraitValues:
     if (known := snapshot.view(nvml_inventory)) is None:
         return {}
-    each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _GPU_SETTING_NAMES)
+    each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _COMPARED_GPU_FIELDS)
     rows = ((name, "no answer" if isinstance(value, nvml.UnreadNvmlValue) else str(value)) for name, value in each)
     return _join_distinct_values(rows)
 

@@ -174,7 +174,7 @@ _DRIVER_OUTSIDE_SYSTEM_FOLDERS: Final = message_line(
     *("text", "environment", "which"),
 )
 # The installer brings libraries alone, to modules that come from elsewhere.
-_RUNFILE_WITHOUT_MODULES: Final = any_line(r"\bNVIDIA-Linux-\S+\.run\b[^\n]*\s--no-kernel-modules?\b")
+_RUNFILE_SKIPS_MODULES: Final = any_line(r"\bNVIDIA-Linux-\S+\.run\b[^\n]*\s--no-kernel-modules?\b")
 # The kernel tells of something else, and nobody of a mismatch.
 _ADAPTER_OR_XID_FAULT: Final = any_of(symptoms.ADAPTER_INIT_FAILED, symptoms.ANY_XID)
 
@@ -558,7 +558,7 @@ RULES: Final = (
         cause=MIXED_INSTALLS_CAUSE,
         layer="driver",
         check=_find_mixed_installs,
-        typical=all_of(symptoms.DRIVER_MISMATCH, any_of(_DRIVER_OUTSIDE_SYSTEM_FOLDERS, _RUNFILE_WITHOUT_MODULES)),
+        typical=all_of(symptoms.DRIVER_MISMATCH, any_of(_DRIVER_OUTSIDE_SYSTEM_FOLDERS, _RUNFILE_SKIPS_MODULES)),
         share=0.7,
         context=all_of(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),

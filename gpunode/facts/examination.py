@@ -258,7 +258,8 @@ def trim_evidence(evidence: Evidence) -> tuple[Evidence, tuple[str, ...]]:
     for key, capture in evidence.items():
         if sizes[key] > most_bytes or lines.get(key, 0) > most_lines:
             found[key] = replace(
-                capture, data=keep_newest(capture.data, most_lines if key in lines else sizes[key], most_bytes)
+                capture,
+                data=keep_relevant_and_newest(capture.data, most_lines if key in lines else sizes[key], most_bytes),
             )
             most = f"{most_lines} lines, {most_bytes >> 10} KiB"
             left_out.append(f"of {capture.source} only the newest part was read (at most {most})")
@@ -275,7 +276,7 @@ def fair_share(sizes: Iterable[int], total: int) -> int:
     return total
 
 
-def keep_newest(data: bytes, lines: int, size: int) -> bytes:
+def keep_relevant_and_newest(data: bytes, lines: int, size: int) -> bytes:
     """Return the last ``lines`` of ``data``, at most ``size`` bytes, after the earliest relevant ones."""
     kept = size - min(size // 4, _MAX_EARLIEST_LINES * 200)
     start = 0 if len(data) <= size else len(data) - kept

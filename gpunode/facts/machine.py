@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from gpunode.facts.evidence import Evidence, GlobMatch
-from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, Provider, Unknown
+from gpunode.facts.model import Distro, Fact, Known, KubernetesProvider, PciDevice, Platform, Unknown
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import explain_missing
 
@@ -179,7 +179,7 @@ def detect_platform(
 
 
 # By probe key; only the existence of the files counts.
-PROVIDER_MARK_PATHS: Final[Mapping[str, tuple[Provider, str]]] = {
+PROVIDER_MARK_PATHS: Final[Mapping[str, tuple[KubernetesProvider, str]]] = {
     "provider-kind": ("kind", "/kind/version"),
     "provider-eks": ("eks", "/etc/eks"),
     "provider-aks": ("aks", "/opt/azure/containers"),
@@ -188,8 +188,8 @@ PROVIDER_MARK_PATHS: Final[Mapping[str, tuple[Provider, str]]] = {
 }
 
 # By the ID in os-release.
-_PROVIDER_BY_DISTRO_ID: Final[Mapping[str, Provider]] = {"bottlerocket": "bottlerocket", "rhcos": "openshift"}
-PROVIDER_NAMES: Final[Mapping[Provider, str]] = {
+_PROVIDER_BY_DISTRO_ID: Final[Mapping[str, KubernetesProvider]] = {"bottlerocket": "bottlerocket", "rhcos": "openshift"}
+PROVIDER_NAMES: Final[Mapping[KubernetesProvider, str]] = {
     "kind": "a kind node",
     "eks": "an EKS node",
     "bottlerocket": "a Bottlerocket node",
@@ -199,7 +199,7 @@ PROVIDER_NAMES: Final[Mapping[Provider, str]] = {
 }
 
 
-def find_provider(is_there: Callable[[str], Fact[bool]], distro: Fact[Distro]) -> Fact[Provider | None]:
+def find_provider(is_there: Callable[[str], Fact[bool]], distro: Fact[Distro]) -> Fact[KubernetesProvider | None]:
     """Return the provider that builds this node; None if its owner does.
 
     ``is_there`` tells whether the mark of a probe is there; Bottlerocket and RHCOS say themselves what they are.

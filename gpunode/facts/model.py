@@ -263,7 +263,7 @@ class DkmsBuild:
 KubeletKind: TypeAlias = Literal["kubelet", "k3s", "rke2", "microk8s", "k0s"]
 CgroupDriver: TypeAlias = Literal["systemd", "cgroupfs"]
 # Who builds the host of a Kubernetes node in place of its owner.
-Provider: TypeAlias = Literal["kind", "eks", "bottlerocket", "aks", "gke", "openshift"]
+KubernetesProvider: TypeAlias = Literal["kind", "eks", "bottlerocket", "aks", "gke", "openshift"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +470,7 @@ class Facts:
     driver_libraries: Fact[frozenset[str]] = Unknown("not captured", "cuda-libraries")
     leftovers: Fact[frozenset[str]] = Unknown("not captured", "dkms-tree")
     secure_boot: Fact[bool] = Unknown("not captured", "secure-boot-variable")
-    provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
+    provider: Fact[KubernetesProvider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
     module_key: Fact[ModuleKey] | None = None
     switch_bridges: Fact[tuple[str, ...]] | None = None

@@ -14,14 +14,14 @@ from gpunode.catalog.gpus import GpuModel, find_by_label
 from gpunode.command import sudo_gpunode
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.machine import PROVIDER_NAMES
-from gpunode.facts.model import KubeletKind, Provider
+from gpunode.facts.model import KubeletKind, KubernetesProvider
 from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ClusterNode
 from gpunode.recipe.kubernetes import Kubernetes
 
 # Who runs a device plugin on its nodes, and what to do instead of a second one.
 # Sources: bottlerocket.dev, "Settings Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red
 # Hat OpenShift".
-_PROVIDER_PLUGIN_REFUSALS: Final[Mapping[Provider, tuple[str, str]]] = {
+_PROVIDER_PLUGIN_REFUSALS: Final[Mapping[KubernetesProvider, tuple[str, str]]] = {
     "openshift": (
         "the NVIDIA GPU Operator of OperatorHub brings the device plugin, with the rights that OpenShift demands",
         (
@@ -124,7 +124,7 @@ _DRIVER_VERSION_LABEL: Final = "nvidia.com/cuda.driver-version.full"
 # NFD names a PCI device by its vendor, with or without its class.
 _NVIDIA_PCI_LABEL: Final = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:03\d\d_)?10de\.present")
 _KUBELET_VERSION_MARKS: Final[Mapping[str, KubeletKind]] = {"+k3s": "k3s", "+rke2": "rke2", "+k0s": "k0s"}
-_PROVIDER_BY_LABEL_PREFIX: Final[Mapping[str, Provider]] = {
+_PROVIDER_BY_LABEL_PREFIX: Final[Mapping[str, KubernetesProvider]] = {
     "cloud.google.com/gke-": "gke",
     "eks.amazonaws.com/": "eks",
     "kubernetes.azure.com/": "aks",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from gpunode.catalog.gpus import GpuModel
-from gpunode.facts.model import KubeletKind, Provider
+from gpunode.facts.model import KubeletKind, KubernetesProvider
 from gpunode.recipe.kubernetes import GPU_PRESENT_LABEL as GPU_PRESENT_LABEL
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
@@ -47,7 +47,7 @@ class ClusterNode:
     driver: str = ""
     kubelet: KubeletKind | None = None
     toolkit: bool = False
-    provider: Provider | None = None
+    provider: KubernetesProvider | None = None
     provides: frozenset[str] = frozenset()
     static_cpus: bool = False
     reads_cdi: bool | None = False

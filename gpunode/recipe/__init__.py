@@ -59,7 +59,7 @@ _DRIVER_VERSION_IN_WORDS = ("a branch such as 580", "a version such as 580.178.0
 # shell reads.
 # No user or password: it would stand in a file for all to read and in the list of processes.
 _ADDRESS_CHARACTER = r"[A-Za-z0-9._~:/%+,=@-]"
-_repository_url = partial(
+_repository_url_spec = partial(
     KeySpec,
     pattern=rf"|(https?://[A-Za-z0-9._~:%-]+(/{_ADDRESS_CHARACTER}*)?|file:/{_ADDRESS_CHARACTER}+)",
     allowed=(
@@ -118,12 +118,12 @@ class Repositories:
 
     cuda: Annotated[
         str,
-        _repository_url(
+        _repository_url_spec(
             "base of a mirror of the CUDA repositories, above the distribution's folder (https://…/compute/cuda/repos)"
         ),
     ] = ""
     toolkit: Annotated[
-        str, _repository_url("base of a mirror of the container toolkit's repository, above stable/deb and gpgkey")
+        str, _repository_url_spec("base of a mirror of the container toolkit's repository, above stable/deb and gpgkey")
     ] = ""
     cuda_key_fingerprint: Annotated[
         str, _key_fingerprints("every key in the key file of the CUDA repository, if it is not NVIDIA's present one")

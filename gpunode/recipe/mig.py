@@ -57,14 +57,14 @@ def read_mig_configurations(data: bytes, file: str) -> Mapping[str, tuple[MigCon
         raise MigFileError("not UTF-8", file=file) from None
     except yaml.YamlError as error:
         raise MigFileError(error.reason, file=file, line=error.line) from None
-    return _Reader(file).read_configurations(root)
+    return _Reader(file).parse_mig_file(root)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
     file: str
 
-    def read_configurations(self, root: Node | None) -> Mapping[str, tuple[MigConfigEntry, ...]]:
+    def parse_mig_file(self, root: Node | None) -> Mapping[str, tuple[MigConfigEntry, ...]]:
         if root is None:
             raise MigFileError("empty", file=self.file, allowed=("version", "mig-configs"))
         top = self._read_mapping(root, "the file", ("version", "mig-configs"), needed=("version", "mig-configs"))

@@ -45,8 +45,8 @@ from gpunode.runtimes.model import (
     apply_edits,
     keeps_builtin_handlers,
     list_folders,
+    require_absolute_binary,
     satisfies,
-    with_absolute_binary,
 )
 
 RUNC_RUNTIME_TYPE: Final = "io.containerd.runc.v2"
@@ -228,7 +228,7 @@ def with_absolute_paths(desired: DesiredConfig, path: str) -> DesiredConfig:
             hint="edit the configuration itself:\n"
             "sudo gpunode ctk runtime configure --runtime containerd --mode in-place",
         )
-    return with_absolute_binary(desired, "containerd does not search PATH for it", f"{path}: ")
+    return require_absolute_binary(desired, "containerd does not search PATH for it", f"{path}: ")
 
 
 def _explain_edit_mode(root: ConfigFile, desired: DesiredConfig) -> str:

@@ -32,7 +32,7 @@ from gpunode.runtimes.model import (
     ObservedConfig,
     Removal,
     list_folders,
-    with_absolute_binary,
+    require_absolute_binary,
 )
 
 _RUNTIME_TABLE_PATH: Path = ("crio", "runtime")
@@ -74,7 +74,7 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already."""
-    desired = with_absolute_binary(desired, "CRI-O resolves a relative path from its working folder")
+    desired = require_absolute_binary(desired, "CRI-O resolves a relative path from its working folder")
     read = {file.path: file for file in layers(files, desired)}
     path, how = _choose_file(read, desired)
     target, merged = read.get(path) or _parse_file(path, None), _merge_runtime_tables(read.values())

@@ -230,7 +230,7 @@ TOOLKIT_PROGRAM_NAME: Final = "nvidia-container-runtime"
 INSTALLED_TOOLKIT_PROGRAM: Final = f"/usr/bin/{TOOLKIT_PROGRAM_NAME}"
 
 
-def with_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
+def require_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
     """``desired`` with the path at which nvidia-container-toolkit installs its runtime, in place of its bare name.
 
     Raises:

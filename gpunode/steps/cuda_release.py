@@ -27,7 +27,7 @@ from gpunode.steps.installed_driver import (
     preexisting_driver,
 )
 from gpunode.steps.leftovers import find_run_toolkits
-from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, desired_state, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT, desired_state, find_packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import (
     WantedDriver,
     choose_driver,
@@ -82,8 +82,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
     if absent and version < _OLDEST_PACKAGED_RELEASE:
         return _refuse_unpackaged_release(version, facts)
     along = [package for package in (recipe.lock.packages if recipe.lock else ()) if _is_component(package, version)]
-    strays = [package for package in packages_off_lock(recipe, packages, along) if package not in names]
-    wanted = tuple(dict.fromkeys((*absent, *packages_off_lock(recipe, packages, names), *strays)))
+    strays = [package for package in find_packages_off_lock(recipe, packages, along) if package not in names]
+    wanted = tuple(dict.fromkeys((*absent, *find_packages_off_lock(recipe, packages, names), *strays)))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held_packages, f"CUDA {format_release(version)}")
     marked = plan_manual_marks(packages, [name for name in names if name not in wanted])

@@ -38,7 +38,7 @@ from gpunode.steps.installed_driver import (
     version_prefix,
 )
 from gpunode.steps.kernel import is_chosen_driver_loaded
-from gpunode.steps.packages import desired_state, locked_driver_packages, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import desired_state, find_packages_off_lock, locked_driver_packages, refuse_held_packages
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
     PURPOSE_BY_SOURCE_GLOB,
@@ -314,7 +314,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
     rebuilt = [package for package in foreign if package in names or package.name in STANDALONE_TOOL_PACKAGES]
     # With a lock also what came along with them, each in its own version.
-    locked = packages_off_lock(recipe, packages, locked_driver_packages(recipe))
+    locked = find_packages_off_lock(recipe, packages, locked_driver_packages(recipe))
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held_packages := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:

@@ -32,7 +32,7 @@ from gpunode.recipe import Recipe
 from gpunode.steps.gpus import GPU_OPTION, VFIO_DRIVER, find_nvswitches, find_own_gpus
 from gpunode.steps.installed_driver import is_at_version, plan_manual_marks, version_prefix
 from gpunode.steps.kernel import is_chosen_driver_loaded
-from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
 
 FABRIC_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
@@ -135,7 +135,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
         or (is_version_open and present_versions[name] != of_driver)
     ]
     absent = [name for name in free if not is_at_version(packages.get(name), "")]
-    wanted = tuple(dict.fromkeys((*missing, *absent, *packages_off_lock(recipe, packages, (*locked, *free)))))
+    wanted = tuple(dict.fromkeys((*missing, *absent, *find_packages_off_lock(recipe, packages, (*locked, *free)))))
     if held_packages := [name for name in wanted if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held_packages, f"the driver {of_driver}*")
     changes = [

@@ -22,7 +22,7 @@ from gpunode.steps.installed_driver import (
     preexisting_driver,
 )
 from gpunode.steps.kernel import MODULE_LOAD_STEP
-from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, wanted_driver
 
 GPUDIRECT_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
@@ -184,7 +184,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     if recipe.lock and (unknown := [one for one in asked if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unknown[0])
     missing = asked if recipe.upgrade else tuple(one for one in asked if not is_at_version(packages.get(one), ""))
-    strays = packages_off_lock(recipe, packages, asked)
+    strays = find_packages_off_lock(recipe, packages, asked)
     if recipe.lock and (held_packages := [stray for stray in strays if packages[stray].held]):
         return refuse_held_packages(facts, held_packages, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))

@@ -7,13 +7,13 @@ from typing import Final
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.command import gpunode
 from gpunode.facts.machine import PROVIDER_NAMES
-from gpunode.facts.model import Facts, Provider, Unknown, known
+from gpunode.facts.model import Facts, KubernetesProvider, Unknown, known
 from gpunode.outcome import Refusal
 
 # Why a provider's host is left alone, and what to do instead.
 # Sources: cloud.google.com/kubernetes-engine/docs/how-to/gpus, "Create a GPU node pool"; docs.openshift.com, "Machine
 # configuration", and docs.nvidia.com, "NVIDIA GPU Operator on Red Hat OpenShift"; bottlerocket.dev, "Design".
-_UNSUPPORTED_PROVIDERS: Final[dict[Provider, tuple[str, str]]] = {
+_UNSUPPORTED_PROVIDERS: Final[dict[KubernetesProvider, tuple[str, str]]] = {
     "gke": (
         "GKE installs the driver and the device plugin itself, and replaces its nodes when it upgrades or repairs them",
         (
@@ -35,7 +35,7 @@ _UNSUPPORTED_PROVIDERS: Final[dict[Provider, tuple[str, str]]] = {
 }
 # Sources: docs.aws.amazon.com/eks, "Use EKS-optimized accelerated AMIs for GPU instances", and eksctl's "GPU Support":
 # Ubuntu's AMIs have no driver; learn.microsoft.com/azure/aks/use-nvidia-gpu, "Skip GPU driver installation".
-_DRIVER_ADVICE_BY_PROVIDER: Final[dict[Provider, str]] = {
+_DRIVER_ADVICE_BY_PROVIDER: Final[dict[KubernetesProvider, str]] = {
     "eks": "its AMI has driver and toolkit, so there is nothing to set up here; to bring your own driver, use an AMI "
     "without one, such as Ubuntu's for EKS",
     "aks": "AKS installed driver and toolkit, so there is nothing to set up here; to bring your own driver, create the "

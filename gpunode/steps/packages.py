@@ -151,7 +151,7 @@ def desired_state(
     return PackageState(version) if version else otherwise
 
 
-def packages_off_lock(
+def find_packages_off_lock(
     recipe: Recipe, packages: Mapping[PackageId, PackageState], requested: Iterable[PackageId]
 ) -> tuple[PackageId, ...]:
     """Return those of ``requested`` that are installed in another version than the lock holds."""

@@ -49,7 +49,7 @@ from gpunode.runtimes.installations import (
 )
 from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME, explain_no_cdi, reads_cdi, should_enable_cdi
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
-from gpunode.steps.packages import desired_state, packages_off_lock, refuse_held_packages
+from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import refuse_package_without_lock
 from gpunode.steps.toolkit import TOOLKIT_CONFIG_FILE
 
@@ -116,7 +116,7 @@ def _plan_installed_runtime(
     present, lock = packages[package], recipe.lock
     if lock is not None and package not in lock.packages:
         return refuse_package_without_lock(lock, package)
-    if lock is None or not packages_off_lock(recipe, packages, (package,)):
+    if lock is None or not find_packages_off_lock(recipe, packages, (package,)):
         marked, installed = plan_manual_marks(packages, (package,)), f"{package} {present.version} is installed"
         return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
     if present.held:

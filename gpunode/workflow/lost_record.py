@@ -48,7 +48,7 @@ class LostRecord:
         were, them = ("was", "it") if len(self.files) == 1 else ("were", "them")
         return f"{', '.join(self.files)} {were} written by gpunode, but no run in {self.folder} wrote {them}"
 
-    def refusal(self) -> VerifyFailed:
+    def removal_error(self) -> VerifyFailed:
         """Return the error with which a removal ends that cannot take these things away."""
         why = [self._written]
         if self.packages:

@@ -106,7 +106,7 @@ class Remainder:
                 why=f"these are still there although every command succeeded: {', '.join(self.not_removed)}",
                 hint="the log of this run has the commands with their output; remove these by hand",
             )
-        return self.lost_record.refusal() if self.lost_record else None
+        return self.lost_record.removal_error() if self.lost_record else None
 
 
 def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan) -> Remainder:

@@ -138,14 +138,14 @@ def incident_proof(incident: Incident, description: str = "", **more: Any) -> Pr
     root = incident.root
     entry = xids.lookup(root.code)
     clause = description or (entry.meaning if entry else "an error that no list explains")
-    whose = f" for {_program_name(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
+    whose = f" for {_describe_program(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
     later = dict.fromkeys(str(fault.code) for fault in incident.later_faults if fault.code != root.code)
     then = f"; Xid {', '.join(later)} followed" if later else ""
     summary = f"{gpu_label(incident.gpu)} reported Xid {root.code}{whose}: {clause}{then}"
     return Proof(summary, incident.citations, gpu=incident.gpu, at=root.at, **more)
 
 
-def _program_name(xid: XidMessage) -> str:
+def _describe_program(xid: XidMessage) -> str:
     return f"{xid.process} (pid {xid.pid})" if xid.process and xid.pid else xid.process or f"pid {xid.pid}"
 
 

@@ -4,7 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.examination import MAX_EVIDENCE_BYTES, MAX_LINES_PER_SOURCE, fair_share, keep_newest, trim_evidence
+from gpunode.facts.examination import (
+    MAX_EVIDENCE_BYTES,
+    MAX_LINES_PER_SOURCE,
+    fair_share,
+    keep_relevant_and_newest,
+    trim_evidence,
+)
 
 XID = b"NVRM: Xid (PCI:0000:9d:00): 79, GPU has fallen off the bus.\n"
 
@@ -40,7 +46,7 @@ def test_fair_shares_do_not_exceed_the_total(sizes: list[int], total: int) -> No
 @given(st.lists(st.sampled_from([XID, b"x\n", b"\n", b"y" * 50 + b"\n"])), st.integers(1, 20), st.integers(100, 2000))
 def test_kept_lines_are_the_end_of_the_log(rows: list[bytes], lines: int, size: int) -> None:
     data = b"".join(rows)
-    kept = keep_newest(data, lines, size)
+    kept = keep_relevant_and_newest(data, lines, size)
     assert len(kept) <= max(size, 0) or kept == data
     assert kept.endswith(data[-1:])
     if len(rows) <= lines and len(data) <= size:

@@ -1,4 +1,4 @@
-"""Provider of a Kubernetes node: recognised by files that only one product makes."""
+"""KubernetesProvider of a Kubernetes node: recognised by files that only one product makes."""
 
 from __future__ import annotations
 
