@@ -352,34 +352,15 @@ def _exact_transaction(
 
 
 def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: VersionLock | None = None) -> StagePlan:
-    """Return ``plan`` as ``resolve_stage`` does; what is to be installed anew must be in an archive of ``host``, too.
-
-    The package manager says that it cannot install such a package anew, and that all is well.
-    """
+    """Return ``plan`` as ``resolve_stage`` does; an archive of ``host`` must have what is to be installed anew, too."""
     exact = resolve_stage(plan, facts, host.simulate, lock)
     start = system(facts).reinstall_change({}, "").argv[:3]
-    again = (change.argv for change in CommandChange.of_kind(plan.ordered_changes) if change.runs_command(*start))
-    named = [
-        (PackageId.of(name), version) for argv in again for name, _, version in (w.partition("=") for w in argv[4:])
-    ]
-    if exact.unresolved or not named:
+    again = [change.argv for change in CommandChange.of_kind(plan.ordered_changes) if change.runs_command(*start)]
+    if exact.unresolved or not again:
         return exact
-    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    beside = islice(sorted(installed), _INDEX_SAMPLE_SIZE)
-    offered = make_version_lookup(host, facts)(dict.fromkeys((*(package for package, _ in named), *beside)))
-    changed = {change.id for change in exact.packages}
-    lost = (
-        (package, version)
-        for package, version in named
-        if package not in changed and (version or installed[package].version) not in offered.get(package, ())
-    )
-    said = (
-        f"Version '{version}' for '{package}' was not found"
-        if version
-        else f"no source has {package} {installed[package].version}, which is installed, or a newer version"
-        for package, version in (lost if offered else ())
-    )
-    return replace(exact, unresolved="\n".join(said))
+    from gpunode.workflow.reinstallation import explain_lost_versions  # loaded on use: few nodes lack a program
+
+    return replace(exact, unresolved=explain_lost_versions(again, exact, host, facts))
 
 
 def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: VersionLock | None = None) -> StagePlan:
@@ -447,7 +428,7 @@ def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
 
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
 # An index that has none of so many installed packages is no index of this system.
-_INDEX_SAMPLE_SIZE = 30
+INDEX_SAMPLE_SIZE = 30
 _MAX_LOSSES_NAMED = 5
 
 
@@ -504,7 +485,7 @@ def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions:
     if not changes:
         return Losses()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    beside = islice(sorted(installed), _INDEX_SAMPLE_SIZE)
+    beside = islice(sorted(installed), INDEX_SAMPLE_SIZE)
     found = list_offered_versions(dict.fromkeys((*(change.id for change in changes), *beside)))
     if not found:
         return None

@@ -1,0 +1,46 @@
+"""Packages that are to be installed anew, since somebody has deleted a program of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from gpunode.change import PackageState
+from gpunode.facts.model import Facts, known
+from gpunode.host.port import HostView
+from gpunode.package_id import PackageId
+from gpunode.workflow.converge import StagePlan
+from gpunode.workflow.plan import INDEX_SAMPLE_SIZE, make_version_lookup
+
+
+def explain_lost_versions(commands: Sequence[Sequence[str]], exact: StagePlan, host: HostView, facts: Facts) -> str:
+    """Return which packages of ``commands`` no archive of ``host`` has in their version; empty if none is known.
+
+    The package manager says that it cannot install such a package anew, and that all is well.
+
+    Args:
+        commands: what installs packages anew, each named ``NAME=VERSION`` from the fifth word on.
+        exact: the stage; packages that it changes come with their new version.
+        host: the node.
+        facts: its packages.
+    """
+    named = [
+        (PackageId.of(name), version)
+        for words in commands
+        for name, _, version in (w.partition("=") for w in words[4:])
+    ]
+    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    beside = islice(sorted(installed), INDEX_SAMPLE_SIZE)
+    offered = make_version_lookup(host, facts)(dict.fromkeys((*(package for package, _ in named), *beside)))
+    changed = {change.id for change in exact.packages}
+    lost = (
+        (package, version)
+        for package, version in named
+        if package not in changed and (version or installed[package].version) not in offered.get(package, ())
+    )
+    return "\n".join(
+        f"Version '{version}' for '{package}' was not found"
+        if version
+        else f"no source has {package} {installed[package].version}, which is installed, or a newer version"
+        for package, version in (lost if offered else ())
+    )
