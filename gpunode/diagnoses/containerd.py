@@ -102,9 +102,6 @@ def _invalid_toml_lines(snapshot: Snapshot, *globs: str) -> Iterator[Citation]:
 
 
 _TOML_ERROR_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")
-_CONTAINERD_CONFIG_INVALID: Final = any_of(
-    _CONFIG_REJECTED_BY_CONTAINERD, custom_sign(lambda node: _invalid_toml_lines(node, "*containerd/*.toml"))
-)
 _UNIT_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=active$", "unit-status", "unit-show")
 
 
@@ -300,10 +297,6 @@ _CRIO_DROP_IN_UNREAD: Final = any_of(
 )
 # It reads every file of its folder, whatever its name, and starts with none that is no TOML.
 _CONFIG_REJECTED_BY_CRIO: Final = message_line(r"unable to decode configuration [\\\"']*/\S*crio")
-_CRIO_CONFIG_INVALID: Final = any_of(
-    _CONFIG_REJECTED_BY_CRIO,
-    custom_sign(lambda node: _invalid_toml_lines(node, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*")),
-)
 _CRIO_CONFIGURED: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
 _TOOLKIT_USES_UNREAD_FOLDER: Final = custom_sign(
     lambda snapshot: (
@@ -431,8 +424,9 @@ RULES: Final = (
     _config_rule(
         cause="containerd-config-invalid",
         disruption="restart-service",
-        decisive=unless(_CONFIG_REJECTED_BY_CONTAINERD, _running("containerd.service")),
-        typical=unless(_CONTAINERD_CONFIG_INVALID, _running("containerd.service")),
+        decisive=_CONFIG_REJECTED_BY_CONTAINERD,
+        typical=custom_sign(lambda snapshot: _invalid_toml_lines(snapshot, "*containerd/*.toml")),
+        against=(_running("containerd.service"),),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
         summary="containerd cannot read its configuration, and does not start with it",
         remedy=make_fixed_remedy(
@@ -563,8 +557,11 @@ RULES: Final = (
     _config_rule(
         cause="crio-config-invalid",
         disruption="restart-service",
-        decisive=unless(_CONFIG_REJECTED_BY_CRIO, _running("crio.service")),
-        typical=unless(_CRIO_CONFIG_INVALID, _running("crio.service")),
+        decisive=_CONFIG_REJECTED_BY_CRIO,
+        typical=custom_sign(
+            lambda snapshot: _invalid_toml_lines(snapshot, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*")
+        ),
+        against=(_running("crio.service"),),
         look_at=(Shell("sudo crio config"), Shell("sudo journalctl -u crio -b -n 20")),
         summary="CRI-O cannot read its configuration, and does not start with it",
         remedy=make_fixed_remedy(

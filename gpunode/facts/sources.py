@@ -504,14 +504,11 @@ def _sources_of_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source
     is_cut = is_count or any(program_name(words) in _TEXT_FILTERS for words in pipeline[1:]) or _is_head_or_tail(head)
     for source in _sources_of_command(head):
         yield replace(
-            source,
-            pattern=_require_all_patterns(source.pattern, *greps),
-            is_part=source.is_part or is_cut,
-            is_count=is_count,
+            source, pattern=_require_all(source.pattern, *greps), is_part=source.is_part or is_cut, is_count=is_count
         )
 
 
-def _require_all_patterns(*patterns: str) -> str:
+def _require_all(*patterns: str) -> str:
     """Return one pattern for lines that match all ``patterns``."""
     given = [pattern for pattern in patterns if pattern]
     return given[0] if len(given) == 1 else "".join(f"(?=.*(?:{pattern}))" for pattern in given)
