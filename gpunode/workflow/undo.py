@@ -140,8 +140,8 @@ def with_dependencies_to_install(host: HostView, packages: Sequence[PackageChang
         raise Refused(
             f"{simulation.manager} would change more than the former packages; no package was changed",
             why="\n".join(wrong),
-            hint="a hold, a pin or a package installed since is the usual reason; to restore only the "
-            "configuration:\n  gpunode rollback",
+            hint="a hold, a pin or a package installed since is the usual reason; the same rollback without --packages "
+            "restores the configuration alone",
         )
     named = {change.id for change in packages}
     dependencies = (
