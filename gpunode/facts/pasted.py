@@ -217,10 +217,21 @@ def _split_at_heads(
         yield from (replace(first, text=part) for part in ([before] if is_named else _split_paragraphs(before)))
     for (number, step), end in zip(heads.items(), ends[1:], strict=True):
         body = lines[number + 1 : end]
-        body, rest = (body, ()) if is_named else _split_fenced_block(body)
+        body, rest = (body, ()) if is_named else _split_answer(step, body)
         yield replace(step, source=step.source + inside, text=_drop_prompts(body, prompts))
         if after := _drop_prompts(rest, prompts):
             yield from (replace(first, text=part) for part in _split_paragraphs(after))
+
+
+def _split_answer(step: ShellStep, lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the command's output, and the text after it: after its block of Markdown, or from a kernel log on."""
+    output, rest = _split_fenced_block(lines)
+    if not rest and identify_source(step.source).kind in TABLE_KINDS:
+        for number in (number for number, line in enumerate(output) if not line.strip()):
+            seen = identify_by_content("\n".join(output[number + 1 : number + 3]))
+            if seen and seen.kind == "kernel-log":
+                return output[:number], output[number:]
+    return output, rest
 
 
 def _split_fenced_block(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -217,3 +217,15 @@ def test_fence_of_markdown_is_no_part_of_a_file() -> None:
     (file,) = node.files("*daemon.json")
     assert json.loads(file.text) == {"default-runtime": "nvidia"}
     assert "and it fails" in [item.text.strip() for item in node.items]
+
+
+def test_kernel_log_behind_the_answer_of_a_command_is_found() -> None:
+    post = (
+        "The card is dead?\n\n# lspci -nnk\n03:00.0 3D controller [0302]: NVIDIA GP104GL [Tesla P4] [10de:1bb3]\n"
+        "\tKernel driver in use: nvidia\n\nand dmesg has\n\n"
+        "[   87.358035] NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:1bb3)\n"
+        "               NVRM: installed in this system is not supported by open\n"
+    )
+    kinds = {item.kind: item.text for item in split_items(pasted.collect_pieces([("", post)]))}
+    assert kinds["kernel-log"].startswith("[   87.358035] NVRM")
+    assert "NVRM" not in kinds["lspci"]
