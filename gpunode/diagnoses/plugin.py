@@ -82,7 +82,7 @@ _NVIDIA_HANDLER_SEEN: Final = any_of(
     message_line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
     any_line(
         r"runtimes\.[\"']?nvidia[\"']?\s*\]|^[ \t]*Runtimes:.*\bnvidia\b|\"runtimes\"\s*:\s*\{[\s\n]*\"nvidia"
-        r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^[ \t]*[\"']?handler[\"']?:\s*[\"']?nvidia"
+        r"|^nvidia[a-z-]*[ \t]+nvidia[a-z-]*(?:\s|$)|^[ \t]*[\"']?handler[\"']?:\s*[\"']?nvidia"
     ),
 )
 _OTHER_DEFAULT_RUNTIME: Final = unless(any_line(rf"{_DEFAULT_RUNTIME_KEY}(?!nvidia)\w"), _NVIDIA_IS_DEFAULT)

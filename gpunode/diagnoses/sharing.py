@@ -188,10 +188,10 @@ _MIG_MODE_CHANGE_ANNOUNCED: Final = any_of(
     ),
 )
 _NO_MIG_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_KINDS)
-# The device plugin and GPU feature discovery, of a GPU whose mode is on.
+# The device plugin, GPU feature discovery and slurmd, of a GPU whose mode is on.
 _PLUGIN_FINDS_NO_INSTANCES: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
-    r"|device with migEnabled=true was not configured correctly"
+    r"|device with migEnabled=true was not configured correctly|MIG mode is enabled, but no MIG devices were found"
 )
 _MIG_INSTANCE_LISTED: Final = message_line(
     # Among the profiles, which are offers, a row counts what is free of how many.

@@ -79,7 +79,7 @@ def rank_suspects(
     explained = explained_causes(rules, findings)
     cause_counts = count_causes_by_symptom(rules)
     similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
-    is_well = driver.works(snapshot)
+    is_well = driver.works(snapshot) or not snapshot.view(symptoms.FAILURE_MENTIONED)
     candidates: list[tuple[float, Suspect, bool, bool]] = []
     for cause, rule in rules.items():
         if cause in explained or is_ruled_out(rule, snapshot):

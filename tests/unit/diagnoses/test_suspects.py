@@ -144,6 +144,24 @@ def test_words_of_programs_or_without_a_failure_decide_nothing() -> None:
     assert not of(("nvidia-smi", f"{NO_DRIVER} The older kernel works.")).roots
 
 
+def test_nothing_is_suspected_where_nobody_tells_of_a_failure() -> None:
+    node = ("kubectl get node n -o yaml", 'allocatable:\n  nvidia.com/gpu: "1"\ncapacity:\n  nvidia.com/gpu: "1"')
+    pods = "NAME       READY   STATUS    RESTARTS   AGE\ncuda-one   1/1     {}   0          12m"
+    assert not of(node, ("kubectl get pods", pods.format("Running"))).suspects
+    assert of(node, ("kubectl get pods", pods.format("Pending"))).suspects
+
+
+def test_packages_named_one_below_the_other_are_no_runtime_class() -> None:
+    make_log = ("make.log", "make: *** [Makefile:80: modules] Error 2")
+    listed = of(("xbps-query -l", "nvidia470-470.239.06_1\nnvidia470-dkms-470.239.06_1"), make_log)
+    assert "nvidia-runtime-not-default-no-runtimeclass" not in {suspect.cause for suspect in listed.suspects}
+
+
+def test_slurmd_that_finds_no_mig_instance_is_believed() -> None:
+    said = "slurmd: fatal: MIG mode is enabled, but no MIG devices were found. Please either create MIG instances"
+    assert [root.cause for root in of(("slurmd log", said)).roots] == ["mig-enabled-no-instances"]
+
+
 def test_no_suspect_is_promoted_beside_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = (("nvidia-smi", NO_DRIVER), ("post", TOLD))
     manager = (
