@@ -39,6 +39,7 @@ def run_cli(arguments: list[str]) -> int:
         completion_init()
     command = typer.main.get_command(choose_app(arguments))
     try:
+        _refuse_empty_arguments(arguments)
         command.main(args=arguments, prog_name="gpunode", standalone_mode=False)
     except CommandExit as answer:
         return answer.exit_code
@@ -58,6 +59,24 @@ def run_cli(arguments: list[str]) -> int:
             return _report_help_write_error(arguments, error)
         return _report_uncaught_error(arguments, error)
     return 0
+
+
+def _refuse_empty_arguments(arguments: list[str]) -> None:
+    """Refuse an empty argument: ``--root ""`` would be this machine, and ``--lock ""`` any version.
+
+    The commands below ``ctk`` take empty values, as nvidia-ctk does.
+
+    Raises:
+        UsageError: if there is one.
+    """
+    if arguments[:1] != ["ctk"] and any(not word or re.fullmatch(r"--[a-z-]+=", word) for word in arguments):
+        from gpunode.command import gpunode
+
+        raise UsageError(
+            f"an argument is empty: {gpunode(*arguments)}",
+            why="a script's unset variable leaves one, and what it was for is not guessed",
+            hint="give it a value, or leave the option out",
+        )
 
 
 def _open_standard_streams() -> None:
@@ -105,6 +124,8 @@ def _print_error(arguments: list[str], error: GpunodeError) -> None:
 def _command_name(arguments: list[str]) -> str:
     """Return the command's name for the envelope: ``plan``, ``ctk runtime check``."""
     words = [word for word in arguments if not word.startswith("-")]
+    if words[:3] == ["ctk", "config", "default"]:
+        return " ".join(words[:3])
     depth = next((index for index, word in enumerate(words) if word not in _COMMAND_GROUPS), len(words)) + 1
     return " ".join(words[:depth]) or "gpunode"
 

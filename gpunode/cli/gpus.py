@@ -82,7 +82,10 @@ def _parse_models(names: str) -> Iterator[GpuModel]:
     Raises:
         UsageError: if one is no NVIDIA GPU, is known by no such name, or names too many.
     """
-    for part in filter(None, map(str.strip, names.split(","))):
+    parts = tuple(filter(None, map(str.strip, names.split(","))))
+    if not parts:
+        raise UsageError(f"--gpu {names} names no GPU", why="it lists nothing", hint=f"name one:\n{LIST_GPUS}")
+    for part in parts:
         match = PCI_ID.fullmatch(part)
         if match is None:
             yield from _find_by_name(part)

@@ -191,10 +191,10 @@ def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
         other = non_gpu_kind_and_name(device)
         class_code = CLASS_CODE_BY_DEVICE_KIND.get(other[0], UNKNOWN_CLASS_CODE) if other else "0302"
         devices.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
-    if devices and not find_own_gpus(tuple(devices)):
+    if text and not find_own_gpus(tuple(devices)):
         raise UsageError(
             f"--gpu {text} names no GPU",
-            why="; ".join(f"10de:{device.device} is the {device.name}" for device in devices),
+            why="; ".join(f"10de:{device.device} is the {device.name}" for device in devices) or "it lists nothing",
             hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS}",
         )
     return tuple(devices)

@@ -130,7 +130,8 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
                 options=options,
                 on_event=node.screen.show_event,
             )
-        report = _verify_setup(recipe, done, node, flags, is_checked=not image and not done.waits)
+        argv = node.store.find_runs(flags.resume)[0].begin.argv if flags.resume else node.screen.argv
+        report = _verify_setup(recipe, done, node, flags.only, argv, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""
         failure = (
             blocked_setup_error(done.waits, has_changed=done.changed, resumes=flags.reboot)
@@ -140,7 +141,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         node.notify(node.log.problem)
         previewed = collect_notes(done.preview)
         unseen = [note for note in report.notes if not done.changed or note not in previewed]
-        ending = setup_lines(recipe, done, report, failure, node.log.path, node.screen.argv, unseen)
+        ending = setup_lines(recipe, done, report, failure, node.log.path, argv, unseen)
         node.screen.show_result(ending, failure)
         if options.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
@@ -171,16 +172,15 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
 
 
 def _verify_setup(
-    recipe: Recipe, result: SetupResult, node: Session, flags: SetupFlags, *, is_checked: bool
+    recipe: Recipe, result: SetupResult, node: Session, only: Sequence[str], argv: Sequence[str], *, is_checked: bool
 ) -> VerifyReport:
     """Return the report of verify; after a run without changes the preview serves as its plan."""
     if not is_checked:
-        return VerifyReport((), notes=state_notes(recipe, result.facts, flags.only))
+        return VerifyReport((), notes=state_notes(recipe, result.facts, only))
     plans = None if result.changed else result.preview
-    argv = node.store.find_runs(flags.resume)[0].begin.argv if flags.resume else node.screen.argv
     again = setup_command(argv)
     reads = node.host.read_effective_config
-    return verify(recipe, result.facts, node.host, reads, planned=plans, only=flags.only, setup_command=again)
+    return verify(recipe, result.facts, node.host, reads, planned=plans, only=only, setup_command=again)
 
 
 def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:

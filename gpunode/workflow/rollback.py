@@ -337,7 +337,7 @@ def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str])
     """
     later = {run: shared for run in _later_runs(store, run_id) if (shared := touched & run.remaining_subjects)}
     if later:
-        both = ", ".join(sorted(frozenset().union(*later.values()))[:_MAX_SUBJECTS_SHOWN])
+        both = join_names(sorted(frozenset().union(*later.values())), _MAX_SUBJECTS_SHOWN)
         raise Conflict(
             f"later runs changed the same things: {', '.join(run.run for run in later)}",
             why=f"undoing {run_id} alone would mix their versions of {both}",

@@ -10,10 +10,14 @@ from gpunode.command import Command, command, gpunode, sudo_gpunode
 
 # Options for display only.
 DISPLAY_OPTIONS = frozenset({"--json", "-v", "--verbose"})
-_CONSENT_OPTIONS = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--allow-loss", "--upgrade"})
-# Of a setup, and of the other commands below k8s.
-_NODE_ONLY_OPTIONS = frozenset(
-    {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver", "--timeout", "--image"}
+_STATE_OPTIONS = frozenset({"--runtime", "--driver", "--driver-source", "--cuda-toolkit"})
+_CLUSTER_OPTIONS = frozenset({"--node", "--context", "--kubeconfig"})
+# Of setup and the commands below k8s; the value is the next word.
+_OPTIONS_WITH_VALUE = (
+    _STATE_OPTIONS
+    | _CLUSTER_OPTIONS
+    | {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--mok-password-file"}
+    | {"--timeout", "--image", "--output", "-o", "--format"}
 )
 
 
@@ -52,36 +56,32 @@ def setup_machine_note(argv: Sequence[str]) -> str:
 
 def verify_command(argv: Sequence[str]) -> Command:
     """Return the verify command for ``argv``, a setup, with the same recipe."""
-    words = drop_options(
-        argv[1:], DISPLAY_OPTIONS | _CONSENT_OPTIONS, {"--only", "--root", "--gpu", "--lock", "--lock-timeout"}
-    )
-    return gpunode("verify", *words, "--cuda", "--container")
+    return gpunode("verify", *_keep_options(argv[1:], _STATE_OPTIONS), "--cuda", "--container")
 
 
 def cluster_apply_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, a setup or k8s command."""
     make = gpunode if "setup" in argv[:1] else own_gpunode
-    return make("k8s", "apply", *_drop_node_options(argv))
+    return make("k8s", "apply", *_words_for_cluster(argv, _CLUSTER_OPTIONS))
 
 
 def cluster_plan_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s plan`` for the same."""
-    return own_gpunode("k8s", "plan", *_drop_node_options(argv))
+    return own_gpunode("k8s", "plan", *_words_for_cluster(argv, _CLUSTER_OPTIONS))
 
 
 def cluster_verify_command(argv: Sequence[str]) -> Command:
     """Return ``gpunode k8s verify`` for the same."""
-    return own_gpunode("k8s", "verify", *_drop_node_options(argv))
+    return own_gpunode("k8s", "verify", *_words_for_cluster(argv, _CLUSTER_OPTIONS))
 
 
 def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
     """Return ``gpunode k8s render`` for the recipe and nodes of ``argv``, with ``words``; it asks no cluster."""
-    return gpunode("k8s", "render", *drop_options(_drop_node_options(argv), (), {"--context", "--kubeconfig"}), *words)
+    return gpunode("k8s", "render", *_words_for_cluster(argv, {"--node"}), *words)
 
 
-def _drop_node_options(argv: Sequence[str]) -> Sequence[str]:
-    words = argv[1:] if "setup" in argv[:1] else argv[2:]
-    return drop_options(words, DISPLAY_OPTIONS | _CONSENT_OPTIONS | {"--check"}, _NODE_ONLY_OPTIONS)
+def _words_for_cluster(argv: Sequence[str], options: Collection[str]) -> Sequence[str]:
+    return _keep_options(argv[1:] if "setup" in argv[:1] else argv[2:], options)
 
 
 def rollback_command(argv: Sequence[str], *words: str) -> Command:
@@ -116,5 +116,15 @@ def drop_options(words: Sequence[str], flags: Collection[str], valued: Collectio
         if is_value or word in flags or word.partition("=")[0] in valued:
             is_value = not is_value and word in valued
         else:
+            kept.append(word)
+    return kept
+
+
+def _keep_options(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """Return ``words`` without all options but these, which take a value."""
+    kept = list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        is_named = word.partition("=")[0] in options or not word.startswith("-")
+        if before in options if before in _OPTIONS_WITH_VALUE else is_named:
             kept.append(word)
     return kept

@@ -112,9 +112,9 @@ def test_large_object_lists_are_requested_in_batches(number: int) -> None:
     assert all(0 < len(few) <= 500 for few in parts)
 
 
-@pytest.mark.parametrize("run", ["3", ""])
-def test_rollback_takes_a_context_only_for_cluster_runs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(["rollback", run, "--context", "far"]) == 2
+@pytest.mark.parametrize("run", [["3"], []])
+def test_rollback_takes_a_context_only_for_cluster_runs(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["rollback", *run, "--context", "far"]) == 2
     error = capsys.readouterr().err
     assert "are for runs that changed a cluster" in error
     assert "next: gpunode log\n" in error

@@ -40,6 +40,7 @@ def test_ids_and_names_can_be_mixed_and_equal_models_are_shown_once(capsys: pyte
         ("1002:73bf", "not a device of NVIDIA's"),
         ("10de:10f0", "names no GPU"),
         ("Voodoo 2", "no GPU of that name is known"),
+        (" ,", "names no GPU"),
         ("rtx", "GPUs have such a name"),
     ],
 )

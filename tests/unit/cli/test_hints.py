@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -125,38 +126,27 @@ def test_every_built_command_parses(path: Path) -> None:
             assert isinstance(call.args[0], ast.Starred) or parses(words), f"{path}:{call.lineno}: {words}"
 
 
-OPTIONS = st.lists(
-    st.sampled_from(
-        [
-            ("--runtime", "docker"),
-            ("--driver=580",),
-            ("--check",),
-            ("--upgrade",),
-            ("--only", "driver"),
-            ("--root", "/mnt/a b"),
-            ("--gpu", "10de:1b80"),
-            ("--node", "node.tar.gz"),
-            ("--json",),
-            ("-v",),
-        ]
-    ),
-    unique=True,
-)
+def options_of(name: str) -> list[tuple[str, ...]]:
+    """Return each option of the command as it may be typed; those with a value also in one word."""
+    options = [param for param in PROGRAM.commands[name].params if param.opts[0].startswith("--")]
+    shown = [option for option in options if not getattr(option, "hidden", False)]
+    flags = [(option.opts[0],) for option in shown if getattr(option, "is_flag", False)]
+    valued = [option.opts[0] for option in shown if not getattr(option, "is_flag", False)]
+    return [*flags, ("-yv",), *((option, "9") for option in valued), *((f"{option}=9",) for option in valued)]
 
 
-@given(OPTIONS, st.sampled_from([(), ("containerd",), ("my node.toml",)]))
-def test_proposed_follow_up_commands_parse(options: list[tuple[str, ...]], recipe: tuple[str, ...]) -> None:
-    words = [*recipe, *(word for option in options for word in option)]
-    proposed = setup_command(("plan", *words))
+OF_SETUP, OF_PLAN = (st.lists(st.sampled_from(options_of(name)), unique=True) for name in ("setup", "plan"))
+
+
+@given(OF_PLAN, OF_SETUP, st.sampled_from([(), ("containerd",), ("my node.toml",)]))
+def test_proposed_follow_up_commands_parse(
+    of_plan: list[tuple[str, ...]], of_setup: list[tuple[str, ...]], recipe: tuple[str, ...]
+) -> None:
+    proposed = setup_command(("plan", *recipe, *chain.from_iterable(of_plan)))
     assert is_accepted(proposed)
-    typed = shlex.split(proposed)
+    typed = {word.partition("=")[0] for word in shlex.split(proposed)}
     assert "--root" in typed or not {"--gpu", "--node"}.intersection(typed)
-    done = (
-        "setup",
-        *(word for word in words if word not in {"--check", "--node", "node.tar.gz"}),
-        "--lock-timeout",
-        "9",
-    )
+    done = ("setup", *recipe, *chain.from_iterable(of_setup))
     assert is_accepted(verify_command(done))
     assert is_accepted(cluster_apply_command(done))
     assert is_accepted(rollback_command(done, "000001-x"))

@@ -89,3 +89,25 @@ def test_mistyped_step_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_download_only_contradicts_other_options(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--download-only", other]) == 2
     assert f"--download-only cannot be used with {other.partition('=')[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["remove", "--root", "", "--yes"],
+        ["setup", "--lock="],
+        ["plan", "--node", ""],
+        ["status", "--gpu="],
+        ["doctor", ""],
+    ],
+)
+def test_argument_that_an_unset_variable_leaves_empty_is_refused(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(typed) == 2
+    assert "empty" in capsys.readouterr().err
+
+
+def test_gpu_option_that_lists_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["plan", "containerd", "--node", "debian12-gtx1080", "--gpu", ","]) == 2
+    assert "--gpu , names no GPU" in capsys.readouterr().err
