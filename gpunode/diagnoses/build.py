@@ -120,7 +120,7 @@ def _is_build_log(item: EvidenceItem) -> bool:
         return header is None or header["module"].startswith("nvidia")
     if item.kind not in _KINDS_WITH_BUILD_LOGS_ONLY and find_first(item, _MODULE_BUILD_WORDS) is None:
         return False
-    # DKMS names no module where headers are missing or its tree is damaged.
+    # DKMS names no module if headers are missing or its tree is damaged.
     return (
         "nvidia" in item.written.lower()
         or "nvidia" in item.lowered
@@ -138,7 +138,7 @@ def _is_log_outdated(snapshot: Snapshot, item: EvidenceItem) -> bool:
 
 
 def target_kernel_of_log(item: EvidenceItem) -> str:
-    """Return the kernel that a build was for; empty where the log does not name it."""
+    """Return the kernel that a build was for; empty if the log does not name it."""
     for pattern in _TARGET_KERNEL_PATTERNS:
         if match := pattern.search(item.text) or pattern.search(item.written):
             return match["kernel"].partition(".failed")[0].removesuffix("-common")

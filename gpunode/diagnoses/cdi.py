@@ -218,7 +218,7 @@ def _write_older_specification(snapshot: Snapshot) -> Iterable[Fix]:
 
 # The cdi feature in docker's daemon.json.
 
-# Other features do not tell, and docker 28.2 enables CDI without an entry in the file.
+# Other features say nothing about CDI, and docker 28.2 enables it without an entry in the file.
 _CDI_DISABLED: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*false")
 _CDI_DEVICE_DRIVER_UNKNOWN: Final = message_line(
     r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities"

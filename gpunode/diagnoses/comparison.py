@@ -27,7 +27,7 @@ class Difference:
     """A value that differs from the good node's.
 
     Attributes:
-        trait: the id of what was compared.
+        trait: the id of the compared trait.
         good: the value on the good node; None if it is known to have none.
         bad: the same for the bad node.
         why: one sentence on why the difference matters.

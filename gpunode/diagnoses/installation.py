@@ -270,7 +270,7 @@ def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("inspect", "check that it works", Shell("nvidia-smi"))
 
 
-# Ubuntu's package names contain the branch; the module on disk tells it.
+# Ubuntu's package names contain the branch; the module on disk shows it.
 _INSTALL_LIBRARIES_OF_MODULE_BRANCH: Final = Shell(
     'v=$(modinfo -F version nvidia | cut -d. -f1); sudo apt-get install "nvidia-utils-$v" "libnvidia-compute-$v"'
 )

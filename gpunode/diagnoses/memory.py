@@ -37,7 +37,7 @@ _FOLLOW_UP_XIDS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
 _MAX_RETIRED_PAGES: Final = 60
 # A GPU with this many uncorrectable errors, each with its own reset, is failing: do not wait for the next.
 _MIN_ERRORS_OF_FAILING_MEMORY: Final = 3
-# From this count since the driver was loaded, corrected errors are no longer chance.
+# From this count since the driver was loaded, corrected errors are no coincidence.
 _MANY_CORRECTED_ERRORS: Final = 5000
 _MEMORY_LOCATION: Final = Pattern(r"(?i)physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+")
 _ALREADY_PENDING_WORDS: Final = Pattern(r"(?i)already pending|due to pending")

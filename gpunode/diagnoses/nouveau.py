@@ -1,4 +1,4 @@
-"""Diagnose nouveau and nova, the kernel's own drivers, where they block NVIDIA's."""
+"""Diagnose nouveau and nova, the kernel's own drivers, if they block NVIDIA's."""
 
 from __future__ import annotations
 

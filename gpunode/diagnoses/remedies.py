@@ -236,7 +236,7 @@ def can_run_setup(snapshot: Snapshot) -> bool:
     return family is not None and not is_without_archive
 
 
-# Of the supported releases Ubuntu 22.04 has the oldest kernel; NVIDIA has no driver for Debian on arm64.
+# Of the supported releases Ubuntu 22.04 has the oldest kernel; NVIDIA packages nothing for Debian on arm64.
 _KERNEL_MAJOR_MINOR: Final = Pattern(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,9})\.")
 _OLDEST_SUPPORTED_KERNEL: Final = (5, 15)
 _DEBIAN_ARM_KERNEL: Final = Pattern(r"-arm64(?:-16k)?$")

@@ -137,7 +137,7 @@ _CUDA_KEY_USES_SHA1: Final = all_of(
 _SIGNATURE_POLICY_WARNING: Final = unless(
     message_line(r"Policy will reject signature within a year"), message_line(r"^(?:Err:|E: )[^\n]*nvidia\.(?:com|cn)")
 )
-# The next update will refuse the repository; what is installed still works.
+# The next update will refuse the repository; installed packages still work.
 _CUDA_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "cuda"))
 _TOOLKIT_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "toolkit"))
 # The installed driver does not run; why newer ones do not arrive is a separate problem.

@@ -77,7 +77,7 @@ def _free_gpus_for_pod(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods often wait")
 
 
-# Labels by GPU feature discovery, by clouds, and by the discovery of PCI devices.
+# Labels set by GPU feature discovery, by clouds, and by the discovery of PCI devices.
 
 _GPU_LABELS_SEEN: Final = any_line(
     r"(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|(?:cuda|gfd)\.[\w.]+)"

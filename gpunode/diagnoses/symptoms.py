@@ -99,7 +99,7 @@ GPU_RESET_REFUSED: Final = message_line(
 )
 ANY_XID: Final = message_line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
 
-# What people say happened before the failure; it orders suspects and proves nothing.
+# Events that people report before the failure; they order suspects and prove nothing.
 
 KERNEL_UPGRADED: Final = message_line(
     r"(?i)\b(?:after|since)\b[^\n.]{0,40}\bkernel\b[^\n.]{0,20}\b(?:updat|upgrad)"
