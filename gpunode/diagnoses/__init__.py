@@ -31,13 +31,13 @@ from gpunode.diagnoses.suspects import RankedSuspect
 from gpunode.diagnoses.views import driver, evidence_origin, kernel, recovery
 from gpunode.diagnoses.views.pci import has_gpu
 
-# A family is a module of this package with RULES in it, and a page of texts in causes/.
+# A family is a module of this package with RULES, and a page of cause texts in causes/.
 _FAMILY_MODULE_NAMES: Final[tuple[str, ...]] = (
     *("pci", "pcie", "health", "memory", "gsp", "xids", "virtual", "nouveau", "secureboot", "build", "repositories"),
     *("packages", "support", "modules", "devices", "versions", "nvlink", "gpudirect", "installation", "frameworks"),
     *("sharing", "toolkit", "docker", "containerd", "cdi", "scheduling", "plugin", "operator"),
 )
-# Where the tracebacks of rules that fail go; None where their exceptions are raised.
+# Collects the tracebacks of failing rules; None lets their exceptions propagate.
 _Tracebacks: TypeAlias = "list[str] | None"
 _T = TypeVar("_T")
 
@@ -93,7 +93,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
 def _rank_suspects(
     findings: tuple[Finding, ...], snapshot: Snapshot, report_words: ReportWords | None
 ) -> tuple[RankedSuspect, ...]:
-    """Return the suspects, likeliest first; none beside a certain error, or where the node is well."""
+    """Return the suspects, likeliest first; none beside a certain error or on a healthy node."""
     if _can_ignore_symptoms(snapshot) or any(_is_certain_error(finding) for finding in findings):
         return ()
     return suspects.rank_suspects(rules_by_cause(), snapshot, findings, report_words)
@@ -108,7 +108,7 @@ def _can_ignore_symptoms(snapshot: Snapshot) -> bool:
 
 
 def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
-    """Return the likely finding of the suspect that stands alone."""
+    """Return the likely finding for a suspect without rivals."""
     rule = rules_by_cause()[suspect.cause]
     citations = prose.without_prose(snapshot, suspect.citations)
     summary = f"No line proves it; of the causes of what is shown, only this one fits what is told: {rule.title}"
@@ -117,7 +117,7 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
 
 
 def _unanswered_commands(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
-    """Return the commands that would decide for a likely cause and are not answered yet."""
+    """Return the commands that would settle a likely cause and whose output is not there yet."""
     if finding.confidence == "certain":
         return ()
     asked = rules_by_cause()[finding.cause].look_at
@@ -138,7 +138,7 @@ def _find_unexplained_failures(findings: tuple[Finding, ...], snapshot: Snapshot
 
 
 def _find_shared_steps(ranked: tuple[RankedSuspect, ...], snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Fix, ...]:
-    """Return the first steps of the leading suspects, if they share them and it likely is one of them."""
+    """Return the first steps that the leading suspects share, if one of these suspects is probably the cause."""
     steps, probability = suspects.find_shared_steps(ranked, lambda cause: fit_remedy(cause, snapshot, bugs))
     return steps if probability >= suspects.MIN_SHARED_STEPS_PROBABILITY else ()
 
@@ -152,7 +152,7 @@ def fit_remedy(cause: str, snapshot: Snapshot, bugs: _Tracebacks = None) -> tupl
 def _findings_of_earlier_boots(
     findings: tuple[Finding, ...], earlier: tuple[Finding, ...], snapshot: Snapshot
 ) -> tuple[Finding, ...]:
-    """Return additional findings of earlier boots; beside a current error only those that explain it."""
+    """Return additional findings of earlier boots; beside a current error only findings that explain it."""
     known = {finding.cause for finding in findings}
     past = tuple(_mark_past(finding, snapshot) for finding in earlier if finding.cause not in known)
     if not any(finding.severity == "error" for finding in findings):
@@ -162,7 +162,7 @@ def _findings_of_earlier_boots(
 
 
 def generic_remedy(cause: str, snapshot: Snapshot) -> tuple[Fix, ...]:
-    """Return the remedy of a cause for a node of which nothing else is known."""
+    """Return the remedy of a cause for a node about which nothing else is known."""
     return remedy_fitting.fit_to_gpus(rules_by_cause()[cause].remedy(snapshot), ())
 
 
@@ -191,17 +191,17 @@ def _run_guarded(rule: Rule, bugs: _Tracebacks, work: Callable[[], _T], otherwis
     """Return what ``work`` returns, or ``otherwise`` and a recorded traceback if it raises."""
     try:
         return work()
-    except Exception as error:  # whatever it is, the other rules go on
+    except Exception as error:  # whatever it is, the other rules still run
         if bugs is None or isinstance(error, MemoryError):
             raise
-        import traceback  # a rule that fails is rare
+        import traceback  # loaded here because rules rarely fail
 
         bugs.append(f"{rule.cause}:\n{''.join(traceback.format_exception(error))}")
         return otherwise
 
 
 def _merge_trusted_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
-    """Return the finding by the node's own evidence; one that only containers report is never certain."""
+    """Return the finding by the node's own evidence; never certain if only containers report it."""
     node_only = evidence_origin.prefer_node_evidence(snapshot, is_node_layer=rule.layer in evidence_origin.NODE_LAYERS)
     if node_only is snapshot:
         return _merge_proofs(rule, proofs, snapshot, bugs)
@@ -213,7 +213,7 @@ def _merge_trusted_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, b
 
 
 def _is_certain_error(finding: Finding) -> bool:
-    """Return whether earlier boots need no examination."""
+    """Return whether the finding makes earlier boots irrelevant."""
     return finding.severity == "error" and finding.confidence == "certain"
 
 
@@ -244,7 +244,7 @@ def _fit_remedy_and_disruption(
 
 def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
     """Merge all proofs of a rule into one finding: one fault on several GPUs is one finding."""
-    # A GPU that got over it is none of those on which something is to be done.
+    # Recovered GPUs need no remedy, so they are left out beside GPUs that do.
     proofs = [proof for proof in proofs if (proof.severity or rule.severity) != "info"] or proofs
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     gravest = max(proofs, key=lambda proof: DISRUPTIONS.index(proof.disruption or rule.disruption))

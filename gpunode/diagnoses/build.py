@@ -1,7 +1,7 @@
 """Building the kernel module: headers, compiler, tools, DKMS's own tree, and whether the driver knows the kernel.
 
-A log names the first thing that went wrong and then all that follows from it: a compiler that the kernel was not built
-with also fails on every function. So a cause is looked for only where none is seen that comes about before it.
+A log lists the first failure and then everything that follows from it: a compiler other than the kernel's also fails on
+every conftest function. So a cause is only searched for where no earlier one is found.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BUILD_LOG_KINDS: Final = frozenset(
     }
 )
 _KINDS_WITH_BUILD_LOGS_ONLY: Final = frozenset({"dkms-output", "dkms-status", "installer-log"})
-# What a log says that is about the building of a kernel module at all.
+# Strings that show that a log is about building a kernel module.
 _MODULE_BUILD_WORDS: Final = Pattern(
     r"(?i)dkms|akmod|make\.log|make(?:\[\d+\])?: \*\*\*|nvidia-installer|kernel module|modpost|kernel headers|CONFTEST"
     r"|Kbuild|compile modules for|kernel sources|-headers-|kernel-devel|kernel source|CC \[M\]|version check failed"
@@ -75,21 +75,21 @@ def build_logs(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
 
 
 def build_target_kernel(snapshot: Snapshot) -> str:
-    """Return the kernel that the module was built for, else the running one; empty where nothing names it."""
+    """Return the kernel that the module was built for, else the running one; empty if unknown."""
     return next(filter(None, map(target_kernel_of_log, snapshot.view(build_logs))), "") or snapshot.view(
         system.running_kernel
     )
 
 
 def built_driver_version(snapshot: Snapshot) -> str:
-    """Return the driver's version that was built; empty where nothing names it."""
+    """Return the version of the driver that was built; empty if unknown."""
     texts = (text for item in snapshot.view(build_logs) for text in (item.written, item.text))
     return next((match["version"] for text in texts if (match := _DRIVER_VERSION.search(text))), "")
 
 
 @dataclass(frozen=True, slots=True)
 class _BuildLogSign:
-    """A sign: what a log of a build says."""
+    """A sign: a pattern in a build log."""
 
     pattern: Pattern
 
@@ -99,12 +99,12 @@ class _BuildLogSign:
 
 
 def build_log_line(pattern: str) -> _BuildLogSign:
-    """Return a line that ``pattern`` matches in a log of a build."""
+    """Return a sign for a line of a build log that matches ``pattern``."""
     return _BuildLogSign(Pattern(pattern, re.MULTILINE))
 
 
 def _names_other_module(snapshot: Snapshot, line: Citation) -> bool:
-    """Return whether it or the line below names another vendor's module; DKMS goes on without that."""
+    """Return whether this line or the next names another vendor's module; DKMS continues after such a failure."""
     item = next(item for item in snapshot.view(build_logs) if item.key == line.key and item.written == line.source)
     at = (line.line_number or 1) - 1
     named = re.search(r"/dkms/(?P<tree>[^/\s]+)/|Error! (?P<row>[\w.+-]+)/\S+:", "\n".join(item.lines[at : at + 2]))
@@ -112,7 +112,7 @@ def _names_other_module(snapshot: Snapshot, line: Citation) -> bool:
 
 
 def _is_build_log(item: EvidenceItem) -> bool:
-    """Return whether it tells of a kernel module's build, and not of another vendor's module only."""
+    """Return whether the item is about building a kernel module, and not only another vendor's."""
     if item.kind not in _BUILD_LOG_KINDS or item.is_package_record or not item.was_answered:
         return False
     if item.kind == "make-log":
@@ -120,7 +120,7 @@ def _is_build_log(item: EvidenceItem) -> bool:
         return header is None or header["module"].startswith("nvidia")
     if item.kind not in _KINDS_WITH_BUILD_LOGS_ONLY and find_first(item, _MODULE_BUILD_WORDS) is None:
         return False
-    # DKMS names no module where headers are missing or its tree is damaged.
+    # DKMS names no module if headers are missing or its tree is damaged.
     return (
         "nvidia" in item.written.lower()
         or "nvidia" in item.lowered
@@ -138,19 +138,19 @@ def _is_log_outdated(snapshot: Snapshot, item: EvidenceItem) -> bool:
 
 
 def target_kernel_of_log(item: EvidenceItem) -> str:
-    """Return the kernel that a build was for; empty where the log does not name it."""
+    """Return the kernel that a build was for; empty if the log does not name it."""
     for pattern in _TARGET_KERNEL_PATTERNS:
         if match := pattern.search(item.text) or pattern.search(item.written):
             return match["kernel"].partition(".failed")[0].removesuffix("-common")
     return ""
 
 
-# What a kernel module's build needs; a compiler may carry its target and its version.
+# Tools that a module build needs; a compiler's name may include its target and its version.
 _BUILD_TOOL_NAME: Final = (
     r"(?:(?:x86_64|aarch64)-linux-gnu-)?(?:gcc|g\+\+|cc|c\+\+|clang|gmake|make|ld(?:\.bfd|\.lld)?|as|ar|objcopy|strip|"
     r"flex|bison|bc|perl|python3|cpp|pahole)(?:-\d+(?:\.\d+)?)?"
 )
-# A shell that speaks another language says the same.
+# Shells in other languages print the same message translated.
 _TOOL_NOT_FOUND: Final = rf"(?:{COMMAND_NOT_FOUND_WORDS}|not found|No such file or directory)"
 _COMPILER_ERROR_WORD: Final = (
     r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
@@ -178,7 +178,7 @@ _DKMS_TREE_BROKEN: Final = build_log_line(
     r"|DKMS tree already contains: ?nvidia|module/version combo: ?nvidia\S* is not located in the DKMS tree"
     r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken"
 )
-# A disk that was full once, and is not any more, keeps no build from being done.
+# A disk that was full once but has room now blocks no build.
 _NO_SPACE: Final = unless(
     build_log_line(r"No space left on device"), predicate(system.has_disk_space, "there is room on the disk")
 )
@@ -208,7 +208,7 @@ _ANY_BUILD_FAILURE: Final = any_of(*_NON_API_BUILD_FAILURES, _KERNEL_API_MISMATC
 
 
 def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the evidence of missing headers of the running kernel, whose module is not built."""
+    """Yield the evidence of missing headers for the running kernel if its module is not built."""
     running, builds = snapshot.view(system.running_kernel), snapshot.view(modules.driver_dkms_rows)
     is_source = builds or packages.matching_packages(snapshot, *_DRIVER_SOURCE_PACKAGES)
     is_due = running and is_source and modules.is_built_for(snapshot, running) is False
@@ -226,7 +226,7 @@ _DKMS_ENTRY: Final = Pattern(r"(?m)^/var/lib/dkms/nvidia(?:-[a-z]+)*/\d[\w.+~-]*
 
 
 def _missing_sources(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield entries in DKMS's tree whose source is missing from a listed /usr/src."""
+    """Yield the entries of DKMS's tree whose source is missing from a listing of /usr/src."""
     text = "\n".join(item.text for item in snapshot.items_of("listing"))
     there = set(_DRIVER_SOURCE_FOLDER.findall(text))
     if there or any(item.written == "/usr/src/*" for item in snapshot.items_of("listing")):
@@ -259,7 +259,7 @@ def has_headers(snapshot: Snapshot, kernel: str) -> bool | None:
         if match and (match["kernel"] or match["tree"]) in {kernel, "$(uname -r)"}:
             if item.outcome == "absent" or "broken symbolic link" in item.text:
                 return False
-            # "ls -d" prints the folder's own name where it is there.
+            # "ls -d" prints the folder's own name if it exists.
             if "Makefile" in item.text or item.subject in item.lines:
                 return True
     rpm = snapshot.view(packages.listed_packages).get("kernel-devel")
@@ -285,7 +285,7 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
 
 
 def build_module(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -> Fix:
-    """Return the step that builds the module for ``kernel``, and loads it if that runs."""
+    """Return the step that builds the module for ``kernel``, and loads it if that kernel is running."""
     name = of_kernel(kernel)
     akmods = bool(packages.matching_packages(snapshot, "akmod-nvidia*")) or any(
         "akmod" in item.text for item in snapshot.items
@@ -317,7 +317,7 @@ _FIRST_DKMS_MODULE_NAME: Final = Shell(
 )
 
 
-# 6.1.0-13-amd64, 6.8.0-90-generic: the archive has packages that lead to the newest of each flavour.
+# 6.1.0-13-amd64, 6.8.0-90-generic: the archive has a metapackage for the newest kernel of each flavour.
 _KERNEL_FLAVOR: Final = Pattern(r"^\d[\w.+~]*-[\d.]+-(?P<flavour>[a-z][a-z0-9-]{1,30})$")
 _HEADERS_NOT_IN_REPOSITORY: Final = message_line(
     rf"{PACKAGE_NOT_FOUND_BEFORE_NAME} ['‘\"]?linux-headers-\d|linux-headers-\d\S* {PACKAGE_NOT_FOUND_AFTER_NAME}"
@@ -345,7 +345,7 @@ def _install_headers(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("install", text, when)
 
 
-# The kernel names it in /proc/version.
+# /proc/version names the compiler of the kernel.
 _KERNEL_GCC_NAME: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)")
 
 
@@ -364,7 +364,7 @@ def _install_compiler(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("rebuild", text, "/proc/version names clang")
 
 
-# All that a build needs.
+# Everything a build needs.
 _TOOLCHAIN_PACKAGES: Final[dict[PackageManager, tuple[str, ...]]] = {
     "apt": ("build-essential", "libelf-dev"),
     "dnf": ("gcc", "gcc-c++", "make", "elfutils-libelf-devel"),
@@ -399,7 +399,7 @@ def _clean_dkms_tree(snapshot: Snapshot) -> Iterable[Fix]:
     match = next(filter(None, map(_DKMS_LEFTOVER.search, around)), None)
     if match:
         place = f"/var/lib/dkms/{match['module']}/{match['version']}"
-        # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
+        # The folder also holds other modules' links and saved originals, and the entry may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
         text = f"remove the rest of {match['module']} {match['version']} from DKMS's tree, if its source is gone"
         yield run_step("remove", text, join_commands(sound, Shell("||"), command("sudo", "rm", "-r", place)))
@@ -425,12 +425,12 @@ _CLEAN_PACKAGE_CACHE_COMMANDS: Final[dict[PackageManager, Command]] = {
     "pacman": Shell("sudo pacman -Sc"),
 }
 
-# Typed by somebody who missed them.
+# Typed by someone whose headers were missing.
 _INSTALL_HEADERS_COMMAND: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
 )
 _HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
-# akmods names the log of a failed build so.
+# akmods uses this name for the log of a failed build.
 _AKMODS_FAILED_LOG: Final = message_line(r"(?<![\d.])\d{3}\.\d\S*-for-\d+\.\S*\.failed\.log\b", "listing", "text")
 _BUILD_FAILURE_SYMPTOMS: Final = (
     *(_ANY_BUILD_FAILURE, symptoms.BUILD_FAILED, _AKMODS_FAILED_LOG),

@@ -1,4 +1,4 @@
-"""Read the texts about causes: ``causes/FAMILY.md``, which is the reference too, has a section for each."""
+"""Read the texts about causes: ``causes/FAMILY.md``, also published as the reference, has a section for each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class CauseText:
     """The text of a cause.
 
     Attributes:
-        title: what is wrong, a few words.
-        story: what happens, why, and what users see; paragraphs with an empty line between them.
+        title: what is wrong, in a few words.
+        story: what happens, why, and what users see; paragraphs separated by empty lines.
         sources: URLs of the public documents behind the facts.
     """
 
@@ -25,7 +25,7 @@ class CauseText:
 
 
 def parse_section(section: str) -> CauseText:
-    """Return the text of a section without its heading; ValueError where a part is missing."""
+    """Return the text of a section without its heading; ValueError if a part is missing."""
     title, *story, sources = section.strip().split("\n\n")
     bold = re.fullmatch(r"\*\*(.+)\*\*", title)
     urls = re.fullmatch(r"Sources: (<https://\S+>(?:,\n<https://\S+>)*)", sources)

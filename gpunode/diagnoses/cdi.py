@@ -1,4 +1,4 @@
-"""CDI: a device that no engine resolves, and a specification of a driver that is gone."""
+"""CDI: devices that no engine resolves, and specifications for another driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
 
 _NODE_DRIVER_BROKEN: Final = predicate(driver.is_broken, "the driver itself does not work")
-# Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
+# Devices that the toolkit generates itself (runtime.nvidia.com) fail for other reasons.
 _UNRESOLVED_CDI_DEVICES: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
 _UNRESOLVED_DEVICE: Final = message_line(
     rf"{_UNRESOLVED_CDI_DEVICES}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/"
@@ -42,7 +42,7 @@ _SPECIFICATION_SEEN: Final = any_of(
     message_line(r"\bcdi: [\w.-]*nvidia\.com/[\w-]+=", "docker-info"),
 )
 
-# A specification of a driver that is gone, or of other GPUs.
+# A specification for a driver that is gone, or for other GPUs.
 
 _MOUNT_SOURCE_MISSING: Final = message_line(
     r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
@@ -56,7 +56,7 @@ _VERSIONED_LIBRARY: Final = Pattern(rf"(?m)nvidia[\w-]*\.so\.(?P<version>{driver
 
 
 def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
-    """Return the driver's versions: of the module, of nvidia-smi, and of the libraries that were listed."""
+    """Return the driver's versions according to the module, nvidia-smi and the listed libraries."""
     seen = (driver.loaded_version(snapshot), driver.smi_version(snapshot), driver.on_disk_version(snapshot))
     libraries = (
         (match["version"], cite(item, item.line_number_at(match.start())))
@@ -67,7 +67,7 @@ def _current_driver_versions(snapshot: Snapshot) -> tuple[tuple[str, Citation], 
 
 
 def _specifications_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield a specification of another driver that is in use, or a missing file of one."""
+    """Yield a specification in use for another driver, or a missing file that one names."""
     now = snapshot.view(_current_driver_versions)
     versions = {version for version, _ in now}
     if len(versions) != 1:
@@ -104,7 +104,7 @@ _GENERATE_SPECIFICATION: Final = make_fixed_remedy(
     ),
 )
 
-# A specification that lies elsewhere.
+# A specification in another folder.
 
 
 def _specifications_not_searched(snapshot: Snapshot) -> Iterator[Citation]:
@@ -114,7 +114,7 @@ def _specifications_not_searched(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (*(spec.citation for spec in specs), *((place,) if place else ()))
 
 
-# From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
+# Since docker 28 dockerd-rootless.sh mounts CDI's folders into the daemon's own tree (moby PR 48541).
 _ROOTLESS_DOCKER_HIDES_CDI: Final = custom_sign(
     lambda node: node.view(ROOTLESS) if runtimes.docker_version(node) < (28,) else ()
 )
@@ -155,15 +155,15 @@ def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-# A specification that the engine cannot read. nvidia-ctk writes CDI 0.7 from 1.19.1 on (its release notes), and docker
-# reads that from 27 on (moby PR 47706).
+# A specification that the engine cannot read. nvidia-ctk writes CDI 0.7 since 1.19.1 (its release notes), and docker
+# reads that version since 27 (moby PR 47706).
 
 _SPECIFICATION_UNREADABLE: Final = message_line(
     r"(?i)(?:\bCDI\b|/cdi/)[^\n]{0,400}?(?:unknown field \\?\"|(?:invalid|unknown|unsupported) (?:CDI )?"
     r"(?:spec )?version)|(?:failed to (?:parse|unmarshal|load) CDI Spec|cdi: invalid spec|invalid CDI Spec)"
     r"(?![^\n]*(?:no such file|permission denied))"
 )
-# podman before 4.1 takes a CDI device for a path.
+# podman before 4.1 treats a CDI device as a path.
 _PODMAN_TAKES_CDI_NAME_AS_PATH: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")
 _CDI_UNSUPPORTED: Final = any_of(
     _PODMAN_TAKES_CDI_NAME_AS_PATH, message_line(r"invalid device (?:mode|specification): nvidia\.com/gpu=")
@@ -196,7 +196,7 @@ _SPEC_TOO_NEW: Final = any_of(
     _SPECIFICATION_TOO_NEW,
     all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN, any_of(_SPECIFICATION_MAY_BE_CDI_0_7, _PODMAN_WITHOUT_CDI_0_7)),
 )
-# It is there and was not found, or the engine looks elsewhere than others do.
+# The specification exists but was not found, or the engine searches unusual folders.
 _SPECIFICATION_NOT_FOUND_BY_ENGINE: Final = any_of(
     all_of(_UNRESOLVED_DEVICE, _SPECIFICATION_SEEN),
     unless(all_of(_UNRESOLVED_DEVICE, _UNUSUAL_SEARCH_FOLDERS), _NO_SPECIFICATION_FOUND),
@@ -216,9 +216,9 @@ def _write_older_specification(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("install", "or upgrade podman", when="the specification is still not read")
 
 
-# docker's switch.
+# The cdi feature in docker's daemon.json.
 
-# Other features say nothing of it, and docker 28.2 has it without a word in the file.
+# Other features say nothing about CDI, and docker 28.2 enables it without an entry in the file.
 _CDI_DISABLED: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*false")
 _CDI_DEVICE_DRIVER_UNKNOWN: Final = message_line(
     r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities"

@@ -1,4 +1,4 @@
-"""Build steps on a cluster; objects are found by kind, since every site names them differently."""
+"""Build steps on a cluster; objects are found by kind, since their names differ from site to site."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def restart_rancher(product: str, why: str) -> Fix:
 
 
 def _for_each_plugin(action: Command) -> Command:
-    """Return the loop that runs ``action`` for each device plugin, called ``$name`` there."""
+    """Return the loop that runs ``action`` for each device plugin, whose name is in ``$name``."""
     return join_commands(
         Shell("kubectl get daemonsets -A --no-headers | awk '$2 ~ /nvidia.*device-plugin/ {print $1, $2}' |"),
         Shell('while read -r space name; do kubectl -n "$space"'),

@@ -1,7 +1,7 @@
-"""Build doctor's commands, and check which words of the evidence may appear in them.
+"""Build doctor's commands, and check which strings from the evidence may appear in them.
 
-Anybody may have written a pasted report, and remedies run as root. So every word of a command is quoted, and a word of
-the evidence is only used if it has the expected form.
+Anybody may have written a pasted report, and remedies run as root. So every word of a command is quoted, and a string
+from the evidence is only used if it has the expected form.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpunode.command import Shell as Shell
 from gpunode.command import command as command
 from gpunode.facts.patterns import Pattern
 
-# To apt a name with + or - behind it is an order to install or remove, so none but g++ and its like ends in one.
+# apt reads a + or - at the end of a name as an order to install or remove, so only names like g++ may end in one.
 _PACKAGE_NAME: Final = Pattern(r"[A-Za-z0-9](?:[A-Za-z0-9.+_-]{0,126}[A-Za-z0-9.])?|[a-z]{1,4}\+\+")
 _UNIT_NAME: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
 _KERNEL_RELEASE_NAME: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
@@ -28,9 +28,9 @@ RUNNING_KERNEL_SUBSTITUTION: Final = Shell("$(uname -r)")
 
 
 class GpuCommand(Command):
-    """A command about the faulty GPU; ``GPU_ADDRESS`` stands for it while unknown.
+    """A command about the faulty GPU; it contains ``GPU_ADDRESS`` until the address is known.
 
-    Without an address nvidia-smi would reset every GPU of the node; for this word it reports that there is no such GPU.
+    Without an address nvidia-smi would reset every GPU of the node; this placeholder makes it report an unknown GPU.
     """
 
     __slots__ = ()
@@ -75,7 +75,7 @@ def gpu_command(*words: str) -> Command:
 
 
 def fill_in_gpus(typed: Command, gpus: Iterable[str]) -> tuple[Command, ...]:
-    """Return a GPU command for each of ``gpus``; any other command unchanged."""
+    """Return the GPU command once for each of ``gpus``; any other command unchanged."""
     named = tuple(gpu for gpu in gpus if is_gpu_id(gpu))
     return (
         tuple(Command(typed.replace(GPU_ADDRESS, gpu)) for gpu in named)
@@ -111,11 +111,11 @@ _EDITABLE_FOLDERS: Final = (
 
 
 def edit_files(expression: str, *paths: str) -> tuple[Command, ...]:
-    """Return the sed command that edits these files and keeps backups; none without a valid path.
+    """Return the sed command that edits these files and keeps backups; none without an editable path.
 
     Args:
-        expression: of sed, extended.
-        paths: of the files; those outside the configuration folders are skipped.
+        expression: extended sed expression.
+        paths: files to edit; those outside the configuration folders are skipped.
     """
     sound = tuple(path for path in dict.fromkeys(paths) if is_path_below(path, *_EDITABLE_FOLDERS))
     return (command("sudo", "sed", "-i.bak", "-E", expression, *sound),) if sound else ()
@@ -125,8 +125,8 @@ def edit_matching_files(pattern: str, expression: str, *places: str) -> Command:
     """Return the command that edits the files below ``places`` with a matching line and keeps backups.
 
     Args:
-        pattern: of grep, extended.
-        expression: of sed, extended.
+        pattern: extended grep pattern.
+        expression: extended sed expression.
         places: literals of this program; missing files are skipped.
     """
     find = command("grep", "-rlsE", "--exclude=*.bak", "--", pattern, *places)
@@ -134,7 +134,7 @@ def edit_matching_files(pattern: str, expression: str, *places: str) -> Command:
 
 
 def surround_word(before: str, word: str, after: str = "") -> str:
-    """Return ``word`` between literals; left to the shell if ``word`` is for the shell."""
+    """Return ``word`` between literals; unquoted for the shell if ``word`` is a Shell string."""
     return Shell(f"{before}{word}{after}") if isinstance(word, Shell) else f"{before}{word}{after}"
 
 

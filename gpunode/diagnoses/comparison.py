@@ -1,4 +1,4 @@
-"""Compare nodes: a broken one with a working one, and each of a fleet with the others of its model. Pure."""
+"""Compare a broken node with a working one, and each node of a fleet with the others of its model. Pure."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Side: TypeAlias = Literal["good", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value that is not as on the good node.
+    """A value that differs from the good node's.
 
     Attributes:
-        trait: the id of what was compared.
+        trait: the id of the compared trait.
         good: the value on the good node; None if it is known to have none.
         bad: the same for the bad node.
-        why: one sentence: why it matters.
-        near_root_cause: it lies near the bad node's root cause.
+        why: one sentence on why the difference matters.
+        near_root_cause: whether the trait lies near the bad node's root cause.
     """
 
     trait: str
@@ -46,10 +46,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Uncompared:
-    """A trait that could not be compared, since one of the nodes does not show it.
+    """A trait that could not be compared because one of the nodes does not show it.
 
     Attributes:
-        names: the parts of the trait; empty for all of it.
+        names: the parts of the trait; empty for the whole trait.
         side: the node that does not show it.
     """
 
@@ -108,14 +108,14 @@ def _rank_difference(
 ) -> tuple[tuple[object, ...], Difference]:
     weight = trait.weigh(name, f"{good}\n{bad}")
     near_root_cause = weight != "background" and distance < _UNRELATED_LAYER_DISTANCE
-    # Which GPUs there are is what anybody wants to know first.
+    # The set of GPUs is what everybody wants to see first.
     is_count = trait.id == "devices" or name == GPU_COUNT_TRAIT_NAME
     rank = _WEIGHTS_DESCENDING.index(weight), not is_count, distance, TRAITS.index(trait), name
     return rank, Difference(trait.id, trait.title, name, good, bad, weight, trait.why, near_root_cause)
 
 
 def _slots_missing_gpu(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yield the slots without a GPU on one of two machines that use the same ones."""
+    """Yield the empty GPU slots, if the slots in use on one machine are a subset of the other's."""
     there, here = gpu_slots(good), gpu_slots(bad)
     if there and here and (there < here or here < there):
         for slot in sorted(there ^ here):
@@ -132,7 +132,7 @@ def _distance_to_root(trait: Trait, roots: list[Finding], bad: Snapshot) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _ValuePair:
-    """A name with its value on each node; ``missing`` says which node does not show it, and why."""
+    """A name with its value on each node; ``missing`` tells which node does not show it, and why."""
 
     name: str
     good: str | None
@@ -156,7 +156,7 @@ def _pair_values(part: TraitSource, good: Snapshot, bad: Snapshot) -> Iterator[_
 
 
 def _list_uncompared(trait: Trait, pairs: list[_ValuePair]) -> Iterator[Uncompared]:
-    """Yield what would matter if it differed; without names if that is the whole trait."""
+    """Yield the missing values that would matter if they differed; without names if the whole trait is missing."""
     hidden: dict[tuple[Side, Reason], list[str]] = {}
     for pair in pairs:
         if pair.missing and trait.weigh(pair.name, f"{pair.good}\n{pair.bad}") != "background":
@@ -179,8 +179,8 @@ class NodeModel:
     """The hardware by which nodes are grouped.
 
     Attributes:
-        machine: as the firmware names it; empty if unknown.
-        gpus: the kinds of its GPUs, without their number: a node that lost one is still of its model.
+        machine: the firmware's name for it; empty if unknown.
+        gpus: the models of its GPUs without their number, so that a node that lost a GPU stays in its group.
     """
 
     machine: str
@@ -188,17 +188,17 @@ class NodeModel:
 
     @property
     def title(self) -> str:
-        """The model as a person would say it."""
+        """The model in readable form."""
         return " with ".join(part for part in (self.machine, " and ".join(self.gpus)) if part) or "unknown model"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """A node as its fleet is compared with it.
+    """The properties of a node that are compared across its fleet.
 
     Attributes:
-        versions: by axis, if known.
-        features: of all traits that can explain a fault.
+        versions: the known versions by axis.
+        features: the values of all traits that can explain a fault.
     """
 
     model: NodeModel
@@ -206,7 +206,7 @@ class NodeProfile:
     features: tuple[Feature, ...]
 
 
-# Traits and names of each version; the first that the node shows counts.
+# Traits and names for each version, in order of preference.
 _TRAITS_BY_AXIS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
     "VBIOS": (("firmware", "VBIOS of the GPUs"),),
     "BIOS": (("firmware", "BIOS version"),),
@@ -238,9 +238,9 @@ def profile_node(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> NodeProf
 _MACHINE_TRAITS: Final = (("firmware", "vendor"), ("firmware", "model"))
 
 
-# Of two nodes that differ, either may be the outlier.
+# With only two nodes that differ, either may be the outlier.
 _MIN_NODES_TO_COMPARE: Final = 3
-# If more than a fifth differ, that is a spread and not a set of outliers.
+# Above a fifth, the deviating nodes are a spread and not outliers.
 _OUTLIER_DIVISOR: Final = 5
 
 FeatureKey: TypeAlias = tuple[str, str]
@@ -254,7 +254,7 @@ class ModelGroup:
     Attributes:
         reference: the most typical node; None in a small group.
         outliers: the deviating features, by node.
-        common_counts: number of nodes with the common value of each deviating feature.
+        common_counts: number of nodes with the common value, for each deviating feature.
     """
 
     model: NodeModel
@@ -280,7 +280,7 @@ class Census:
         return cast("_T", self._interned.setdefault(value, value))
 
     def group_by_model(self) -> tuple[ModelGroup, ...]:
-        """Group nodes by model, the largest group first; a node without GPUs joins the same machines."""
+        """Group nodes by model, largest group first; a node without GPUs joins the nodes of the same machine model."""
         by_model: dict[NodeModel, list[str]] = defaultdict(list)
         for node, (model, _) in self._nodes.items():
             by_model[model].append(node)
@@ -305,7 +305,7 @@ class Census:
 
 
 def _common_values(nodes: Counter[frozenset[Feature]]) -> Mapping[FeatureKey, tuple[str | None, int]]:
-    """Return the most frequent value by feature, None for absence, and its number of nodes."""
+    """Return by feature the most frequent value (None: absent) and the number of nodes that have it."""
     counted: dict[FeatureKey, Counter[str | None]] = defaultdict(Counter)
     for features, number in nodes.items():
         for trait, name, value in features:

@@ -1,7 +1,6 @@
 """Group the consequences of many causes, for ``Rule.explains``.
 
-Each group names findings that are consequences when such a cause is found as well. Groups build on one another and
-never
+Each group lists findings that are consequences if such a cause is found as well. Groups build on one another and never
 contain earlier causes, so the graph over all rules has no cycles.
 """
 

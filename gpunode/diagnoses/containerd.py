@@ -1,4 +1,4 @@
-"""containerd, CRI-O and device cgroups: what keeps a runtime from its GPUs, and what takes them from a container."""
+"""containerd, CRI-O and device cgroups: GPUs that a runtime cannot reach, and GPUs that a container loses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CONTAINERD_OF_RANCHER: Final = custom_sign(
     )
 )
 
-# The CRI plugin. crictl's own words stand where its answer would.
+# The CRI plugin. crictl prints its own error if the plugin does not answer.
 
 _CRI_NOT_SERVED: Final = (
     r"unknown service runtime\.v1(?:alpha2)?\.(?:Runtime|Image)Service|CRI v1 \w+ API is not implemented"
@@ -48,7 +48,7 @@ _CRI_UNIMPLEMENTED: Final = any_of(message_line(_CRI_NOT_SERVED), message_line(_
 _CRI_PLUGIN_DISABLED: Final = any_line(
     r"^[^#\n]*disabled_plugins\s*=\s*\[[^\]\n]*[\"'](?:cri|io\.containerd\.(?:grpc\.v1\.cri|cri\.v1\.runtime))[\"']"
 )
-# The package of docker's has it switched off, since docker has no use for it.
+# Docker's containerd package disables the plugin, since docker does not use it.
 _DOCKER_SEEN: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
 _KUBERNETES_SEEN: Final = any_of(
     any_line(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b"), command_run(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b")
@@ -57,12 +57,12 @@ _OTHER_KUBELET_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-doc
 
 
 def _uses_plain_containerd(snapshot: Snapshot) -> bool:
-    """Return whether a kubelet uses this containerd, not one that a product bundles."""
+    """Return whether a kubelet uses this containerd, and not one bundled with a product."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
         return kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
     pods = snapshot.items_of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
-    is_seen = any(item.outcome == "ok" and item.text.strip() for item in pods)  # a look that failed proves none
+    is_seen = any(item.outcome == "ok" and item.text.strip() for item in pods)  # a failed query proves nothing
     return is_seen and runtimes.containerd_product(snapshot) == "containerd"
 
 
@@ -70,7 +70,7 @@ _KUBELET_USES_CONTAINERD: Final = unless(
     predicate(_uses_plain_containerd, "a kubelet uses this containerd"), _OTHER_KUBELET_RUNTIME
 )
 
-# The file itself: what containerd says of it, and a whole one that is no TOML.
+# The configuration file: containerd's complaints, and a complete file that is not valid TOML.
 
 _CONFIG_REJECTED_BY_CONTAINERD: Final = message_line(
     r"containerd[^\n]{0,200}(?:failed to (?:load|parse|unmarshal) TOML|toml: "
@@ -78,21 +78,21 @@ _CONFIG_REJECTED_BY_CONTAINERD: Final = message_line(
     r"|failed to load TOML[^\n]{0,120}containerd|drop-in config version \d+ higher than root config version \d+"
     r"|containerd: [^\n]{0,120}unsupported config version"
 )
-# Also with an author's words before it or behind it, or with numbers of its lines.
+# Also with text by the author before or after it, or with line numbers.
 _PASTED_EXCERPT: Final = Pattern(
     r"(?mi)^[ \t]*(?:[\[(]?(?:\.{3}|…|snip)|\d{1,4}(?:[:-]|\s)|[<>─-]|[a-z][\w'’]*,? [a-z][^=\n]*$)|\{\{"
 )
-# A pattern for names, or two names.
+# A glob, or two names.
 _SEVERAL_FILES: Final = Pattern(r"[*?{]|/\S*\s+/")
 
 
 def _invalid_toml_lines(snapshot: Snapshot, *globs: str) -> Iterator[Citation]:
-    """Yield the line at which a file of ``globs``, shown as a whole, is no TOML."""
+    """Yield the line at which a completely shown file of ``globs`` is not valid TOML."""
     for item in (item for glob in globs for item in snapshot.files(glob)):
         is_whole = item.outcome == "ok" and item.where == "host" and not (item.source.pattern or item.source.is_part)
         is_excerpt = _SEVERAL_FILES.search(item.written) or _PASTED_EXCERPT.search(item.text)
         if is_whole and (is_examined_by_gpunode(snapshot) or not is_excerpt):
-            # In a paste without names other output may follow the file.
+            # In a paste without file names other output may follow the file.
             text = item.text if item.subject in item.written else item.text.lstrip().partition("\n\n")[0]
             try:
                 documents.parse_toml(text)
@@ -106,7 +106,7 @@ _UNIT_ACTIVE: Final = message_line(r"Active: active \(running\)|^ActiveState=act
 
 
 def _running(unit: str) -> Sign:
-    """Return the sign that ``unit`` runs."""
+    """Return the sign that ``unit`` is running."""
 
     def is_running(snapshot: Snapshot) -> bool:
         known_unit = snapshot.facts.unit(unit)
@@ -120,7 +120,7 @@ def _running(unit: str) -> Sign:
 _RUNTIME_TYPE_MISSING: Final = message_line(r"container\.Runtime\.Name must be set")
 
 
-# The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
+# The runtime. A RuntimeClass or the default names it, and containerd's configuration defines it.
 
 _NVIDIA_RUNTIME_UNKNOWN: Final = message_line(
     r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supp"
@@ -133,14 +133,14 @@ _NVIDIA_DEFAULT_REJECTED: Final = message_line(
 
 
 def _kubelet_runtime_without_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield evidence of a kubelet with working driver and toolkit but no GPU access for pods."""
+    """Yield evidence of a kubelet whose driver and toolkit work but whose pods get no GPU."""
     is_live = isinstance(snapshot.facts.kubelet, Known) and bool(snapshot.view(_KUBELET_USES_CONTAINERD))
     if is_live and driver.works(snapshot) and not snapshot.view(cdi.cdi_specifications):
         yield from snapshot.view(all_of(_NVIDIA_NOT_CONFIGURED, toolkit.presence_lines))
 
 
 def _config_sign(pattern: str) -> Sign:
-    """Return the sign of a match in containerd's configuration, in any TOML schema or crictl's JSON."""
+    """Return the sign of a match in containerd's configuration: TOML of any schema, or crictl's JSON."""
     compiled = Pattern(pattern, re.MULTILINE)
     return custom_sign(
         lambda node: (one for item in node.view(runtimes.containerd_config_items) for one in lines_with(item, compiled))
@@ -155,14 +155,14 @@ _ANY_HANDLER_IN_CONFIG: Final = _config_sign(_ANY_HANDLER)
 _NVIDIA_HANDLER_IN_CONFIG: Final = _config_sign(_NVIDIA_HANDLER)
 _NVIDIA_IN_LIVE_CONFIG: Final = message_line(_NVIDIA_HANDLER, "containerd-config")
 _COMPLETE_CONFIG_SHOWN: Final = custom_sign(runtimes.complete_containerd_config)
-# A default runtime of NVIDIA's that nothing describes.
+# A default runtime of NVIDIA's that is not defined.
 _NVIDIA_IS_DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
 _NVIDIA_DEFAULT_UNDEFINED: Final = unless(all_of(_NVIDIA_IS_DEFAULT, _COMPLETE_CONFIG_SHOWN), _NVIDIA_HANDLER_IN_CONFIG)
 _NVIDIA_NOT_CONFIGURED: Final = any_of(
     unless(_COMPLETE_CONFIG_SHOWN, _NVIDIA_HANDLER_IN_CONFIG),
     command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
 )
-# A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
+# A runtime class as YAML, and as kubectl's table with name, handler and age.
 _RUNTIME_CLASS_SEEN: Final = any_line(r"^[ \t]*[\"']?handler[\"']?:\s*[\"']?nvidia|^nvidia\S*\s+nvidia\S*\s+\d")
 _PLUGIN_WITHOUT_NVML: Final = unless(
     message_line(
@@ -195,7 +195,7 @@ _REGISTER_RUNTIME_FOR_CRIO: Final = run_step(
 
 
 def _kubelet_cgroup_driver(driver: str) -> Sign:
-    """Return the sign that the kubelet manages cgroups by ``driver``."""
+    """Return the sign that the kubelet uses ``driver`` as its cgroup driver."""
     return any_of(
         any_line(rf"^[ \t]*(?:\S+:)?cgroupDriver:\s*[\"']?{driver}|--cgroup-driver[= ]{driver}"),
         predicate(lambda node: _configured_cgroup_driver(node) == driver, f"the kubelet's cgroup driver is {driver}"),
@@ -207,7 +207,7 @@ def _configured_cgroup_driver(snapshot: Snapshot) -> str | None:
     return kubelet.value.cgroup_driver if isinstance(kubelet, Known) and kubelet.value is not None else None
 
 
-# cgroupfs, unless its options say otherwise.
+# Without this option the runtime uses cgroupfs.
 _SYSTEMD_CGROUP_OPTION: Final = (
     r"(?:runtimes\.[\"']?nvidia[\"']?\.options\](?:\n(?![ \t]*(?:\d+[:-])?[ \t]*\[)[^\n]*){0,20}?\n[^\n]*?"
     r"|\"nvidia\"\s*:\s*\{[^}]*?)SystemdCgroup\"?\s*[=:]\s*"
@@ -232,7 +232,7 @@ _PODS_IN_CRASH_LOOP: Final = message_line(
 _SYSTEM_PODS_IN_CRASH_LOOP: Final = message_line(
     r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff"
 )
-# Either half of it, beside pods of the system's own that come and go.
+# Only one side's cgroup driver is known, while system pods keep restarting.
 _ONE_CGROUP_DRIVER_SEEN: Final = any_of(
     unless(_NVIDIA_USES_CGROUPFS, _KUBELET_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS),
     unless(any_of(_KUBELET_USES_SYSTEMD_CGROUP, _KUBELET_USES_CGROUPFS), _ANY_HANDLER_IN_CONFIG, _EXAMINED_BY_GPUNODE),
@@ -252,7 +252,7 @@ def _fix_cgroup_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("restart", "restart the runtime and the kubelet", Shell("sudo systemctl restart containerd kubelet"))
 
 
-# k3s and RKE2 make the file anew at every start.
+# k3s and RKE2 regenerate the file at every start.
 
 _RANCHER_CONFIG: Final = r"/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml(?![\w.])"
 _GENERATED_CONFIG_EDITED: Final = any_of(
@@ -262,7 +262,7 @@ _GENERATED_CONFIG_EDITED: Final = any_of(
     ),
     any_line(rf"\b(?:vim?|nano|emacs|sed[ \t]+-i[^\n]{{0,200}}|tee(?:[ \t]+-a)?)[ \t]+{_RANCHER_CONFIG}"),
     any_line(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia"),
-    # The operator's toolkit is told so in its environment, in the operator's values or on helm's command line.
+    # The operator's toolkit reads the path from its environment, the operator's values or helm's command line.
     unless(any_line(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_RANCHER_CONFIG}"), _NVIDIA_HANDLER_IN_CONFIG),
 )
 
@@ -280,13 +280,13 @@ def _set_rancher_default(snapshot: Snapshot) -> Iterable[Fix]:
     yield restart_rancher(product, "on a worker its agent")
 
 
-# CRI-O. nvidia-ctk from 1.18 on, and before 1.19.1, takes another folder for its.
+# CRI-O. nvidia-ctk 1.18 up to, not including, 1.19.1 writes its drop-in into a folder that CRI-O does not read.
 
 _NVIDIA_DROP_IN_LINE: Final = Pattern(r"(?m)nvidia[^\n]*(?:\.toml|\]|=)")
 
 
 def _unread_drop_in_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """NVIDIA's drop-in, in a listing or a search of the folder."""
+    """Yield NVIDIA's drop-in in a listing or a search of the folder."""
     items = (item for item in snapshot.items_of("file", "listing") if UNREAD_FOLDER in f"{item.subject} {item.written}")
     return (found for item in items if item.outcome == "ok" for found in lines_with(item, _NVIDIA_DROP_IN_LINE))
 
@@ -295,7 +295,7 @@ _CRIO_DROP_IN_UNREAD: Final = any_of(
     custom_sign(_unread_drop_in_lines),
     message_line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{UNREAD_FOLDER}/|^{UNREAD_FOLDER}/[\w-]*nvidia\S*$"),
 )
-# It reads every file of its folder, whatever its name, and starts with none that is no TOML.
+# CRI-O reads every file of its folder regardless of its name, and does not start if one is not valid TOML.
 _CONFIG_REJECTED_BY_CRIO: Final = message_line(r"unable to decode configuration [\\\"']*/\S*crio")
 _CRIO_CONFIGURED: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
 _TOOLKIT_USES_UNREAD_FOLDER: Final = custom_sign(
@@ -311,9 +311,9 @@ _CONTAINER_KINDS: Final = frozenset({"container-run", "kubernetes-log", "kuberne
 
 
 def _container_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    """Yield matching lines by containers, by commands in them, and in reports about them.
+    """Yield matching lines from containers, from commands in them, and from reports about them.
 
-    Where nvidia-smi works in the same paste, it is a container's that fails.
+    If nvidia-smi works in the same paste, the failure is a container's.
     """
     for item in snapshot.items:
         is_inside = item.where == "container" or item.kind in _CONTAINER_KINDS or _CONTAINER_WORDS.search(item.written)
@@ -334,7 +334,7 @@ _SYSTEMD_RELOADED: Final = any_of(
     message_line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
     command_run(r"daemon-reload"),
 )
-# The device is known and may not be opened: the list of cgroup v1 without read and write.
+# The device is known but may not be opened: cgroup v1 lists it without read and write access.
 _NVIDIA_DEVICES_NOT_ALLOWED: Final = any_line(r"^[ \t]*c 195:\* m\s*$")
 _SYSTEMD_CGROUP_DRIVER_USED: Final = message_line(
     r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"

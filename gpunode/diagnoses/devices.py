@@ -1,4 +1,4 @@
-"""The driver's device files, and what opens them: nvidia-persistenced, nvidia_uvm, CUDA's first call."""
+"""The driver's device files and their first users: nvidia-persistenced, nvidia_uvm, CUDA's first call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PERSISTENCED_UNIT: Final = "nvidia-persistenced.service"
 
 
 def _missing_device_nodes(snapshot: Snapshot) -> Iterator[Citation]:
-    """Return the evidence that /dev/nvidia0 and /dev/nvidiactl do not exist."""
+    """Yield the evidence that /dev/nvidia0 and /dev/nvidiactl do not exist."""
     known = snapshot.facts.device_nodes
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
         yield cite_fact("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
@@ -77,7 +77,7 @@ _MODULE_LOAD_MESSAGE: Final = Pattern(r"NVRM: loading NVIDIA UNIX")
 
 
 def _module_loaded_after_persistenced(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the line of the module's load after the daemon's failure in the same log."""
+    """Yield the line in which the module loads after the daemon's failure in the same log."""
     numbers = {line.key: line.line_number for line in snapshot.view(_PERSISTENCED_FAILED) if line.line_number}
     logs = (item for item in snapshot.items_of("unit-log", "journal", "kernel-log", "text") if item.key in numbers)
     return (
@@ -112,7 +112,7 @@ def _delay_persistenced_start(_: Snapshot) -> Iterable[Fix]:
     yield restart_unit(_PERSISTENCED_UNIT)
 
 
-# nvidia_uvm, which CUDA needs and nvidia-smi does not.
+# nvidia_uvm: CUDA needs it, nvidia-smi does not.
 
 
 def _missing_uvm_file(snapshot: Snapshot) -> Iterator[Citation]:
@@ -122,7 +122,7 @@ def _missing_uvm_file(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _module_table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the table that shows nvidia and not nvidia_uvm; people paste all lines that speak of nvidia."""
+    """Return the table that lists nvidia but not nvidia_uvm; people paste every line that mentions nvidia."""
     is_shown = modules.is_module_loaded(snapshot, "nvidia_uvm") or not modules.is_module_loaded(snapshot, "nvidia")
     return () if is_shown else modules.lsmod_line(snapshot, "nvidia_uvm")
 
@@ -183,8 +183,8 @@ _RELOAD_UVM: Final = make_fixed_remedy(
 # The permissions of the device files.
 
 _DEVICE_FILE_NAME: Final = r"nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)\s*$"
-# The owner may not both read and write, or a bit is set that no device file has. A mode is octal: as a number without a
-# leading zero, 666 and the like are other bits.
+# The owner cannot both read and write, or a bit is set that no device file has. Modes are octal; written in decimal
+# without a leading zero, a number such as 666 sets other bits.
 _DEVICE_FILE_MODE_INVALID: Final = any_of(
     message_line(
         rf"^c(?!rw-[r-][w-]-[r-][w-]-)[rwxstST-]{{9}}[.+@]?\s.*{_DEVICE_FILE_NAME}|^(?!0?6[0246]{{2}}\s)[0-7]{{3,4}}\s.*/dev/{_DEVICE_FILE_NAME}",
@@ -202,13 +202,13 @@ _RESTRICTED_DEVICE_FILES: Final = message_line(
 _RESTRICTED_DEVICE_FILE_MODE: Final = any_of(
     _RESTRICTED_DEVICE_FILES, any_line(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
 )
-# Who asks, by id.
+# The user and its groups, as id prints them.
 _USER_OUTSIDE_GROUP: Final = message_line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
 
 
 _USER_IN_GROUP: Final = message_line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
 _NVML_NOT_PERMITTED: Final = message_line(r"NVML: Insufficient Permissions", on_host=True)
-# SELinux is asked when the permissions have let the program through.
+# SELinux is only consulted after the file permissions allow the access.
 _SELINUX_DENIAL: Final = message_line(
     r"avc:\s+denied\s[^\n]{0,300}\bname=\"?nvidia[^\n]{0,400}\btclass=chr_file(?![^\n]*permissive=1)"
 )
@@ -228,7 +228,7 @@ def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
     yield reboot_node(when="the module must read its options again")
 
 
-# cuInit on a node where everything else works.
+# cuInit fails on a node where everything else works.
 
 _CUDA_ERROR_3: Final = message_line(
     r"CUDA_ERROR_NOT_INITIALIZED|cuInit[^\n]{0,60}(?:returned|failed|error|->)[^\n]{0,20}\b3\b"
@@ -256,7 +256,7 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     yield from remedies.change_driver(snapshot, text)
 
 
-# HAMi's library stands between the program and CUDA, and answers in CUDA's place.
+# HAMi's library sits between the program and CUDA, and answers in CUDA's place.
 _HAMI_ERROR: Final = message_line(r"\[HAMI-core ERROR")
 
 _rule = partial(Rule, layer="driver")

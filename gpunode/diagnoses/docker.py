@@ -39,7 +39,7 @@ _START_DOCKER: Final = run_step(
     Shell("sudo systemctl restart docker"),
 )
 _RESTART_DOCKER: Final = restart_unit("docker.service", "restart docker; its containers stop unless live-restore is on")
-# The file, and what else the daemon is started with.
+# The configuration file and the daemon's flags.
 
 _CONFIG_REJECTED_BY_DOCKERD: Final = message_line(
     r"(?i)(?:unable to configure the Docker daemon with file|failed to load|error (?:reading|parsing)) "
@@ -51,7 +51,7 @@ _DOCKER_RUNS: Final = message_line(
     r"^active$|Active: active \(running\)|^ActiveState=active$|^[ \t]*Server Version:|^CONTAINER ID |^GPU \d+: ",
     *("unit-status", "unit-show", "docker-info", "docker-version", "container-run"),
 )
-# Nobody knows who broke a pasted file where docker answers all the same.
+# If docker answers all the same, the paste may have broken the file.
 _DAEMON_JSON_INVALID: Final = unless(
     custom_sign(lambda node: (place for _, place in runtimes.docker_config_faults(node))),
     unless(_DOCKER_RUNS, predicate(is_examined_by_gpunode, "gpunode examined the node itself")),
@@ -79,7 +79,7 @@ def _summarize_config_fault(snapshot: Snapshot) -> str:
     return f"dockerd cannot read {next(faults, 'its configuration file')}"
 
 
-# Another docker than the one that was set up.
+# Another docker than the configured one.
 
 _NVML_LIBRARY_NOT_FOUND: Final = message_line(
     r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)"
@@ -97,7 +97,7 @@ _DOCKER_FROM_SNAP: Final = unless(
 )
 
 
-# That of Windows has GPUs, and is left out.
+# Docker Desktop on Windows supports GPUs and is excluded.
 _DOCKER_IS_DESKTOP: Final = unless(
     message_line(
         r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^Docker Desktop \d|^ *Context:\s*desktop-linux"
@@ -116,7 +116,7 @@ _INSTALL_ENGINE_FIXES: Final = (
     ),
     run_step("configure", "register NVIDIA's runtime", _REGISTER_AND_RESTART),
 )
-# Nobody reads on behind a command: what must be done before it is a step of its own.
+# Nobody reads on after a command, so a step that must come first is listed separately.
 _REPLACE_DOCKER_SNAP_FIXES: Final = (
     manual_step(
         "remove", "save the data in the snap's volumes and images (docker volume ls): removing the snap deletes them"
@@ -133,7 +133,7 @@ def _switch_to_engine(snapshot: Snapshot) -> Iterable[Fix]:
     return run_step("configure", text, Shell("docker context use default")), *_INSTALL_ENGINE_FIXES
 
 
-# A docker of a user's own.
+# A rootless docker.
 
 ROOTLESS: Final = any_of(
     message_line(
@@ -156,7 +156,7 @@ _RUNTIME_UNKNOWN: Final = message_line(
 
 
 def _runtime_known_only_as_root(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield answers without nvidia where sudo docker knows it: there are two daemons."""
+    """Yield answers without nvidia where "sudo docker" knows the runtime: there are two daemons."""
     answers = [item for item in snapshot.items_of("docker-info") if "untimes" in item.text]
     as_root = [item for item in answers if item.written.startswith("sudo ")]
     if any("nvidia" in item.text for item in as_root):
@@ -183,7 +183,7 @@ _DISABLE_TOOLKIT_CGROUPS: Final = make_fixed_remedy(
     run_step("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
 )
 
-# The right docker, which does not know of the runtime.
+# The right docker, but the runtime is not registered.
 
 _RUNTIMES_LINE: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
 _SOME_RUNTIME_UNKNOWN: Final = any_line(r"(?i)\b(?:unknown|invalid) (?:or invalid )?runtime\b")
@@ -202,7 +202,7 @@ _DOCKER_START_TIME_QUERIED: Final = command_run(r"(?=.*docker).*(?:ActiveEnter|E
 
 
 def _started_after_toolkit(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the start of a daemon that began after the toolkit was installed."""
+    """Yield the start of a daemon that started after the toolkit was installed."""
     unit, installed = snapshot.facts.unit(runtimes.DOCKER_UNIT), snapshot.facts.changed_at.get(TOOLKIT_FILE_LIST)
     began = unit.value.started_at if isinstance(unit, Known) else None
     if began is not None and installed is not None and began >= installed:
@@ -287,7 +287,7 @@ RULES: Final = (
             symptoms.CONTAINER_FAILED,
         ),
         share=2,
-        # NVML was found, and it answered.
+        # NVML was found and answered.
         against=(symptoms.DRIVER_MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),

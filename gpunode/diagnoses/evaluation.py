@@ -1,4 +1,4 @@
-"""Evaluate rules against a snapshot: findings by decisive signs, and the causes ruled out beside them. Pure."""
+"""Evaluate rules against a snapshot: findings by decisive signs, and the causes that evidence rules out. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _GPU_ADDRESS: Final = Pattern(r"(?i)\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}
 
 
 def is_examined_by_gpunode(snapshot: Snapshot) -> bool:
-    """Return whether gpunode examined the node itself, rather than a report that its author selected."""
+    """Return whether gpunode examined the node itself, as opposed to a report with output that a person selected."""
     return isinstance(snapshot.facts.modules, Known) or bool(snapshot.items_of("nvml"))
 
 
 def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
-    """Return the proofs by the rule's check, else by its signs."""
+    """Return the proofs from the rule's check, else from its signs."""
     found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
     found = tuple(proof for proof in found if not _rests_on_prose(snapshot, proof))
     return found or _evaluate_signs(rule, snapshot)
 
 
 def _rests_on_prose(snapshot: Snapshot, proof: Proof) -> bool:
-    """Return whether all lines that prove it are a person's own sentences."""
+    """Return whether all lines that prove it are prose written by a person."""
     lines = [citation for citation in proof.citations if citation.line_number is not None]
     return bool(lines) and all(prose.cites_prose(snapshot, line) for line in lines)
 
@@ -63,7 +63,7 @@ def is_ruled_out(rule: Rule, snapshot: Snapshot) -> bool:
 
 
 def _group_by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[str, tuple[Citation, ...]]:
-    """Group lines by the GPU that they name; lines that name none join every group."""
+    """Group lines by the GPU that they name; lines without a GPU join every group."""
     gpus = {pci_gpu.address for pci_gpu in snapshot.view(pci.pci_gpus)}
     lines_by_address: dict[str, list[Citation]] = {}
     for line in lines:
@@ -93,7 +93,7 @@ def ruled_out_alternatives_by_root(
     ]
     ruled_out: dict[str, tuple[str, ...]] = {}
     for root in (finding for finding in findings if not finding.explained_by and finding.severity != "info"):
-        # A symptom of the root that its proof does not cite may be another fault's.
+        # A symptom that the root's proof does not cite may belong to another fault.
         cited = set(root.citations)
         shared_symptoms = {sign for sign in rules[root.cause].symptoms if not cited.isdisjoint(snapshot.view(sign))}
         alike = [(len(shared_symptoms & set(rule.symptoms)), rule.share, rule, line) for rule, line in others]

@@ -1,4 +1,4 @@
-"""Programs, frameworks and the libcuda that they load: for another CUDA or GPU, without CUDA, not the driver's own."""
+"""Programs, frameworks and their libcuda: built for another CUDA or GPU, without CUDA, or not the driver's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DRIVER_BELOW_IMAGE_MESSAGE: Final = Pattern(
 
 
 def _too_new_builds(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    """Yield the CUDA of programs and images that does not start on the driver."""
+    """Yield the CUDA versions of programs and images that the driver is too old for."""
     has = cuda.supported_cuda(snapshot)
     for version, citation in snapshot.view(cuda.cuda_runtimes):
         if has is not None and not cuda.can_run_on_driver(snapshot, version, has):
@@ -60,7 +60,7 @@ _CUDA_TOO_NEW: Final = custom_sign(lambda snapshot: (place for _, place in _too_
 _DRIVER_AT_TWO_VERSIONS: Final = predicate(driver.has_two_versions, "the node's own driver is at two versions")
 
 
-# Without a driver CUDA says the same.
+# A missing or broken driver causes the same CUDA errors.
 _DRIVER_FAILURE_SYMPTOMS: Final = (
     *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.DRIVER_MISMATCH, symptoms.NO_DEVICES),
     *(symptoms.CUDA_FINDS_NO_DEVICE, symptoms.ADAPTER_INIT_FAILED, symptoms.NO_GPU_ON_BUS, symptoms.IN_CONTAINER),
@@ -96,7 +96,7 @@ _NO_KERNEL_IMAGE: Final = message_line(
     r"|is for sm\d+-sm\d+, but was built for|invalid value for --gpu-architecture"
     r"|kernel for this GPU architecture was not (?:built|found)"
 )
-# JAX's, of a build without CUDA, and of one that cannot start it.
+# JAX prints this both for a build without CUDA and for one whose CUDA fails to start.
 _JAX_FELL_BACK_TO_CPU: Final = message_line(r"No GPU/TPU found, falling back to CPU")
 _FRAMEWORK_BUILT_FOR_CPU: Final = message_line(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
@@ -160,7 +160,7 @@ _STUB_LIBRARY_REPORTED: Final = message_line(
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
 _COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)
-# What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
+# Errors of a libcuda or libnvidia-ml that does not fit the driver. Any other error comes from a library that does.
 _LIBRARY_MISMATCH: Final = any_of(
     symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
     symptoms.DRIVER_MISMATCH,
@@ -176,7 +176,7 @@ def _library_places(snapshot: Snapshot) -> tuple[cuda.LoadedLibrary | cuda.Loade
 
 
 def _stub_library_places(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield folders and files with stubs that a report shows."""
+    """Yield the folders and files with stubs that a report shows."""
     return (
         library_place.citation
         for library_place in _library_places(snapshot)
@@ -189,7 +189,7 @@ def _resolved_stubs(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _libraries_in_unusual_places(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    """Yield the libraries outside the usual places, each with its version, empty where its name has none."""
+    """Yield the libraries outside the usual places, each with its version; empty if its name has none."""
     for loaded_library in snapshot.view(cuda.loaded_libraries):
         if loaded_library.sort == "other":
             match = _DRIVER_VERSION_SUFFIX.search(loaded_library.path)
@@ -208,7 +208,7 @@ def _unversioned_copies(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield compatibility libraries that are loaded or of another driver."""
+    """Yield compatibility libraries that are loaded or belong to another driver."""
     yield from (library_place.citation for library_place in _library_places(snapshot) if library_place.sort == "compat")
     node = driver.loaded_version(snapshot)
     for item in snapshot.items:
@@ -258,7 +258,7 @@ _PLAIN_PATH: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
 def _comment_out_loader_folders(folders: Iterable[cuda.LoaderFolder]) -> tuple[Command, ...]:
-    """Return the commands that comment out these folders; none if a name is not plain."""
+    """Return the commands that comment out these folders; none if a name has unsafe characters."""
     found: list[Command] = []
     for folder in folders:
         if not _PLAIN_PATH.fullmatch(folder.path) or not is_path_below(folder.file, "/etc/ld.so.conf.d"):
@@ -289,7 +289,7 @@ def _remove_shadowing_folders(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _hides_driver(snapshot: Snapshot, folder: cuda.LoaderFolder) -> bool:
-    """Return whether the folder contains a library that hides the driver's."""
+    """Return whether the folder contains a library that shadows the driver's."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(cuda.loaded_libraries) if one.sort != "driver"}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 

@@ -1,4 +1,4 @@
-"""GPUDirect RDMA and Storage: data that goes between GPU and network card or disk without the processor's memory."""
+"""GPUDirect RDMA and Storage: transfers between GPU and network card or disk that bypass system memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _P2PDMA_SUPPORTED: Final = message_line(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", "
 
 
 def _missing_nvidia_fs_proc_folder(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the module's folder in /proc that is not there, on a node where somebody uses GPUDirect Storage."""
+    """Return the module's missing folder in /proc, on a node that uses GPUDirect Storage."""
     absent = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
     found = (item for item in absent if item.subject.startswith("/proc/driver/nvidia-fs"))
     return tuple(map(cite, found)) if snapshot.items_of("gpudirect") else ()
@@ -107,7 +107,7 @@ _INSTALL_NVME_STACK: Final = make_fixed_remedy(
 
 # ---- RDMA
 
-# FastSocket goes over TCP: there is no RDMA to be had.
+# FastSocket uses TCP, so it never has RDMA.
 _RDMA_DISABLED_MESSAGE: Final = message_line(
     r"(?<!FastSocket : )GPU Direct RDMA Disabled for (?:HCA|GPU)|NVIDIA peer memory driver not detected"
     r"|GPUDirect RDMA is (?:disabled|not supported)"

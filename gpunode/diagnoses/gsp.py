@@ -1,4 +1,4 @@
-"""The GSP, the processor inside the GPU that runs most of the driver: starting it, talking to it, losing it."""
+"""The GSP, the processor inside the GPU that runs most of the driver: failed starts, timeouts and crashes."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ _NOT_STARTED: Final = kernel_line(
     r"|kgspBootstrap\w{0,60}: .{0,60}fail|failed to (?:execute|prepare) .{0,40}(?:FWSEC|Booter)"
     r"|GSP-?RM (?:boot|init\w*) fail"
 )
-# RmInitAdapter's first number says at what it failed: 0x61 to 0x63 at fetching the firmware and starting it.
+# RmInitAdapter's first number names the stage: 0x61 to 0x63 mean loading and starting the firmware.
 _GSP_INIT_FAILED: Final = kernel_line(r"(?i)RmInitAdapter failed! \(0x6[1-3]:")
-# Another cause of a failed start, told by the driver itself.
+# The driver itself reports another cause of the failed start.
 _GPU_UNSUPPORTED: Final = kernel_line(
     r"(?i)not supported by (?:the )?open|requires use of the NVIDIA open|installed in this system is (?:not )?supported"
     r"|not supported by the (?:NVIDIA )?\d"
 )
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
-# nvidia-smi that needs minutes, or more, waits for calls that time out one by one.
+# If nvidia-smi needs minutes, its calls time out one by one.
 _SMI_ANSWERS_SLOWLY: Final = all_of(
     command_run(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"),
     message_line(r"^real\s+[1-9]\d*m"),
@@ -72,7 +72,7 @@ _SMI_ANSWERS_SLOWLY: Final = all_of(
 
 
 def _find_task_exceptions(snapshot: Snapshot) -> Iterator[Proof]:
-    # Of a log with its beginning cut off, a halt of the PMU may have come before.
+    # In a log without its beginning, a halt of the PMU may have come first.
     is_cut = all(item.source.is_part for item in snapshot.items_of("kernel-log", "journal"))
     return faults.incident_check(120, confidence="likely" if is_cut else "certain")(snapshot)
 
@@ -82,7 +82,7 @@ _FIRMWARE_ABSENT: Final = any_of(kernel_line(_FIRMWARE_NOT_FOUND_TEXT), message_
 
 
 def _firmware_version(snapshot: Snapshot) -> str:
-    """Return the version of the loaded driver, else of the missing file."""
+    """Return the version of the loaded driver, else the one in the path of the missing file."""
     loaded = snapshot.view(driver.loaded_version)
     found = (re.search(rf"nvidia/({driver.VERSION})/", line.line) for line in snapshot.view(_FIRMWARE_ABSENT))
     return loaded.version if loaded else next((match[1] for match in found if match), "")

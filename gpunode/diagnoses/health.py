@@ -41,7 +41,7 @@ from gpunode.facts.patterns import Pattern
 
 def _find_missing_gpus(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of more GPUs on the bus than nvidia-smi shows."""
-    # Whom nouveau or vfio-pci owns, or the driver leaves alone, nvidia-smi cannot show.
+    # nvidia-smi cannot show GPUs that nouveau or vfio-pci owns or that the driver ignores.
     left = snapshot.view(gpus_without_driver_support)
     owned = (gpu for gpu in snapshot.view(pci.pci_gpus) if gpu.driver in {None, "nvidia"} and gpu.address not in left)
     listed = {gpu.address: gpu for gpu in owned} if pci.is_bus_listed(snapshot) and "" not in left else {}
@@ -65,12 +65,12 @@ def _odd_gpu_counts(snapshot: Snapshot) -> Iterator[Citation]:
 _GPUS_ON_BASEBOARD: Final = predicate(
     lambda snapshot: "baseboard" in snapshot.view(boards.board_kinds), "baseboards carry 4 or 8 GPUs"
 )
-# NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
-# names of processes are left away, which anybody chooses.
+# NVML and programs that print its messages: the GPU "has fallen off the bus or has otherwise become inaccessible"
+# (nvml.h). Process names are excluded, since users choose them.
 _GPU_LOST_MESSAGE: Final = message_line(
     r"(?i)^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)"
 )
-# Every read of a device that does not answer gives ones; a notebook's GPU may be switched off on purpose.
+# Reads from a device that does not answer return all ones; a notebook's GPU may be switched off on purpose.
 _CONFIG_SPACE_ALL_ONES: Final = unless(
     message_line(
         r"^(?![^\n]*(?:Mobile|Max-Q|\d{3}M\b))[^\n]*NVIDIA[^\n]*(?:\(rev ff\)|\bprog-if ff\b)", "lspci", "text"
@@ -81,7 +81,7 @@ _GPU_ASLEEP: Final = message_line(r"(?i)\bD3cold\b|device inaccessible|\bbbswitc
 _GPU_DEVICE_REMOVED: Final = kernel_line(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
-# In a guest the hypervisor's settings do the same; a GSP that does not answer takes minutes to.
+# In a guest the hypervisor's settings cause the same error; a GSP that does not answer causes it after minutes.
 _NO_DEVICE_HANDLE: Final = unless(
     message_line(r"(?i)Unable to determine the device handle for GPU"),
     any_line(r"(?i)\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b"),
@@ -90,7 +90,7 @@ _NO_DEVICE_HANDLE: Final = unless(
 
 
 def _port_containment_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield containment events of the port above, before the GPU was lost."""
+    """Yield the containment events of the port above that precede the loss of the GPU."""
     gone = snapshot.view(faults.first_bus_falls)
     told = (message.citation for message in kernel.matching_messages(snapshot, _PORT_CONTAINMENT_EVENT))
     return (line for line in told if not faults.is_after_fall(line, gone))
@@ -112,7 +112,7 @@ _POWER_CAP_REASON: Final = "SW Power Cap", 0x4
 
 
 def _gpus_limited_by(snapshot: Snapshot, reason: str, bit: int) -> Iterator[tuple[smi_query.SmiGpu, Citation]]:
-    """Yield the GPUs whose clocks are limited for this reason, by its name or the mask of all."""
+    """Yield the GPUs whose clocks are limited for this reason, found by its name or in the bit mask."""
     for gpu in snapshot.view(smi_query.smi_gpus):
         mask = gpu.find_row("Clocks Event Reasons", "Active")
         if mask and re.fullmatch(r"0x[0-9a-f]{1,16}", mask.value) and int(mask.value, 16) & bit:
@@ -126,7 +126,7 @@ def _gpu_name(gpu: smi_query.SmiGpu) -> str:
 
 
 def _find_power_braked_gpus(snapshot: Snapshot) -> Iterator[Proof]:
-    # A board whose power cable is missing brakes, too; the driver says that in the kernel's log.
+    # A board without its power cable also brakes; the driver reports that in the kernel log.
     sure: Confidence = "certain" if snapshot.items_of("kernel-log", "journal") else "likely"
     for gpu, place in _gpus_limited_by(snapshot, *_POWER_BRAKE_REASON):
         summary = f"the power brake of {_gpu_name(gpu)} is on: the machine, not the GPU, limits the clocks"
@@ -142,7 +142,7 @@ def _find_overheated_gpus(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _temperatures_at_limit(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the temperatures of GPUs that have reached the highest at which they may run."""
+    """Yield the temperatures of GPUs that have reached their maximum operating temperature."""
     for gpu in snapshot.view(smi_query.smi_gpus):
         now = gpu.number("GPU Current Temp")
         limits = (gpu.number("GPU Max Operating Temp"), gpu.number("GPU Slowdown Temp"))
@@ -152,7 +152,7 @@ def _temperatures_at_limit(snapshot: Snapshot) -> Iterator[Citation]:
 
 _POWER_CAP: Final = custom_sign(lambda snapshot: (place for _, place in _gpus_limited_by(snapshot, *_POWER_CAP_REASON)))
 _REPORTER_QUERIED_POWER: Final = command_run(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
-# Less than this share of the default is a limit that somebody set.
+# Below this share of the default, the limit was lowered on purpose.
 _MIN_SHARE_OF_DEFAULT_POWER_LIMIT: Final = 0.95
 
 
@@ -188,7 +188,7 @@ RULES: Final = (
             all_of(custom_sign(_odd_gpu_counts), _GPUS_ON_BASEBOARD), predicate(pci.is_bus_listed, "the bus was listed")
         ),
         context=custom_sign(_odd_gpu_counts),
-        against=(REGION_WITHOUT_ADDRESS,),  # it is there, and cannot be started
+        against=(REGION_WITHOUT_ADDRESS,),  # it is on the bus but cannot be started
         remedy=make_fixed_remedy(
             run_step(
                 "inspect", "read the kernel's messages about it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")
@@ -212,7 +212,7 @@ RULES: Final = (
             symptoms.CUDA_FINDS_NO_DEVICE,
             symptoms.ADAPTER_INIT_FAILED,
         ),
-        # What people say of it without a line of the log.
+        # Descriptions by people, without a line from the log.
         context=message_line(r"(?i)\b(?:falls?|fell|falling) off (?:of )?the (?:PCIe? )?bus\b"),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
         check=faults.incident_check(79, 167),

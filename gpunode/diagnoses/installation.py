@@ -1,4 +1,4 @@
-"""The driver's installation: whether there is a driver at all, and whether its libraries and programs are there."""
+"""The driver's installation: whether there is a driver at all, and whether its libraries and programs exist."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DRIVER_LIBRARY_NAME: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
 
 
 def _missing_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines by which the node itself lacks nvidia-smi or the libraries."""
+    """Return the lines that show that the node itself lacks nvidia-smi or the libraries."""
     states = tuple(citation for state, citation in snapshot.view(driver.smi_states) if state == "missing")
     which = (item for item in snapshot.items_of("which") if item.subject == "nvidia-smi" and item.where == "host")
     states += tuple(cite(item) for item in which if item.outcome == "absent" or not item.text.strip())
@@ -50,7 +50,7 @@ def _missing_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _is_about_node_libraries(item: EvidenceItem) -> bool:
-    """Return whether the item speaks of the node's libraries, as an engine's hook does."""
+    """Return whether the item is about the node's libraries, which an engine's hook also searches."""
     if item.kind in {"container-run", "kubernetes-pod", "kubernetes"}:
         return "nvidia-container-cli" in item.text or "nvidia-container-runtime" in item.text
     return item.kind in _NODE_SOURCE_KINDS
@@ -75,7 +75,7 @@ def _has_libraries(snapshot: Snapshot) -> bool:
 
 
 def _package_lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield what was searched without success: the loader's cache, the module, packages."""
+    """Yield the unsuccessful searches for a driver: in the loader's cache, the module table and the packages."""
     for item in snapshot.items:
         if item.where != "host" or not item.was_answered:
             continue
@@ -97,19 +97,19 @@ def _package_lists_without_driver(snapshot: Snapshot) -> Iterator[Citation]:
 _ENGINE_ELSEWHERE_WORDS: Final = Pattern(
     r"(?i)docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux"
 )
-# The operator's pods that bring the driver.
+# The operator's driver pods.
 _DRIVER_POD: Final = Pattern(r"(?m)(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s")
 
 
 def _two_failed_searches(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return at least two places that were searched for a driver without success."""
-    tables = {item.key for item in snapshot.items_of("lsmod")}  # what is not loaded may be installed
+    """Return the places, at least two, that were searched for a driver without success."""
+    tables = {item.key for item in snapshot.items_of("lsmod")}  # a module that is not loaded may be installed
     found = tuple(line for line in _package_lists_without_driver(snapshot) if line.key not in tables)
     return found if len({line.source for line in found}) > 1 else ()
 
 
 def _driver_missing_by_two_programs(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines of at least two programs that miss nvidia-smi or the libraries."""
+    """Return the lines of programs, at least two, that miss nvidia-smi or the libraries."""
     found = snapshot.view(_DRIVER_MISSING)
     return found if len({line.key for line in found}) > 1 else ()
 
@@ -118,7 +118,7 @@ _FIRST_EMPTY_METAPACKAGE_BRANCH: Final = 615
 
 
 def _empty_metapackages(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield cuda-drivers where it is the only package: from 615 on it brings no driver (cupy's pull 10295)."""
+    """Yield cuda-drivers if it is the only package: since 615 it contains no driver (cupy's pull 10295)."""
     found = driver.metapackages(snapshot)
     are_empty = all(
         package.name == "cuda-drivers"
@@ -130,9 +130,9 @@ def _empty_metapackages(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _has_driver_traces(snapshot: Snapshot) -> bool:
-    """Return whether anything of a driver is on the node."""
+    """Return whether the node has any trace of a driver."""
     installed = any(item.outcome == "ok" for item in snapshot.items_of("installer-log"))
-    # nvidia-smi that complains is installed.
+    # An nvidia-smi that prints errors is installed.
     installed = installed or any(state in {"no-driver", "no-devices"} for state, _ in snapshot.view(driver.smi_states))
     has_packages = bool(driver.driver_packages(snapshot)) and not any(_empty_metapackages(snapshot))
     return installed or _has_libraries(snapshot) or has_packages
@@ -149,16 +149,16 @@ _LIBCUDA_NOT_FOUND: Final = any_of(
         r"libcuda\.so(?:\.1)?['\"]?: cannot open shared object|libcuda\.so\.1: not found",
         "application", "text", "nvidia-container-cli", "unit-log",
     ),
-    # The engine's hook looks on the node; what a program in the container misses may be the image's own fault.
+    # The engine's hook searches the node; a library that a program in the container misses may be the image's fault.
     message_line(r"load library failed: libcuda\.so\.1: cannot open shared object", "container-run"),
 )  # fmt: skip
 _NVML_FOUND: Final = Pattern(r"/libnvidia-ml\.so\.\d")
 
 
 def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield a list of the driver's libraries on the node that has NVML's, and not CUDA's."""
+    """Yield a list of the driver's libraries on the node that has NVML's but not CUDA's."""
     for item in snapshot.items_of("nvidia-container-cli", "ldconfig"):
-        # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
+        # Not a fault in itself: NVML alone needs no libcuda. But a person who shows the list probably misses it.
         is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined_by_gpunode(snapshot))
         is_whole = is_list and item.where == "host" and item.source.lets_through("libcuda.so.1")
         if is_whole and not item.source.is_part and _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text:
@@ -166,21 +166,21 @@ def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _loader_cache_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the loader's cache without libcuda, whatever else it has."""
+    """Yield the loader's cache without libcuda, whatever else it lists."""
     for item in snapshot.items_of("ldconfig"):
         is_whole = item.where == "host" and not item.source.is_part and item.source.lets_through("libcuda.so.1")
         if is_whole and "libcuda.so" not in item.text:
             yield cite_fact(item.written, "libcuda.so.1 is not among them", item.key)
 
 
-# Debian's packages of nvidia-smi and of both libraries.
+# Debian's packages of nvidia-smi and the two libraries.
 _DPKG_PROGRAM_ROW: Final = Pattern(
     r"(?m)^ii[ \t]+(?P<name>nvidia-smi|libnvidia-ml1|libcuda1)(?::(?P<arch>\w+))?[ \t]+\S+[ \t]+(?P<listed>\w+)?"
 )
 
 
 def _packages_of_32_bit_only(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the installed packages of programs and libraries that are there for 32 bits only."""
+    """Yield the installed packages of programs and libraries that exist for 32 bits only."""
     for item in snapshot.items_of("packages"):
         rows = find_all(item, _DPKG_PROGRAM_ROW) if item.where == "host" else ()
         found = [(row["name"], (row["arch"] or row["listed"]) == "i386", row.start()) for row in rows]
@@ -191,7 +191,7 @@ def _packages_of_32_bit_only(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _runs_engine_in_vm(snapshot: Snapshot) -> bool:
-    """Return whether the engine runs in a virtual machine or sandbox, with another system than the node's."""
+    """Return whether the engine runs in a virtual machine or sandbox, on another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
     asked = [item for item in snapshot.items if item.kind in kinds and item.outcome == "ok" and item.text.strip()]
     return any(
@@ -199,7 +199,7 @@ def _runs_engine_in_vm(snapshot: Snapshot) -> bool:
     )
 
 
-# A script of somebody's that asks for it says so with its line.
+# A user's script that calls nvidia-smi reports the failure with a line number.
 _DRIVER_MISSING: Final = any_of(
     custom_sign(_missing_driver_lines), any_line(rf"\bline \d+: nvidia-smi: {COMMAND_NOT_FOUND_WORDS}", on_host=True)
 )
@@ -217,11 +217,11 @@ _DRIVER_PROVIDED_ELSEWHERE: Final = predicate(
     lambda snapshot: has_external_driver(snapshot) or _runs_engine_in_vm(snapshot), "the driver is another system's"
 )
 _ALL_GPUS_PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is kept for virtual machines")
-# Of a GPU on the bus, which no driver of NVIDIA's has.
+# A GPU on the bus without a driver of NVIDIA's.
 _GPU_WITHOUT_NVIDIA_DRIVER: Final = custom_sign(
     lambda node: (gpu.citation for gpu in node.view(pci.pci_gpus) if not (gpu.driver or "").startswith("nvidia"))
 )
-# The CUDA Toolkit's installer at its end, and a shell that would find nvidia-smi in a package.
+# The last message of the CUDA Toolkit's installer, and a shell that suggests a package for nvidia-smi.
 _DRIVER_NOT_INSTALLED_MESSAGE: Final = message_line(
     r"did not install the CUDA Driver\b|Command 'nvidia-smi' not found, but can be installed"
 )
@@ -238,14 +238,14 @@ def _is_module_file_missing(snapshot: Snapshot) -> bool:
 
 
 def _is_driver_removed(snapshot: Snapshot) -> bool:
-    """Return whether the module is only in the kernel: neither its file nor a package of a driver is left."""
+    """Return whether the loaded module is all that is left: its file and the driver's packages are gone."""
     is_file_missing = _is_module_file_missing(snapshot)
     are_listed = isinstance(snapshot.facts.packages, Known) or bool(snapshot.items_of("packages"))
     is_left = driver.driver_packages(snapshot) or driver.on_disk_version(snapshot)
     return is_file_missing and are_listed and not is_left
 
 
-# Where neither is there, these may have been typed in a container, or another root has the driver.
+# If both are missing, the commands may have run in a container, or the driver may live in another root.
 _PERHAPS_ANOTHER_ROOT: Final = predicate(
     lambda snapshot: _is_module_file_missing(snapshot) and not _is_driver_removed(snapshot),
     "the loaded module has no file here",
@@ -270,7 +270,7 @@ def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("inspect", "check that it works", Shell("nvidia-smi"))
 
 
-# Ubuntu's packages have the branch in their names; the module on disk tells it.
+# Ubuntu's package names contain the branch; the module on disk shows it.
 _INSTALL_LIBRARIES_OF_MODULE_BRANCH: Final = Shell(
     'v=$(modinfo -F version nvidia | cut -d. -f1); sudo apt-get install "nvidia-utils-$v" "libnvidia-compute-$v"'
 )
@@ -312,12 +312,12 @@ _SMI_PACKAGE: Final = Pattern(r"nvidia-smi|nvidia-utils-\d{3}(?:-server)?")
 
 
 def _find_lost_smi(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield the proof that nvidia-smi is gone from its installed package, beside a driver that is complete."""
+    """Yield the proof that nvidia-smi is missing although its package is installed and the driver is complete."""
     states = snapshot.view(driver.smi_states)
     lost = tuple(citation for _, citation in states) if all(state == "missing" for state, _ in states) else ()
     keys = {one.key for one in lost}
     if driver.SMI_PRESENCE_KEY not in keys or len(keys) == 1:
-        return  # it is not there, and who called it did not find it anywhere else
+        return  # the file is missing, and no other program failed to find it elsewhere
     owner = next((one.name for one in driver.user_space_packages(snapshot) if _SMI_PACKAGE.fullmatch(one.name)), "")
     if lost and owner and driver.is_loaded(snapshot) and _has_libraries(snapshot):
         again = remedies.reinstall(snapshot, "install its package again", owner)

@@ -31,19 +31,19 @@ from gpunode.diagnoses.views.smi_query import SmiRow
 from gpunode.facts.patterns import Pattern
 
 _MEMORY_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
-# Xids that follow where the memory fails: programs end, and the driver asks for a reset.
+# Xids that follow a memory fault: programs end, and the driver asks for a reset.
 _FOLLOW_UP_XIDS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
-# From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
+# NVIDIA replaces a board from this number of retired pages on (dynamic page retirement, RMA policy).
 _MAX_RETIRED_PAGES: Final = 60
-# How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
+# A GPU with this many uncorrectable errors, each with its own reset, is failing: do not wait for the next.
 _MIN_ERRORS_OF_FAILING_MEMORY: Final = 3
-# So many corrected errors since the driver was loaded are no chance hits.
+# From this count since the driver was loaded, corrected errors are no coincidence.
 _MANY_CORRECTED_ERRORS: Final = 5000
 _MEMORY_LOCATION: Final = Pattern(r"(?i)physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+")
 _ALREADY_PENDING_WORDS: Final = Pattern(r"(?i)already pending|due to pending")
 _PAGE_RETIREMENT_WORDS: Final = Pattern(r"(?i)\bpage\b|retire|blacklist")
 _ROW_REMAPPING_WORDS: Final = Pattern(r"(?i)\brow\b|remap")
-# NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
+# NVIDIA's field diagnostic, whose verdict decides whether a board is taken back.
 _FIELD_DIAGNOSTIC_WORDS: Final = r"(?i)\b(?:fieldiag|field diag\w*|MODS)\b"
 _MEMORY_TEST_FAILED: Final = message_line(
     r"(?i)\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL"
@@ -62,7 +62,7 @@ class _GpuMemory:
 
     Attributes:
         gpu: address, else UUID or index; empty if unknown.
-        xids: its memory errors, in order.
+        xids: the Xids of its memory errors, in order.
         smi_answers: nvidia-smi's answers about it.
     """
 
@@ -75,20 +75,20 @@ class _GpuMemory:
         return tuple(fault for fault in self.xids if fault.code in codes)
 
     def rows(self, *names: str) -> tuple[SmiRow, ...]:
-        """Return the rows of that name; without one all."""
+        """Return the rows with these names; all rows if none is given."""
         return tuple(row for answer in self.smi_answers for row in (answer.find_rows(*names) if names else answer.rows))
 
     def rows_saying_yes(self, *names: str) -> tuple[Citation, ...]:
-        """Return the rows of that name whose value says yes."""
+        """Return the rows with these names whose value is yes."""
         return tuple(row.citation for row in self.rows(*names) if smi_query.is_yes(row.value))
 
     def rows_saying_no(self, *names: str) -> tuple[Citation, ...]:
-        """Return the rows of that name whose value says no."""
+        """Return the rows with these names whose value is no."""
         return tuple(row.citation for row in self.rows(*names) if row.value.lower() == "no")
 
 
 def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
-    """Return each GPU with evidence about its memory; unnamed answers form their own."""
+    """Return each GPU with evidence about its memory; an unnamed answer is a GPU of its own."""
     incidents, answers = snapshot.view(faults.find_incidents), snapshot.view(smi_query.smi_gpus)
     ill = {incident.gpu for incident in incidents if incident.root.code not in _MEMORY_XIDS | _FOLLOW_UP_XIDS}
     gpus = {incident.gpu: list[smi_query.SmiGpu]() for incident in incidents if incident.root.code in _MEMORY_XIDS}
@@ -104,13 +104,13 @@ def _gpu_memories(snapshot: Snapshot) -> tuple[_GpuMemory, ...]:
 
 
 def _memory_errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:
-    """Return its memory errors; a TPC taken out of use belongs to the compute engine."""
+    """Return the memory errors of the GPU; a disabled TPC is a fault of the compute engine instead."""
     found = (fault for fault in faults.xids_of_gpu(snapshot, gpu) if fault.code in _MEMORY_XIDS)
     return tuple(fault for fault in found if not (fault.xid and re.search(r"\bTPC\b", fault.xid.text)))
 
 
 def _has_several_gpus(snapshot: Snapshot) -> bool:
-    """Return whether an answer covers several unnamed GPUs, or the node has several."""
+    """Return whether an answer covers several unnamed GPUs or the node has several GPUs."""
     if any(sum(not gpu.name for gpu in answer) > 1 for answer in snapshot.view(smi_query.smi_answers)):
         return True
     return any((smi_inventory.count or 0) > 1 for smi_inventory in snapshot.view(boards.smi_inventories))
@@ -120,7 +120,7 @@ _MemoryCheck: TypeAlias = "Callable[[Snapshot, _GpuMemory], Proof | None]"
 
 
 def _check_each_memory(judge: _MemoryCheck) -> ProofReader:
-    """Return the check that judges the memory of every GPU."""
+    """Return the check that applies ``judge`` to the memory of every GPU."""
 
     def check(snapshot: Snapshot) -> Iterator[Proof]:
         found = (judge(snapshot, memory) for memory in snapshot.view(_gpu_memories))
@@ -130,7 +130,7 @@ def _check_each_memory(judge: _MemoryCheck) -> ProofReader:
 
 
 def _downgrade_after_reset(check: ProofReader) -> ProofReader:
-    """Yield the check of an error that is past once a reset has replaced the bad row."""
+    """Return the check for an error that is resolved once a reset has replaced the bad row."""
 
     def check_until_reset(snapshot: Snapshot) -> Iterator[Proof]:
         replaced_rows = {memory.gpu for memory in snapshot.view(_gpu_memories) if _is_repaired_by_reset(memory)}
@@ -143,7 +143,7 @@ def _downgrade_after_reset(check: ProofReader) -> ProofReader:
 
 
 def _is_repaired_by_reset(memory: _GpuMemory) -> bool:
-    """Return whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
+    """Return whether a row was marked, and no reset was pending in the last nvidia-smi query."""
     is_marked = any(not _concerns_page(fault) for fault in memory.errors_with_codes(63, 156, 160))
     return is_marked and any(map(recovery.is_from_last_query, memory.rows_saying_no("Remapped Rows", "Pending")))
 
@@ -156,12 +156,12 @@ def _make_proof(memory: _GpuMemory, summary: str, *citations: Citation, **more: 
 
 
 def _is_due_to_pending_reset(fault: faults.Fault) -> bool:
-    """Return whether a failure is one only because the same row, or another, waits for the reset already."""
+    """Return whether the failure only occurred because this or another row already waits for the reset."""
     return bool(fault.xid and _ALREADY_PENDING_WORDS.search(fault.xid.text))
 
 
 def _concerns_page(fault: faults.Fault) -> bool:
-    """Return whether what was marked or could not be is a page, and no row."""
+    """Return whether the marking, successful or not, was of a page and not of a row."""
     text = fault.xid.text if fault.xid else ""
     return bool(_PAGE_RETIREMENT_WORDS.search(text)) and not _ROW_REMAPPING_WORDS.search(text)
 
@@ -176,7 +176,7 @@ def _find_failed_remap(_: Snapshot, memory: _GpuMemory) -> Proof | None:
 
 
 def _find_failing_memory(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None:
-    """Return the proof of failing memory: by NVIDIA's limits, else by frequency."""
+    """Return the proof of failing memory: by NVIDIA's limits, else by the number of errors."""
     limits = (
         *memory.rows_saying_yes("Unrepairable Memory"),
         *memory.rows_saying_yes("SRAM Threshold Exceeded"),
@@ -188,7 +188,7 @@ def _find_failing_memory(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None
         limits += tuple(row.citation for row in retired)
     if limits:
         return _make_proof(memory, "its memory has passed NVIDIA's limit for a replacement", *limits)
-    # No boot makes memory new.
+    # A reboot does not repair memory, so errors of earlier boots count.
     ever = (snapshot.including_earlier_boots or snapshot) if memory.xids else snapshot
     errors = tuple(fault for fault in faults.xids_of_gpu(ever, memory.gpu) if fault.code == 48)
     if _count_occurrences(errors) >= _MIN_ERRORS_OF_FAILING_MEMORY:
@@ -200,15 +200,15 @@ def _find_failing_memory(snapshot: Snapshot, memory: _GpuMemory) -> Proof | None
 
 
 def _bank_histogram_line(memory: _GpuMemory, name: str) -> tuple[Citation, ...]:
-    """Return the line of the histogram of spare rows that counts banks under ``name``, where it counts any."""
+    """Return the row of the histogram of spare rows called ``name`` if it counts any banks."""
     found = memory.rows("Bank Remap Availability Histogram", name)
     return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
 
 
 def _count_occurrences(errors: tuple[faults.Fault, ...]) -> int:
-    """Return in how many hours, or at how many places, they happened; a reset replaces one bad row."""
+    """Return the number of distinct hours or locations of the errors; a reset replaces one bad row."""
     places = {match[0] for fault in errors if fault.xid and (match := _MEMORY_LOCATION.search(fault.xid.text))}
-    # Several logs, of several clocks, may tell of the same one.
+    # Several logs with different clocks may report the same error.
     hours = Counter(clock for clock, _ in {(faults.clock_kind(one), int(one.at // 3600)) for one in errors if one.at})
     return max((len(places), *hours.values()))
 
@@ -249,9 +249,9 @@ def _find_uncorrectable_errors(snapshot: Snapshot) -> Iterator[Proof]:
             yield faults.incident_proof(incident)
     memories = snapshot.view(_gpu_memories)
     for memory in memories:
-        # A count of a GPU without an address may be of the one that an Xid is about.
+        # A count without a GPU address may belong to the GPU that an Xid names.
         is_of_another = ":" not in memory.gpu and any(memory.xids for memory in memories)
-        # From Ampere on it does not tell whether the error was contained; those before count double bits.
+        # Since Ampere the count does not tell whether the error was contained; older GPUs count double-bit errors.
         is_old = any("double bit" in " ".join(row.path).lower() for row in memory.rows())
         rows = _uncorrectable_volatile_counts(memory)
         if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.has_kernel_messages)):
@@ -261,14 +261,14 @@ def _find_uncorrectable_errors(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _uncorrectable_volatile_counts(memory: _GpuMemory) -> tuple[Citation, ...]:
-    """Return the counts of uncorrectable errors that were not there when the driver was loaded."""
+    """Return the counts of uncorrectable errors since the driver was loaded."""
     found = ((" ".join(row.path).lower(), row) for row in memory.rows())
     uncorrected = (row for names, row in found if "volatile" in names and ("uncorr" in names or "double bit" in names))
     return tuple(row.citation for row in uncorrected if re.match(r"[1-9]", row.value))
 
 
 def _high_corrected_counts(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the counts of very many corrected errors."""
+    """Yield the very high counts of corrected errors."""
     for row in (row for memory in snapshot.view(_gpu_memories) for row in memory.rows()):
         names = " ".join(row.path).lower()
         is_one = "volatile" in names and ("single bit" in names or " correctable" in names)
@@ -317,7 +317,7 @@ _WATCH_ERROR_COUNT_FIXES: Final = (
 _EXPLAINED_BY_MEMORY_FAULT: Final = (
     UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 )
-# In the order in which what is wrong with one memory explains the rest of it.
+# Each of these memory faults explains everything that the previous one explains, and more.
 _EXPLAINED_BY_MEMORY_ERROR: Final = _EXPLAINED_BY_MEMORY_FAULT | {"xid-92-high-sbe-rate"}
 _EXPLAINED_BY_PENDING_REPAIR: Final = _EXPLAINED_BY_MEMORY_ERROR | {
     *("ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
@@ -333,7 +333,7 @@ RULES: Final = (
         symptoms=_PROGRAM_SYMPTOMS,
         check=_downgrade_after_reset(_find_uncorrectable_errors),
         typical=any_of(
-            # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
+            # CUDA's message, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's message.
             message_line(r"(?i)uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr"),
             message_line(r"\|\s*[0-9A-F:]{11,16}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|", "nvidia-smi", "text"),
             message_line(r"(?i)double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU"),

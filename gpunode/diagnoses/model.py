@@ -27,7 +27,7 @@ Layer: TypeAlias = Literal[
     "cdi",
     "kubernetes",
 ]
-# The parts of a node that stand on one another, the lowest first.
+# The layers of a node, each built on the ones before it.
 StackLayer: TypeAlias = Literal[
     "pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries", "toolkit", "runtime", "programs", "kubernetes"
 ]
@@ -50,9 +50,9 @@ _STACK_LAYER_BY_LAYER: Final[Mapping[Layer, StackLayer]] = {
     "runtime": "runtime",
     "kubernetes": "kubernetes",
 }
-# error: something does not work. warning: it works, and will not for long, or not as it could. info: not a fault.
+# error: something does not work. warning: it works, but degraded or not for long. info: not a fault.
 Severity: TypeAlias = Literal["error", "warning", "info"]
-# certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
+# certain: the evidence leaves no other cause. likely: another cause is possible, but nothing points to one.
 Confidence: TypeAlias = Literal["certain", "likely"]
 FindingBasis: TypeAlias = Literal["signs", "ranking"]
 Disruption: TypeAlias = Literal[
@@ -62,33 +62,33 @@ DISRUPTIONS: Final[tuple[Disruption, ...]] = (
     *("none", "restart-container", "restart-service", "reset-gpu", "reboot", "power-cycle", "RMA"),
 )  # fmt: skip
 FixKind: TypeAlias = Literal[
-    "install",  # packages, added or brought to a version
-    "remove",  # packages, files or drivers, taken away
-    "configure",  # a file or setting edited, a configuration generated
-    "rebuild",  # a module, an initramfs, an index, a specification made anew
+    "install",  # packages: added or changed to another version
+    "remove",  # packages, files or drivers removed
+    "configure",  # a file or setting edited, or a configuration generated
+    "rebuild",  # a module, initramfs, index or specification generated again
     "load",  # a kernel module loaded or reloaded
     "restart",  # a daemon, a container or a pod
-    "reset",  # of a GPU or its fabric
+    "reset",  # a GPU or its fabric
     "reboot",  # or a cold power cycle
-    "drain",  # work moved away first
+    "drain",  # work moved to other nodes first
     "firmware",  # a setting or update of BIOS, VBIOS, hypervisor
-    "hardware",  # a hand at the machine: seat, cable, slot, cooling
+    "hardware",  # work on the machine: seating, cables, slots, cooling
     "replace",  # RMA
-    "application",  # the program that asks
-    "inspect",  # look at the named thing, which decides what comes next
+    "application",  # the failing program
+    "inspect",  # look at the named evidence, which decides the next step
     "wait",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A line of the evidence, or in parentheses a conclusion for which no single line stands.
+    """A line of the evidence, or in parentheses a conclusion that no single line shows.
 
     Attributes:
         source: the file or command, as the evidence names it.
         line: the whole line, or the relevant part of a very long one.
-        line_number: counted from 1 within the source; None for gpunode's own words.
-        key: of the evidence; not shown.
+        line_number: counted from 1 within the source; None for text by gpunode itself.
+        key: identifies the evidence; not shown.
     """
 
     source: str
@@ -98,7 +98,7 @@ class Citation:
 
     @property
     def text(self) -> str:
-        """Source and line; the same file or command may be cited without a line."""
+        """The source and the line; the same file or command may be cited without a line."""
         return f"{self.source}\n{self.line}"
 
 
@@ -108,7 +108,7 @@ class Fix:
 
     Attributes:
         text: an imperative sentence without a full stop.
-        commands: to type on the node; empty where the step is manual.
+        commands: to type on the node; empty if the step is manual.
         when: the condition under which the step applies; empty if it always does.
     """
 
@@ -120,17 +120,17 @@ class Fix:
 
 MAX_NEXT_STEP_LENGTH: Final = 100
 _COMMAND_SEPARATORS: Final = (";", "&&", "||", "\n")
-# What takes something away or stops work; a likely cause is looked at first.
+# These steps remove something or stop work, so a likely cause is confirmed before them.
 _DISRUPTIVE_KINDS: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "drain", "replace", "hardware"})
 
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A command or a step in words: the same on the screen, in JSON, on the page and in a fleet.
+    """A command or a described step: the same on the screen, in JSON, on the page and in a fleet.
 
     Attributes:
-        text: the step in words.
-        command: one command of at most ``MAX_NEXT_STEP_LENGTH`` characters; empty where a person's hand is needed.
+        text: the step as a sentence.
+        command: one command of at most ``MAX_NEXT_STEP_LENGTH`` characters; empty if the step is manual.
     """
 
     text: str
@@ -138,7 +138,7 @@ class NextStep:
 
     @property
     def label(self) -> str:
-        """The command, or the step in words."""
+        """The command, or the text of the step."""
         return self.command or self.text
 
 
@@ -150,10 +150,10 @@ def is_single_command(typed: str) -> bool:
 def choose_next_step(
     cause: str, title: str, remedy: Sequence[Fix], look_at: Sequence[Command], basis: FindingBasis = "signs"
 ) -> NextStep:
-    """Return the first step of the remedy, by its command if it is a short one.
+    """Return the first step of the remedy, as a command if it is a short one.
 
-    What ``look_at`` shows, the commands that would decide for a likely cause, comes first if the ranking alone speaks
-    for it, or if the step takes something away or is done by hand.
+    The commands in ``look_at``, which would decide for a likely cause, come first if only the ranking supports it, or
+    if the step removes something or is done by hand.
     """
     first = next(iter(remedy), None)
     look = next((one for one in look_at if is_single_command(one)), None)
@@ -166,7 +166,7 @@ def choose_next_step(
 
 
 def _unconditional_command(fix: Fix) -> Command | None:
-    """Return the command of the step, if it is one short command that always applies."""
+    """Return the command of the step, if it is a single short command without a condition."""
     fitting = fix.commands[:1] if not fix.when else ()
     return next((one for one in fitting if is_single_command(one)), None)
 
@@ -178,7 +178,7 @@ class Proof:
     Attributes:
         summary: one sentence, with the names and versions of this node.
         gpu: PCI address, else UUID or index, if one GPU is affected; empty if unknown.
-        at: onset in seconds, on the clock of the log; of two faults the earlier may be the root.
+        at: onset in seconds, on the clock of the log; the earlier of two faults may be the root.
         remedy: overrides the rule's remedy unless empty.
         disruption: overrides the rule's disruption unless None.
     """
@@ -214,7 +214,7 @@ Sign: TypeAlias = "Callable[[Snapshot], tuple[Citation, ...]]"
 
 
 def match_nothing(_: Snapshot) -> tuple[Citation, ...]:
-    """Return no lines: the sign that no node shows."""
+    """Return no lines: a sign that never matches."""
     return ()
 
 
@@ -222,15 +222,14 @@ def match_nothing(_: Snapshot) -> tuple[Citation, ...]:
 class Rule:
     """A cause: how to detect it, what it breaks and how to fix it.
 
-    A cause is declared by its signs, or found by a function where numbers, versions or times have to be weighed.
-    ``decisive`` with a symptom makes it certain. ``decisive`` alone, or ``typical``, makes it likely. A symptom alone
-    makes it a suspect.
+    A cause is declared by its signs, or found by a function that weighs numbers, versions or times. ``decisive`` with a
+    symptom makes it certain. ``decisive`` alone, or ``typical``, makes it likely. A symptom alone makes it a suspect.
 
     Attributes:
-        cause: its id, and that of its section in ``causes/FAMILY.md``.
-        explains: causes that are consequences of this one when both are found.
+        cause: its id, also that of its section in ``causes/FAMILY.md``.
+        explains: causes that are consequences of this one if both are found.
         layer: the kind of component that is wrong.
-        disruption: the least that the remedy interrupts; a law compares it with the commands of the remedy.
+        disruption: the least interruption by the remedy; a law compares it with the remedy's commands.
         shows_in: the stack layer that shows the fault, if not that of ``layer``.
         check: a function that detects the cause; the signs are tried if it finds nothing.
         decisive: evidence that no other cause shows.
@@ -241,9 +240,9 @@ class Rule:
         rivals: causes with the same evidence; none is certain while another of them is found.
         may_be_normal: a healthy node may show it too, so a full examination must find a symptom as well.
         latent: evidence that the node works until its next boot or upgrade; the severity is then a warning.
-        look_at: commands that confirm the cause.
+        look_at: commands that would confirm the cause.
         share: rough percentage of public reports with this cause; only orders suspects.
-        summary: one sentence about this node; empty takes the title.
+        summary: one sentence about this node; if empty, the title is used.
     """
 
     cause: str
@@ -268,7 +267,7 @@ class Rule:
 
     @property
     def text(self) -> CauseText:
-        """The title, story and sources that people read."""
+        """The title, story and sources for readers."""
         return find_text(self.cause)
 
     @property
@@ -284,7 +283,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class RuleFamily:
-    """The rules of one module; ``id`` is its name, and that of its page of texts."""
+    """The rules of one module; ``id`` is the name of the module and of its page of texts."""
 
     id: str
     rules: tuple[Rule, ...]
@@ -297,7 +296,7 @@ class FaultOnset:
     Attributes:
         gpu: PCI address; empty if unknown.
         at: seconds on ``clock``.
-        clock: only times of equal clocks compare; empty if unknown.
+        clock: times compare only on the same clock; empty if unknown.
     """
 
     gpu: str
@@ -310,15 +309,15 @@ class Finding:
     """A detected cause.
 
     Attributes:
-        ruled_out: of a root cause, the other causes of its symptoms with the evidence against each.
-        explained_by: the cause of which this is a consequence; empty for a root cause.
+        ruled_out: for a root cause, the other causes of its symptoms with the evidence against each.
+        explained_by: the cause whose consequence this is; empty for a root cause.
         gpus: the affected GPUs, named as in ``Proof.gpu``; empty if all or unknown.
         at: earliest onset in seconds.
-        onsets: onset on each GPU, where known.
+        onsets: the known onsets on individual GPUs.
         is_past: only an earlier boot showed it.
-        container_log: the container log that alone reports it on an examined node; else empty.
-        basis: what it rests on: signs of the cause, or the ranking of suspects.
-        look_at: of a likely cause, commands that would decide and are not answered in the evidence.
+        container_log: on an examined node, the container log that is the only source of the finding; else empty.
+        basis: signs of the cause, or the ranking of suspects.
+        look_at: for a likely cause, the commands that would decide and whose output is not there yet.
     """
 
     cause: str
@@ -344,17 +343,17 @@ class Finding:
 
     @property
     def next_step(self) -> NextStep:
-        """The first step, or what is looked at before it."""
+        """The first step, or the check that comes before it."""
         return choose_next_step(self.cause, self.title, self.remedy, self.look_at, self.basis)
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A cause that fits the evidence, which does not decide for it.
+    """A cause that fits the evidence but is not proven by it.
 
     Attributes:
         citations: the symptoms.
-        look_at: commands that would decide and are not answered in the evidence.
+        look_at: commands that would decide and whose output is not there yet.
     """
 
     cause: str
@@ -364,20 +363,20 @@ class Suspect:
 
     @property
     def next_step(self) -> NextStep:
-        """The command that would decide; where all were answered, what the cause is and how it is fixed."""
+        """The command that would decide; if all were run, the command that explains the cause and its remedy."""
         fitting = next((one for one in self.look_at if is_single_command(one)), None)
         return NextStep(self.title, fitting or command("gpunode", "doctor", self.cause))
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The findings, the root cause first, and the questions left open.
+    """The findings, root cause first, and the open questions.
 
     Attributes:
         suspects: the most likely causes of unexplained symptoms, most likely first.
         bugs: tracebacks of rules that crashed; each is an open question as well.
         unexplained: failures that no finding explains, each with its likeliest cause.
-        shared_steps: those with which the remedies of the leading suspects begin, if they are the same.
+        shared_steps: the steps with which the remedies of all leading suspects begin.
     """
 
     findings: tuple[Finding, ...]
@@ -389,7 +388,7 @@ class Diagnosis:
 
     @property
     def next_step(self) -> NextStep | None:
-        """The next step for the first root, else about the suspects; None where neither is known."""
+        """The next step for the first root, else for the suspects; None if there is neither."""
         faults = [root for root in self.roots if root.severity != "info"]
         if faults:
             return faults[0].next_step

@@ -1,4 +1,4 @@
-"""NVIDIA's modules: whether they are in the running kernel, and whether those on disk are the ones that it needs."""
+"""NVIDIA's modules: whether they are loaded, and whether those on disk fit the running kernel."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _not_loaded_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (cite(file),) if file is not None else ()
 
 
-# The machine signed the module itself; then the kernel may refuse it.
+# The machine signed the module itself; the kernel may refuse its key.
 _MODULE_SIGNED_BY_MACHINE: Final = message_line(
     r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo"
 )
@@ -70,13 +70,13 @@ _BLACKLIST_ENTRY: Final = (
     r"^[ \t]*(?:blacklist\s+nvidia|install\s+nvidia\s+\S*/(?:false|true)|alias\s+nvidia\s+off)\s*$"
 )
 _NVIDIA_BLACKLISTED: Final = any_of(
-    # What modprobe makes of "alias nvidia off".
+    # modprobe's error for "alias nvidia off".
     message_line(r"could not insert 'off'|module by name='off'"),
     file_line("*modprobe.d/*", _BLACKLIST_ENTRY),
     message_line(_BLACKLIST_ENTRY, "listing", "text"),
     any_line(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b"),
 )
-# cuFile says the like of nvidia-fs.
+# cuFile prints a similar message about nvidia-fs.
 _MODULE_NOT_LOADED: Final = message_line(
     r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
@@ -107,12 +107,12 @@ def _unblock_module(snapshot: Snapshot) -> Iterator[Fix]:
     yield rebuild_initramfs(snapshot)
 
 
-# A module that stands on disk, and not as the running kernel needs it.
+# A module on disk that the running kernel cannot use.
 
 _MODULE_INCOMPATIBLE: Final = any_of(
     kernel_line(
         r"\bnvidia(?:_current|_drm|_modeset|_uvm)?: (?:version magic '[^'\n]*' should be"
-        # What other modules export is missing while these are not loaded.
+        # Symbols of other modules are missing while those modules are not loaded.
         r"|disagrees about version of symbol)|\bnvidia: Unknown symbol (?!(?:ipmi|i2c|drm)_)\w+ \(err"
     ),
     message_line(
@@ -122,7 +122,7 @@ _MODULE_INCOMPATIBLE: Final = any_of(
 
 
 def _modules_of_other_kernels(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return modules for other kernels if the running one has none."""
+    """Return the modules for other kernels if the running kernel has none."""
     running = modules.running_or_searched_kernel(snapshot)
     infos = tuple(info for info in snapshot.view(modules.driver_modinfo) if info.kernel)
     has_own = any(info.kernel == running for info in infos)
@@ -207,7 +207,7 @@ def _is_kernel_gone(snapshot: Snapshot, running: str) -> bool:
     )
 
 
-# modprobe reads the indexes, and never searches folders.
+# modprobe reads the indexes and never searches folders.
 _KERNEL_FOLDER_INCOMPLETE: Final = message_line(r"could not open modules\.(?:order|builtin)")
 _MODULE_INDEX_EMPTY: Final = message_line(
     r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text"
@@ -221,10 +221,10 @@ _MODULE_INDEX_BROKEN: Final = message_line(
 
 
 def _running_kernel_module_files(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the module's files of the running kernel."""
+    """Yield the module files of the running kernel."""
     running = modules.running_or_searched_kernel(snapshot)
     files = (module for module in snapshot.view(modules.modules_on_disk) if module.place and module.kernel == running)
-    # Debian's own driver calls its module otherwise, and modprobe finds that by an alias which modinfo does not read.
+    # Debian's package renames its module, and modprobe finds it by an alias that modinfo does not read.
     return (file.citation for file in files if not _DEBIAN_MODULE_PATH.search(file.citation.text))
 
 
@@ -252,11 +252,11 @@ def _rebuild_index(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("load", "load the module", Shell("sudo modprobe nvidia"))
 
 
-# Two copies of the module for one kernel: depmod picks one by the folder, not by the version.
+# Two copies of the module for one kernel: depmod picks by folder, not by version.
 
 
 def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
-    """Return the files of the main module for one kernel, the running one if that is known, by their folders."""
+    """Return by folder the files of the main module for one kernel, the running one if known."""
     on_disk = snapshot.view(modules.modules_on_disk)
     kernels = (modules.running_or_searched_kernel(snapshot),) if modules.running_or_searched_kernel(snapshot) else ()
     for name in kernels or tuple(dict.fromkeys(module.kernel for module in on_disk)):
@@ -266,7 +266,7 @@ def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
         )
         if row := next(built, None) if any(_RUNFILE_FOLDER in place for place in places) else None:
             places.setdefault("updates/dkms", modules.InstalledModule(name, "updates/dkms", row.version, row.citation))
-        # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
+        # weak-updates links to modules of kernels with the same interface; those that fit are no copies.
         if not snapshot.view(_MODULE_INCOMPATIBLE):
             places = {place: one for place, one in places.items() if "weak-updates" not in place}
         if len(places) > 1:
@@ -274,13 +274,13 @@ def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
     return {}
 
 
-# Where NVIDIA's installer puts its modules when it is not told another place; packages and DKMS have their own.
+# Default folder of NVIDIA's installer; packages and DKMS use other folders.
 _RUNFILE_FOLDER: Final = "kernel/drivers/video"
 _MODULE_NAMES: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
 
 
 def _version_difference_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the loaded module and the one on disk, of two versions."""
+    """Yield the loaded module and the one on disk if their versions differ."""
     here, there = driver.loaded_version(snapshot), driver.on_disk_version(snapshot)
     if here and there and here.version != there.version:
         yield from (here.citation, there.citation)
@@ -310,8 +310,8 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     asks = _FILE_OWNER_COMMANDS[snapshot.view(system.package_manager)]
     text = "remove the files left by NVIDIA's installer, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_RUNFILE_FOLDER}/{name}.ko") for name in _MODULE_NAMES)
-    # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names. Where the package manager is
-    # another one than it seems, nobody has said that nobody owns it.
+    # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names. If the package manager's tool is
+    # missing, nothing shows that a file has no owner.
     name = Shell('"*$f"') if asks.startswith("dpkg") else Shell('"$f"')
     is_another = join_commands(Shell('; do [ ! -e "$f" ] || ! command -v'), command(asks.split()[0]))
     owned = join_commands(Shell("||"), asks, name, Shell('|| sudo rm -v "$f"; done'))
@@ -326,7 +326,7 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
 
 _LOADED_VERSION_DIFFERS: Final = custom_sign(_version_difference_lines)
 _IN_INITRAMFS: Final = custom_sign(modules.nvidia_in_initramfs_lines)
-# systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
+# systemd-boot starts a copy on the EFI system partition; and a load before switch_root came from the image.
 _INITRAMFS_MAY_BE_STALE: Final = any_of(
     message_line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"),
     command_run(r"switching root|switch_root"),

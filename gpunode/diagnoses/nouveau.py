@@ -1,4 +1,4 @@
-"""Diagnose nouveau and nova, the kernel's own drivers, where they block NVIDIA's."""
+"""Diagnose nouveau and nova, the kernel's own drivers, if they block NVIDIA's."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _NOUVEAU_MODULE_FILE: Final = Pattern(r"/(?:nouveau|nova[_-]core)\.ko")
 
 
 def _nouveau_loaded_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield their lines in the module table, unless another driver owns the GPUs."""
+    """Yield the lines of nouveau and nova in the module table, unless another driver owns the GPUs."""
     if not any(gpu.driver for gpu in snapshot.view(pci.pci_gpus)) and not modules.is_module_loaded(snapshot, "nvidia"):
         for name in _NOUVEAU_AND_NOVA_MODULES:
             yield from modules.lsmod_line(snapshot, name) if modules.is_module_loaded(snapshot, name) else ()
 
 
 def _are_all_gpus_legacy(snapshot: Snapshot) -> bool:
-    """Return whether every GPU is too old for each branch that NVIDIA maintains."""
+    """Return whether every GPU is too old for all branches that NVIDIA maintains."""
     models = [gpu.model for gpu in snapshot.view(pci.pci_gpus)]
     lasts = [branches.find(model.last_branch) if model and model.last_branch else None for model in models]
     return bool(models) and all(last is not None and not last.is_maintained for last in lasts)
@@ -93,7 +93,7 @@ _NOVA_BOUND: Final = any_of(
 _GPU_LEFT_TO_NOVA: Final = unless(
     _NOVA_BOUND, any_line(r"^[ \t]*(?:blacklist|install)\s+nova[_-]core\b|blacklist=\S*\bnova[_-]core\b")
 )
-# Where a blacklist may exist that nobody has shown, it may be the initramfs that loads it in spite of that.
+# If nobody looked for blacklists, one may exist and the initramfs may load nouveau in spite of it.
 _NOUVEAU_NOT_BLACKLISTED: Final = unless(
     predicate(
         lambda node: is_examined_by_gpunode(node) or any("modprobe.d" in item.written for item in node.items),
@@ -111,7 +111,7 @@ _INITRAMFS_WAS_LISTED: Final = predicate(
     lambda snapshot: any(item.outcome == "ok" for item in modules.running_initramfs_listings(snapshot)),
     "the initramfs was listed",
 )
-# Somebody lists the initramfs to see whether nouveau is in it.
+# People list the initramfs to see whether it contains nouveau.
 _NOUVEAU_LISTED_IN_INITRAMFS: Final = all_of(
     command_run(r"\bls(?:initramfs|initrd)\b"), _NOUVEAU_IN_INITRAMFS, any_of(_NOUVEAU_BOUND, _BLACKLIST)
 )
@@ -145,7 +145,7 @@ RULES: Final = (
         decisive=all_of(_NOUVEAU_BOUND, any_of(_NOUVEAU_NOT_BLACKLISTED, _GPU_LEFT_TO_NOVA)),
         typical=any_of(
             _NOUVEAU_BOUND,
-            # On a host of virtual machines it may as well be vfio-pci.
+            # On a hypervisor host the owner may be vfio-pci.
             unless(kernel_line(r"probe routine was not called for \d+ device"), _HOST_RUNS_GUESTS),
         ),
         share=2,

@@ -58,7 +58,7 @@ _MANAGER_NOT_NEEDED: Final = predicate(
     lambda snapshot: snapshot.view(fabric.is_manager_needed) is False,
     "the GPUs of this node are not connected by NVSwitches",
 )
-# On a board of NVLink 5 it says so too, where the subnet manager or the InfiniBand modules are missing.
+# On an NVLink 5 board this is also reported if the subnet manager or the InfiniBand modules are missing.
 _NO_SWITCH_NEEDED: Final = unless(_NO_SWITCH_REPORTED, _MANAGER_NEEDED, _BASEBOARD)
 _FABRIC_SYMPTOMS: Final = (symptoms.CUDA_SYSTEM_NOT_READY, symptoms.FABRIC_FAILS, _REGISTERING)
 _START_MANAGER_COMMANDS: Final = (
@@ -101,7 +101,7 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _rejected_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield GPUs whose registration with the fabric completed without success."""
+    """Yield the GPUs whose registration with the fabric failed."""
     fine = {"success", "n/a", "[n/a]", "not supported", "requested functionality has not been implemented"}
     rows = smi_query.find_rows(snapshot, "Fabric", "Status")
     return (row.citation for _, row in rows if row.value.lower() not in fine)
@@ -121,7 +121,7 @@ _ALL_NVLINKS_UP: Final = predicate(
 )
 _NVLINKS_DOWN: Final = custom_sign(lambda node: (one.citation for one in node.view(fabric.gpu_nvlinks) if not one.up))
 _NO_NVLINK_IN_MATRIX: Final = predicate(
-    # Of modules it shows a path over PCIe where the links are down.
+    # For SXM modules whose links are down the matrix shows a PCIe path.
     lambda snapshot: (
         snapshot.view(boards.board_kinds) <= {"card"}
         and any(
@@ -131,7 +131,7 @@ _NO_NVLINK_IN_MATRIX: Final = predicate(
     ),
     "no pair of GPUs is connected by NVLink",
 )
-# Every monitor has its own words for it.
+# Every monitoring tool words this differently.
 _NVLINK_DOWN_MESSAGE: Final = message_line(
     r"(?i)DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
     r"|NV-?Link[^\n]{0,60}(?:down\b|inactive|missing|absent|\b0 ?(?:/ ?\d|of|active|up)|[=:] ?0\b"
@@ -141,7 +141,7 @@ _NVLINK_MENTIONED: Final = any_of(command_run(r"\bnvlink\b"), _NVLINK_DOWN_MESSA
 
 
 def _find_gpus_without_links(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield GPUs without any link where others have theirs or the board is built for them."""
+    """Yield GPUs without any link if others have links or the board is built for them."""
     dark = tuple(gpu_nvlink for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks) if not gpu_nvlink.up)
     sure: Confidence = "certain" if snapshot.view(_SOME_NVLINKS_UP) else "likely"
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
@@ -150,12 +150,12 @@ def _find_gpus_without_links(snapshot: Snapshot) -> Iterator[Proof]:
             yield Proof(summary, (links.citation,), sure)
 
 
-# Cards of Ampere; each of their bridges joins four links of both.
+# Ampere cards; each of their bridges joins four links of both cards.
 _FOUR_LINK_BRIDGE_MODEL_NAME: Final = Pattern(r"(?i)\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b")
 
 
 def _find_gpus_with_missing_links(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield GPUs with fewer links than they have, unless all lack the same ones by design."""
+    """Yield GPUs with some links down, unless all lack the same links by design."""
     alive = tuple(gpu_nvlink for gpu_nvlink in snapshot.view(fabric.gpu_nvlinks) if gpu_nvlink.up)
     some = tuple(links for links in alive if links.down)
     is_half = any(map(_FOUR_LINK_BRIDGE_MODEL_NAME.search, snapshot.view(boards.gpu_model_names))) and any(
@@ -178,7 +178,7 @@ _HAS_NVLINK5: Final = predicate(boards.has_nvlink5, "the GPUs have NVLink 5")
 
 
 def _find_nvlink5_errors(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield NVLink 5 errors; a non-fatal one is harmless unless catalog or driver asks for more."""
+    """Yield NVLink 5 errors; a non-fatal one is harmless unless the catalog or the driver asks for more."""
     for incident in faults.incidents_with(snapshot, *xids.NVLINK5_XIDS):
         of_driver = snapshot.view(recovery.pending_actions).get(incident.gpu, "")
         of_catalog = {
@@ -208,7 +208,7 @@ def _catalog_action(fault: faults.Fault) -> str:
 _CHECK_NVLINKS: Final = run_step(
     "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
-# Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.
+# GPU faults of these kinds also reach the switch, as an SXid for the link between the two.
 _XID_KINDS_SEEN_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
 
 

@@ -1,4 +1,4 @@
-"""GPU Operator: its driver pod against the host's driver, against running clients, without an image."""
+"""GPU Operator: its driver pod conflicts with the host's driver or running clients, or has no image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNLOAD_FAILED: Final = any_of(
         "kubernetes-log",
     ),
 )
-# That it was the operator's own: its driver manager, which takes it away, and why it could not.
+# Evidence that it was the operator: its driver manager, which unloads the driver, and the reason for its failure.
 _DRIVER_MANAGER_SEEN: Final = any_of(
     message_line(
         r"(?i)k8s-driver-manager|Shutting down all GPU clients"
@@ -46,14 +46,14 @@ _DRIVER_POD_FAILING: Final = message_line(
     r"^[ \t]*(?:\S+\s+)?(?:pod/)?(?:\S*driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+\S*(?:CrashLoop|Error)"
     r"|driver-daemonset\S* [^\n]{0,60}(?:CrashLoop|Init:C)"
 )
-# The init container, which takes the driver away that is there.
+# The init container, which removes the existing driver.
 _DRIVER_POD_INIT_FAILING: Final = message_line(
     r"(?:driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+Init:(?:CrashLoop|Error)"
 )
 
 
 def _host_driver_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the evidence of a host driver: packages, DKMS, its own nvidia-smi."""
+    """Yield the evidence of a host driver: packages, DKMS, or the host's own nvidia-smi."""
     yield from (package.citation for package in driver.driver_packages(snapshot) if package.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms_rows) if row.module.startswith("nvidia"))
     yield from (driver_upgrade.citation for driver_upgrade in packages.logged_driver_upgrades(snapshot))
@@ -65,13 +65,13 @@ _DRIVER_INSTALLED_ON_HOST: Final = any_of(
     custom_sign(_host_driver_lines),
     message_line(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", "which", "listing"),
 )
-# Somebody looked for the host's driver and found none, or found the tree of a driver pod.
+# A search for the host's driver found nothing, or found the tree of a driver pod.
 _DRIVER_FROM_POD: Final = any_of(
     unless(command_run(r"(?:dpkg|rpm|apt|which)\b.*nvidia"), _DRIVER_INSTALLED_ON_HOST),
     message_line(r"/run/nvidia/driver/\S*(?:nvidia-smi|libnvidia|usr)", "listing"),
 )
-# The programs that use a GPU, as nvidia-smi, fuser and lsof have them; a module of another's that uses NVIDIA's; pods
-# that were to end and have not.
+# Programs that use a GPU, as listed by nvidia-smi, fuser and lsof; another vendor's module that uses NVIDIA's; pods
+# that are still terminating.
 _GPU_CLIENTS_SEEN: Final = any_of(
     message_line(r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+"),
     message_line(
@@ -79,7 +79,7 @@ _GPU_CLIENTS_SEEN: Final = any_of(
     ),
     message_line(r"^(?!.*\b(?:nvidia-|gpu-(?:operator|feature)|node-feature)).*\d/\d+\s+Terminating\b"),
 )
-# The operator's release, whatever it is called; its version and its other values stay.
+# Works for any release name of the operator; keeps its version and other values.
 _DISABLE_OPERATOR_DRIVER: Final = Shell(
     "helm list -A --no-headers | awk '/gpu-operator-v/ {print $1, $2, $(NF-1)}' | while read -r name space chart; do "
     'helm upgrade "$name" nvidia/gpu-operator -n "$space" --version "${chart#gpu-operator-}" --reuse-values '
@@ -121,7 +121,7 @@ def _stop_driver_clients(snapshot: Snapshot) -> Iterable[Fix]:
     yield run_step("restart", "start the driver pod again", restart, command("kubectl", "uncordon", node))
 
 
-# No image.
+# No driver image.
 
 _DRIVER_IMAGE: Final = r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver)"
 _REGISTRY_ACCESS_FAILURE: Final = (
@@ -219,7 +219,7 @@ RULES: Final = (
         look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
         summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
         remedy=_install_driver_on_host,
-        # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
+        # The operator should provide the driver, so a host without a driver or build tools is normal.
         explains=consequences.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
     ),
 )

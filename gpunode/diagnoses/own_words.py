@@ -1,8 +1,7 @@
-"""Words of people about their machine that speak for one cause among those that a program's error fits.
+"""Phrases of users about their machine that favour one of the causes that fit a program's error.
 
-They order suspects, and let one stand alone beside a failing program's own line; they prove nothing.
-``prose.tells`` leaves out what is asked, denied, quoted, supposed or heard. Where rows of several causes fit a post,
-none decides.
+They order suspects, and single one out beside a failing program's own output; they prove nothing. ``prose.tells`` skips
+questions, denials, quotes, suppositions and hearsay. If the phrases of several causes match a post, none decides.
 """
 
 from __future__ import annotations
@@ -36,5 +35,5 @@ OWN_WORDS: Final[Mapping[str, Pattern]] = {
         "driver-too-old-for-image": r"\bdriver\b(?! version)[^.|]{0,40}\b\d{3}\b|\b\d{3}(?:\.\d+)? driver\b",
     }.items()
 }
-# Many name their driver's version whatever fails.
+# Many people name their driver's version, whatever fails.
 SYMPTOM_NEEDED: Final[Mapping[str, Sign]] = {"driver-too-old-for-image": symptoms.CUDA_TOO_NEW}

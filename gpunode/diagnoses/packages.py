@@ -31,7 +31,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 
 _RUNFILE_UNINSTALLER_PATH: Final = Pattern(r"/usr/(?:local/)?bin/nvidia-uninstall")
-# Where NVIDIA's .run installer puts a module when it does not use DKMS; no package of today does.
+# NVIDIA's .run installer puts a module here if it does not use DKMS; no current package does.
 _RUNFILE_MODULE_PATH: Final = Pattern(r"/kernel/drivers/video/nvidia\.ko")
 _RUNFILE_VERSION: Final = Pattern(
     rf"(?i)NVIDIA-Linux-\w+-(?P<version>{driver.VERSION})"
@@ -40,7 +40,7 @@ _RUNFILE_VERSION: Final = Pattern(
 
 
 def runfile_uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the evidence of its uninstaller, which every installation has."""
+    """Return the evidence of the .run installer's uninstaller, which every such installation has."""
     known = snapshot.facts.run_installer
     if isinstance(known, Known):
         return (cite_fact("NVIDIA's .run installer", "it is in /usr/bin", known.probe),) if known.value else ()
@@ -55,9 +55,9 @@ def runfile_uninstaller_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def runfile_version(snapshot: Snapshot) -> SeenVersion | None:
-    """Return the driver that it put here, by a module where only it puts one, or by its own words."""
+    """Return the driver that the .run installer installed: by a module in its folder, or by its name or log."""
     uninstaller = snapshot.facts.run_installer
-    # Without it, somebody has only copied a module to that place.
+    # Without the uninstaller, the module was only copied to that folder.
     is_whole = not isinstance(uninstaller, Known) or uninstaller.value
     for item in snapshot.items_of("modinfo") if is_whole else ():
         if _RUNFILE_MODULE_PATH.search(item.text) and (disk := driver.on_disk_version(snapshot)):
@@ -66,7 +66,7 @@ def runfile_version(snapshot: Snapshot) -> SeenVersion | None:
 
 
 def named_runfile_versions(snapshot: Snapshot, *kinds: SourceKind) -> Iterator[SeenVersion]:
-    """Yield the drivers that its file's name, or what it says of itself, tells of in items of these kinds."""
+    """Yield the driver versions in the installer's file name or log, in items of these kinds."""
     for item in snapshot.items_of(*kinds):
         for match in _RUNFILE_VERSION.finditer(item.text):
             yield SeenVersion(match["version"] or match["log"], cite(item, item.line_number_at(match.start())))
@@ -99,7 +99,7 @@ _LISTED_LOCK_HOLDER: Final = Pattern(
 
 
 def _find_held_lock(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield a lock that is held now, which passes and is not a fault."""
+    """Yield a lock that is held now; this is temporary and not a fault."""
     for item in snapshot.items:
         if item.written.startswith("lslocks ") and (match := _LISTED_LOCK_HOLDER.search(item.text)):
             who = f"{match['name']} (process {match['pid']})"
@@ -176,7 +176,7 @@ _PACKAGE_FILE_CONFLICT: Final = any_of(
         r"|between attempted)"
         r"|diversion of [^\n]+ clashes with|\(--unpack\): [^\n]{0,60}['‘«„\"]/)"
     ),
-    # rpm names the file and both packages, in whatever language.
+    # rpm names the file and both packages in every language.
     message_line(
         rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_RPM_ARCHITECTURE_SUFFIX}"
         rf"[^\n]{{1,120}}{_RPM_ARCHITECTURE_SUFFIX}"
@@ -189,11 +189,11 @@ _DEPENDENCY_COMPLAINT: Final = Pattern(
     r"|filtered out by |Problem: .{0,80}nvidia|Conflicts: \S*nvidia\S*|Processing Conflict: "
     r"|package \S*nvidia\S* (?:from \S+ )?conflicts with"
 )
-# RPM Fusion calls the driver otherwise than NVIDIA and negativo17 do.
+# RPM Fusion names the driver's packages differently from NVIDIA and negativo17.
 _RPM_FUSION_PACKAGE_NAME: Final = r"(?:xorg-x11-drv-nvidia|akmod-nvidia)"
 _DEPENDENCY_ACROSS_SOURCES: Final = message_line(
     r"Depends: (?:lib)?(?:nvidia|cuda)\S* \([<>=]+ [^)\n]+\) but \d\S+ is (?:to be )?installed"
-    # A driver built for a release that has a newer C library than this one.
+    # A driver built for a release with a newer C library than this one.
     r"|Depends: (?:libc6|libssl\d\S*|libstdc\+\+6|libgcc-s1) \(>= [^)\n]+\) but (?:\S+ is to be inst|it is not install)"
     r"|cannot install both \S*nvidia\S* (?:from \S+ )?and \S*nvidia"
     rf"|package {_RPM_FUSION_PACKAGE_NAME}\S* [^\n]{{0,80}}(?:conflicts with"
@@ -208,7 +208,7 @@ def _held_driver_packages(snapshot: Snapshot) -> dict[str, Citation]:
 
 
 def _packages_of_two_packagers(snapshot: Snapshot) -> list[packages.Package]:
-    """Return the driver's packages if they are by two packagers, of which one may be NVIDIA."""
+    """Return the driver's packages if they come from two packagers, one of which may be NVIDIA."""
     listed = snapshot.view(packages.listed_packages).values()
     driver_packages = [package for package in listed if package.is_installed and is_driver_package(package.name)]
     packagers = [(package, packager) for package in driver_packages if (packager := _packager_of_package(package))]
@@ -216,7 +216,7 @@ def _packages_of_two_packagers(snapshot: Snapshot) -> list[packages.Package]:
 
 
 def _packager_of_package(package: packages.Package) -> str:
-    """Return whose package it is, by its revision or repository; empty if unknown."""
+    """Return the packager of the package by its revision or repository; empty if unknown."""
     if _NVIDIA_REVISION.search(package.version) or "cuda" in package.origin:
         return "NVIDIA"
     if match := _OTHER_PACKAGERS_ORIGIN.search(package.origin):
@@ -225,7 +225,7 @@ def _packager_of_package(package: packages.Package) -> str:
 
 
 def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield packages of two packagers, in two versions or from two listed repositories."""
+    """Yield packages of two packagers that differ in version or come from listed repositories."""
     found = _packages_of_two_packagers(snapshot)
     is_apart = len({package.upstream for package in found}) > 1 or any(package.origin for package in found)
     return (package.citation for package in found if is_apart)
@@ -233,7 +233,7 @@ def _mixed_packages(snapshot: Snapshot) -> Iterator[Citation]:
 
 _NVIDIA_REVISION: Final = Pattern(r"-\d+ubuntu1$")
 _OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
-# The last are negativo17's.
+# The last alternative is negativo17's.
 _OTHER_PACKAGERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
 _UNMET_DEPENDENCIES: Final = custom_sign(
     lambda snapshot: (
@@ -248,7 +248,7 @@ _PACKAGERS_SHARE_FILE: Final = all_of(
 _UNFINISHED_PACKAGES: Final = custom_sign(
     lambda snapshot: (one.citation for one in snapshot.view(packages.listed_packages).values() if one.is_half_done)
 )
-# apt complains of what dpkg left behind, or what stands in the way is there and no repository offers it.
+# dpkg left something unfinished, or an installed package that no repository offers is in the way.
 _OTHER_DEPENDENCY_EXPLANATIONS: Final = (
     _PACKAGE_FILE_CONFLICT,
     _UNFINISHED_PACKAGES,
@@ -275,7 +275,7 @@ def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
                 "install", "complete the packages that depend on each other", Shell("sudo apt-get -f install")
             )
     elif can_run_setup(snapshot):
-        # One transaction: the node has a driver all the time.
+        # One transaction, so the node is never without a driver.
         text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
         yield setup_step(snapshot, "remove", text)
         return
@@ -319,7 +319,7 @@ _RUNFILE_TRACE: Final = any_of(
     custom_sign(runfile_uninstaller_lines),
     message_line(
         r"driver installation has been altered since it was"
-        # Debian's own driver brings this package, which fails where it meets one of the installer's.
+        # Debian's own driver depends on this package, which fails if files of the .run installer exist.
         r"|error processing package nvidia-installer-cleanup|nvidia-installer-cleanup package \S+ script"
     ),
 )
@@ -355,7 +355,7 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
         text = "restore the packages' files that it had replaced"
         yield remedies.reinstall(snapshot, text, *(package.name for package in there))
     else:
-        # No package that was listed brings a module, and the uninstaller takes its own away.
+        # No listed package contains a module, and the uninstaller removes its own.
         yield remedies.install_driver(snapshot, "install the whole driver as packages")
     yield run_step("rebuild", "refresh the loader's cache", Shell("sudo ldconfig"))
     yield rebuild_initramfs(snapshot)

@@ -1,4 +1,4 @@
-"""The PCI bus: whether the GPU is there, who owns it, whether it wakes up, whether its memory regions (BARs) fit."""
+"""The PCI bus: whether the GPU is there, who owns it, whether it wakes up, and whether its BARs fit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NO_GPU_REPORTED: Final = any_of(
     _MODPROBE_FOUND_NO_DEVICE,
     message_line(r"(?i)You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found"),
 )
-# Words of the driver about a GPU that it saw, whatever it then did with it.
+# Driver messages about a GPU that it saw, whatever the outcome.
 _GPU_REPORTED: Final = kernel_line(
     r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
     r"\bXid \(|fallen off the bus|driver will ignore"
@@ -87,7 +87,7 @@ _GPU_RESERVED_FOR_VFIO: Final = any_of(*(
 _BOUND_TO_PASSTHROUGH_DRIVER: Final = kernel_line(
     r"GPU \S+ is already bound to (?:vfio-pci|pci-stub|xen-pciback|nvgrace.gpu.vfio.pci)"
 )
-# Where sysfs, driverctl or somebody's loop over sysfs tells the owner.
+# Output of sysfs, driverctl or a shell loop over sysfs that names the owner.
 _PASSTHROUGH_OWNER: Final = Pattern(
     r"(?im)/drivers/(?:vfio-pci|pci-stub)\b|^(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d[ :]+(?:[^\n]*\s)?)?"
     r"(?:vfio-pci|pci-stub)(?=\s|$)"
@@ -97,7 +97,7 @@ _PCI_ADDRESS: Final = Pattern(r"(?i)\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b"
 
 
 def _passthrough_owner_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield lines of sysfs or driverctl by which a passthrough driver owns a GPU."""
+    """Yield the lines of sysfs or driverctl that show a GPU owned by a passthrough driver."""
     known = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
     asked_owner = (
         item
@@ -122,7 +122,7 @@ _PASSTHROUGH_SUMMARY: Final = "vfio-pci owns a GPU for a virtual machine: this i
 
 
 def _find_intended_passthrough(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield passthrough that is intended: the host has other GPUs, or its guests run."""
+    """Yield intended passthrough: the host has other GPUs, or its guests are running."""
     owned = snapshot.view(_PASSTHROUGH_BOUND)
     addresses = {pci.normalize_address(one) for line in owned for one in _PCI_ADDRESS.findall(line.line)}
     of_host = any(
@@ -168,7 +168,7 @@ _STUCK_IN_D3_MESSAGE: Final = Pattern(
 
 
 def _sleeping_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield messages of a GPU that does not wake up, before it fell off the bus."""
+    """Yield messages about a GPU that does not wake up, if they precede its fall off the bus."""
     gone, gpus = snapshot.view(faults.first_bus_falls), snapshot.view(pcie_links.nvidia_slots)
     for message in kernel.matching_messages(snapshot, _STUCK_IN_D3_MESSAGE):
         if (match := _STUCK_IN_D3_MESSAGE.search(message.text)) and not faults.is_after_fall(message.citation, gone):
@@ -187,7 +187,7 @@ _rule = partial(Rule, layer="pci")
 
 _INVALID_REGION_TEXT: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
 _INVALID_REGION_REPORTED: Final = any_of(kernel_line(_INVALID_REGION_TEXT), message_line(_INVALID_REGION_TEXT))
-# Something that happened in a slot; that the slot can do it, every boot tells.
+# A hotplug event; every boot reports mere hotplug capability.
 _HOTPLUG: Final = any_of(
     kernel_line(
         r"(?i)\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
@@ -200,7 +200,7 @@ _HOTPLUG: Final = any_of(
 def _unplaced_regions(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield regions of a GPU without an address, or windows of bridges that may lead to one."""
     gpus, ports = snapshot.view(pcie_links.nvidia_slots), snapshot.view(pcie_links.gpu_bridges)
-    # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
+    # The devices below a bridge are not shown, so its windows count if a GPU is in trouble or only the log is known.
     trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi_states))
     trouble = trouble or bool(snapshot.view(_INVALID_REGION_REPORTED) or snapshot.view(symptoms.INIT_FAILED_22_56))
     is_all = ports is None and not gpus and not driver.works(snapshot)
@@ -216,12 +216,12 @@ _REGION_ASSIGNMENT_MESSAGE: Final = Pattern(
     r"(?P<verdict>no space for|failed to assign|can't assign; (?:no space|bogus alignment)|can't assign|assigned)"
     r"(?: \[(?P<behind>[^\]]{1,80})\])?"
 )
-# BARs from here on are ROMs and those of virtual functions, then windows of bridges.
+# From these numbers on BARs are ROMs and regions of virtual functions, then bridge windows.
 _ROM, _WINDOWS = 6, 13
 
 
 def _failed_assignments(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citation]]:
-    """Yield the regions that the kernel could not place, and whether each is a bridge window.
+    """Yield the regions that the kernel could not place, each with whether it is a bridge window.
 
     Expansion ROMs, I/O ports and BARs of virtual functions are left out: nothing needs them.
     """
@@ -246,7 +246,7 @@ _FOUR_GIB: Final = 1 << 32
 
 
 def _has_window_above_4g(snapshot: Snapshot) -> bool | None:
-    """Return whether firmware gave the bus addresses above 4 GiB; None where the log does not show its windows."""
+    """Return whether firmware gave the bus addresses above 4 GiB; None if the log does not show its windows."""
     found = [_ROOT_WINDOW.search(message.text) for message in kernel.matching_messages(snapshot, _ROOT_WINDOW)]
     return any(int(match["end"], 16) >= _FOUR_GIB for match in found if match) if found else None
 
@@ -369,7 +369,7 @@ RULES: Final = (
         disruption="reboot",
         symptoms=_NOT_STARTED_SYMPTOMS,
         look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
-        # In a virtual machine it is the machine's own settings, and its log looks the same.
+        # In a virtual machine the cause is the machine's settings, although the log looks the same.
         decisive=all_of(_UNPLACED, _HAS_WINDOW_ABOVE_4G, _IS_BARE_METAL),
         typical=any_of(_UNPLACED, all_of(_NO_REGION_ADDRESS, _HOTPLUG)),
         against=(IS_VIRTUAL_MACHINE, _LACKS_WINDOW_ABOVE_4G),

@@ -28,7 +28,7 @@ def _find_degraded_links(snapshot: Snapshot) -> Iterator[Proof]:
         above = pcie_links.bridges_above(snapshot, link.address) if link.address else ()
         port = snapshot.view(pcie_links.link_table).get(above[-1]) if above else None
         port = port if port and port.max_width else None
-        # A slot that is wired for no more lanes has lost none.
+        # The link has all the lanes that its slot is wired for.
         if port and port.max_width <= link.width:
             continue
         is_known = port is not None or link.covers_both_ends
@@ -52,7 +52,7 @@ _DEVICE_ADDRESS: Final = Pattern(pcie_links.ADDRESS)
 
 
 def _links_narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the lines of the kernel about a GPU whose link got fewer lanes than it can have."""
+    """Yield the kernel's messages about GPUs whose link has fewer lanes than possible."""
     for line in snapshot.view(_LINK_BANDWIDTH_LIMITED):
         match = _DEVICE_ADDRESS.search(line.line)
         if match and pcie_links.pci_slot(pci.normalize_address(match[0])) in snapshot.view(pcie_links.nvidia_slots):
@@ -61,7 +61,7 @@ def _links_narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
 
 # ---- errors
 
-# The bits of an uncorrected error, but for requests that a device does not know: probing does that.
+# Bits of uncorrected errors, except unsupported requests, which probing causes.
 _UNCORRECTED_ERROR_BITS: Final = (
     r"(?:DLP|Data Link Protocol|SDES|Surprise Down|Poisoned TLP|FCP|Flow Control Protocol|CmpltTO|Completion Timeout"
     r"|CmpltAbrt|Completer Abort|UnxCmplt|Unexpected Completion|RxOF|Receiver Overflow|MalfTLP|Malformed TLP|ECRC)"
@@ -84,14 +84,14 @@ _ERROR_REPORTING_DRIVERS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-
 
 @dataclass(frozen=True, slots=True)
 class _BusError:
-    """A kernel message about a bus error; ``address`` is that of the reporting device, or empty."""
+    """A kernel message about a bus error; ``address`` is the reporting device's, empty if unknown."""
 
     address: str
     message: kernel.Message
 
 
 def _reported_bus_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
-    """Return the errors that may concern a GPU, without those of other devices or of a fallen GPU."""
+    """Return the errors that may concern a GPU, without those of other devices or of a GPU off the bus."""
     gone, gpus, ports = (
         snapshot.view(faults.first_bus_falls),
         snapshot.view(pcie_links.nvidia_slots),
@@ -121,7 +121,7 @@ def _errors_matching(snapshot: Snapshot, pattern: Pattern) -> tuple[_BusError, .
 
 
 def _uncorrected_errors(snapshot: Snapshot) -> tuple[_BusError, ...]:
-    """Return the uncorrected errors; none if they are all requests that a device does not know."""
+    """Return the uncorrected errors; none if all are unsupported requests."""
     found = _errors_matching(snapshot, _UNCORRECTED_AER_ERROR)
     is_minor = bool(_errors_matching(snapshot, _REFUSED_REQUEST)) and not any(_error_bits(one) for one in found)
     return () if is_minor else found
@@ -131,7 +131,7 @@ def _error_bits(report: _BusError) -> list[str]:
     return [match["bit"] for match in _UNCORRECTED_AER_ERROR.finditer(report.message.text) if match["bit"]]
 
 
-# One error is told in up to four lines; a log of weeks holds some.
+# One error takes up to four lines; a log of weeks always contains a few.
 _MIN_STORM_ERRORS: Final = 4
 _MIN_STORM_ERRORS_LONG_LOG: Final = 20
 _MIN_LINES_OF_LONG_LOG: Final = 400
@@ -140,7 +140,7 @@ _MIN_LINES_OF_LONG_LOG: Final = 400
 def _find_corrected_error_storm(snapshot: Snapshot) -> Iterator[Proof]:
     errors = _errors_matching(snapshot, _CORRECTED_AER_ERROR)
     is_long = any(len(item.lines) > _MIN_LINES_OF_LONG_LOG for item in snapshot.items_of("kernel-log", "journal"))
-    # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
+    # A GPU off the bus is more serious: a few corrected errors before it do not explain it.
     often = sum(
         len(_CORRECTED_AER_ERROR.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in errors
     )
@@ -162,7 +162,7 @@ def _find_uncorrected_errors(snapshot: Snapshot) -> Iterator[Proof]:
 def _make_proof(
     snapshot: Snapshot, summary: str, errors: tuple[_BusError, ...], *more: Citation, confidence: Confidence = "certain"
 ) -> Proof:
-    """Return the proof, with the GPU if all errors are of one link."""
+    """Return the proof; it names the GPU if all errors are on one link."""
     gpus = {pcie_links.gpu_at(snapshot, one.address) for one in errors if one.address}
     at = next((one.message.at for one in errors if one.message.at is not None), None)
     cited = tuple(dict.fromkeys((*(one.message.citation for one in errors), *more)))[:12]
@@ -244,7 +244,7 @@ def _pasted_iommu_page_faults(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _has_guests(snapshot: Snapshot) -> bool:
-    """Return whether virtual machines run here, which ACS and the IOMMU isolate."""
+    """Return whether virtual machines run here, which need ACS and the IOMMU for isolation."""
     return bool(virtualization.passed_through_gpus(snapshot)) or virtualization.is_hypervisor(snapshot)
 
 
@@ -264,9 +264,9 @@ def _bypass_iommu(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("firmware", text, "no virtual machines run here, and iommu=pt did not help")
 
 
-# ---- what both do: peers are slow
+# ---- a symptom of both: slow peers
 
-# p2pBandwidthLatencyTest: a peer is reached at less than 2 GB/s.
+# p2pBandwidthLatencyTest reaches a peer at less than 2 GB/s.
 _PEER_BANDWIDTH_LOW: Final = message_line(
     r"P2P=Enabled Bandwidth[^\n]*\n[ \t]*D.D[^\n]*\n(?:[ \t]*\d+ [^\n]*\n){0,15}?[ \t]*\d+ [^\n]*\s[01]\.\d\d\b",
     "application", "text",

@@ -31,14 +31,14 @@ _NVML_MISSING: Final = message_line(
     *("kubernetes-log", "kubernetes-pod"),
 )
 _PLUGIN_MENTIONED: Final = any_line(r"(?i)device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami")
-# The first is of version 1.8 to 1.11, before that question.
+# Versions 1.8 to 1.11 print the first message; later ones ask "did you configure …".
 _PLUGIN_STRATEGY_REJECTED: Final = message_line(
     r"Failed to start nvml with error:\s+could not load NVML"
     r"|Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
 )
 _ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node offers all of its GPUs")
-# Where the plugin of one node registered, that of another may just be on a node without GPUs.
+# If one node's plugin registered, the failure of another's may only mean that its node has no GPUs.
 _PLUGIN_REGISTERED: Final = message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text")
 _STRATEGY_STILL_REJECTED: Final = unless(_PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED)
 _PLUGIN_WITHOUT_NVML: Final = unless(
@@ -46,13 +46,13 @@ _PLUGIN_WITHOUT_NVML: Final = unless(
     *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
 )
 
-# Under which runtime its pod runs: that of the plugin's own pod counts before any other's.
+# The runtime of the plugin's pod; the plugin's own pod takes precedence over other pods.
 
 _RUNTIME_CLASS_KEY: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
 
 
 def _pods_without_class(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield pods that would show a runtime class and have none."""
+    """Yield pods whose output would show a runtime class but shows none."""
     for item in snapshot.items_of("kubernetes-pod"):
         is_whole = not item.source.is_part and re.search(
             r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
@@ -92,7 +92,7 @@ _RUNTIME_CONFIGURE_RUN: Final = any_of(
 _UNUSUAL_DISTRIBUTION: Final = any_line(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
-# That of a system image is not on the host's path.
+# On an image-based system the driver is not on the host's path.
 _NO_DRIVER: Final = unless(predicate(driver.is_broken, "the node itself has no working driver"), _UNUSUAL_DISTRIBUTION)
 
 
@@ -111,7 +111,7 @@ def _request_nvidia_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-# Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
+# The driver's location. This is the root configured for the plugin; "/" fits a packaged driver.
 
 _DRIVER_ROOT_SET: Final = message_line(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?[\s\n]*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
@@ -155,7 +155,7 @@ UNHEALTHY: Final = any_of(
 )
 
 
-# The kubelet's words. Those that name another vendor's devices, or a GPU that is lost, are another matter.
+# The kubelet's messages. Those about another vendor's devices, or about a lost GPU, have other causes.
 
 _NO_HEALTHY_DEVICE_MESSAGE: Final = message_line(
     r"^(?![^\n]*\b(?!nvidia)[\w-]+\.com/)[^\n]*(?:no healthy devices present|cannot allocate unregistered device"
@@ -178,7 +178,7 @@ _KUBERNETES_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
 _POD_REFUSED: Final = any_of(_NO_HEALTHY_DEVICE_MESSAGE, _FEWER_DEVICES, _POD_REJECTED_MESSAGE)
 
 
-# That the logs alone remember it, and no pod that is shown was refused.
+# Only the logs still mention it, and no listed pod was refused.
 _PODS_RUN_AGAIN: Final = unless(
     message_line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_KUBERNETES_SOURCE_KINDS),
     message_line(r"AdmissionError|OutOf|Allocate failed", *_KUBERNETES_SOURCE_KINDS),
@@ -192,14 +192,14 @@ _KUBERNETES_NAMED: Final = any_line(r"(?i)\bkube\w*|\bpods?\b|\bk3s\b|\brke2\b|\
 
 _DELETE_REFUSED_PODS: Final = delete_refused_pods("delete the rejected pods; their controllers create new ones")
 
-# Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
-# are open after them.
+# Restarts of the kubelet: fixed by Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed
+# pods) are still open.
 
 _KUBELET_RESTART_WORDS: Final = (
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
     r"|kubelet (?:was |is )?restart(?:ed|s)?\b|pkill kubelet|Starting kubelet\."
 )
-# As what made it well again, a restart broke nothing here.
+# A restart that is said to have helped did not break anything.
 _KUBELET_WAS_RESTARTED: Final = any_of(
     unless(command_run(_KUBELET_RESTART_WORDS), message_line(r"^pod/\S+ created")),
     message_line(
@@ -210,15 +210,14 @@ _KUBELET_WAS_RESTARTED: Final = any_of(
 )
 
 
-# A kubelet that admits anew what it had admitted.
-# Init containers that ask for a GPU, too.
+# A restarted kubelet admits its pods again, also those whose init containers request a GPU.
 _POD_HAS_INIT_CONTAINERS: Final = message_line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
 _KUBERNETES_WITH_BUG: Final = message_line(
     r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
 )
 
 
-# What the kubelet has on record, and what takes a pod away without it.
+# The kubelet's checkpoint of allocations, and forced deletions that bypass the kubelet.
 
 _STALE_ALLOCATION: Final = any_of(
     command_run(r"kubelet_internal_checkpoint|--force\b.*--grace-period|--grace-period.*--force"),
@@ -227,7 +226,7 @@ _STALE_ALLOCATION: Final = any_of(
 
 
 def _unassigned_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield GPUs that the scheduler has not assigned."""
+    """Yield the GPUs that the scheduler has not assigned."""
     for node in snapshot.view(kubernetes_nodes.kube_nodes):
         for name, amount in node.allocatable.items():
             used = node.allocated.get(name)
@@ -244,7 +243,7 @@ _KUBELET_UNIT_BY_PRODUCT: Final = {
 
 
 def _kubelet_unit(snapshot: Snapshot) -> str:
-    """Return the unit that runs the kubelet; by default the product's usual one."""
+    """Return the unit that runs the kubelet; by default the product's usual unit."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.unit:
         unit = kubelet.value.unit.removesuffix(".service")
@@ -339,7 +338,7 @@ RULES: Final = (
             {
                 "device-plugin-library-not-found",
                 "device-plugin-not-ready-after-reboot",
-                # What CUDA says where it finds no driver at all.
+                # CUDA's error if it finds no driver at all.
                 "driver-too-old-for-image",
                 "gpu-labels-without-capacity",
             }

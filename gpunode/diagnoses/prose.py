@@ -1,8 +1,8 @@
-"""Tell what people wrote about a node from what its programs wrote.
+"""Distinguish what people wrote about a node from the output of its programs.
 
-"We never saw Xid 79" or "is it normal that the GPU falls off the bus?" have a message's words and prove nothing. A line
-is prose if its author speaks, asks, denies, supposes or quotes, and nothing at its beginning is a log's, a shell's or a
-table's. Prose makes a cause a suspect and proves nothing. Whatever is not clearly prose counts as evidence.
+"We never saw Xid 79" or "is it normal that the GPU falls off the bus?" contain a message's text but prove nothing. A
+line is prose if its author speaks, asks, denies, supposes or quotes, and it does not begin like a log, a shell or a
+table. Prose makes a cause a suspect and proves nothing. Anything that is not clearly prose counts as evidence.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
-# What a list or an answer in a forum puts before a sentence.
+# Prefixes that lists and forum answers put before a sentence.
 _SENTENCE_LEAD_IN: Final = Pattern(
     r"(?i)^(?:[>*•\s]|-\s|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
     r"|description|expected|background|context|env(?:ironment)?|tl;?dr)\s*:\s*)*"
 )
-# A time, a level, a tag, a prompt, a row of a table, a setting, a path.
+# A time, level, tag, prompt, table row, setting or path.
 _MACHINE_OUTPUT_START: Final = Pattern(
     r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
     r"|[\w.()/\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
@@ -61,7 +61,7 @@ _REPORTED_SPEECH: Final = Pattern(
 _QUOTING_SENTENCE: Final = Pattern(
     r"^[A-Z][A-Za-z,'’-]* [A-Za-z,'’ -]{4,120}[\"“„«`](?P<quoted>[^\"”“«»`\n]{12,})[\"”»`]"
 )
-# Sentences that ask, suppose, pass on what others say, or tell of another machine or time.
+# Sentences that ask, suppose, report hearsay, or are about another machine or time.
 _DOUBTFUL: Final = Pattern(
     rf"(?i){_QUESTION_START.pattern.replace('^', r'^[^a-z]*(?:or |so |and )?', 1)}|^\s*>"
     r"|^\W*(?:suppose|imagine|before|if(?! (?:I|we|my|our)\b))\b|\b(?:whether|guess|suspect|think|thought|wonder|fear"
@@ -71,7 +71,7 @@ _DOUBTFUL: Final = Pattern(
 )
 _NEGATION: Final = Pattern(r"(?i)\b(?:not|never|nowhere|neither|nor|no longer|removed|blacklisted|disabled)\b|n['’]t\b")
 _DENIED_BEFORE: Final = Pattern(r"(?i)\b(?:no|zero|none|without|avoid\w*|instead of|(?:got|get) rid of)\b")
-# Of another time.
+# About another time.
 _NOT_NOW: Final = Pattern(
     r"(?i)\b(?:until|years? ago|ages ago|last (?:week|month|year)|tomorrow|purged|uninstalled|dropped|switched|solved"
     r"|fixed)\b"
@@ -82,7 +82,7 @@ _CLAUSE_START: Final = Pattern(
     r"(?i)[,;](?! (?:which|that|who)\b)|(?=\b(?:and|but|because|since|while|when|after|although|though)\b)"
 )
 _AUTHOR_PATTERNS: Final = (_FIRST_PERSON_WORDS, _QUESTION_START, _DENIAL_WORDS, _SUPPOSITION_START, _REPORTED_SPEECH)
-# What mail programs and forums put above the words of another.
+# The attribution that mail programs and forums put above a quote.
 _QUOTE_ATTRIBUTION_LINE: Final = Pattern(
     r"(?i)^[^>\n]{1,120}\b(?:wrote|writes|said|schrieb(?: [^:\n]{1,80})?|a écrit|escribió|ha scritto|написал|写道)"
     r"\s*[:：]\s*$"
@@ -92,7 +92,7 @@ _SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
 
 
 def without_prose(snapshot: Snapshot, citations: Iterable[Citation]) -> tuple[Citation, ...]:
-    """Return the citations without those of prose."""
+    """Return the citations that are not prose."""
     return tuple(citation for citation in citations if not cites_prose(snapshot, citation))
 
 
@@ -107,10 +107,10 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
 
 
 def tells(line: str, words: Pattern) -> bool:
-    """Return whether the author says ``words`` of the machine now; only their own first word may deny."""
+    """Return whether the author states ``words`` about the machine now; the first matched word itself may negate."""
     sentences = _SENTENCE_END.split(_QUOTED_OR_SET_APART.sub("", line))
     plain = (one for one in sentences if not _DOUBTFUL.search(one))
-    # Of "the GPU is used by another user, is that normal?" the first part tells.
+    # In "the GPU is used by another user, is that normal?" the first part is a statement.
     parts = (one.rpartition(",")[0] if one.rstrip().endswith("?") else one for one in plain)
     for clause in (clause for part in parts for clause in _CLAUSE_START.split(part)):
         if match := words.search(clause):
@@ -130,7 +130,7 @@ def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tup
 
 
 class _ProseLines:
-    """The numbers of the lines that are prose, computed on use."""
+    """The line numbers that are prose, computed on demand."""
 
     def __init__(self, item: EvidenceItem) -> None:
         self._lines = item.lines
@@ -138,14 +138,14 @@ class _ProseLines:
 
     def __contains__(self, number: int) -> bool:
         walked = [number]
-        # Not by recursion: a sentence without an end may be ten thousand lines of a paste.
+        # Iterative, because an unfinished sentence may continue over ten thousand lines of a paste.
         while (answer := self._is_prose_by_itself(walked[-1])) is None:
             walked.append(walked[-1] - 1)
         self._known.update(dict.fromkeys(walked, answer))
         return answer
 
     def _is_prose_by_itself(self, number: int) -> bool | None:
-        """Return whether the line is prose; None if it is whenever the line above is, whose sentence goes on."""
+        """Return whether the line is prose; None if it continues the sentence above and shares its answer."""
         if number in self._known:
             return self._known[number]
         if not 0 < number <= len(self._lines):
@@ -163,14 +163,14 @@ class _ProseLines:
 
     @cached_property
     def _fenced_lines(self) -> frozenset[int]:
-        """The numbers of the lines between Markdown's fences: they are pasted."""
+        """The numbers of the lines between Markdown's fences, which are pasted output."""
         fences = [number for number, line in enumerate(self._lines, 1) if _MARKDOWN_FENCE.match(line)]
         pairs = zip(fences[::2], fences[1::2], strict=False)
         return frozenset(number for first, last in pairs for number in range(first, last))
 
     @cached_property
     def _quoted_lines(self) -> frozenset[int]:
-        """The numbers of the lines that quote somebody who is named above them."""
+        """The numbers of the lines that quote a person named above them."""
         numbers = set[int]()
         is_named, above = False, ""
         for number, line in enumerate(self._lines, 1):
@@ -185,7 +185,7 @@ class _ProseLines:
 
 
 def is_written_by_person(sentence: str) -> bool:
-    """Return whether a person speaks, asks, denies, supposes, tells or quotes in the sentence."""
+    """Return whether a person speaks, asks, denies, supposes, reports or quotes in the sentence."""
     if any(pattern.search(sentence) for pattern in _AUTHOR_PATTERNS):
         return True
     match = _QUOTING_SENTENCE.search(sentence)

@@ -1,6 +1,6 @@
 """Order findings: choose root causes and attach their consequences. Pure.
 
-A fault explains the consequences that its rule names, on the same GPU and not if they came first. Faults of different
+A fault explains the consequences that its rule names, on the same GPU, unless they came first. Faults of different
 boots do not explain each other; those of the running boot come first.
 """
 
@@ -15,16 +15,16 @@ from gpunode.diagnoses.model import STACK_LAYERS, Finding, Severity
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 # The driver waits this long before it reports a dead GSP; consequences may be logged earlier.
 _MAX_REPORT_DELAY_S: Final = 45.0
-# As warnings, these concern the next boot.
+# As warnings, these only concern the next boot.
 _NEXT_BOOT_CAUSES: Final = frozenset({"module-built-for-other-kernel"})
 
 
 def rank_findings(findings: tuple[Finding, ...], explains: Mapping[str, frozenset[str]]) -> tuple[Finding, ...]:
-    """Return root causes, the most certain, earliest and deepest first, then their consequences.
+    """Return root causes, most certain, earliest and deepest first, then their consequences.
 
     Args:
-        findings: one for each cause, in any order.
-        explains: by cause, its consequences when both are found.
+        findings: one per cause, in any order.
+        explains: by cause, its consequences if both are found.
     """
     by_cause = {finding.cause: finding for finding in _sort_findings(findings)}
     explainers = {cause: _find_explainers(finding, by_cause, explains) for cause, finding in by_cause.items()}
@@ -36,9 +36,9 @@ def rank_findings(findings: tuple[Finding, ...], explains: Mapping[str, frozense
 
 
 def _sort_findings(findings: tuple[Finding, ...]) -> Iterator[Finding]:
-    """Yield errors first, then certain ones, then earlier ones where clocks compare, else deeper ones.
+    """Yield errors first, then certain findings, then earlier ones if their clocks compare, else deeper ones.
 
-    Some times do not compare, so pick the deepest finding that none of its equals preceded.
+    Not all times compare, so the deepest finding that none of its equals preceded is picked.
     """
     has_current_fault = any(
         finding.onsets and not finding.is_past and finding.severity != "info" for finding in findings
@@ -69,13 +69,13 @@ def _began_before(one: Finding, other: Finding) -> bool:
 
 
 def _seconds_ahead(one: Finding, other: Finding, gpu: str = "") -> list[float]:
-    """Return by how many seconds ``one`` began before ``other`` on that GPU, for each common clock."""
+    """Return, for each common clock, by how many seconds ``one`` began before ``other`` on that GPU."""
     starts, others = _first_onset_by_clock(one, gpu), _first_onset_by_clock(other, gpu)
     return [others[clock] - at for clock, at in starts.items() if clock in others]
 
 
 def _first_onset_by_clock(finding: Finding, gpu: str) -> dict[str, float]:
-    """Return the earliest onset by clock, on ``gpu`` or on any."""
+    """Return the earliest onset by clock, on ``gpu`` or, if empty, on any GPU."""
     onsets: dict[str, float] = {}
     for event in finding.onsets:
         if event.clock and (not gpu or event.gpu in {"", gpu}):
@@ -114,14 +114,14 @@ def _affected_gpus(finding: Finding) -> frozenset[str]:
 def _gpus_explained(finding: Finding, root: Finding) -> frozenset[str]:
     """Return the GPUs of ``finding`` on which ``root`` may be its cause.
 
-    A finding that is not a fault explains no fault.
+    An info finding explains no fault.
     """
     if root.severity == "info" and finding.severity != "info":
         return frozenset()
-    # A future fault causes nothing today.
+    # A fault of the next boot causes nothing today.
     if root.severity == "warning" and root.cause in _NEXT_BOOT_CAUSES:
         return frozenset()
-    # A pod's log must not hide what the node itself shows.
+    # A pod's log must not hide evidence from the node itself.
     if root.container_log and not finding.container_log and finding.confidence == "certain":
         return frozenset()
     # A boot resets every GPU.

@@ -1,4 +1,4 @@
-"""Build the steps of remedies in the node's own distribution, by gpunode where it can do them."""
+"""Build remedy steps for the node's distribution, using gpunode itself where possible."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def make_fixed_remedy(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
 
 
 def look_at_hardware(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
-    """Return a remedy at the machine itself; before it comes a look, unless its kernel, bus or GPUs were shown."""
+    """Return a remedy at the machine itself; preceded by a check unless its kernel, bus or GPUs were shown."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
         if not (
@@ -124,7 +124,7 @@ def manual_step(kind: FixKind, text: str, when: str = "") -> Fix:
 def _package_step(
     snapshot: Snapshot, purpose: Purpose, kind: FixKind, text: str, names: Iterable[str], when: str
 ) -> Fix:
-    """Return a command about packages; the text alone if a name is not a valid package name."""
+    """Return the step with a package command; the text alone if a name is not a valid package name."""
     named, program = tuple(dict.fromkeys(names)), _command_for(snapshot, purpose)
     is_sound = bool(named) and bool(program) and all(map(is_package_name, named))
     return Fix(kind, text, (join_commands(program, command(*named)),) if is_sound else (), when)
@@ -136,7 +136,7 @@ def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
 
 
 def uninstall_driver(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
-    """Return the step that removes packages of a driver, or literals; others a person must judge."""
+    """Return the step that removes driver packages or literals; other names need a person's judgement."""
     if others := ", ".join(name for name in names if not isinstance(name, Shell) and not is_driver_package(name)):
         return manual_step(
             "remove", f"{text}: {others} does not belong to a driver, so first check what needs it", when
@@ -160,12 +160,12 @@ def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
 
 
 def unhold_packages(snapshot: Snapshot, text: str, *names: str) -> Fix:
-    """Return the step that lets packages be upgraded again."""
+    """Return the step that releases held packages."""
     return _package_step(snapshot, "unhold", "configure", text, names, "")
 
 
 def align_driver_versions(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
-    """Return the step that brings packages which stayed behind to the version of the others."""
+    """Return the step that brings lagging packages to the version of the others."""
     return Fix(kind, text, (_command_for(snapshot, "one version"),), when)
 
 
@@ -191,7 +191,7 @@ def has_kernel_argument(snapshot: Snapshot, argument: str) -> bool:
 
 
 def add_kernel_argument(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
-    """Yield the steps that add ``argument`` and reboot; nothing if it is set already."""
+    """Yield the steps that add ``argument`` and reboot; nothing if it is already set."""
     if has_kernel_argument(snapshot, argument):
         return
     if snapshot.view(package_manager) == "dnf":
@@ -218,9 +218,9 @@ def update_boot_loader(snapshot: Snapshot) -> Command:
 
 
 def can_run_setup(snapshot: Snapshot) -> bool:
-    """Return whether gpunode sets up nodes of this release; an unknown one counts if it has apt.
+    """Return whether gpunode supports this release; an unknown release counts if it has apt.
 
-    vGPU guests, WSL2 and Jetsons are not: gpunode does not install their drivers.
+    vGPU guests, WSL2 and Jetsons are unsupported: gpunode does not install their drivers.
     """
     if virtualization.is_vgpu(snapshot) or has_external_driver(snapshot):
         return False
@@ -236,13 +236,13 @@ def can_run_setup(snapshot: Snapshot) -> bool:
     return family is not None and not is_without_archive
 
 
-# Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.
+# Of the supported releases Ubuntu 22.04 has the oldest kernel; NVIDIA packages nothing for Debian on arm64.
 _KERNEL_MAJOR_MINOR: Final = Pattern(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,9})\.")
 _OLDEST_SUPPORTED_KERNEL: Final = (5, 15)
 _DEBIAN_ARM_KERNEL: Final = Pattern(r"-arm64(?:-16k)?$")
 
 
-# Without a runtime named, setup takes none of these.
+# Setup skips these unless a runtime is named.
 _RUNTIME_STEP_IDS: Final = frozenset({"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"})
 
 
@@ -250,7 +250,7 @@ def setup_step(
     snapshot: Snapshot, kind: FixKind, text: str, *steps: str, upgrade: bool = False,
     fallback_commands: tuple[Command, ...] = (), when: str = ""
 ) -> Fix:  # fmt: skip
-    """Return the step that gpunode does itself, by ``steps`` alone if named; else ``fallback_commands``."""
+    """Return the step that gpunode does itself, only ``steps`` if given; else ``fallback_commands``."""
     is_configured = bool(steps) and _RUNTIME_STEP_IDS.issuperset(steps) and has_external_driver(snapshot)
     if not can_run_setup(snapshot) and not is_configured:
         return Fix(kind, text, fallback_commands, when)
@@ -264,7 +264,7 @@ def setup_step(
 def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     """Return the step that installs the whole driver: by gpunode if it can, else by packages.
 
-    The step ``driver`` alone would lack repository, headers and loading.
+    The step ``driver`` alone would lack the repository, headers and loading.
     """
     models = snapshot.view(gpu_models.gpu_models_if_all_known)
     if can_run_setup(snapshot) and not (models and isinstance(choose(models, Driver()), Refusal)):
@@ -280,7 +280,7 @@ def change_driver(
     snapshot: Snapshot, text: str, *, oldest_branch: int = 0, other_branch: bool = False, allow_older: bool = False,
     installed_version: str = "", when: str = ""
 ) -> Iterator[Fix]:  # fmt: skip
-    """Yield the steps to another driver release: the newest of its branch, else of another branch.
+    """Yield the steps to another driver release: the newest of its branch, else one of another branch.
 
     ``oldest_branch`` is the oldest that helps, ``other_branch`` excludes the installed branch, ``allow_older`` permits
     an
@@ -303,7 +303,7 @@ def change_driver(
 
 
 def upgrade_driver_for_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
-    """Yield the steps to a driver with a newer CUDA, of another branch if it is unknown which."""
+    """Yield the steps to a driver with a newer CUDA; of another branch if the needed version is unknown."""
     release, banner = cuda.requested_cuda_release(snapshot), snapshot.match(cuda.IMAGE_NEEDS_NEWER_DRIVER_MESSAGE)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = parse_int(asked.partition(".")[0]) or 0
@@ -327,7 +327,7 @@ def _find_driver_version(snapshot: Snapshot) -> str:
 def _setup_options(
     snapshot: Snapshot, version: str, oldest_branch: int, *, other_branch: bool, allow_older: bool
 ) -> tuple[str, ...]:
-    """Return the options of gpunode for a driver other than ``version``; none if no branch helps."""
+    """Return gpunode's options for a driver other than ``version``; none if no branch helps."""
     number = parse_int(version.partition(".")[0]) or 0
     here = branches.find(number)
     is_upgraded = (
@@ -340,14 +340,14 @@ def _setup_options(
     if is_upgraded:
         return ("--upgrade",)
     able = [one for one in _branches_for_node_gpus(snapshot) if one.number >= oldest_branch and one.number != number]
-    # One that is maintained for years before one that ends with the next, a newer one before an older.
+    # A branch maintained for years before one that ends with the next, a newer one before an older one.
     able.sort(key=lambda one: (one.number < number, one.kind == "new-feature", abs(one.number - number)))
     best = next((branch for branch in able if allow_older or branch.number > number), None)
     return ("--driver", str(best.number)) if best else ()
 
 
 def _branches_for_node_gpus(snapshot: Snapshot) -> list[Branch]:
-    """Return the maintained branches that drive the GPUs of this node, as far as they are known."""
+    """Return the maintained branches that support the known GPUs of this node."""
     models = snapshot.view(gpu_models.gpu_models)
     active = (branch for branch in branches.all_branches() if branch.is_maintained)
     return [one for one in active if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice)]
@@ -402,7 +402,7 @@ _JETSON_DRIVER_TEXT: Final = (
     "the driver is part of the board's image and is upgraded only with JetPack; container images must be built for "
     "this JetPack"
 )
-# Into apt's keyring goes the pinned key alone, whatever the server sends; without it apt refuses the archive.
+# Only the pinned key enters apt's keyring, whatever the server sends; without it apt refuses the archive.
 _IMPORT_PINNED_KEY_COMMAND: Final = join_commands(
     Shell("k=$(mktemp -d);"),
     command("curl", "-fsSL", TOOLKIT_REPOSITORY.key.url),
@@ -429,12 +429,12 @@ UNLOAD_MODULES_COMMAND: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nv
 
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:
-    """Return the step that rebuilds the initial RAM disks."""
+    """Return the step that rebuilds the initramfs."""
     return Fix("rebuild", text, (_command_for(snapshot, "initramfs"),), when)
 
 
 def rebuild_initramfs_and_reboot(snapshot: Snapshot) -> Iterator[Fix]:
-    """Yield the whole remedy where only the initramfs is wrong."""
+    """Yield the complete remedy if only the initramfs is wrong."""
     yield rebuild_initramfs(snapshot)
     yield reboot_node()
 
@@ -451,7 +451,7 @@ def reboot_node(text: str = "reboot the node", when: str = "") -> Fix:
 
 
 def drain_node(text: str = "move the work away from this node first: this shows what uses its GPUs") -> Fix:
-    """Return the step that moves the work away; its command shows what is to be moved."""
+    """Return the step that moves the work to other nodes; its command lists what uses the GPUs."""
     return Fix("drain", text, (Shell("sudo fuser -v /dev/nvidia*"),))
 
 
@@ -462,16 +462,16 @@ _RESET_GPU_TEXT: Final = (
 
 
 def reset_gpu(text: str = _RESET_GPU_TEXT, when: str = "") -> Fix:
-    """Return the step that resets the faulty GPU only."""
+    """Return the step that resets only the faulty GPU."""
     return Fix("reset", text, (gpu_command("sudo", "nvidia-smi", "--gpu-reset", f"--id={GPU_ADDRESS}"),), when)
 
 
 def reset_all_gpus(text: str, when: str = "") -> Fix:
-    """Return the step that resets every GPU of the node and the NVSwitches that join them."""
+    """Return the step that resets every GPU of the node and the NVSwitches between them."""
     return Fix("reset", text, (Shell("sudo nvidia-smi --gpu-reset"),), when)
 
 
-# Of a GPU that fell off the bus, the driver asks for a reboot (Xid 154), which takes no power away from the slot.
+# For a GPU off the bus the driver asks for a reboot (Xid 154), which does not cut the power of the slot.
 _POWER_CYCLE_TEXT: Final = (
     "power the node off, wait a minute, and power it on again: a reboot, even if Xid 154 asks for one, often does "
     "not recover the GPU"
@@ -479,7 +479,7 @@ _POWER_CYCLE_TEXT: Final = (
 
 
 def power_cycle_node(text: str = _POWER_CYCLE_TEXT, when: str = "") -> Fix:
-    """Return the manual step that takes the power away."""
+    """Return the manual step that cuts the power."""
     return Fix("reboot", text, when=when)
 
 
@@ -489,7 +489,7 @@ def replace_gpu(text: str = "have the GPU replaced", when: str = "") -> Fix:
 
 
 def write_nvidia_report(when: str = "it comes back") -> Fix:
-    """Return the step that writes NVIDIA's report, required for a support case."""
+    """Return the step that writes NVIDIA's bug report, which a support case requires."""
     return Fix("inspect", "write NVIDIA's report for the support case", (Shell("sudo nvidia-bug-report.sh"),), when)
 
 
@@ -498,7 +498,7 @@ _BRANCH_BY_GENERATION_TEXT: Final = (
     "with its open kernel modules from Turing on, branch 580 with its proprietary ones for Maxwell, Pascal and Volta, "
     "branch 470 for Kepler"
 )
-# Older branches are not in NVIDIA's repositories; it is the last of three generations, and maintained for years.
+# NVIDIA's repositories have no older branches; this is the last one for three generations, maintained for years.
 _OLDEST_MAINTAINED_BRANCH: Final = 580
 
 
@@ -526,14 +526,14 @@ def install_driver_packages(snapshot: Snapshot, text: str, when: str = "", *, ol
 
 
 def _install_commands(snapshot: Snapshot, last_branch: int | None) -> tuple[Command, ...]:
-    """Return the commands that install that branch, or the newest; none if no repository has it."""
+    """Return the commands that install that branch, or the newest one; none if no repository has it."""
     known = find_distro(snapshot)
     is_kept = last_branch is None or last_branch == _OLDEST_MAINTAINED_BRANCH
     match package_manager(snapshot):
         case "apt":
             has = release(known) if known else None
             if name := has.ended.get(last_branch or 0) if has else None:
-                # Debian's ended drivers stand beside the current one, which is named with a dash: apt removes it.
+                # Debian installs legacy drivers beside the current one; the trailing dash makes apt remove that.
                 others = ("nvidia-driver-",) if has and has.distribution == "debian" else ()
                 return (command("sudo", "apt-get", "install", name, *others),)
             is_ubuntu = known is not None and "ubuntu" in {known.id, *known.like}
@@ -541,7 +541,7 @@ def _install_commands(snapshot: Snapshot, last_branch: int | None) -> tuple[Comm
         case "dnf":
             major = known.version_id.partition(".")[0] if known and known.id != "fedora" else ""
             if is_kept and (major in {"8", "9"} or (known and known.id == "amzn")):
-                # A stream takes the place of another one with all its packages.
+                # A stream replaces the enabled one together with its packages.
                 stream = f"nvidia-driver:{f'{last_branch}-dkms' if last_branch else 'open-dkms'}/default"
                 return (command("sudo", "dnf", "module", "switch-to", stream, "--allowerasing"),)
             return () if last_branch else (Shell("sudo dnf install --allowerasing nvidia-open"),)

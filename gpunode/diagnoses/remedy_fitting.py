@@ -1,6 +1,6 @@
-"""Fit a remedy to a finding: name the affected GPUs in its commands.
+"""Fit a remedy to a finding by naming the affected GPUs in its commands.
 
-A rule's remedy is the same on every node; only the finding knows the GPUs.
+A rule's remedy is the same on every node; only the finding knows the affected GPUs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPLACE_ADDRESS_HINT: Final = "the GPU is not known here: replace ADDRESS by it
 
 
 def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
-    """Fill the GPUs into the commands; if none is known, tell the reader to."""
+    """Insert the GPUs into the commands; if none is known, ask the reader to."""
     return tuple(_fit_fix(fix, gpus) for fix in fixes)
 
 
@@ -40,9 +40,9 @@ _OWN_RECIPE_HINT: Final = "name this node's recipe behind setup: `sudo gpunode l
 
 
 def ask_for_own_recipe(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
-    """Have a node that gpunode has set up name its recipe: without that, setup looks for packages at NVIDIA's address.
+    """Ask for the recipe on a node that gpunode has set up: without it, setup uses NVIDIA's public repositories.
 
-    No evidence says which recipe it was: the record of a node is root's, and no capture has it.
+    No evidence names the recipe: only root can read a node's record, and captures do not contain it.
     """
     pins = snapshot.facts.file(system(snapshot.facts).pin_file)
     if not isinstance(pins, Known) or pins.value is None:
@@ -55,7 +55,7 @@ def ask_for_own_recipe(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, .
     )
 
 
-# Steps that a reboot replaces.
+# A reboot makes these steps unnecessary.
 _FIX_KINDS_DONE_BY_REBOOT: Final = frozenset({"drain", "load", "restart", "reboot"})
 
 
@@ -76,7 +76,7 @@ def merge_reboot_fixes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 
 def minimum_disruption(fixes: Iterable[Fix], disruption: Disruption) -> Disruption:
-    """Return ``disruption``, but at least a service restart where a fix removes packages."""
+    """Return ``disruption``, but at least a service restart if a fix removes packages."""
     removes = any(removes_packages(fix) for fix in fixes if not fix.when)
     return max(disruption, "restart-service", key=DISRUPTIONS.index) if removes else disruption
 
@@ -84,7 +84,7 @@ def minimum_disruption(fixes: Iterable[Fix], disruption: Disruption) -> Disrupti
 def gpus_for_commands(snapshot: Snapshot, finding_gpus: tuple[str, ...]) -> tuple[str, ...]:
     """Return the GPUs of a finding, else the node's only one.
 
-    Indices shift when a GPU is lost, so they are dropped then.
+    Indices shift when a GPU is lost, so they are dropped in that case.
     """
     only = "" if finding_gpus else snapshot.view(boards.only_gpu)
     if any(map(str.isdigit, finding_gpus)) and snapshot.view(symptoms.GPU_LOST):
@@ -95,7 +95,7 @@ def gpus_for_commands(snapshot: Snapshot, finding_gpus: tuple[str, ...]) -> tupl
 def apply_driver_recovery(
     fixes: tuple[Fix, ...], disruption: Disruption, action: RecoveryAction
 ) -> tuple[tuple[Fix, ...], Disruption]:
-    """Return remedy and disruption, raised to a reboot if the driver asks for more than a reset."""
+    """Return remedy and disruption, raised to a reboot if the driver requires more than a reset."""
     if action != "reboot" or not any(fix.kind == "reset" for fix in fixes):
         return fixes, disruption
     when = {fix.when for fix in fixes if fix.kind == "reset"} if disruption == "RMA" else {""}
@@ -107,7 +107,7 @@ def apply_driver_recovery(
     return done, max(disruption, "reboot", key=DISRUPTIONS.index)
 
 
-# Of memory that waits to be mended, nvidia-smi's rows tell.
+# nvidia-smi's rows decide about pending memory repairs, not the driver's recovery action.
 _CAUSES_NOT_CLEARED_BY_DRIVER: Final = frozenset(
     {"row-remap-pending", "page-retirement-pending-handles-held", "xid-154-recovery-action"}
 )

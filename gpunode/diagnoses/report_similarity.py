@@ -1,7 +1,7 @@
-"""Compare a node's evidence with the words of public reports about each cause. Pure.
+"""Compare a node's evidence with the vocabulary of public reports about each cause. Pure.
 
-Words never detect a cause; they only order the suspects. ``tests/scenarios/words.py`` writes the counts of the
-project's report collection to ``report_words.txt``.
+Words never detect a cause; they only order the suspects. ``tests/scenarios/words.py`` counts the words of the project's
+report collection into ``report_words.txt``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_COMPARED_LENGTH: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ReportWords:
-    """Number of reports of each cause that contain each word.
+    """The number of reports of each cause that contain each word.
 
     Attributes:
         reports: number of reports of each cause.
@@ -40,7 +40,7 @@ def extract_words(texts: Iterable[str]) -> frozenset[str]:
 
 
 def parse_report_words(text: str) -> ReportWords:
-    """Parse a line for each cause: ``cause:reports``, then ``word:count``, or ``word`` for a count of 1."""
+    """Parse one line per cause: ``cause:reports``, then ``word:count``, or ``word`` for a count of 1."""
     rows = [[_parse_count(word) for word in line.split()] for line in text.splitlines()]
     return ReportWords({row[0][0]: row[0][1] for row in rows}, {row[0][0]: dict(row[1:]) for row in rows})
 

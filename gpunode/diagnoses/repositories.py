@@ -1,4 +1,4 @@
-"""Package repositories: keys that are missing, withdrawn or too weak, and archives that two entries name."""
+"""Package repositories: missing, revoked or weak keys, and archives with two entries."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _URL_PATTERN_BY_OWNER: Final[tuple[tuple[RepositoryOwner, Pattern], ...]] = (
 
 
 def repository_owner_of(text: str) -> RepositoryOwner:
-    """Return the owner of the repository in ``text``, a URL or a message with one."""
+    """Return the owner of the repository in ``text``, a URL or a message that contains one."""
     return next((owner for owner, pattern in _URL_PATTERN_BY_OWNER if pattern.search(text)), "other")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """An entry of APT's source lists and its line."""
+    """An entry of APT's source lists, with its line."""
 
     source: PackageSource
     citation: Citation
@@ -50,8 +50,8 @@ _GREPPED_SOURCE_ENTRY: Final = Pattern(
 
 
 def source_entries(snapshot: Snapshot) -> tuple[SourceEntry, ...]:
-    """Return the entries of APT's source lists, from the files or from what somebody grepped out of them."""
-    # What grep -r shows is both its own answer and a part of each file.
+    """Return the entries of APT's source lists, from the files or from grep output."""
+    # The output of grep -r is both an item of its own and a part of each file.
     entries: dict[PackageSource, SourceEntry] = {}
     for source_entry in _find_source_entries(snapshot):
         entries.setdefault(replace(source_entry.source, line=0), source_entry)
@@ -93,7 +93,7 @@ def _parse_entries(item: EvidenceItem, path: str, text: str, number: int | None 
 
 
 def conflicting_entries(snapshot: Snapshot) -> tuple[tuple[SourceEntry, ...], ...]:
-    """Return entries with one archive and different keys, by archive; apt then reads no list."""
+    """Return entries for the same archive with different keys, by archive; apt then reads no list at all."""
     archives: dict[tuple[str, str], list[SourceEntry]] = {}
     for entry in snapshot.view(source_entries):
         if entry.source.enabled:
@@ -102,7 +102,7 @@ def conflicting_entries(snapshot: Snapshot) -> tuple[tuple[SourceEntry, ...], ..
 
 
 def entries_without_key(snapshot: Snapshot, owner: RepositoryOwner) -> Iterator[Citation]:
-    """Yield the enabled entries whose keyring is not there."""
+    """Yield the enabled entries whose keyring does not exist."""
     for entry in snapshot.view(source_entries) if isinstance(snapshot.facts.sources, Known) else ():
         one = entry.source
         keyring = snapshot.facts.file(one.signed_by)
@@ -116,20 +116,20 @@ _KEY_REFUSED: Final = (
     r"|is (?:not|no longer) signed|[Ss]ignatures? (?:couldn't|could not|verification)"
     r"|Public key for \S+ is not installed|are already installed but)"
 )
-# apt names the archive in the line or before it; between them stands no other archive.
+# apt names the archive in the same line or before it, with no other archive in between.
 _KEY_REFUSED_LATER_TEXT: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_KEY_REFUSED}"
 _CUDA_KEY_REFUSED: Final = message_line(
     rf"(?i)(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
     rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_KEY_REFUSED_LATER_TEXT}|Public key for (?:cuda|nvidia"
     r"|libnv)\S+\.rpm is not installed"
-    # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
+    # The keys of NVIDIA's repositories, the first of which was withdrawn in April 2022.
     rf"|{_KEY_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)"
 )
 _TOOLKIT_KEY_REFUSED: Final = message_line(
     rf"(?i)(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_KEY_REFUSED_LATER_TEXT}"
     rf"|{_KEY_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)"
 )
-# The right key. sqv, which apt asks since Debian 13, takes no binding by SHA-1 from February 2026 on.
+# The key is right, but sqv, which apt uses since Debian 13, rejects SHA-1 bindings from February 2026 on.
 _CUDA_KEY_USES_SHA1: Final = all_of(
     message_line(r"SHA-?1 is not considered secure"),
     message_line(r"[Ss]igning key on \S*A4B469963BF863CC is not bound"),
@@ -137,10 +137,10 @@ _CUDA_KEY_USES_SHA1: Final = all_of(
 _SIGNATURE_POLICY_WARNING: Final = unless(
     message_line(r"Policy will reject signature within a year"), message_line(r"^(?:Err:|E: )[^\n]*nvidia\.(?:com|cn)")
 )
-# The next update is going to refuse it: nothing fails yet that is installed.
+# The next update will refuse the repository; installed packages still work.
 _CUDA_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "cuda"))
 _TOOLKIT_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "toolkit"))
-# A driver came to the node and does not run: what keeps newer ones from coming is another matter.
+# The installed driver does not run; why newer ones do not arrive is a separate problem.
 _DRIVER_BUILT_BUT_BROKEN: Final = predicate(
     lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_dkms_rows)),
     "a driver is built here",
@@ -197,7 +197,7 @@ _REMOVE_RETIRED_KEY_COMMAND: Final = Shell(
     "rpm -qa gpg-pubkey --qf '%{NAME}-%{VERSION}-%{RELEASE} %{SUMMARY}\\n' | awk '/cudatools/ {print $1}' | "
     "xargs -r sudo rpm -e"
 )
-# By zypper, or not.
+# By whether the package manager is zypper.
 _REFRESH_COMMAND_BY_IS_ZYPPER: Final = {
     True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
     False: Shell("sudo dnf makecache"),
@@ -237,7 +237,7 @@ _CONFLICTING_ENTRY_URL: Final = Pattern(rf"{_CONFLICTING_OPTION_MESSAGE} (?P<url
 
 
 def _duplicate_archive(snapshot: Snapshot) -> str:
-    """Return the archive that two entries name, one of NVIDIA before others; empty if unknown."""
+    """Return the archive with two entries, preferably one of NVIDIA's; empty if unknown."""
     lines = (_CONFLICTING_ENTRY_URL.search(line.line) for line in snapshot.matching_lines(_CONFLICTING_ENTRY_URL))
     urls = [match["url"] for match in (*lines, snapshot.match(_CONFLICTING_ENTRY_URL)) if match]
     urls += [same[0].source.uri for same in snapshot.view(conflicting_entries)]
@@ -251,7 +251,7 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
     plain = archive.replace(".", r"\.")
     comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
     if files := _surplus_files(snapshot) if archive else ():
-        # Other archives of a newer file stay (sources.list(5), Enabled).
+        # Other archives in a deb822 file stay enabled (sources.list(5), Enabled).
         paragraph = rf"\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
         edits = (edit for file in files for edit in edit_files(comment if file.endswith(".list") else paragraph, file))
         yield run_step("remove", "remove the duplicate entry", *edits)
@@ -272,13 +272,13 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _APT_SOURCE_PATHS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
-# Host and first folders: what follows is written in several ways in lists.
+# Host and first folders; lists spell the rest in several ways.
 _ARCHIVE_ADDRESS: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
 _CURRENT_LIST_FILE: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
 
 
 def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the files with the entries to be dropped: those that today's instructions do not write."""
+    """Return the surplus files: those that NVIDIA's current instructions do not write."""
     for same in snapshot.view(conflicting_entries):
         files = dict.fromkeys(entry.source.file for entry in same)
         if surplus := tuple(file for file in files if not _CURRENT_LIST_FILE.search(file)):

@@ -1,4 +1,4 @@
-"""Diagnose pods without a GPU, and requests that nothing serves as they are written."""
+"""Diagnose pods without a GPU, and requests that are invalid or that no node serves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NODE_WITHOUT_GPU_CAPACITY: Final = custom_sign(
     lambda node: (node.citation for node in node.view(kubernetes_nodes.kube_nodes) if node.has_no_gpu)
 )
 
-# Taints. Those of a node's state, and of the control plane, keep all pods away.
+# Taints, except those for a node's state and the control plane, which keep all pods away.
 
 _GPU_WORD: Final = r"(?:nvidia|gpu|accelerat|cuda)"
 _TAINT_NOT_TOLERATED: Final = message_line(
@@ -36,7 +36,7 @@ _TAINT_NOT_TOLERATED: Final = message_line(
 _GPU_TAINT: Final = any_of(
     message_line(rf"^(?:Taints:)?[ \t]+[\w./-]*{_GPU_WORD}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
          rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPU_WORD}"
-         # As a list in YAML or JSON; a toleration has an operator, too.
+         # As a list in YAML or JSON; a toleration also has an operator.
          rf"|effect[\W\n]+No(?:Schedule|Execute)[\W\n]+key[\W\n]+[\w./-]*{_GPU_WORD}[\w./-]*\W+value\b",
          "kubernetes-node"),
     message_line(rf"(?i)\btaints?\b.*{_GPU_WORD}.*:No(?:Schedule|Execute)\b")
@@ -44,7 +44,7 @@ _GPU_TAINT: Final = any_of(
 _TOLERATES_GPU_TAINT: Final = message_line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?[\s\n]+key: nvidia"
 )
-# Who shows a toleration of one value has nodes with a taint, perhaps of another.
+# If a toleration names one value, the nodes have a taint, perhaps with another value.
 _TOLERATES_ONE_TAINT_VALUE: Final = message_line(
     r"nvidia\.com/gpu=[\w.-]+:No(?:Schedule|Execute)|nvidia\.com/gpu[\s\n]+operator: \"?Equal\"?[\s\n]+value:",
     *("kubernetes", "kubernetes-pod", "text"),
@@ -64,7 +64,7 @@ def _nodes_with_all_gpus_used(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _used_gpus(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield assigned GPUs of nodes whose capacity is unknown."""
+    """Yield the assigned GPUs of nodes with unknown capacity."""
     for node in snapshot.view(kubernetes_nodes.kube_nodes):
         yield from (amount.citation for amount in node.allocated.values() if amount.value and not node.available)
 
@@ -77,14 +77,14 @@ def _free_gpus_for_pod(snapshot: Snapshot) -> Iterable[Fix]:
     yield manual_step("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods often wait")
 
 
-# Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
+# Labels set by GPU feature discovery, by clouds, and by the discovery of PCI devices.
 
 _GPU_LABELS_SEEN: Final = any_line(
     r"(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|(?:cuda|gfd)\.[\w.]+)"
     r"|cloud\.google\.com/gke-accelerator|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
     r"[\"']?(?:=|:\s+)[\"']?(?!0\b|false)\w"
 )
-# The labels, any of which leads the device plugin's daemon sets to a node; the operator looks for those of PCI, too.
+# Any of these labels brings the device plugin's daemon set to a node; the operator also accepts the PCI labels.
 _SCHEDULING_LABELS: Final = (
     r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
 )
@@ -159,7 +159,7 @@ _PASS_GPUS_INTO_CLUSTER: Final = make_fixed_remedy(
 
 
 _NVIDIA_RESOURCE: Final = r"(?:nvidia\.com/[\w.-]+)"
-# Kubernetes' validation names the field, and the value after it.
+# Kubernetes' validation prints the field, then the value.
 _REQUEST_NOT_INTEGER: Final = message_line(rf"{_NVIDIA_RESOURCE}\]?: Invalid value: [^\n]{{1,80}}: must be an integer")
 _REQUEST_DIFFERS_FROM_LIMIT: Final = message_line(rf"must be equal to {_NVIDIA_RESOURCE} limit")
 _GPU_LIMIT_REQUIRED_MESSAGE: Final = message_line(
@@ -184,7 +184,7 @@ _NVCC_NOT_FOUND: Final = unless(
     symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.DRIVER_MISMATCH,
     symptoms.NO_DEVICES,
 )  # fmt: skip
-# A demand near 2^64 is none: HAMi-core's counter has gone below zero (Project-HAMi/HAMi issue 1181).
+# A request near 2^64 is not real: HAMi-core's counter fell below zero (Project-HAMi/HAMi issue 1181).
 _HAMI_MEMORY_LIMIT_HIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDevice \d+ OOM \d{1,18} / \d+")
 
 _rule = partial(Rule, layer="kubernetes")

@@ -1,9 +1,9 @@
-"""Secure Boot: the kernel takes no module whose signature it does not know.
+"""Secure Boot: the kernel rejects modules whose signature it does not trust.
 
-What the kernel says (kernel/module/signing.c): with signatures enforced it names the reason, an unsigned module or one
-with an unavailable key, and the call ends with EKEYREJECTED, in older kernels with ENOKEY. With lockdown alone it ends
-with EPERM, and the log says "unsigned module loading is restricted" of a module with an unknown key, too: that line
-never decides.
+The kernel's messages (kernel/module/signing.c): with enforced signatures it names the reason, an unsigned module or an
+unavailable key, and the call fails with EKEYREJECTED, in older kernels with ENOKEY. With lockdown alone it fails with
+EPERM, and the log says "unsigned module loading is restricted" for a module with an unknown key, too: that line never
+decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite_fact
 from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
 
-# modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
+# modprobe, insmod, systemd-modules-load and NVIDIA's installer print the text of errno.
 _MODULE_REJECTED_MESSAGE: Final = Pattern(
     r"Key was rejected by service|Required key not available|[Kk]ernel module load error: Operation not permitted"
     r"|(?:insert(?: module)?|kernel module) ['‘\"]?\S*nvidia\S*:? ?(?:Operation not permitted|Key has expired)"
@@ -40,7 +40,7 @@ _MODULE_NAME: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?
 
 
 def _module_rejection_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines in which the kernel rejected NVIDIA's module, or an unnamed one."""
+    """Return the lines in which the kernel rejected NVIDIA's module, or a module without a name."""
     return tuple(line for line in snapshot.matching_lines(_MODULE_REJECTED_MESSAGE) if _names_nvidia(line) is not False)
 
 
@@ -50,13 +50,13 @@ def _names_nvidia(line: Citation) -> bool | None:
 
 
 def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines in which the kernel rejected only other modules."""
+    """Return the lines of rejected modules if none of them is NVIDIA's."""
     said = snapshot.matching_lines(_MODULE_REJECTED_MESSAGE)
     is_nvidias = {_names_nvidia(line) for line in said}
     return said if False in is_nvidias and True not in is_nvidias else ()
 
 
-# Whoever says that NVIDIA's module fails as another's does shows the other's line for both.
+# A reporter whose NVIDIA module fails like another one may show only the other module's line.
 _NVIDIA_MODULE_REJECTED_TOO: Final = message_line(
     r"\bmodules?\b[^\n]{0,60}\bnvidia\b[^\n]{0,60}\b(?:fails?|failed|rejected|refused|(?:not|n't) load)"
 )
@@ -77,7 +77,7 @@ SECURE_BOOT_OFF: Final = any_line(
     r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
 )
-# Field by field; a field that was requested alone has no name before it, and keys have these.
+# Field by field; a field that was requested alone has no name, and these words occur in keys' names.
 _MODULE_SIGNATURE_LINE: Final = Pattern(
     r"(?m)^[ \t]*(?:signer|sig_key|sig_id|signature|sig_hashalgo):[ \t]*\S|appended~|^[ \t]*(?:[0-9A-F]{2}:){7,}"
     r"|^(?!SecureBoot (?:en|dis)abled)[^\n:/]{0,80}"
@@ -102,7 +102,7 @@ _UNSIGNED: Final = any_of(
     any_line(r"Answer: Install without signing|kernel module is not signed|(?:modules won't|will not) be signed"),
 )
 _NOT_ENROLLED: Final = message_line(r"is not enrolled|MokListRT is empty")
-# DKMS 3 writes "module/version", and signs what it builds with a key that it makes where there is none.
+# DKMS 3 writes "module/version" and signs its builds with a key that it generates if there is none.
 _BUILD_SIGNS_MODULE: Final = any_of(
     custom_sign(
         lambda snapshot: (row.citation for row in snapshot.view(modules.driver_dkms_rows) if "/" in row.citation.line)
@@ -114,7 +114,7 @@ _BUILD_SIGNS_MODULE: Final = any_of(
 )
 
 
-# The certificate of a machine's own key, and what makes one where there is none.
+# The certificate of a machine's own key, and the command that generates a missing one.
 _CREATE_KEY_BY_CERTIFICATE: Final = {
     "/etc/pki/akmods/certs/public_key.der": Shell("sudo kmodgenca -a"),
     "/var/lib/shim-signed/mok/MOK.der": Shell("sudo update-secureboot-policy --new-key"),
@@ -123,7 +123,7 @@ _CREATE_KEY_BY_CERTIFICATE: Final = {
 
 
 def _certificate_path(snapshot: Snapshot) -> str:
-    """Return the certificate of the module signing key, as named, else as the build tool keeps it."""
+    """Return the path of the signing key's certificate, as named in the evidence, else the build tool's default."""
     akmods, ubuntus, dkms = _CREATE_KEY_BY_CERTIFICATE
     texts = [f"{item.written}\n{item.text}" for item in snapshot.items if not item.is_package_record]
     usual = (

@@ -1,4 +1,4 @@
-"""Diagnose shared GPUs: compute modes, memory held by others, time-slicing that is not applied, and MIG."""
+"""Diagnose shared GPUs: compute modes, memory held by others, ineffective time-slicing, and MIG."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GPU_INDEX_CELL: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
 def _gpus_not_in_default_mode(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
-    """Return the GPUs that are not in default compute mode: their index or address, and the line."""
+    """Return the GPUs outside the default compute mode: their index or address, and the line."""
     rows = ((gpu.name or gpu.value("index"), gpu.find_row("Compute Mode")) for gpu in snapshot.view(smi_query.smi_gpus))
     named = (
         (name, row.citation) for name, row in rows if row and row.value.strip().lower() in _RESTRICTED_COMPUTE_MODES
@@ -68,7 +68,7 @@ _SHARING_EMPTY: Final = any_line(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)"
 
 
 def _sharing_configs(snapshot: Snapshot) -> Iterator[EvidenceItem]:
-    """Yield configurations with replicas, except those that the plugin printed itself."""
+    """Yield configurations with replicas, except the plugin's own output."""
     for item in snapshot.items:
         if (
             item.was_answered
@@ -80,7 +80,7 @@ def _sharing_configs(snapshot: Snapshot) -> Iterator[EvidenceItem]:
 
 
 def _sharing_nodes(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
-    """Yield nodes with as many GPUs as configured, or with fewer."""
+    """Yield nodes that offer as many GPUs as configured, or fewer."""
     desired = [int(found["count"]) for item in _sharing_configs(snapshot) for found in _REPLICAS.finditer(item.text)]
     for node in snapshot.view(kubernetes_nodes.kube_nodes):
         amount = node.capacity.get("nvidia.com/gpu")
@@ -94,9 +94,9 @@ _SHARING_CONFIGURED: Final = any_of(
     message_line(_SHARING_OPTIONS),
     message_line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
-# An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
+# An empty sharing section in an excerpt from the plugin's log, posted to ask why it is empty.
 _EMPTY_IN_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
-# A configuration alone is a plan, or a question: what the node or the plugin makes of it is shown or told as well.
+# A configuration alone may be a plan or a question, so its effect must be shown or described as well.
 _SHARING_WITHOUT_EFFECT: Final = any_of(
     symptoms.POD_PENDING,
     message_line(
@@ -128,7 +128,7 @@ def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:
     yield restart_plugin("restart the device plugin: it does not watch the ConfigMap")
 
 
-# Memory that another process has.
+# Memory held by another process.
 
 _MEMORY_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
 _TOTAL_MEMORY: Final = Pattern(rf"total capac?ity of {_MEMORY_SIZE}|{_MEMORY_SIZE} total capacity")
@@ -147,13 +147,13 @@ _PROCESS_TABLE_ROW: Final = Pattern(r"(?m)^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s
 
 
 def _largest_size(pattern: Pattern, text: str) -> float:
-    """Return the largest size that stands there, in bytes."""
+    """Return the largest size in the text, in bytes."""
     sizes = (next(filter(None, match.groups())).split() for match in pattern.finditer(text))
     return max((float(number) * _BYTES_BY_UNIT[unit] for number, unit in sizes), default=0.0)
 
 
 def _out_of_memory_lines(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
-    """Yield PyTorch's errors where other processes, or it itself, hold most of the memory."""
+    """Yield PyTorch's errors in which other processes, or its own, hold most of the memory."""
     for line in snapshot.view(_GPU_OUT_OF_MEMORY):
         total, own = _largest_size(_TOTAL_MEMORY, line.line), _largest_size(_MEMORY_OF_PROCESS, line.line)
         others = total - own - _largest_size(_FREE_MEMORY, line.line)
@@ -188,13 +188,13 @@ _MIG_MODE_CHANGE_ANNOUNCED: Final = any_of(
     ),
 )
 _NO_MIG_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI_KINDS)
-# The device plugin, GPU feature discovery and slurmd, of a GPU whose mode is on.
+# Messages of the device plugin, GPU feature discovery and slurmd about a GPU in MIG mode.
 _PLUGIN_FINDS_NO_INSTANCES: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
     r"|device with migEnabled=true was not configured correctly|MIG mode is enabled, but no MIG devices were found"
 )
 _MIG_INSTANCE_LISTED: Final = message_line(
-    # Among the profiles, which are offers, a row counts what is free of how many.
+    # Rows of the profile list are offers: they count free instances out of a total.
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
@@ -235,12 +235,12 @@ def _mig_modes(snapshot: Snapshot) -> Iterator[_MigMode]:
 
 
 def _mig_mode_sign(holds: Callable[[_MigMode], bool], in_table: str) -> Sign:
-    """Return the sign of GPUs whose mode satisfies ``holds``; in the table it is the last cell of a GPU."""
+    """Return the sign of GPUs whose mode satisfies ``holds``; in the table the mode is a GPU's last cell."""
     by_query = custom_sign(lambda snapshot: (mode.citation for mode in _mig_modes(snapshot) if holds(mode)))
     return any_of(by_query, message_line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI_KINDS))
 
 
-# A star says that the other mode is pending.
+# A star means that the other mode is pending.
 _MIG_MODE_PENDING: Final = _mig_mode_sign(lambda mode: mode.is_pending, r"(?:Enabled|Disabled)\*")
 _MIG_MODE_SETTLED: Final = _mig_mode_sign(lambda mode: not mode.is_pending, r"(?:Enabled|Disabled)")
 _MIG_MODE_KNOWN: Final = any_of(_MIG_MODE_PENDING, _MIG_MODE_SETTLED)
@@ -249,7 +249,7 @@ _MIG_CURRENTLY_ON: Final = _mig_mode_sign(lambda mode: mode.current, r"Enabled\*
 
 
 def _find_pending_mig_modes(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield each GPU with a pending mode, by nvidia-smi's answer, else by its warning."""
+    """Yield each GPU with a pending mode, from nvidia-smi's query, else from its warning."""
     waiting = {mode.gpu: mode.citation for mode in _mig_modes(snapshot) if mode.is_pending}
     for line in snapshot.view(_MIG_MODE_CHANGE_ANNOUNCED) if not waiting else ():
         if "pending" in line.line and (match := _PCI_ADDRESS.search(line.line)):
@@ -263,7 +263,7 @@ _PENDING_MIG_MODE_SUMMARY: Final = (
 
 
 def _mig_capability_files(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
-    """Yield what the driver's own files show of instances on an examined node."""
+    """Yield the driver's own files as evidence of MIG instances, or of none, on an examined node."""
     layout = snapshot.facts.layout
     if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_capabilities) is are_there:
         yield cite_fact("/proc/driver/nvidia/capabilities", "the present compute instances", layout.probe)
@@ -330,9 +330,9 @@ def _grant_mig_access(snapshot: Snapshot) -> Iterable[Fix]:
         yield run_step("inspect", "run it as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
-# What an unlicensed vGPU does not do looks as if somebody else did it.
+# The restrictions of an unlicensed vGPU look like interference by other users.
 _VGPU_UNLICENSED: Final = any_line(r"License Status\s*: Unlicensed")
-# Helm itself stopped, so no plugin has any configuration.
+# Helm itself failed, so the plugin has no configuration at all.
 _CHART_NOT_INSTALLED: Final = message_line(
     r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
 )

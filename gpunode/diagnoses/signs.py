@@ -1,7 +1,7 @@
 """Build signs: evidence for or against a cause. Pure.
 
-A sign returns the lines that show it, or nothing. Signs combine, and a sign that several causes share is named once,
-in ``symptoms``: a snapshot evaluates it once, and the number of causes that share it sets its weight.
+A sign returns the lines that show it, or nothing. Signs combine, and one that several causes share is defined once, in
+``symptoms``: a snapshot evaluates it once, and its weight depends on the number of causes that share it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpunode.diagnoses.word_index import ItemGroup
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 
-# Tables of names and states contain no messages, and their words occur everywhere.
+# Tables of names and states contain no messages, and the words of messages occur everywhere in them.
 _TABLE_KINDS: frozenset[SourceKind] = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})
 
 CitationReader: TypeAlias = Callable[[Snapshot], Iterable[Citation]]
@@ -95,7 +95,7 @@ def custom_sign(reader: CitationReader) -> Sign:
 def command_run(pattern: str, *, empty: bool = False) -> Sign:
     """Return the sign of a pasted command that ``pattern`` matches; with ``empty``, one that printed nothing.
 
-    The author of a report pastes what they suspect. Commands that gpunode ran itself do not count.
+    People paste the commands that they suspect. Commands that gpunode ran itself do not count.
     """
     return _Sign(_find_commands, (Pattern(pattern, re.IGNORECASE), empty))
 
@@ -114,7 +114,7 @@ def _find_commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iter
 
 
 def predicate(is_true: Callable[[Snapshot], bool | None], description: str) -> Sign:
-    """Return the sign that ``is_true`` returns True for the node; None and False are equal."""
+    """Return the sign that ``is_true`` returns True for the node; None counts as False."""
     return _Sign(_cite_if_true, (is_true, description))
 
 

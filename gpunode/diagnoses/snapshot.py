@@ -1,4 +1,4 @@
-"""Hold a node's evidence and facts as rules see them, with views that are computed once."""
+"""Hold a node's evidence and facts for the rules, with views that are computed once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpunode.facts.sources import SourceKind
 
 T = TypeVar("T")
 
-# Tables and files: their own views read them; no messages are searched there.
+# Tables and files have their own views and are not searched for messages.
 _KINDS_WITHOUT_MESSAGES: Final[frozenset[SourceKind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
@@ -38,10 +38,10 @@ class Snapshot:
     """The evidence and facts of a node.
 
     Attributes:
-        items: without log lines of earlier boots.
-        all_items: with those lines.
-        current_items: of a snapshot with those lines, the items without them; else None.
-        vocabulary: of all evidence, shared by every snapshot of the node.
+        items: the evidence without log lines of earlier boots.
+        all_items: the evidence including those lines.
+        current_items: the items without those lines, if ``items`` includes them; else None.
+        vocabulary: the words of all evidence, shared by every snapshot of the node.
     """
 
     items: tuple[EvidenceItem, ...]
@@ -73,7 +73,7 @@ class Snapshot:
         all_items: tuple[EvidenceItem, ...],
         current_items: tuple[EvidenceItem, ...] | None,
     ) -> Snapshot:
-        """Return the node with part of its evidence; the items' texts must be parts of this snapshot's."""
+        """Return the node with some of its evidence; the items' texts must be parts of this snapshot's."""
         return Snapshot(items, self.facts, all_items, current_items, self.vocabulary)
 
     def is_of_earlier_boot(self, citation: Citation) -> bool:
@@ -84,14 +84,14 @@ class Snapshot:
         return not any(at < len(item.lines) and item.lines[at] == citation.line for item in present)
 
     def items_of(self, *kinds: SourceKind) -> tuple[EvidenceItem, ...]:
-        """Return the items of these kinds that were answered, be it by "not there", in the order of the evidence."""
+        """Return the items of these kinds that were answered, even with "not there", in the order of the evidence."""
         if len(kinds) == 1:
             return self.view(_items_by_kind).get(kinds[0], ())
         return self._memoize(kinds, lambda: (item for item in self.items if item.kind in kinds and item.was_answered))
 
     def files(self, pattern: str) -> tuple[EvidenceItem, ...]:
-        """Return the files that are there and whose path matches ``pattern``; ``*`` matches slashes too."""
-        # Of a file that is not there the text is what was said of it.
+        """Return the existing files whose path matches ``pattern``; ``*`` also matches slashes."""
+        # The text of a missing file is an error message.
         there = (item for item in self.items if item.was_answered and item.outcome != "absent")
         files = (item for item in there if item.kind != "listing" and not item.source.words)
         matching = (item for item in files if fnmatchcase(item.subject, pattern))
@@ -104,14 +104,14 @@ class Snapshot:
         return cast("tuple[EvidenceItem, ...]", self._views[key])
 
     def file(self, path: str) -> EvidenceItem | None:
-        """Return the file at ``path``, its ``outcome`` ``absent`` if it does not exist; None if nobody looked."""
+        """Return the file at ``path``, with ``outcome`` ``absent`` if it does not exist; None if nobody looked."""
         return next((item for item in self.items if item.subject == path and item.kind != "listing"), None)
 
     def matching_lines(self, pattern: Pattern, *kinds: SourceKind) -> tuple[Citation, ...]:
-        """Return the lines that ``pattern`` matches in items of ``kinds``, by default wherever messages stand.
+        """Return the lines that ``pattern`` matches in items of ``kinds``, by default in all that may contain messages.
 
-        A pattern never matches over a line's end; a message that was wrapped when it was pasted is found all the same,
-        and of the kernel log, whole messages are searched. At most a dozen lines of each item are returned.
+        A pattern never matches across lines, but messages that were wrapped when pasted are found, and kernel messages
+        are searched as a whole. At most a dozen lines of each item are returned.
         """
         return tuple(
             citation for item in self._items_to_search(kinds, pattern) for citation in lines_with(item, pattern)
@@ -130,7 +130,7 @@ class Snapshot:
         return None
 
     def text_of(self, citation: Citation) -> str:
-        """Return the text around the line; empty if unknown."""
+        """Return the text that contains the line; empty if unknown."""
         return next((item.text for item in self.items if item.key == citation.key), "")
 
     def _items_to_search(self, kinds: tuple[SourceKind, ...], pattern: Pattern) -> tuple[EvidenceItem, ...]:
@@ -144,9 +144,9 @@ class Snapshot:
         return cast(ItemGroup, self._views[key]).items_with_words(pattern)
 
     def lacks_words(self, pattern: Pattern) -> bool:
-        """Return whether every word without which ``pattern`` cannot match is absent from all evidence."""
+        """Return whether every word that a match of ``pattern`` requires is absent from all evidence."""
         vocabulary = self.view(_vocabulary)
-        for word in pattern.words:  # a loop: this is asked thousands of times of one node
+        for word in pattern.words:  # a loop, because this runs thousands of times per node
             if not vocabulary.lacks(word):
                 return False
         return bool(pattern.words)
@@ -173,7 +173,7 @@ def _without_earlier_boots(item: EvidenceItem) -> EvidenceItem | None:
 
 
 def _items_by_kind(snapshot: Snapshot) -> Mapping[SourceKind, tuple[EvidenceItem, ...]]:
-    """Group the items that were answered by kind."""
+    """Group the answered items by kind."""
     items: dict[SourceKind, list[EvidenceItem]] = {}
     for item in snapshot.items:
         if item.was_answered:
@@ -212,12 +212,12 @@ def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[
 
 
 def _search_joined(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
-    """Return the first match in the lines of a short item, joined as if they had been wrapped."""
+    """Return the first match in the lines of a short item, with wrapped lines joined."""
     return next(_matches_by_line(item.view(join_nearby_lines), pattern), None)
 
 
 def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
-    """Yield the matches of ``pattern`` in the text of ``item``; of one that stays in its line, line by line."""
+    """Yield the matches of ``pattern`` in the text of ``item``; line by line unless the pattern may span lines."""
     if not pattern.words or not (starts := item.view(LineIndex).candidate_line_starts(pattern)):
         return iter(()) if pattern.words else pattern.finditer(item.text)
     if pattern.may_span_lines:
@@ -236,12 +236,12 @@ def find_first(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None:
 
 
 def cite_fact(source: str, words: str, key: str = "") -> Citation:
-    """Return a citation in gpunode's own words, of a fact or an absence."""
+    """Return a citation of a fact or an absence, in gpunode's own words."""
     return Citation(source, f"({words})", None, key)
 
 
 def cite(item: EvidenceItem, number: int | None = None) -> Citation:
-    """Return line ``number``, counted from 1; without it the first line, or that there is nothing."""
+    """Return line ``number``, counted from 1; without it the first line, or "(nothing)" if the text is empty."""
     if number is not None and 0 < number <= len(item.lines) and item.lines[number - 1].strip():
         return Citation(item.written, item.lines[number - 1], number, item.key)
     first = next((number for number, line in enumerate(item.lines, 1) if line.strip()), None)

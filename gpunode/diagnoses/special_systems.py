@@ -1,6 +1,6 @@
-"""Adapt remedies to systems that gpunode does not set up: how they install drivers, which commands they lack.
+"""Adapt remedies to systems that gpunode does not set up: how they install drivers, and which commands they lack.
 
-Remedies do not know these systems. At the end, a step with a missing command keeps only its text, and the first step
+Remedies do not know these systems. Afterwards, a step with a missing command keeps only its text, and the first step
 that installs something names the system's own method.
 """
 
@@ -24,9 +24,9 @@ _PACKAGE_PROGRAMS: Final = _DNF_PROGRAMS | _BOOT_PROGRAMS | {
     "apt", "apt-get", "apt-mark", "apt-cache", "apt-key", "apt-daily-upgrade.service", "dpkg", "dpkg-query",
     "ubuntu-drivers", "yum", "zypper", "pacman", "rpm", "makepkg", "akmods", "gpunode"
 }  # fmt: skip
-# What is edited in an image is put back, and nothing is built there.
+# Edits in an image are reverted, and nothing can be built there.
 _NOT_IN_IMAGES: Final = _PACKAGE_PROGRAMS | {"dkms", "tee", "sed", "usermod", "systemctl", "modprobe", "reboot"}
-# Nobody logs in: what can be typed speaks to the cluster.
+# Nobody logs in: only commands to the cluster can be typed.
 _PROGRAMS_CLOSED_SYSTEMS_LACK: Final = _NOT_IN_IMAGES | {"sudo"}
 _CLUSTER_CLIENT_PROGRAMS: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
 
@@ -35,9 +35,9 @@ class SpecialSystem(NamedTuple):
     """A system with its own way of installing software.
 
     Attributes:
-        install_method: how to install driver and toolkit, and where that is documented.
-        ids: ids of os-release, or suffixes of kernel names.
-        missing_programs: programs that it lacks, or whose changes it reverts.
+        install_method: how to install driver and toolkit, and where this is documented.
+        ids: os-release ids, or suffixes of kernel names.
+        missing_programs: programs that the system lacks or whose changes it reverts.
     """
 
     name: str
@@ -78,7 +78,7 @@ _OSTREE_SYSTEM: Final = SpecialSystem(
     "ostree", "rpm-ostree install, then reboot (https://rpmfusion.org/Howto/NVIDIA)", (), _PACKAGE_PROGRAMS | {"dkms"}
 )
 _YUM_SYSTEM: Final = SpecialSystem("yum", "with yum, which this system has instead of dnf", (), _DNF_PROGRAMS)
-# The system is booted from a tree of ostree's, as image mode of RHEL and Fedora's Atomic desktops are.
+# The system was booted from an ostree, like RHEL's image mode and Fedora's Atomic desktops.
 _OSTREE_TRACE: Final = Pattern(
     r"\bostree=/ostree/boot|^OSTREE_VERSION=|^VARIANT_ID=\"?(?:silverblue|kinoite|coreos|iot)\b"
 )
@@ -88,7 +88,7 @@ _PACKAGE_BASED_DISTROS: Final = frozenset(
 
 
 def special_system(snapshot: Snapshot) -> SpecialSystem | None:
-    """Return the special system; None for a usual or unknown one."""
+    """Return the special system; None for an ordinary or unknown one."""
     known, running = system.find_distro(snapshot), system.running_kernel(snapshot)
     names = {known.id, *known.like} if known else set[str]()
     own = {known.id} if known and names & _PACKAGE_BASED_DISTROS else names
@@ -106,13 +106,13 @@ def special_system(snapshot: Snapshot) -> SpecialSystem | None:
 
 
 def fit_fixes(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
-    """Return the fixes with only the commands that this system has."""
+    """Return the fixes with only the commands that exist on this system."""
     own = snapshot.view(special_system)
     return tuple(fixes) if own is None else tuple(_adapt_fixes(own, fixes))
 
 
 def keep_available_commands(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Command, ...]:
-    """Return the commands that this system has; all if none is left."""
+    """Return the commands that exist on this system; all if none does."""
     own = snapshot.view(special_system)
     return tuple(one for one in look_at if own is None or not _command_words(one) & own.missing_programs) or look_at
 
@@ -121,7 +121,7 @@ def _adapt_fixes(system: SpecialSystem, steps: Iterable[Fix]) -> Iterator[Fix]:
     is_told = not system.install_method
     for fix in steps:
         is_first = fix.kind == "install" and not is_told
-        # A part of what belongs together is worse than nothing.
+        # Half of a step's commands would be worse than none.
         if all(_can_run(system, command) for command in fix.commands) and (fix.commands or not is_first):
             yield fix
             continue

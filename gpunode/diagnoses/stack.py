@@ -1,4 +1,4 @@
-"""Summarize the stack of a GPU node, from the PCI bus to Kubernetes: state and evidence of each layer."""
+"""Summarize the stack of a GPU node, from the PCI bus to Kubernetes, with state and evidence of each layer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Gpu
 
-# broken: the root cause lies here. warning: it will break, or works badly. affected: a consequence shows here.
-# works: it was seen to work. no-fault: it was looked at, and nothing is wrong with it.
-# unknown: nothing of it was in the evidence. absent: this node has no such layer.
+# broken: the root cause is here. warning: it will break, or is degraded. affected: a consequence shows here.
+# works: it was seen working. no-fault: it was examined and shows no fault.
+# unknown: the evidence does not show it. absent: this node has no such layer.
 State: TypeAlias = Literal["broken", "warning", "affected", "works", "no-fault", "unknown", "absent"]
 
 
@@ -24,8 +24,8 @@ class LayerState:
     """The state of one layer.
 
     Attributes:
-        summary: a few words about what is there; empty if nothing was seen.
-        findings: the causes found in it.
+        summary: what is there, in a few words; empty if nothing was seen.
+        findings: the causes found in the layer.
     """
 
     id: StackLayer
@@ -36,12 +36,12 @@ class LayerState:
 
 
 def stack_layers(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[LayerState, ...]:
-    """Return the layers, the lowest first."""
+    """Return the layers, lowest first."""
     return tuple(_layer_state(layer, snapshot, diagnosis.findings) for layer in STACK_LAYERS)
 
 
 def does_driver_answer(snapshot: Snapshot) -> bool:
-    """Return whether the driver listed its GPUs, without which a node must not be called healthy."""
+    """Return whether the driver listed its GPUs; a node may only be called healthy if it did."""
     return driver.works(snapshot) or bool(_nvml_gpus(snapshot))
 
 
@@ -53,7 +53,7 @@ def _layer_state(layer: StackLayer, snapshot: Snapshot, findings: Iterable[Findi
 
 
 def _worst_state(findings: tuple[Finding, ...]) -> State | None:
-    """Return the worst state by the findings of one layer; None if they are no faults."""
+    """Return the worst state among the findings of one layer; None without faults."""
     serious = [finding for finding in findings if finding.severity != "info"]
     if not serious:
         return None

@@ -1,7 +1,7 @@
 """Match drivers and GPUs: branches too old or too new for a GPU, and the wrong kind of modules.
 
-The kernel log reports a refused GPU. Otherwise the catalog tells by device id which branches and modules drive it; the
-module or packages tell version and licence.
+The kernel log reports a refused GPU. Otherwise the catalog knows by device id which branches and modules support it;
+module or packages show the version and licence.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _GPU_UNKNOWN_TO_DRIVER: Final = _refusal_sign(
 _GPU_REFUSED_BY_DRIVER: Final = any_of(
     _LEGACY_GPU_IGNORED, _GPU_WITHOUT_GSP_REFUSED, _NEEDS_OPEN_MODULES_MESSAGE, _GPU_UNKNOWN_TO_DRIVER
 )
-# By the kernel module, and by NVIDIA's installer.
+# Reported by the kernel module and by NVIDIA's installer.
 _REFUSING_DRIVER_VERSION: Final = Pattern(
     rf"[Tt]he\s+(?:NVIDIA )?(?P<version>{VERSION}|\d+\.xx)\s+(?:NVIDIA )?(?:Linux graphics )?driver"
 )
@@ -81,7 +81,7 @@ class InstalledDriver:
 
     Attributes:
         version: empty if unknown.
-        is_open: it has the open modules; None if unknown.
+        is_open: whether it has the open modules; None if unknown.
     """
 
     version: str
@@ -95,7 +95,7 @@ class InstalledDriver:
 
 
 def installed_driver(snapshot: Snapshot) -> InstalledDriver:
-    """Return the driver that is loaded, else on disk, in packages, or that refused a GPU."""
+    """Return the driver that is loaded, else on disk or in packages, else the one that refused a GPU."""
     seen = [one for one in (driver.loaded_version(snapshot), driver.on_disk_version(snapshot)) if one is not None]
     installed = [package for package in driver.driver_packages(snapshot) if package.is_installed][:1]
     versions = [*(one.version for one in seen), *(one.upstream for one in installed), *_refusing_versions(snapshot)]
@@ -123,7 +123,7 @@ def _module_kinds_by_packages(snapshot: Snapshot) -> list[tuple[bool | None, Cit
 
 
 def _misfit_cause(model: GpuModel, driver: InstalledDriver) -> str:
-    """Return the cause that keeps the driver from the GPU by the catalog; empty for unknown GPUs."""
+    """Return the cause for which the catalog excludes this driver for this GPU; empty for unknown GPUs."""
     branch = driver.branch
     if branch and model.last_branch is not None and branch > model.last_branch:
         return LEGACY_GPU_CAUSE
@@ -137,7 +137,7 @@ def _misfit_cause(model: GpuModel, driver: InstalledDriver) -> str:
 
 
 def _misfit_cards(snapshot: Snapshot, cause: str) -> list[gpu_models.GpuCard]:
-    """Return the GPUs that the installed driver does not drive for this reason."""
+    """Return the GPUs that the installed driver does not support for this reason."""
     return [
         card
         for card in snapshot.view(gpu_models.whole_gpus)
@@ -146,7 +146,7 @@ def _misfit_cards(snapshot: Snapshot, cause: str) -> list[gpu_models.GpuCard]:
 
 
 def _catalog_sign(cause: str) -> Sign:
-    """Return the sign of GPUs that the installed driver does not drive, unless the log tells."""
+    """Return the sign of GPUs that the installed driver does not support, unless the log reports them."""
 
     def read(snapshot: Snapshot) -> Iterable[Citation]:
         misfits = [card.citation for card in _misfit_cards(snapshot, cause)]
@@ -174,9 +174,9 @@ def _summarize_refused_gpu(snapshot: Snapshot) -> str:
 
 
 def _is_newer_than_gpus(snapshot: Snapshot) -> bool:
-    """Return whether the driver is of a later branch than the first that drives each of the GPUs.
+    """Return whether the driver's branch is later than the first branch that supports each of the GPUs.
 
-    Of GPUs that current branches no longer drive, the catalog does not have the first one.
+    For GPUs that current branches no longer support, the catalog does not know the first branch.
     """
     branch, models = snapshot.view(installed_driver).branch, [gpu.model for gpu in snapshot.view(gpu_models.whole_gpus)]
     return bool(models) and all(one.listed and one.last_branch is None and branch > one.first_branch for one in models)
@@ -198,13 +198,13 @@ def _shows_all_gpus(snapshot: Snapshot) -> bool:
 
 
 def _drives_other_gpus(snapshot: Snapshot) -> bool:
-    """Return whether the installed driver drives another GPU of the node."""
+    """Return whether the installed driver supports another GPU of the node."""
     found, models = snapshot.view(installed_driver), {card.model for card in snapshot.view(gpu_models.whole_gpus)}
     return bool(found.branch) and len(models) > 1 and any(not _misfit_cause(model, found) for model in models)
 
 
 def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
-    """Yield the advice to keep the driver if it drives other GPUs and no maintained one drives all."""
+    """Yield the advice to keep the driver if it supports other GPUs and no maintained driver supports all."""
     common = choose([card.model for card in snapshot.view(gpu_models.whole_gpus)], Driver())
     if _drives_other_gpus(snapshot) and not isinstance(common, Choice):
         text = f"leave the driver as it is for the GPUs that it supports: {common.what} ({common.why})"
@@ -212,7 +212,7 @@ def _keep_driver(snapshot: Snapshot) -> Iterator[Fix]:
 
 
 def _await_other_modules(snapshot: Snapshot) -> Iterator[Fix]:
-    """Yield the reboot alone where the packages have brought the other modules already."""
+    """Yield only the reboot if the other kind of modules is already installed by packages."""
     loaded, packaged = driver.loaded_version(snapshot), _module_kinds_by_packages(snapshot)
     if loaded and loaded.is_open is not None and packaged and packaged[0][0] is not loaded.is_open:
         yield reboot_node("reboot the node: the other kernel modules are installed, and the former ones still loaded")
@@ -227,7 +227,7 @@ def _install_step(snapshot: Snapshot, *, keep_branch: bool = False) -> Fix:
     choice = choose(models, Driver(version=str(here.number))) if keep_branch and here and here.is_maintained else None
     chosen = choice if isinstance(choice, Choice) else choose(models, Driver())
     if can_run_setup(snapshot) and isinstance(chosen, Choice):
-        # By its number: a maintained branch that is installed would stay.
+        # By its number, since an installed maintained branch would be kept otherwise.
         text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
         return run_step("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
     return remedies.install_driver_packages(snapshot, "install the driver for this GPU")
@@ -300,14 +300,14 @@ _DRIVER_WORKS_FOR_SOME_GPU: Final = any_of(
     symptoms.DRIVER_WORKS, predicate(_drives_other_gpus, "the driver drives another GPU")
 )
 _LICENCE_SHOWN: Final = all_of(command_run(r"\bmodinfo\b"), message_line(r"^license:", "modinfo"))
-# It refuses them all the same where each is a share of a GPU, which only the guest driver drives.
+# The driver also refuses such GPUs if each is a vGPU, which only the guest driver supports.
 _DRIVER_NEWER_THAN_GPUS: Final = predicate(_is_newer_than_gpus, "earlier drivers drive these GPUs")
 _VGPU: Final = predicate(virtualization.is_vgpu, "the GPU is a vGPU")
 _SIGNS_AGAINST_MISFIT: Final = (predicate(_shows_all_gpus, "nvidia-smi shows all GPUs"),)
 
 
 def _no_gpu_sign(is_matching: Callable[[GpuModel], bool], words: str) -> Sign:
-    """Return the sign that the report shows its GPUs, and none of this kind, nor a refusal of one."""
+    """Return the sign that the report shows its GPUs, but none of this kind and no refusal of one."""
     shows = predicate(lambda node: bool(node.view(gpu_models.gpu_models)), words)
     return unless(shows, _model_sign(is_matching, words), _GPU_REFUSED_BY_DRIVER)
 

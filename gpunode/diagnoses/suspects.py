@@ -1,8 +1,8 @@
-"""Rank the causes that no sign decides for, and tell where the ranking itself gives an answer. Pure.
+"""Rank the causes that no sign decides for, and tell when the ranking itself is an answer. Pure.
 
-A cause's odds grow with each symptom (the more, the fewer causes share it), with context that only its reports have,
-with an answer among the evidence to what would decide for it, with how often people report it, and with how its
-reports read. ``tests/scenarios/promotion.py`` learns the limits; see docs/explanation/how-doctor-decides.md.
+A cause's odds grow with each symptom (more, the fewer causes share it), with context that is specific to its reports,
+with answers to its deciding commands, with its frequency in reports, and with the similarity to its reports.
+``tests/scenarios/promotion.py`` learns the limits; see docs/explanation/how-doctor-decides.md.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
 
 MAX_SUSPECTS: Final = 3
-# Of suspects that share a step.
+# Suspects that share a step.
 _MIN_SUSPECTS_SHARING_STEP: Final = 2
-# In logarithms of odds.
+# Log-odds.
 _SYMPTOM_WEIGHT: Final = 3.2
 _CONTEXT_SIGN_WEIGHT: Final = 3.2
 _ANSWERED_COMMAND_WEIGHT: Final = 1.2
 _PREVALENCE_WEIGHT: Final = 0.2
 _SIMILARITY_WEIGHT: Final = 0.15
-# Unrelated texts reach as much.
+# Unrelated texts reach up to this.
 _MIN_SIMILARITY: Final = 0.25
-# A first suspect that stands alone is the answer from this probability on; several give their common first step from
-# that one on. ``python -m tests.scenarios.promotion`` prints both.
+# From these probabilities on, a first suspect without rivals is the answer, or several suspects give their common first
+# step. ``python -m tests.scenarios.promotion`` prints both.
 MIN_STAND_ALONE_PROBABILITY: Final = 0.4
 MIN_SHARED_STEPS_PROBABILITY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RankedSuspect:
-    """A suspect and what speaks for it.
+    """A suspect and the evidence for it.
 
     Attributes:
         probability: among all suspects.
-        has_own_words: what somebody says of the machine speaks for it.
+        has_own_words: a person's description of the machine supports it.
         has_failure_line: a program's own line about a failure is among its symptoms.
     """
 
@@ -59,7 +59,7 @@ class RankedSuspect:
 
 
 def probability_alone(ranked: Sequence[RankedSuspect], rules: Mapping[str, Rule]) -> float:
-    """Return the probability of the first suspect if what people say speaks for it alone, else 0."""
+    """Return the probability of the first suspect if people's descriptions support it alone, else 0."""
     if not ranked or not (ranked[0].has_failure_line and ranked[0].has_own_words):
         return 0.0
     follows = rules[ranked[0].suspect.cause].explains
@@ -70,7 +70,7 @@ def probability_alone(ranked: Sequence[RankedSuspect], rules: Mapping[str, Rule]
 def rank_suspects(
     rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding], report_words: ReportWords | None = None
 ) -> tuple[RankedSuspect, ...]:
-    """Return the causes of what no finding explains, most likely first.
+    """Return the causes of symptoms that no finding explains, most likely first.
 
     For a pasted report, similarity to ``report_words`` (by default the project's collection) and context count as
     well, since its author selected what to show.
@@ -111,7 +111,7 @@ def rank_suspects(
 
 
 def _own_words(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]) -> tuple[Citation, ...]:
-    """Return what people say of their machine that speaks for the cause, and not what programs wrote."""
+    """Return the lines in which people, not programs, describe something that supports the cause."""
     words = OWN_WORDS.get(cause)
     if words is None or (cause in SYMPTOM_NEEDED and not snapshot.view(SYMPTOM_NEEDED[cause])):
         return ()
@@ -122,10 +122,10 @@ def _own_words(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]
 def find_shared_steps(
     ranked: Sequence[RankedSuspect], remedy_of: Callable[[str], Sequence[Fix]]
 ) -> tuple[tuple[Fix, ...], float]:
-    """Return the first steps that the leading suspects share, and the probability that one of them it is.
+    """Return the first steps that the leading suspects share, and the probability that one of these is the cause.
 
     Args:
-        ranked: the suspects, likeliest first; nothing is shared where no program's own line shows the first.
+        ranked: the suspects, likeliest first; nothing is shared unless a program's own line shows the first.
         remedy_of: returns the steps for a cause.
     """
     leading = ranked[:MAX_SUSPECTS] if ranked and ranked[0].has_failure_line else ()
@@ -138,12 +138,12 @@ def find_shared_steps(
 
 
 def _count_shared_steps(remedies: Iterable[Sequence[Fix]]) -> int:
-    """Return how many steps the remedies share from their beginning."""
+    """Return the number of leading steps that the remedies share."""
     return sum(1 for _ in takewhile(_are_same_step, zip(*remedies, strict=False)))
 
 
 def _are_same_step(steps: Sequence[Fix]) -> bool:
-    """Return whether all type the same, or say the same where nothing is typed."""
+    """Return whether the steps have the same commands, or the same text if they have none."""
     kinds = {(step.kind, step.commands, "" if step.commands else step.text) for step in steps}
     return len(kinds) == 1 and not any(step.when for step in steps)
 
@@ -153,8 +153,8 @@ def find_unexplained_failures(
 ) -> tuple[Suspect, ...]:
     """Return the likeliest cause of each failure that no finding explains, with the lines that show it.
 
-    A symptom is explained if a finding cites its line, if a found cause shows it, or if the most frequent cause of it
-    follows from a found one.
+    A symptom is explained if a finding cites its line, if a found cause shows it, or if its most frequent cause follows
+    from a found one.
     """
     findings = tuple(findings)
     explained, counts = explained_causes(rules, findings), count_causes_by_symptom(rules)
@@ -179,18 +179,18 @@ def find_unexplained_failures(
     return tuple(suspects)
 
 
-# Settings and tables have the words of many a symptom, and tell of no failure.
+# Settings and tables contain many symptoms' words without reporting a failure.
 _FAILURE_WORD: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+error)\b")
 
 
 def _failure_lines(snapshot: Snapshot, sign: Sign, known_lines: Collection[Citation]) -> tuple[Citation, ...]:
-    """Return the lines of the sign that programs wrote about a failure, without the known ones."""
+    """Return the sign's lines in which programs report a failure, without the known ones."""
     lines = (line for line in snapshot.view(sign) if line.line_number and line not in known_lines)
     return prose.without_prose(snapshot, (line for line in lines if _FAILURE_WORD.search(line.line)))
 
 
 def _usual_cause(sign: Sign, rules: Mapping[str, Rule], snapshot: Snapshot) -> str:
-    """Return the most frequent cause of the symptom, among those that nothing rules out."""
+    """Return the most frequent cause of the symptom that nothing rules out."""
     able = [rule for rule in rules.values() if sign in rule.symptoms and not is_ruled_out(rule, snapshot)]
     return max(able, key=lambda rule: rule.share).cause if able else ""
 
@@ -203,7 +203,7 @@ def _weigh_rule(
 
 
 def _weigh_symptoms(lines_by_symptom: Mapping[Sign, tuple[Citation, ...]], counts: Mapping[Sign, int]) -> float:
-    """Return the weight of these symptoms of a cause; a line counts once, as the rarest symptom that it shows."""
+    """Return the weight of a cause's symptoms; a line counts once, as the rarest symptom that it shows."""
     counted = set[Citation]()
     weight = 0.0
     for sign in sorted(lines_by_symptom, key=counts.__getitem__):
@@ -214,7 +214,7 @@ def _weigh_symptoms(lines_by_symptom: Mapping[Sign, tuple[Citation, ...]], count
 
 
 def explained_causes(rules: Mapping[str, Rule], findings: Iterable[Finding]) -> frozenset[str]:
-    """Return the found causes, and those that follow from a fault among them."""
+    """Return the found causes and the consequences of the faults among them."""
     found = [(finding, rules[finding.cause].explains) for finding in findings]
     return frozenset().union(*({one.cause} | (more if one.severity != "info" else frozenset()) for one, more in found))
 
@@ -225,7 +225,7 @@ def count_causes_by_symptom(rules: Mapping[str, Rule]) -> Mapping[Sign, int]:
 
 
 def _prose_about_cause(rule: Rule, snapshot: Snapshot) -> list[Citation]:
-    """Return what people's own sentences say of the cause."""
+    """Return the prose that mentions the cause."""
     told = (line for one in (rule.decisive, rule.typical) for line in snapshot.view(one))
     return [line for line in told if prose.cites_prose(snapshot, line)]
 
@@ -234,9 +234,9 @@ def _evidence_words(snapshot: Snapshot) -> frozenset[str]:
     return extract_words(f"{item.written}\n{item.text}" for item in snapshot.items)
 
 
-# What a filter is told beside the words that it looks for.
+# Options of a filter, as opposed to the words that it looks for.
 _COMMAND_OPTION: Final = Pattern(r"(?:^|\s)-[\w-]+(?:=\S+)?")
-# Options that leave an answer what it is, or only shorten it.
+# Options that do not change an answer, or only shorten it.
 _NEUTRAL_OPTIONS: Final = Pattern(r"\s(?:-d [A-Z_,]+|-b|-n \d+|--no-pager|--tail=\d+|-[THxkr]+|--ctime)(?=\s|$)")
 _PROMPT_AND_SUDO_PREFIX: Final = Pattern(r"^(?:\S+@\S+[:~]\S*\s*)?[$#%]?\s*(?:sudo\s+(?:-\S+\s+)*)?")
 _PIPED_FILTER_WORD: Final = Pattern(r"[\w.:/-]+")
@@ -244,7 +244,7 @@ _FILE_READING_PROGRAMS: Final = frozenset({"cat", "grep", "head", "tail", "less"
 
 
 class _ComparableCommand(NamedTuple):
-    """A command in a form that compares: the program with its arguments, and the words that its filters keep."""
+    """A command in comparable form: the program with its arguments, and the words that its filters keep."""
 
     asked: str
     filter_words: frozenset[str]
@@ -252,12 +252,12 @@ class _ComparableCommand(NamedTuple):
 
 
 def drop_answered_commands(snapshot: Snapshot, commands: Iterable[Command]) -> tuple[Command, ...]:
-    """Return the commands whose answers are not in the evidence."""
+    """Return the commands whose output is not in the evidence."""
     return tuple(command for command in commands if not is_command_answered(snapshot, command))
 
 
 def is_command_answered(snapshot: Snapshot, command: str) -> bool:
-    """Return whether the evidence has the answer of this command, or a longer one of the same program."""
+    """Return whether the evidence contains the output of this command, or a longer one of the same program."""
     wanted = _parse_command(command)
     if wanted.files and all((item := snapshot.file(path)) is not None and item.was_answered for path in wanted.files):
         return True

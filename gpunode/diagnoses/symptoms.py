@@ -1,9 +1,9 @@
-"""Symptoms: what several causes look like from above, each in the words of every program that tells of it.
+"""Symptoms: failures with several possible causes, each in the wording of every program that reports it.
 
 The wordings come from NVIDIA's driver (NVRM, NVML, nvidia-smi, DCGM), CUDA (its codes and names), PyTorch, JAX,
 TensorFlow, vLLM, Ollama, FFmpeg, NCCL, libnvidia-container, docker, containerd, CRI-O, podman, Apptainer, Slurm with
-Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A cause names those that it shows in
-``Rule.symptoms``; what it alone shows is its decisive sign and stands there.
+Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A cause lists its symptoms in
+``Rule.symptoms``; evidence that no other cause shows is its decisive sign and is defined with it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpunode.diagnoses.views import driver, in_container, pci
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 from gpunode.facts.patterns import Pattern
 
-# What nvidia-smi and NVML say.
+# Messages of nvidia-smi and NVML.
 
 NO_GPU_ON_BUS: Final = predicate(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = predicate(driver.works, "nvidia-smi answers")
 CONTAINER_WORKS: Final = custom_sign(driver.container_successes)
-# What programs write when something fails.
+# Words that programs use for failures.
 FAILURE_WORDS: Final = (
     r"errors?|exception|fail(?:s|ed|ure)?|fatal|cannot|can't|could(?: not|n't)|unable|not (?:found|started|loaded)"
     r"|mismatch|denied|refused|unknown|invalid|missing|lost|insufficient|no such"
@@ -58,7 +58,7 @@ _NO_MODULE_MESSAGE: Final = message_line(
     r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
 )
-# It may have loaded later, once the module was there that exports the symbol.
+# The module may have loaded later, after the module that exports the symbol.
 NO_MODULE: Final = any_of(_NO_MODULE_MESSAGE, unless(message_line(r"\bnvidia: Unknown symbol "), DRIVER_WORKS))
 NO_DEVICES: Final = message_line(
     r"(?i)No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
@@ -103,7 +103,7 @@ GPU_RESET_REFUSED: Final = message_line(
 )
 ANY_XID: Final = message_line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
 
-# What people tell of before and after; it orders suspects, and proves nothing.
+# Events that people report before the failure; they order suspects and prove nothing.
 
 KERNEL_UPGRADED: Final = message_line(
     r"(?i)\b(?:after|since)\b[^\n.]{0,40}\bkernel\b[^\n.]{0,20}\b(?:updat|upgrad)"
@@ -123,7 +123,7 @@ REBOOT_DID_NOT_HELP: Final = message_line(
     r"|\breboot\w* (?:twice|several times|many times)\b"
 )
 
-# What CUDA and what is built on it say.
+# Messages of CUDA and software built on it.
 
 CUDA_FINDS_NO_DEVICE: Final = message_line(
     r"(?i)no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|No CUDA GPUs are available|no cuda devices"
@@ -193,13 +193,13 @@ NCCL_FAILS: Final = message_line(
     r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)"
 )
 GPU_SLOW: Final = message_line(
-    # Not the heading of nvidia-smi's reasons, nor a reason that is not active.
+    # Not the heading of nvidia-smi's throttle reasons, and no inactive reason.
     r"(?i)slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
     r"|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
     r"|(?:slowdown|brake|cap)\s*:\s*active\b|(?<!never )(?<!not )(?<!n't )(?<!no )throttl(?!e reasons\b)"
 )
 
-# What builds, package managers and the kernel say.
+# Messages of builds, package managers and the kernel.
 
 BUILD_FAILED: Final = message_line(
     r"[Bb]ad (?:return|exit) status for module build|Error! (?:Build|Bad)|[Ee]rror(?: while)? building"
@@ -244,7 +244,7 @@ REGION_NOT_ASSIGNED: Final = message_line(
     r"|^\s+(?:Region \d: )?Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
 )
 
-# What container engines and the toolkit say.
+# Messages of container engines and the toolkit.
 
 NO_DEVICE_DRIVER: Final = message_line(
     r"could not select device driver (?![\\\"'`]*cdi)"
@@ -280,7 +280,7 @@ CONTAINER_FAILED: Final = message_line(
 RUNTIME_DAEMON_DOWN: Final = message_line(
     r"unable to configure the Docker daemon|Cannot connect to the Docker daemon|docker\.service: (?:Failed"
     r"|Main process exited|Start request)"
-    # A snapshotter that the host has no use for is no failure.
+    # A snapshotter that the host does not need is no failure.
     r"|failed to (?:start|load) (?:daemon|containerd|plugin(?! io\.containerd\.snapshotter))"
     r"|containerd\.service: Failed|crio\.service: Failed"
     r"|Failed to start (?:Docker|containerd|docker)"
@@ -290,7 +290,7 @@ ACCESS_DENIED: Final = message_line(
     r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
 )
 
-# What Kubernetes shows.
+# Output of Kubernetes.
 
 POD_PENDING: Final = message_line(
     r"Insufficient nvidia\.com/\S+|FailedScheduling|0/\d+ nodes are available|didn't match Pod's node affinity"
@@ -322,14 +322,14 @@ OPERATOR_PODS_NOT_READY: Final = message_line(
     r"|driver-validation|toolkit-validation|ImagePullBackOff|ErrImagePull|manifest unknown"
 )
 
-# What links and the fabric show.
+# State of links and the fabric.
 
 NVLINKS_DOWN: Final = any_of(
     message_line(
         r"(?i)<inactive>|\blinks?\b[^\n]{0,20}\binactive|NVLink: Unable to retrieve|Link \d+: (?:Down|Off|<)"
         r"|nvlink[^\n]{0,40}(?:down|error|fail|inactive)"
     ),
-    # Not supported, in the matrix of ``topo -p2p``.
+    # NS means "not supported" in the matrix of ``topo -p2p``.
     message_line(r"\bNS\b", "nvidia-smi-topo", "text"),
 )
 FABRIC_FAILS: Final = message_line(

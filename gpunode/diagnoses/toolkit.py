@@ -30,7 +30,7 @@ from gpunode.facts.model import Known, known
 from gpunode.facts.probes import TOOLKIT_PROGRAM
 
 _INSTALL_GUIDE: Final = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
-# That somebody looked for it in vain: of a list of packages it may be missing without being so.
+# A search for the toolkit found nothing; a package list may just omit it.
 _TOOLKIT_SEARCHED_IN_VAIN: Final = custom_sign(
     lambda snapshot: (line for line in snapshot.view(toolkit.absence_lines) if "nvidia-c" in line.source)
 )
@@ -38,7 +38,7 @@ _TOOLKIT_PROGRAM_MISSING: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-# Who tells what they have, and has the toolkit, names it.
+# People who describe their setup and have the toolkit mention it.
 _INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b|\b(?:docker|driver) (?:version )?\d\d")
 _GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
 _TOOLKIT_MENTIONED: Final = any_line(
@@ -46,7 +46,7 @@ _TOOLKIT_MENTIONED: Final = any_line(
     r"|(?<!cuda[ -])\btoolkit\b"
 )
 _GPU_REQUEST_SYMPTOMS: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS)
-# It brings a toolkit of its own, which no package of the node is.
+# The operator provides its own toolkit, which is not in the node's packages.
 _GPU_OPERATOR_SEEN: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
 
@@ -74,7 +74,7 @@ def _package_steps(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> I
         yield install(snapshot, f"{text}, see {_INSTALL_GUIDE}", "nvidia-container-toolkit")
 
 
-# Whether it knows the system's cgroups.
+# Whether the toolkit supports the system's cgroups.
 
 
 _TOOLKIT_BEFORE_CGROUP_V2: Final = custom_sign(
@@ -85,7 +85,7 @@ _TOOLKIT_SUPPORTS_CGROUP_V2: Final = custom_sign(
 )
 _NODE_USES_CGROUP_V2: Final = any_of(
     message_line(r"Cgroup Version:\s*2\b|cgroup2 on /sys/fs/cgroup |cgroup hierarchy: cgroupv2"),
-    # What stat says.
+    # Output of stat.
     message_line(r"^[ \t]*cgroup2fs\s*$", "listing", "text"),
 )
 _DEVICES_CGROUP_NOT_FOUND: Final = message_line(
@@ -99,14 +99,14 @@ def _upgrade_toolkit(snapshot: Snapshot) -> Iterable[Fix]:
     yield restart_unit("docker.service", when="docker is the runtime")
 
 
-# Where it looks for the driver.
+# Where the toolkit looks for the driver.
 
 
 _TOOLKIT_CONFIG_GLOB: Final = "*nvidia-container-runtime/config.toml"
 
 
 def _empty_driver_root_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield a listing that shows the folder of a driver container empty, or its own folder without it."""
+    """Yield a listing that shows a driver container's folder as empty or missing."""
     for item in snapshot.items_of("listing"):
         names = {text.split()[-1] for text in item.lines if text.strip() and not text.startswith("total")}
         if item.written == "/run/nvidia/*" and "/run/nvidia/driver" not in names:
@@ -118,7 +118,7 @@ def _empty_driver_root_lines(snapshot: Snapshot) -> Iterator[Citation]:
 _OTHER_DRIVER_ROOT_SET: Final = message_line(
     r"^(?:\d+:)?[ \t]*root\s*=\s*[\"']/[\w./-]*(?:nvidia|driver)|using root /[\w.-]+", "file", "listing", "text"
 )
-# What nvidia-container-cli is called with.
+# An option of nvidia-container-cli.
 _DRIVER_ROOT_OPTION: Final = message_line(r"(?:^|\s)--root=/(?:run/nvidia/driver|[\w./-]*nvidia[\w./-]*)(?=\s)")
 _DRIVER_ROOT_NOT_FOUND: Final = message_line(
     r"(?i)change root failed: no such file|failed to change root directory: No such"
@@ -137,7 +137,7 @@ _DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
 )
 
 
-# Which ldconfig it runs.
+# The ldconfig that the toolkit runs.
 
 _LDCONFIG_REAL_PATH: Final = "/sbin/ldconfig.real"
 _LDCONFIG_NOT_FOUND: Final = message_line(
@@ -147,7 +147,7 @@ _LDCONFIG_NOT_FOUND: Final = message_line(
 
 
 def _missing_ldconfig_real(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the evidence that there is no ldconfig.real."""
+    """Yield the evidence that ldconfig.real does not exist."""
     for item in snapshot.items:
         if item.written == "/sbin/ldconfig*" and item.text.strip() and _LDCONFIG_REAL_PATH not in item.text:
             yield cite_fact(item.written, f"no {_LDCONFIG_REAL_PATH}", item.key)
@@ -191,7 +191,7 @@ def _reset_driver_root(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
-# Commands of old articles. Where APT could not read its archives, it knows no package of theirs, old or new.
+# Commands from old articles. If APT could not read its archives, it knows no packages of theirs, old or new.
 
 _OLD_PACKAGE_OR_REPOSITORY: Final = unless(
     message_line(
@@ -220,14 +220,14 @@ def _give_current_instructions(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _find_deleted_toolkit_program(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield the proof that the program which runtimes run is gone from its installed package."""
+    """Yield the proof that the program that runtimes run is missing although its package is installed."""
     program, listed = snapshot.facts.toolkit_program, known(snapshot.facts.packages, {})
     there = [one for one in TOOLKIT_PACKAGES if one in listed and not listed[one].config_files_only]
-    has_program = not set(TOOLKIT_PACKAGES[:2]).isdisjoint(there)  # the libraries alone, as enroot has them, bring none
+    has_program = not set(TOOLKIT_PACKAGES[:2]).isdisjoint(there)  # the libraries alone (enroot) have no program
     if isinstance(program, Known) and not program.value and has_program:
         what = f"{TOOLKIT_PROGRAM} is gone, although {there[0]} is installed, so no container can use a GPU"
         lines = (cite_fact(TOOLKIT_PROGRAM, "not there", program.probe),)
-        # The program is in one of the two; what one of the four depends on comes only where it is named.
+        # One of the first two has the program; dependencies among the four are only reinstalled if named.
         names = TOOLKIT_PACKAGES[:2] if len(there) == len(TOOLKIT_PACKAGES) else TOOLKIT_PACKAGES
         again = remedies.reinstall(snapshot, "install the toolkit's packages again", *map(str, names))
         yield Proof(what, lines, remedy=(again,))

@@ -1,4 +1,4 @@
-"""Define the traits that are compared between two nodes, how to read them and why a difference matters.
+"""Define the traits that are compared between two nodes, with their readers and why a difference matters.
 
 Values that differ between healthy machines are left out: addresses, serial numbers, sizes, times, power states.
 """
@@ -23,7 +23,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
 from gpunode.toml import loads
 
-# likely: it often breaks GPU nodes by itself. possible: it can. background: it explains little.
+# likely: often breaks GPU nodes by itself. possible: can break them. background: rarely explains a fault.
 TraitWeight: TypeAlias = Literal["likely", "possible", "background"]
 # Why a node does not show a value.
 Reason: TypeAlias = Literal["not-collected", "denied", "failed", "timeout"]
@@ -33,7 +33,7 @@ TraitValues: TypeAlias = Mapping[str, str]
 TraitReader: TypeAlias = Callable[[Snapshot], TraitValues]
 
 _UNPARSED_VALUE: Final = "cannot be parsed"
-# What a shell's tools print, and nothing else, of a file that they could not show.
+# The only output of shell tools for a file that they could not show.
 _READ_ERROR_MESSAGE: Final = Pattern(
     r"^(?:\S*/)?[\w.-]{2,20}: [^\n]{0,300}?(?:(?P<denied>Permission denied|Operation not permitted)|Input/output error"
     r"|Is a directory|Stale file handle|Too many levels of symbolic links)\.?\s*$"
@@ -46,10 +46,10 @@ class TraitSource:
 
     Attributes:
         evidence_names: kinds, keys, paths or commands of the evidence that shows it.
-        read: returns its values on one node, by name.
-        empty_means_none: an answer without values means that there are none, not that it was not understood.
-        is_absent: tells whether the node is known to have no value of that name; None if any answer would show it.
-        common_only: only compare names that both nodes have.
+        read: returns the trait's values on one node, by name.
+        empty_means_none: an answer without values means that there are none, and not that it was not understood.
+        is_absent: returns whether the node is known to lack a value of that name; None if any answer would show it.
+        common_only: compare only names that both nodes have.
     """
 
     evidence_names: tuple[str, ...]
@@ -75,7 +75,7 @@ class TraitSource:
         return bool(_evidence_names(item) & {*self.evidence_names})
 
     def _reason(self, item: EvidenceItem, *, is_read: bool) -> MissingReason:
-        """Return why ``item`` does not show a value; empty if it would."""
+        """Return why ``item`` does not show a value; empty if it would show one."""
         if item.outcome != "ok":
             return item.outcome if item.outcome != "absent" else "failed" if item.source.words else ""
         if match := _match_read_error(item):
@@ -88,11 +88,11 @@ class Trait:
     """A property of a node that is compared.
 
     Attributes:
-        id: of its row in JSON.
-        layers: the stack layers of faults that it explains, its own layer first.
+        id: the id of its row in JSON.
+        layers: the stack layers whose faults it explains, its own layer first.
         why: why a difference matters.
-        likely: pattern of names or values whose difference often breaks a node; empty for all.
-        possible: pattern of others whose difference can break it; None for none.
+        likely: pattern of names or values whose difference often breaks a node; an empty one matches all.
+        possible: pattern of other names or values whose difference can break a node; None for none.
     """
 
     id: str
@@ -147,7 +147,7 @@ def _text_value_source(name: str, look: str) -> TraitSource:
 
 
 def _evidence_names(item: EvidenceItem) -> frozenset[str]:
-    """Return the names that a source may use for it: also two words of a command, or a folder's pattern."""
+    """Return the names by which a source may refer to it, including two words of a command or a folder's pattern."""
     path = f"{item.subject.rpartition('/')[0]}/*" if "*" in item.subject else item.subject
     return frozenset({item.kind, item.key, path, " ".join(item.source.words[:2])})
 
@@ -160,7 +160,7 @@ def _parse_rows(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _join_distinct_values(rows: Iterable[tuple[str, str]]) -> TraitValues:
-    """Return by name all values of any GPU; the number of GPUs is compared elsewhere."""
+    """Return by name the distinct values of all GPUs; the number of GPUs is compared elsewhere."""
     values: dict[str, set[str]] = {}
     for name, value in rows:
         values.setdefault(name, set()).add(value)
@@ -175,7 +175,7 @@ _LSPCI_DECORATION: Final = Pattern(
 
 
 def _lspci_name(function: pci.PciFunction) -> str:
-    """Return the device's name as lspci has it."""
+    """Return the device's name as printed by lspci."""
     return _LSPCI_DECORATION.sub("", function.name) or f"NVIDIA {function.device}".strip()
 
 
@@ -206,7 +206,7 @@ def _link_properties(snapshot: Snapshot) -> TraitValues:
 
 
 def _vbios_versions(snapshot: Snapshot) -> str:
-    """Return the versions of the GPUs' own firmware."""
+    """Return the VBIOS versions of the GPUs."""
     return ", ".join(sorted({row.value for _, row in smi_query.find_rows(snapshot, "VBIOS Version")} - {"", "N/A"}))
 
 
@@ -325,11 +325,11 @@ def _describe_platform_kind(snapshot: Snapshot) -> str:
     return f"{fact.value.kind} {fact.value.detail}".strip() if isinstance(fact, Known) else ""
 
 
-# Configuration files, their settings one by one.
+# Configuration files, setting by setting.
 
 
 def _settings_reader(pattern: str, settings: Callable[[EvidenceItem], Iterable[tuple[str, str]]]) -> TraitReader:
-    """Return a reader of the settings in files of that path, named by file and key."""
+    """Return a reader of the settings in the files at that path, named by file and key."""
 
     def read(snapshot: Snapshot) -> TraitValues:
         found = (item for item in snapshot.files(pattern) if _readable_text(item) and not _is_partial(item))
@@ -340,7 +340,7 @@ def _settings_reader(pattern: str, settings: Callable[[EvidenceItem], Iterable[t
 
 
 def _file_settings(item: EvidenceItem) -> Iterator[tuple[str, str]]:
-    """Yield the settings of JSON or TOML by key, apt's pins by what they pin, else every line that is no comment."""
+    """Yield the settings of JSON or TOML by key, apt's pins by package, else every line that is not a comment."""
     kind = item.subject.rpartition(".")[2]
     if kind in {"json", "toml"}:
         try:
@@ -349,7 +349,7 @@ def _file_settings(item: EvidenceItem) -> Iterator[tuple[str, str]]:
             yield "", _UNPARSED_VALUE
         return
     if item.subject.startswith("/etc/apt/preferences"):
-        # However they are parted into stanzas; a row for each of ninety packages would hide what else differs.
+        # Regardless of stanzas, because ninety packages with a row each would hide the other differences.
         pins: dict[str, dict[str, set[str]]] = {}
         for stanza in re.split(r"\n\s*\n", re.sub(r"\n[ \t]+(?=\S)", " ", item.text)):
             rows = dict(_parse_rows(stanza))
@@ -385,7 +385,7 @@ _LINK_ATTRIBUTE_PATHS: Final = tuple(
     f"/sys/bus/pci/devices/*/{a}_link_{b}" for a in ("current", "max") for b in ("width", "speed")
 )
 _MODULE_PARAMETERS_FILE: Final = "/proc/driver/nvidia/params"
-# Configuration files: where in the stack, why, and what is likely and what possible, as in a trait.
+# Configuration files with their stack layers, why they matter, and patterns for likely and possible, as in a trait.
 _CONFIG_TRAITS: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str | None], ...]] = (
     (("/etc/docker/daemon.json", "/etc/containerd/config.toml"), ("runtime",),
      "containers get their GPUs through these settings",

@@ -1,4 +1,4 @@
-"""Find errors about GPUs that no rule knows; with one of them a node must not be called healthy."""
+"""Find GPU errors that no rule knows; a node with such an error must not be called healthy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 
-# Run because something does not work. Logs of services are full of errors that have nothing to do with GPUs.
+# Commands that people run because something fails. Service logs are full of errors unrelated to GPUs.
 _USER_RUN_KINDS: Final[frozenset[SourceKind]] = frozenset(
     {
         *("container-run", "application", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "nvidia-smi-mig"),
@@ -26,7 +26,7 @@ _MAX_CITATIONS: Final = 3
 
 
 def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
-    """Return the question that a failing GPU program or command raises; None without one."""
+    """Return the question that a failing GPU program or command raises; None if there is none."""
     lines = tuple(_error_lines(snapshot))[:_MAX_CITATIONS]
     if not lines:
         return None
@@ -40,8 +40,8 @@ def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
 
 
 def _error_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    # Only pasted output counts: rules know every answer to gpunode's own queries, and a tool that is not installed or
-    # not permitted has not tried anything.
+    # Only pasted output counts: rules know every answer to gpunode's own queries, and a missing or forbidden tool did
+    # not try anything.
     for item in (one for one in snapshot.items_of(*_USER_RUN_KINDS) if one.outcome == "ok" and one.exit_status is None):
         for number, line in enumerate(item.lines, 1):
             if _FAILURE_WORDS.search(line) and (_GPU_WORDS.search(line) or _GPU_WORDS.search(item.written)):

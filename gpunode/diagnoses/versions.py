@@ -1,4 +1,4 @@
-"""Versions that do not match: what is loaded, on disk, in libraries, packages and containers."""
+"""Driver versions that do not match: loaded, on disk, in libraries, packages and containers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MISMATCH: Final = Pattern(
     r"(?i)driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
     r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch"
 )
-# libnvidia-container asks NVML on the node, before there is a container.
+# libnvidia-container calls NVML on the node before the container exists.
 _NODE_SIDE_TOOL_MESSAGE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
@@ -42,10 +42,10 @@ class DriverVersions:
 
     Attributes:
         mismatches: the lines that report a mismatch on the node itself.
-        user_space_version: of the library, else of the user-side packages.
+        user_space_version: version of the library, else of the user-space packages.
         kernel_packages: kernel-side packages and metapackages.
-        user_space_packages: user-side packages.
-        upgrades: of each package the last one, where its version is not loaded.
+        user_space_packages: user-space packages.
+        upgrades: the last upgrade of each package whose version is not loaded.
     """
 
     mismatches: tuple[Citation, ...]
@@ -58,22 +58,22 @@ class DriverVersions:
 
     @property
     def citations(self) -> tuple[Citation, ...]:
-        """The lines that tell of the mismatch and of what differs."""
+        """The lines that report the mismatch, and those with the differing versions."""
         seen = (one.citation for one in (self.loaded_module, self.disk, self.user_space_version) if one is not None)
         return tuple(dict.fromkeys((*self.mismatches, *seen)))
 
     def is_loaded(self, version: str) -> bool:
-        """Return whether that is the version of the loaded module."""
+        """Return whether ``version`` is the version of the loaded module."""
         return self.loaded_module is not None and is_same_version(self.loaded_module.version, version)
 
     @property
     def has_new_module(self) -> bool:
-        """True if another module is on disk than the one that is loaded."""
+        """True if the module on disk differs from the loaded one."""
         return self.loaded_module is not None and self.disk is not None and not self.is_loaded(self.disk.version)
 
     @property
     def has_difference(self) -> bool:
-        """True if the module, packages or upgrades of the node are of another version than the loaded module."""
+        """True if modules, packages or upgrades of the node differ in version from the loaded module."""
         there = (
             *(package.upstream for package in (*self.kernel_packages, *self.user_space_packages)),
             *(upgrade.driver for upgrade in self.upgrades),
@@ -83,17 +83,17 @@ class DriverVersions:
 
 
 def is_same_version(version: str, short: str) -> bool:
-    """Return whether ``version`` is ``short``, of which NVML leaves the last part away."""
+    """Return whether ``version`` is ``short``, which may lack the last part as in NVML's messages."""
     return version == short or (short.count(".") == 1 and version.startswith(f"{short}."))
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Return the version's parts, which compare."""
+    """Return the numeric parts of the version, for comparison."""
     return tuple(int(part) for part in re.findall(r"\d{1,18}", version))
 
 
 def driver_versions(snapshot: Snapshot) -> DriverVersions:
-    """Return the versions on the node."""
+    """Return the driver's versions on the node."""
     user = driver.user_space_packages(snapshot)
     bringing = (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))
     library, loaded = driver.library_version(snapshot), driver.loaded_version(snapshot)
@@ -111,20 +111,20 @@ def driver_versions(snapshot: Snapshot) -> DriverVersions:
 
 
 def _complete_version(library: SeenVersion, loaded: SeenVersion | None, known: Iterable[SeenVersion]) -> SeenVersion:
-    """Return the library with its whole version; it is not the loaded one, which NVML refused."""
+    """Return the library with its full version, which is not the loaded one: NVML refused it."""
     found = [version for version in known if is_same_version(version.version, library.version)]
     other = next((version for version in found if loaded is None or version.version != loaded.version), None)
     return SeenVersion(other.version, library.citation) if other is not None else library
 
 
 def _recent_upgrades(upgrades: tuple[Upgrade, ...], loaded: SeenVersion | None) -> tuple[Upgrade, ...]:
-    """Return the last upgrade of each package, unless its version is loaded, or older: a log goes back for months."""
+    """Return the last upgrade of each package unless its version is loaded or older: logs go back for months."""
     last = {one.name: one for one in upgrades if one.driver} or {one.name: one for one in upgrades}
     if loaded is None:
         return tuple(last.values())
     current = version_key(loaded.version)
     names = {upgrade.name for upgrade in last.values() if not upgrade.driver or version_key(upgrade.driver) > current}
-    # The log of unattended-upgrades names the packages, dpkg's the versions: one tells who, the other what.
+    # unattended-upgrades logs the packages' names and dpkg the versions, so both are kept.
     return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
 
 
@@ -134,7 +134,7 @@ def _is_inside_container(item: EvidenceItem) -> bool:
 
 
 def mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines that tell of a mismatch where no container is in between."""
+    """Return the lines that report a mismatch outside of containers."""
     tables = {"file", "packages", "container-inspect"}
     items = (item for item in snapshot.items if not item.is_package_record and item.kind not in tables)
     here = (item for item in items if not _is_inside_container(item))
@@ -142,7 +142,7 @@ def mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def container_mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines that tell of a mismatch inside a container."""
+    """Return the lines that report a mismatch inside a container."""
     return tuple(line for item in snapshot.items if _is_inside_container(item) for line in lines_with(item, _MISMATCH))
 
 
@@ -168,22 +168,22 @@ MIXED_INSTALLS_CAUSE: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER_MISMATCH_CAUSE: Final = "container-driver-mismatch"
 
 _DRIVER_IN_REBOOT_REQUIRED_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
-# A driver of a site's own, in no folder of the system, that a search path puts first.
+# A site's own driver outside the system folders, to which a search path gives precedence.
 _DRIVER_OUTSIDE_SYSTEM_FOLDERS: Final = message_line(
     r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
     *("text", "environment", "which"),
 )
-# The installer brings libraries alone, to modules that come from elsewhere.
+# The installer installs only libraries, for modules from another source.
 _RUNFILE_SKIPS_MODULES: Final = any_line(r"\bNVIDIA-Linux-\S+\.run\b[^\n]*\s--no-kernel-modules?\b")
-# The kernel tells of something else, and nobody of a mismatch.
+# The kernel reports another fault, and nothing reports a mismatch.
 _ADAPTER_OR_XID_FAULT: Final = any_of(symptoms.ADAPTER_INIT_FAILED, symptoms.ANY_XID)
 
-# A container with libraries of its own. libnvidia-container asks NVML on the node first: where a container starts at
-# all, the node's own library fits.
+# A container with its own libraries. libnvidia-container calls NVML on the node first, so if a container starts at all,
+# the node's own library fits.
 
 
 def _mismatch_evidence(snapshot: Snapshot) -> Iterator[Citation]:
-    """Return the evidence that the node itself has two versions."""
+    """Yield the evidence that the node itself has two versions."""
     found = snapshot.view(driver_versions)
     if found.mismatches or found.has_difference:
         yield from found.citations
@@ -191,7 +191,7 @@ def _mismatch_evidence(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _differing_container_library(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the library that the container loads, where it is of another version than the node's driver."""
+    """Yield the container's library if its version differs from the node's driver."""
     own = driver.container_library_version(snapshot)
     node = driver.smi_version(snapshot) or driver.loaded_version(snapshot)
     if own is not None and node is not None and not is_same_version(node.version, own.version):
@@ -199,17 +199,17 @@ def _differing_container_library(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _MISMATCH_IN_CONTAINER: Final = custom_sign(container_mismatch_lines)
-# Nobody wrote whether this was said in the container whose packages are shown.
+# It is unknown whether this message came from the container whose packages are shown.
 _ANY_VERSION_MISMATCH: Final = custom_sign(lambda snapshot: snapshot.view(driver_versions).mismatches)
 _DRIVER_FILES_SHIPPED: Final = custom_sign(shipped_driver_files)
 _VERSION_KNOWN: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
 _LIBRARY_DIFFERS_IN_CONTAINER: Final = custom_sign(_differing_container_library)
-# Whose words place it in a container.
+# Phrases of users that place the failure in a container.
 _CONTAINER_TOLD: Final = message_line(
     r"(?i)\b(?:in|inside|into|within) (?:the|my|our|an?|each) (?:\S+ ){0,2}(?:LX[CD]|container|pod)\b"
 )
 _MISMATCH_ON_NODE: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS, _CONTAINER_TOLD)
-# libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
+# libnvidia-container stops if the image already has a file where it would mount one from the node.
 _FILE_BLOCKS_MOUNT: Final = message_line(
     r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists"
 )
@@ -230,11 +230,11 @@ def _summarize_container_library(snapshot: Snapshot) -> str:
     return f"the container loads its own driver libraries{f' {own.version}' if own else ''}, not the node's"
 
 
-# The node itself at two versions.
+# The node itself has two versions.
 
 
 def _is_module_gone(snapshot: Snapshot) -> bool:
-    """Return whether a look found no module for any kernel, so that neither a reload nor a reboot brings one."""
+    """Return whether a search found no module for any kernel; then neither a reload nor a reboot provides one."""
     return isinstance(snapshot.facts.module_files, Known) and not snapshot.view(modules.modules_on_disk)
 
 
@@ -246,7 +246,7 @@ def _mismatched_versions(snapshot: Snapshot) -> DriverVersions | None:
     found = snapshot.view(driver_versions)
     if driver.works(snapshot) or snapshot.view(_ONLY_CONTAINER_MISMATCH):
         return None
-    # What nobody complains of is likely, and of a live node nothing.
+    # In a report, a difference without an error message is a likely fault; on an examined node it is none.
     is_other = is_examined_by_gpunode(snapshot) or snapshot.view(_ADAPTER_OR_XID_FAULT)
     return found if found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER) or not is_other else None
 
@@ -260,7 +260,7 @@ def _make_proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = ()
 def _find_mixed_installs(snapshot: Snapshot) -> Iterator[Proof]:
     """Yield the proof of two installed drivers: two methods, branches or packagers."""
     found = snapshot.view(_mismatched_versions)
-    # What was pasted without its command may be a container's.
+    # Output that was pasted without its command may come from a container.
     named = {item.key for item in snapshot.items if item.source.words or item.subject}
     for what, citations in (
         _parallel_drivers(snapshot, found) if found and (found.mismatches or found.loaded_module) else ()
@@ -286,7 +286,7 @@ def _parallel_drivers(snapshot: Snapshot, versions: DriverVersions) -> Iterator[
 def _runfile_beside_packages(
     snapshot: Snapshot, versions: DriverVersions, packaged: tuple[packages.Package, ...]
 ) -> Iterator[tuple[str, tuple[Citation, ...]]]:
-    """Yield a .run driver beside packages of another version, or beside other modules."""
+    """Yield a .run driver beside packages of another version, or .run libraries beside other modules."""
     its, disk, wanted = runfile_version(snapshot), versions.disk, versions.user_space_version
     is_apart = packaged and not any(versions.is_loaded(package.upstream) for package in packaged)
     if its and is_apart and versions.is_loaded(its.version):
@@ -313,12 +313,12 @@ def _package_branch(package: packages.Package) -> str:
 
 
 def _find_unattended_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield the proof that the system upgraded the driver by itself, module included."""
+    """Yield the proof that the system upgraded the driver, including the module, automatically."""
     found = snapshot.view(_mismatched_versions)
     is_on_disk = found is not None and found.disk is not None and found.is_loaded(found.disk.version)
     if found is None or is_on_disk or _is_module_gone(snapshot):
         return
-    # An upgrade alone is no fault: somebody complains, or an older module is loaded.
+    # An upgrade alone is no fault: there must be an error message, or an older loaded module.
     is_shown = found.loaded_module or found.mismatches or snapshot.view(_MISMATCH_IN_CONTAINER)
     if is_shown and (done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]):
         version = next((f" to {upgrade.driver}" for upgrade in reversed(done) if upgrade.driver), "")
@@ -327,7 +327,7 @@ def _find_unattended_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield the proof of a part that was not upgraded: module, its package, or a library."""
+    """Yield the proof that one part was not upgraded: the module, its package or a library."""
     if strayed := snapshot.view(driver.stray_packages) if driver.works(snapshot) else ():
         yield _prove_strayed_packages(snapshot, *strayed)
     if (versions := snapshot.view(_mismatched_versions)) is None:
@@ -343,10 +343,10 @@ def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
     ]
     for package in () if disk else (*_outdated_driver_packages(versions), *lone):
         what = f"{package.name} is {package.upstream}, other parts of the driver are not"
-        # Where no package of a module is shown, all of them may be new, and only the loaded module old.
+        # If no module package is shown, all packages may be new and only the loaded module old.
         yield _make_proof(snapshot, what, (package.citation,), sure=package not in lone)
         return
-    # If they differed right after boot, a reboot changes nothing.
+    # If the versions differed right after boot, a reboot changes nothing.
     if not disk and any(
         (message.at or _LONG_AFTER_BOOT_S) < _RIGHT_AFTER_BOOT_S
         for message in kernel.matching_messages(snapshot, _API_MISMATCH)
@@ -357,7 +357,7 @@ def _find_partial_upgrade(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _outdated_driver_packages(versions: DriverVersions) -> Iterator[packages.Package]:
-    """Yield kernel-side packages that are not of the libraries' version."""
+    """Yield kernel-side packages whose version differs from the libraries'."""
     for package in versions.kernel_packages:
         is_old = versions.is_loaded(package.upstream) or versions.loaded_module is None
         other = next((user.upstream for user in versions.user_space_packages if user.upstream != package.upstream), "")
@@ -367,7 +367,7 @@ def _outdated_driver_packages(versions: DriverVersions) -> Iterator[packages.Pac
 
 
 def _prove_strayed_packages(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
-    """Return the proof of libraries that are not of the driver which nvidia-smi shows."""
+    """Return the proof of libraries that do not belong to the driver that nvidia-smi shows."""
     node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_DRIVER_COMBINATION_UNFIT)
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
     cited = (*(package.citation for package in strayed), *([node.citation] if node else []), *unfit)
@@ -379,7 +379,7 @@ def _prove_strayed_packages(snapshot: Snapshot, *strayed: packages.Package) -> P
 
 
 def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
-    """Yield the proof that a new module or its packages are installed and the old one is loaded."""
+    """Yield the proof that a new module or its packages are installed while the old one is loaded."""
     found = snapshot.view(_mismatched_versions)
     if found is None or next(_outdated_driver_packages(found), None) or _is_module_gone(snapshot):
         return
@@ -403,9 +403,9 @@ def _find_pending_reboot(snapshot: Snapshot) -> Iterator[Proof]:
 
 
 def _mismatch_under_old_module(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield a mismatch where nothing of the driver is shown but, perhaps, a loaded module older than the libraries.
+    """Yield a mismatch if no file or package of the driver is shown, and no module as new as the libraries.
 
-    Libraries are seldom older than their module, so the driver was upgraded under it.
+    Libraries are rarely older than their module, so the driver was upgraded while it was loaded.
     """
     found = snapshot.view(driver_versions)
     loaded, library = found.loaded_module, found.user_space_version
@@ -422,7 +422,7 @@ _CHANGE_TOLD: Final = unless(
 
 
 def _versions_differed_long_after_boot(snapshot: Snapshot, versions: DriverVersions) -> bool:
-    """Return whether newer libraries were refused long after boot, so that an upgrade brought them."""
+    """Return whether newer libraries were refused long after boot, which means that an upgrade installed them."""
     if (
         versions.user_space_version is None
         or versions.loaded_module is None

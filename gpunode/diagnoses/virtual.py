@@ -37,14 +37,14 @@ from gpunode.facts.patterns import Pattern
 
 # ---- a GPU passed through to a guest
 
-# What Windows says of a device whose driver gave up.
+# Windows' error for a device whose driver gave up.
 _CODE_43: Final = message_line(r"(?i)\bcode 43\b")
 _NO_DEVICE_HANDLE: Final = any_of(_CODE_43, message_line(r"Unable to determine the device handle for (?:GPU|gpu)"))
 _GPU_NOT_STARTED: Final = any_of(_NO_DEVICE_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
 _HYPERVISOR_HIDDEN: Final = message_line(
     r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
 )
-# From 465 on GeForce cards work in guests of any kind.
+# Since 465 GeForce cards work in guests of any kind.
 _FIRST_BRANCH_IN_GUESTS: Final = 465
 
 
@@ -101,7 +101,7 @@ _OTHER_NODE_WORDS: Final = Pattern(
 
 
 def _gridd_line(words: str) -> Sign:
-    """Return the sign of these words by nvidia-gridd, anywhere or in its own log without a prefix."""
+    """Return the sign of this message by nvidia-gridd, with its prefix anywhere or without it in its own log."""
     anyone = message_line(rf"(?i)(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}")
     alone = message_line(rf"(?i)^[ \t]*{words}", "unit-log")
     own = any_of(anyone, custom_sign(lambda node: (line for line in node.view(alone) if "gridd" in line.source)))
@@ -112,7 +112,7 @@ _VGPU_UNLICENSED: Final = message_line(
     r"(?i)License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
     *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
 )
-# The client is configured: with the token that names its server it has no licence all the same.
+# The client is configured: the token that names its server is there, but it still has no licence.
 _LICENSE_TOKEN_FILE: Final = message_line(r"client_configuration_token_\S*\.tok\b", "listing", "text", "nvidia-smi-q")
 _LICENSING_UNCONFIGURED: Final = _gridd_line(
     r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
@@ -128,7 +128,7 @@ _LICENSE_ACQUIRED: Final = _gridd_line(r"License (?:acquired|renewed) successful
 _GRIDD_NOT_FOUND: Final = message_line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
-# NVIDIA lends vGPU's licences for 90 days.
+# NVIDIA's trial licences for vGPU last 90 days.
 _TRIAL_LICENSE_MENTIONED: Final = message_line(
     r"(?i)\b(?:trial\b[^\n]{0,40}\b90[ -]days?|90[ -]days?\b[^\n]{0,40}\btrial) (?:\w+ ){0,3}(?:licen[cs]|vGPU|grid\b)"
     r"|\b(?:licen[cs]e|vGPU|grid)\b[^\n]{0,40}\b(?:90[ -]days?[^\n]{0,20}\btrial|trial[^\n]{0,20}\b90[ -]days?)\b"

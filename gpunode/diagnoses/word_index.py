@@ -1,7 +1,7 @@
-"""Index the words of a node's texts, so that a pattern is searched only in lines that have one of its words.
+"""Index the words of a node's texts, so that a pattern is only tried on lines that contain one of its words.
 
-doctor has a thousand patterns, and most of their words are nowhere in a node's evidence. The index is made once and
-shared by all patterns: a word that is known to be absent costs nothing, and one that is present is looked up once.
+doctor has a thousand patterns, and most of their words occur nowhere in a node's evidence. The index is built once and
+shared by all patterns: an absent word costs nothing, and a present one is looked up once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gpunode.facts.sources import SourceKind
 
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
 _LETTERS_ONLY_TABLE: Final = bytes(code if code in _LETTERS else 0x20 for code in range(256))
-# Shorter ones are part of some word in every text.
+# Shorter words are part of some word in every text.
 _MIN_INDEXED_LETTERS: Final = 3
-# A message may be wrapped where it was pasted: only short pieces were, and no line is longer than a wide screen.
+# Pasted messages may be wrapped; such pastes are short, and their lines no longer than a wide screen.
 _MAX_WRAPPED_LINES: Final = 400
 _MAX_SCREEN_WIDTH: Final = 400
 _JOINED_LINE_COUNT: Final = 3
-# Of these each line is a row by itself.
+# In these kinds each line is a row of its own.
 _KINDS_WITH_ROWS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
 _KERNEL_MESSAGE_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
@@ -38,7 +38,7 @@ def _longest_letter_run(word: str) -> str:
 
 
 class Vocabulary:
-    """The runs of letters in some texts: a text without any that contains a word's own run lacks the word."""
+    """The letter runs of some texts: a word is absent if no run contains the word's longest run."""
 
     def __init__(self, runs: Iterable[bytes]) -> None:
         self.runs = frozenset(runs)
@@ -59,7 +59,7 @@ def vocabulary_of(items: Iterable[EvidenceItem]) -> Vocabulary:
 
 
 class ItemGroup:
-    """Items that are searched together, to find those with a pattern's words; each word is looked up in them once."""
+    """Items that are searched together for those with a pattern's words; each word is looked up once."""
 
     def __init__(self, items: Iterable[EvidenceItem]) -> None:
         self.items = tuple(items)
@@ -69,16 +69,16 @@ class ItemGroup:
         self._numbers: dict[str, frozenset[int]] = {}
 
     def items_with_words(self, pattern: Pattern) -> tuple[EvidenceItem, ...]:
-        """Return the items that have one of the pattern's words, in their order; all if it has none."""
+        """Return the items that contain one of the pattern's words, in their order; all if it has no words."""
         if not pattern.words:
             return self.items
         numbers = set[int]()
-        for word in pattern.words:  # a loop: this is asked thousands of times of one node
+        for word in pattern.words:  # a loop, because this runs thousands of times per node
             numbers |= self._numbers[word] if word in self._numbers else self._find_word(word)
         return tuple(self.items[number] for number in sorted(numbers)) if numbers else ()
 
     def _find_word(self, word: str) -> frozenset[int]:
-        """Return the numbers of the items with the lower-case ``word``, a wrapped line joined."""
+        """Return the numbers of the items that contain the lower-case ``word``, with wrapped lines joined."""
         likely = ((number, self.items[number]) for number in self._numbers_that_may_have(word))
         found = (
             number for number, item in likely if word in item.lowered or word in item.view(join_nearby_lines).lowered
@@ -87,7 +87,7 @@ class ItemGroup:
         return self._numbers[word]
 
     def _numbers_that_may_have(self, word: str) -> Iterable[int]:
-        """Yield the numbers of the items whose vocabulary does not lack the lower-case ``word``."""
+        """Yield the numbers of the items whose vocabulary does not rule out the lower-case ``word``."""
         letters = _longest_letter_run(word)
         if len(letters) < _MIN_INDEXED_LETTERS:
             yield from range(len(self.items))
@@ -100,7 +100,7 @@ class ItemGroup:
 
 
 class LineIndex:
-    """The lines of one item in which a word stands."""
+    """An index of one item's lines by word."""
 
     def __init__(self, item: EvidenceItem) -> None:
         self._lowered = item.lowered
@@ -108,13 +108,13 @@ class LineIndex:
         self._line_offsets: dict[str, tuple[int, ...]] = {}
 
     def line_starts(self, word: str) -> tuple[int, ...]:
-        """Return where the lines begin that have the lower-case ``word``."""
+        """Return the offsets of the lines that contain the lower-case ``word``."""
         if word not in self._line_offsets:
             self._line_offsets[word] = () if self.vocabulary.lacks(word) else tuple(self._find_lines(word))
         return self._line_offsets[word]
 
     def candidate_line_starts(self, pattern: Pattern) -> tuple[int, ...]:
-        """Return where the lines begin that have one of the pattern's words, which is not yet a match."""
+        """Return the offsets of the lines that contain one of the pattern's words and may thus match."""
         starts_by_word = [starts for word in pattern.words if (starts := self.line_starts(word))]
         if len(starts_by_word) <= 1:
             return starts_by_word[0] if starts_by_word else ()
@@ -130,7 +130,7 @@ class LineIndex:
 
 
 def join_nearby_lines(item: EvidenceItem) -> EvidenceItem:
-    """Return a short item with each line joined with the next two, without the kernel's prefixes; others empty."""
+    """Return a short item with each line joined to the next two, without kernel prefixes; any other emptied."""
     if not 2 <= len(item.lines) <= _MAX_WRAPPED_LINES or item.kind in _KINDS_WITH_ROWS:
         return replace(item, text="")
     lines = [

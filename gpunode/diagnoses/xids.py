@@ -1,4 +1,4 @@
-"""Xid errors that have no family of their own: programs, engines, controllers inside the GPU, boards."""
+"""Xid errors without a family of their own: programs, engines, controllers inside the GPU, boards."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from gpunode.facts.patterns import Pattern
 
 _FLASH_XIDS: Final = (122, 123, 124)
 _CHIP_LINK_XIDS: Final = (121, 173)
-# The codes that some rule is about; of any other the catalog's advice is passed on.
+# Codes with a rule; for any other code the catalog's advice is passed on.
 _CODES_WITH_RULE: Final = frozenset({
     *_FLASH_XIDS, *_CHIP_LINK_XIDS, *xids.NVLINK5_XIDS,
     *(13, 31, 48, 54, 61, 62, 63, 64, 69, 74, 78, 79, 92, 94, 95, 109, 119, 120, 125, 140, 143, 154, 156, 157, 160),
     *(161, 167, 169, 171, 172),
 })  # fmt: skip
 
-# Page faults of a program, or of the driver itself.
+# Page faults caused by a program or by the driver itself.
 _PAGE_FAULTS: Final = custom_sign(lambda snapshot: (one.root.citation for one in faults.incidents_with(snapshot, 31)))
 _FAULT_ADDRESS: Final = Pattern(r"(?i)faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)")
-# A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
+# A null pointer, or a small offset from one: a program's bug wherever it repeats.
 _MAX_NULL_OFFSET: Final = 0x10000
-# Programs that run code of whoever started them: run again, they fail at the same place again.
+# Programs that run users' code; when run again, they fail at the same address.
 _USER_PROGRAM_NAME: Final = Pattern(r"(?i)python|pt_|ray::|julia|a\.out|main$|train")
-# Somebody compared releases of the driver: one has the faults and another has none.
+# A comparison of driver releases, one with the faults and another without.
 _DRIVER_RELEASE_MENTION: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
 _GOOD_RESULT_WORDS: Final = (
     r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
@@ -61,7 +61,7 @@ _RELEASES_COMPARED: Final = message_line(
     rf"|{_DRIVER_RELEASE_MENTION}{_GOOD_RESULT_WORDS}[^\n]{{0,60}}{_DRIVER_RELEASE_MENTION}{_BAD_RESULT_WORDS}|{_DRIVER_RELEASE_MENTION}{_BAD_RESULT_WORDS}{_DRIVER_RELEASE_MENTION}{_GOOD_RESULT_WORDS}",
     *("text", "application"),
 )
-# A history of packages of which somebody chose an upgrade of the driver to show.
+# A package history from which a person picked an upgrade of the driver.
 _DRIVER_UPGRADE_SEEN: Final = all_of(
     command_run(r"history|pacman|dpkg|dnf|yum|zypp"),
     message_line(r"nvidia[\w.:-]* \(\S*\d{3}\.\d\S*(?:,| ->) \S*\d{3}\.\d", "package-history", "package-output"),
@@ -132,7 +132,7 @@ def _update_firmware_first(snapshot: Snapshot) -> Iterable[Fix]:
 
 _GREP_LOG_COMMANDS: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
 _DCGM_DIAGNOSIS: Final = Shell("sudo dcgmi diag -r 3")
-# The device plugin passes over what programs do (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
+# The device plugin ignores program faults (k8s-device-plugin: Xids 13, 31, 43, 45, 68, 109).
 _EXPLAINED_BY_PROGRAM_FAULT: Final = frozenset({"nvidia-uvm-wedged"})
 _EXPLAINED_BY_GPU_DOWN: Final = (
     DRIVER_NOT_INITIALIZED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
@@ -140,7 +140,7 @@ _EXPLAINED_BY_GPU_DOWN: Final = (
 _rule = partial(Rule, layer="driver", look_at=_GREP_LOG_COMMANDS)
 
 
-# As NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…) report it.
+# Messages of NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…).
 _RESET_REQUIRED_MESSAGE: Final = Pattern(
     r"GPU requires (?:a )?reset|GPU_REQUIRES_RESET|NVML_ERROR_RESET_REQUIRED"
     r"|requires a (?:reset|reboot) to recover from a fault"
@@ -177,7 +177,7 @@ def _action_of_row(row: SmiRow) -> RecoveryAction:
 
 
 def _prove_xid_154(incident: faults.Incident) -> Proof:
-    """Return the proof for the last action: it is raised as more goes wrong, and cleared when done."""
+    """Return the proof for the last action: it escalates with further faults and is cleared when done."""
     asking = [fault for fault in (incident.root, *incident.later_faults) if recovery.action_of(fault) is not None]
     last = asking[-1] if asking else incident.root
     action = recovery.action_of(last) or ""

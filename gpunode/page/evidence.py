@@ -1,4 +1,4 @@
-"""Render evidence: cited lines in context, whole pieces folded, a list of all pieces. Pure."""
+"""Render evidence: cited lines in context, the full text folded, and a list of all items. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EvidenceDetail:
     Attributes:
         max_pieces: maximum number of pieces.
         max_proofs_per_piece: maximum number of cited lines in each piece.
-        includes_whole_pieces: include each whole piece beside its excerpt.
+        includes_whole_pieces: include the full text of each piece beside its excerpt.
     """
 
     max_pieces: int
@@ -46,7 +46,7 @@ BRIEF_DETAIL: Final = EvidenceDetail(4, 5, includes_whole_pieces=False)
 def render_citations(
     citations: Iterable[Citation], snapshot: Snapshot, detail: EvidenceDetail = FULL_DETAIL
 ) -> Iterator[Markup]:
-    """Yield the pieces that ``citations`` are from, each once, in the order in which they are cited."""
+    """Yield the cited pieces of evidence, each once, in the order of their first citation."""
     grouped: dict[tuple[str, str], list[Citation]] = {}
     for citation in citations:
         grouped.setdefault((citation.key, citation.source), []).append(citation)
@@ -63,10 +63,10 @@ def _render_cited_piece(
 ) -> Markup:
     lines = item.lines if item is not None else ()
     begins = sorted({c.line_number for c in cited if c.line_number and _is_in_source(c, lines)})
-    # A message that goes on over the next lines proves with all of them.
+    # A message that continues on the following lines is proof as a whole.
     ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[: detail.max_proofs_per_piece])
     proving = {at for first, end in ends for at in range(first, end)}
-    # What follows from facts, and that there is nothing, stands in no piece of evidence.
+    # Conclusions from facts, or from missing output, are not lines of any piece.
     conclusions = tuple(dict.fromkeys(redact_line(c.line) for c in cited if not _is_in_source(c, lines)))
     shown = _context_lines(proving, len(lines))
     more = max(len(begins) - detail.max_proofs_per_piece, 0) + max(len(conclusions) - detail.max_proofs_per_piece, 0)
@@ -90,7 +90,7 @@ def _is_in_source(citation: Citation, lines: Sequence[str]) -> bool:
 
 
 def _context_lines(proving: Collection[int], last: int) -> set[int]:
-    """Return the lines around those that prove; a gap of one line is that line."""
+    """Return the lines around the proving ones; a gap of a single line is filled."""
     shown = {0, last + 1} | {
         at for one in proving for at in range(one - CONTEXT_LINE_COUNT, one + CONTEXT_LINE_COUNT + 1) if 0 <= at <= last
     }
@@ -99,7 +99,7 @@ def _context_lines(proving: Collection[int], last: int) -> set[int]:
 
 
 def _render_lines(lines: Sequence[str], numbers: Collection[int], proving: Collection[int]) -> Iterator[Markup]:
-    """Yield the wanted lines, and how many lie between them."""
+    """Yield the wanted lines, and the number of lines in each gap."""
     before = 0
     for number in (*sorted(numbers), len(lines) + 1) if numbers else ():
         if missing := number - before - 1:
@@ -115,7 +115,7 @@ def _render_line(number: str, text: str, *, proves: bool = False) -> Markup:
 
 
 def _render_folded(lines: Sequence[str], proving: Collection[int]) -> Markup:
-    """Around the first proving line as many lines as there is room for."""
+    """Return a folded part around the first proving line, with as many lines as fit."""
     start = max(0, min(min(proving) - _MAX_FOLDED_LINES // 2, len(lines) - _MAX_FOLDED_LINES))
     wanted: list[int] = []
     room = _MAX_FOLDED_CHARACTERS
@@ -130,13 +130,13 @@ def _render_folded(lines: Sequence[str], proving: Collection[int]) -> Markup:
 
 @lru_cache(maxsize=8192)
 def redact_line(line: str) -> str:
-    """Return ``line`` redacted and shortened; a capture holds system tables unredacted."""
+    """Return ``line`` redacted and shortened; captures contain unredacted system tables."""
     line = redact(line[:_MAX_REDACTED_LENGTH]) + line[_MAX_REDACTED_LENGTH:]
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}… ({len(line) - _LONGEST_LINE} more)"
 
 
 def render_evidence_list(items: Sequence[EvidenceItem]) -> Markup | None:
-    """Return the names of everything that the diagnosis used."""
+    """Return the list of all items that the diagnosis used."""
     if not items:
         return None
     lengths = (

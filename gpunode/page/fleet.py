@@ -42,31 +42,31 @@ if TYPE_CHECKING:
     from gpunode.page.words import NodeCondition
     from gpunode.workflow.fleet import CauseTally, FleetRow, FleetSummary, SkippedNodes
 
-# Beyond so many bytes each node gets a shorter text: a page of 5 000 nodes must open at once and fit a mail.
+# Above this size each node gets a shorter text: a page of 5 000 nodes must open at once and fit into a mail.
 _MAX_PAGE_BYTES: Final = 4_500_000
-# The nodes with a fault come first, so what is left out beyond so many is healthy.
+# Faulty nodes come first, so the nodes beyond this number are healthy.
 _MAX_NODES: Final = 8_000
-# So many of a kind are shown; --json has all.
+# Limits on what is shown of each kind; --json has everything.
 _MAX_GROUPS_SHOWN: Final = 40
 _MAX_VALUES_SHOWN: Final = 12
 _MAX_NAMES_SHOWN: Final = 24
 _MAX_TEXT_LENGTH: Final = 240
 _BRIEF_TEXT_LENGTH: Final = 60
-# With so few nodes nothing is to be hidden at first.
+# Up to this number of nodes, no row is hidden at first.
 _MAX_UNFILTERED_NODES: Final = 60
 _UNPROVEN_DRIVER_TEXT: Final = "nothing shows that the driver works"
 
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """A set of radio buttons, each of which leaves the rows of one value."""
+    """A group of radio buttons, each of which shows only the rows with one value."""
 
     id: str
     title: str
     values: tuple[str, ...]
 
     def css_class_of(self, value: str) -> str:
-        """Return the class of a row with this value; those without a button of their own share the last."""
+        """Return the CSS class of a row with this value; values without a button share the last class."""
         return f"{self.id}{self.values.index(value) if value in self.values else len(self.values)}"
 
 
@@ -225,7 +225,7 @@ def _render_axis(axis: str, values: Mapping[str, int]) -> Markup:
     return tag("div", tag("table", caption, tag("tbody", rows)), rest)
 
 
-# What a row is, beside its condition: every row has one of these classes.
+# Every row has one of these classes in addition to its condition.
 _NEEDS_ATTENTION_CSS_CLASS: Final = "look"
 _HEALTHY_CSS_CLASS: Final = "fine"
 
@@ -252,7 +252,7 @@ def _make_filters(rows: Sequence[FleetRow]) -> Iterator[_Filter]:
 
 
 def _filter_style_rules(filters: Sequence[_Filter]) -> Iterator[str]:
-    """Yield the style that makes the radio buttons filter: each hides rows of other classes."""
+    """Yield the CSS rules by which each radio button hides the rows of other classes."""
     names = [_NEEDS_ATTENTION_CSS_CLASS, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
     yield from (f"main:has(#{name}:checked) .nodes tbody tr:not(.{name}) {{ display: none; }}" for name in names)
 

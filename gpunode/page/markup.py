@@ -1,6 +1,6 @@
-"""Build HTML from untrusted text: every text is escaped here and nowhere else, what would hide or steer is shown. Pure.
+"""Build HTML from untrusted text: only this module escapes text, and it makes control characters visible. Pure.
 
-Below the elements come the parts of every page: a head that forbids scripts and requests, cards, tables, a foot.
+After the elements come the parts of every page: a head that forbids scripts and requests, cards, tables, a foot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REPLACEMENT_MARK: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Markup(str):
-    """Text that is markup already; only this module makes it."""
+    """Text that already is markup; only this module creates it."""
 
     __slots__ = ()
 
@@ -32,7 +32,7 @@ MarkupPart: TypeAlias = "str | Markup | Iterable[str | Markup | None] | None"
 
 
 def escape_invisible(text: str) -> str:
-    """Return ``text`` without anything that a browser would obey or refuse to show.
+    """Return ``text`` without characters that a browser would interpret or hide.
 
     Drop terminal colours; escape other control characters, lone surrogates and direction marks.
     """
@@ -53,7 +53,7 @@ def escape_text(value: str) -> Markup:
 
 
 def join_markup(*parts: MarkupPart) -> Markup:
-    """Return ``parts``, one after the other."""
+    """Return the concatenation of ``parts``."""
     return Markup("".join(_flatten(parts)))
 
 
@@ -66,14 +66,14 @@ def _flatten(parts: Iterable[MarkupPart]) -> Iterable[str]:
 
 
 def comma_list(parts: Iterable[str], name: str = "code") -> Markup:
-    """Return ``parts`` with commas between them; plain text in an element ``name``."""
+    """Return ``parts`` separated by commas, plain text in elements called ``name``."""
     return Markup(", ".join(part if isinstance(part, Markup) else tag(name, part) for part in parts))
 
 
 def tag(selector: str, /, *parts: MarkupPart, **attributes: str | float | bool | None) -> Markup:
-    """Return an element for a selector (``section.card#nodes``) from this package, never from evidence.
+    """Return the element for a selector (``section.card#nodes``), which never comes from evidence.
 
-    ``aria_label`` is its aria-label; what is None or False is left out.
+    ``aria_label`` becomes aria-label; attributes that are None or False are left out.
     """
     match = _ELEMENT_SELECTOR.fullmatch(selector)
     assert match, selector
@@ -99,7 +99,7 @@ def _render_attribute(key: str, value: str | float | bool | None) -> str:
 
 
 def html_document(head: Markup, body: Markup) -> str:
-    """Return a whole page."""
+    """Return a complete page."""
     return f'<!DOCTYPE html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
 
 
@@ -109,9 +109,9 @@ class PageOrigin:
 
     Attributes:
         node: the machine's name; empty if unknown.
-        source: what was examined: this machine, or a report.
-        made_at: when, as a person writes it.
-        version: of gpunode.
+        source: the examined machine or report.
+        made_at: the time in readable form.
+        version: gpunode's version.
     """
 
     node: str
@@ -168,12 +168,12 @@ def card(title: str, *parts: MarkupPart, legend: str = "", id_: str | None = Non
 
 
 def scroll_box(label: str, *parts: MarkupPart) -> Markup:
-    """Return a box that scrolls what is wider than the screen."""
+    """Return a box that scrolls content wider than the screen."""
     return tag("div.scroll", *parts, tabindex=0, role="group", aria_label=label)
 
 
 def table(style: str | None, names: MarkupPart, rows: MarkupPart, *before: MarkupPart) -> Markup:
-    """Return a table with a head."""
+    """Return a table with a head row."""
     return tag("table", *before, tag("thead", tag("tr", names)), tag("tbody", rows), class_=style)
 
 
@@ -183,5 +183,5 @@ def column_heads(*names: str) -> Markup:
 
 
 def command_block(*typed: str) -> Markup | None:
-    """Return commands to copy; only this program's own commands look like this."""
+    """Return commands to copy; only this program's own commands get this style."""
     return tag("pre.commands", tag("code", "\n".join(typed)), tabindex=0) if any(typed) else None

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examination
 
 _BACKTICKED_TEXT: Final = re.compile(r"`([^`\n]+)`")
-# Characters beyond which a page shows less of each piece of evidence: mail takes it, and a browser opens it at once.
+# Above this length a page shows less of each piece of evidence, so that it fits into a mail and opens at once.
 _MAX_PAGE_LENGTH: Final = 2_000_000
 _SEVERITY_LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
 
 def node_page(examined: Examination, about: PageOrigin) -> str:
-    """Return the page about ``examined``, whose evidence was redacted.
+    """Return the page about ``examined``, whose evidence is already redacted.
 
     Its policy forbids scripts and requests, whatever the evidence contains.
     """
@@ -50,7 +50,7 @@ def node_page(examined: Examination, about: PageOrigin) -> str:
 
 
 def _verdict_title(examined: Examination) -> str:
-    """Return the verdict where no fault was found."""
+    """Return the verdict on a node without faults."""
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return "The evidence does not decide the cause"
     if examined.diagnosis.open_questions:
@@ -116,13 +116,13 @@ def _render_facts(finding: Finding) -> Markup:
 
 
 def _render_prose(text: str) -> Markup:
-    """Return this program's own ``text`` with the commands in backticks marked up."""
+    """Return this program's own ``text``, with commands in backticks marked up."""
     parts = _BACKTICKED_TEXT.split(text)
     return join_markup(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _render_stack(layers: Sequence[LayerState]) -> Markup:
-    """Return the layers, the highest first, and the unseen ones in one row."""
+    """Return the layers, highest first, with the unseen ones in one row."""
     rows = []
     for layer in (layer for layer in reversed(layers) if layer.state != "unknown"):
         mark, word = STATE_MARKS[layer.state]
@@ -186,7 +186,7 @@ def _render_story(level: str, finding: Finding) -> Markup | None:
 
 
 def _render_link(source: str) -> Markup:
-    """Return a link to the web, or plain text; sources are gpunode's own, but checked all the same."""
+    """Return a web link, or plain text; sources are gpunode's own, but are checked all the same."""
     if not source.startswith(("https://", "http://")):
         return tag("span", source)
     return tag("a", source.partition("://")[2], href=source, rel="noopener noreferrer")
@@ -238,7 +238,7 @@ def _render_unexplained(suspects: Sequence[Suspect], examined: Examination, deta
 def _render_suspect(
     suspect: Suspect, look_at: Sequence[Command], examined: Examination, detail: EvidenceDetail
 ) -> Markup:
-    """Return the suspect with the commands that would decide, or the next one where none are given."""
+    """Return the suspect with the commands that would decide, or the next command if none are given."""
     return tag(
         "li",
         tag("p", suspect.title, " ", tag("code", suspect.cause)),

@@ -1,4 +1,4 @@
-"""Render on a node's page how its GPUs are connected, and their faults over time. Pure."""
+"""Render how a node's GPUs are connected, and their faults over time. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpunode.page.words import count
 
 _MAX_TOPOLOGY_LINES: Final = 100
 _MAX_FAULTS: Final = 200
-# Later than any clock; a log that was made to do harm may have it.
+# Later than any real clock; a malicious log may contain such a time.
 _LATEST_PLAUSIBLE_TIME_S: Final = 2e11
 _FAULT_CODE_FORMATS: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
 def render_topology(snapshot: Snapshot) -> Markup | None:
-    """Return how the GPUs are connected, as nvidia-smi says it; None if nobody asked it."""
+    """Return the connections of the GPUs as printed by nvidia-smi; None if it was not queried."""
     item = next(iter(snapshot.items_of("nvidia-smi-topo")), None)
     if item is None or item.outcome != "ok":
         return None
@@ -31,7 +31,7 @@ def render_topology(snapshot: Snapshot) -> Markup | None:
 
 
 def render_timeline(snapshot: Snapshot) -> Markup | None:
-    """Return every fault; those without a time come last."""
+    """Return the table of all faults; those without a time come last."""
     sorted_faults = sorted(
         snapshot.view(faults.fault_timeline),
         key=lambda fault: (_plausible_time(fault) is None, _plausible_time(fault) or 0.0),
@@ -71,7 +71,7 @@ def _plausible_time(fault: Fault) -> float | None:
 
 
 def format_time(at: float) -> str:
-    """Return a time for people, on the clock of its log."""
+    """Return a readable time, on the clock of its log."""
     if at < faults.SYSLOG_TIME_BOUNDS_S[0]:
         return f"{at:.3f} s after boot"
     when = datetime.fromtimestamp(at, tz=timezone.utc)

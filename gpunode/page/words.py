@@ -12,7 +12,7 @@ from gpunode.diagnoses.stack import State
 if TYPE_CHECKING:
     from gpunode.workflow.fleet import Deviation, FleetRow
 
-# The conditions of a fleet's nodes, the worst first.
+# The conditions of a fleet's nodes, worst first.
 NodeCondition: TypeAlias = Literal["broken", "at risk", "undetermined", "unread", "healthy"]
 NODE_CONDITIONS: Final[tuple[NodeCondition, ...]] = ("broken", "at risk", "undetermined", "unread", "healthy")
 
@@ -25,7 +25,7 @@ TEXT_BY_DISRUPTION: Final[Mapping[Disruption, str]] = {
     "power-cycle": "powers the node off and on",
     "RMA": "replaces the part",
 }
-# A mark that needs no colour, and a word unless nothing is wrong: ✓ was seen to work, ○ was seen.
+# A mark that does not rely on colour, and a word for problems: ✓ means seen to work, ○ only seen.
 STATE_MARKS: Final[Mapping[State, tuple[str, str]]] = {
     "broken": ("✗", "broken"),
     "warning": ("!", "at risk"),
@@ -57,7 +57,7 @@ def node_name(report: str) -> str:
 
 
 def collapse_ranges(names: Iterable[str]) -> Iterator[str]:
-    """Yield ``names``, three or more consecutive ones as a range: ``rack7-n01 … n09``."""
+    """Yield ``names`` with three or more consecutive ones as a range: ``rack7-n01 … n09``."""
     run: list[str] = []
     for name in names:
         if run and not _is_successor(run[-1], name):

@@ -1,7 +1,7 @@
 """Replace everything that identifies the machine, its parts, users, network and neighbours.
 
-Equal values stay equal and keep their form, so that the diagnosis stays the same. Masks are numbers in the order of
-first appearance: they reveal nothing, even to somebody who tries all MAC addresses of a vendor, and the same evidence
+Equal values stay equal and keep their form, so that the diagnosis does not change. Masks are numbered in the order of
+first appearance: they reveal nothing, even to someone who tries all MAC addresses of a vendor, and the same evidence
 gives the same bytes.
 """
 
@@ -26,14 +26,14 @@ _REGEX_FLAGS: Final = re.IGNORECASE | re.MULTILINE
 _HEX_PAIR: Final = "[0-9a-f]{2}"
 # Values of which only the digits are masked. The last group of each alternative is the value.
 _ID_NUMBER_PATTERNS: Final = (
-    # UUIDs, in the paths of cgroups with underscores
+    # UUIDs; in the paths of cgroups with underscores
     r"(?:(?<=pod)|(?<![0-9a-f]))([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12})(?![0-9a-f])",
-    # nodes of clouds
+    # cloud nodes
     r"(?:\bproviderID[\"']?:[ \t]*[\"']?\w{1,20}|\b(?:aws|gce|azure|vsphere|openstack))://([^\s\"',\\]{1,200})",
-    # MAC addresses: with colons, on the kernel's command line after an interface's name; with dashes, where no date is
+    # MAC addresses: with colons, also after an interface's name on the kernel's command line; with dashes, but no dates
     rf"(?:\b(?:ifname|ip)=\S{{0,200}}?:|(?<![\w:.-]))((?:{_HEX_PAIR}:){{5}}{_HEX_PAIR})(?![\w:])",
     rf"(?:\bBOOTIF=(?:01-)?|(?<![\w-])(?=[\d-]{{0,17}}[a-f]|00-))((?:{_HEX_PAIR}-){{5}}{_HEX_PAIR})(?![\w-])",
-    # numbers in one word or in groups: MAC addresses, InfiniBand's GUIDs, GPUs, disks, ids of systemd and Amazon
+    # numbers as one word or in groups: MAC addresses, InfiniBand GUIDs, GPUs, disks, ids of systemd and Amazon
     (
         r"(?:\b(?:(?:(?:mac|hwaddr|ether)(?:[ _-]?addr(?:ess)?)?|(?:\w{1,20}_)?guid|mlx\d_\w{1,20}|gpu pdi|wwn|eui|naa"
         r"|i|machine[ _-]?id)[ \t:=.\"'\\-]{1,60}(?:0x)?|(?:enx|wlx|wwx))|\bfe80:(?::|(?:0{1,4}:){3}))"
@@ -41,7 +41,7 @@ _ID_NUMBER_PATTERNS: Final = (
     ),
     rf"\b(?:link/infiniband|Device Serial Number)[ \t]+((?:{_HEX_PAIR}[:-]){{7,19}}{_HEX_PAIR})\b",
     r"\[V\w\] Vendor specific:[ \t]*([\w.-]{6,64})",
-    # MAC addresses as switches write them, and the identity of a machine on a line of its own
+    # MAC addresses in the format of switches, and a machine id on a line of its own
     r"(?<![\w.])(?=[\d.]{0,13}[a-f])([0-9a-f]{4}\.[0-9a-f]{4}\.[0-9a-f]{4})(?![\w.])",
     r"^([0-9a-f]{32})[ \t]*$",
     # partitions
@@ -49,7 +49,7 @@ _ID_NUMBER_PATTERNS: Final = (
     # docker before version 24
     r"^[ \t]*ID:[ \t]*((?:[A-Z2-7]{4}:){11}[A-Z2-7]{4})\b",
 )
-# Almost all zeros, which is a mask already; who defines a variable of the firmware: UEFI, its lists of keys, shim.
+# Almost all zeros, which already is a mask; vendor GUIDs of firmware variables: UEFI, its key lists, shim.
 _NOBODYS_NUMBER: Final = (
     r"0{4,}[0-9a-f]{4}|8be4df6193ca11d2aa0d00e098032b8c|d719b2cb3d3a4596a3bcdad00e67656f"
     r"|605dab50e0464300abb63dd810dd8b23"
@@ -65,14 +65,14 @@ _SERIAL_NUMBER_PATTERNS: Final = (
     r"\bnqn\.[\w.-]{1,80}:(?!uuid:)([\w.:-]{6,128})",
     r"(?-i:\b(?:nvme|ata|scsi|usb|virtio)-[A-Za-z\d][\w.+-]{2,80}_(?=[A-Z]{0,20}\d)([A-Z\d]{6,20})(?=-part\d|[^\w-]|\Z))",
 )
-# A table of nvidia-smi: by its head, or by the query before it.
+# A table printed by nvidia-smi, recognised by its header or by the preceding query.
 _GPU_QUERY_CSV_HEAD: Final = (
     r"^(?:[^\n]{0,200}--query-gpu=([\w.,]{1,400})[^\n]{0,200}|([a-z_.]+(?:,[ ][\w.]+(?:[ ]\[\w+\])?){0,40}))\n"
 )
 _QUERIED_VALUE: Final = r"[\w.+/-]{1,64}|\[[^\]]{1,40}\]"
 _USER_NAME: Final = r"([a-z_][\w.-]{0,31})"
 _USER_NAME_PATTERNS: Final = (
-    # the owner of a home, a session or a sudo command; of a run of a package manager
+    # the owner of a home, a session or a sudo command, or the user who ran a package manager
     (
         r"(?-i:(?:(?<![\w./-])/home/|\bsudo(?:\[\d{1,10}\])?:[ \t]+|\b(?:for|of) user |\bUSER=|\b(?:ses|log)name[= ]"
         r"|\bsession opened for user |\bRequested-By:[ ]|\b(?:e|s|fs)?uid=\d{1,10}\()"
@@ -85,7 +85,7 @@ _USER_NAME_PATTERNS: Final = (
     rf"(?-i:^[bcdlps-][rwxsStT-]{{9}}[.+@]?[ ]+\d{{1,9}}[ ]+{_USER_NAME}[ ]+[\w.+-]{{1,32}}[ ])",
     rf"(?-i:^{_USER_NAME}\+?[ ]+\d{{1,10}}[ ]+\d{{1,3}}\.\d[ ]+\d{{1,3}}\.\d[ ])",
 )
-# Who signs modules and programs: in a certificate, in the kernel's list of keys, in a module.
+# Signers of modules and programs: in a certificate, in the kernel's key list, in a module.
 _SIGNER_PATTERNS: Final = (
     r"^[ \t]*(?:Subject|Issuer):[ \t]*((?=[^\n]{0,200}=)[^\n]{1,500})",
     r"\bX\.509 cert '([^'\n]{1,200}?)(?=: [0-9a-f]{8,64}')",
@@ -102,16 +102,16 @@ _EMAIL_ADDRESS: Final = (
 )
 _HOST_NAME: Final = r"([\w.-]{1,253})"
 _HOST_NAME_PATTERNS: Final = (
-    # before a message of journalctl and syslog
+    # before a message in journalctl and syslog
     (
         r"(?-i:^(?:\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,30}|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?) )"
         rf"{_HOST_NAME}(?= [^\s:\[]{{1,64}}(?:\[\d{{1,10}}\])?: )"
     ),
     (
         r"(?:\bHostname set to <|^[ \t]*(?:Host ?name|Static hostname|Node Name):[ \t]*"
-        # docker info; the licence server of a virtual GPU
+        # docker info; the licence server of a vGPU
         r"|(?-i:^ Name: )|^[ \t]*(?:Backup)?ServerAddress=(?=[\d.]*[a-z])"
-        # Kubernetes: of a pod, in describe, in the kubelet's log, and in the node's own object
+        # Kubernetes: in a pod, in describe, in the kubelet's log, and in the Node object
         r"|(?:\bkubernetes\.io/hostname|\bnode-?name|--hostname-override)[\"']?[:= \0][ \t]*[\"']?(?=[\w-])"
         r"|\bserver[\"']?[:= ][ \t]*[\"']?https?://(?=[\w-]{1,63}(?:[:/\"'\s]|\Z))(?!localhost\b|kubernetes\b|\d+[:/\s])"
         r"|^Node:[ \t]+|\bnode=[\"']|\bsystem:node:(?=[a-z\d])"
@@ -121,10 +121,10 @@ _HOST_NAME_PATTERNS: Final = (
         r"|^Linux (?=[\w.-]{1,253} \d+\.\d+\S{0,80} #\d)"
         r"|^\[?[\w.-]{1,64}@(?=[\w.-]{1,253}(?::[^\s:]{0,200}|[ ][^\s\]]{1,200}\])[#$](?:\s|\Z)))"
         rf"{_HOST_NAME}"
-        # kubectl get nodes; Amazon's
+        # kubectl get nodes; Amazon's host names
         rf"|^{_HOST_NAME}(?=[ ]+(?:Not)?Ready[, ])|\b(ip(?:-\d{{1,3}}){{4}}(?:\.[a-z][\w-]*)*)\b"
     ),
-    # file servers, in the kernel's words and in mounts
+    # file servers, in kernel messages and in mounts
     rf"\bnfs4?: server {_HOST_NAME}(?= (?:not responding|OK))|\bNFS: {_HOST_NAME}(?=: lost )",
     rf"\bCIFS: [^\n\\]{{0,80}}\\{{2,4}}{_HOST_NAME}",
     (
@@ -139,8 +139,8 @@ _HOST_NAME_PATTERNS: Final = (
     ),
     rf"\bnode[_ ]desc(?:ription)?[\"']?[:= \t]{{1,9}}[\"']?(?=\w){_HOST_NAME}",
 )
-# Outside of URLs, files and resources (`main.go:12`, `amd.com/gpu`) look like servers. There, the last label must be
-# known, or the context must name a registry, an image or a lookup. A bare name is left to _HOST_NAME_PATTERNS.
+# Outside of URLs, files and resources (`main.go:12`, `amd.com/gpu`) look like servers. There, the last label must be a
+# known one, or the context must name a registry, an image or a lookup. A bare name is left to _HOST_NAME_PATTERNS.
 _TOP_LEVEL_DOMAIN: Final = (
     r"(?:com|net|org|io|dev|cloud|internal|intranet|local|localdomain|lan|corp|home|private|ai|co|edu|gov|mil|int|eu|de"
     r"|fr|uk|us|ch|at|nl|be|it|es|se|no|fi|dk|jp|cn|in|au|ca|br|kr|ru|cz)"
@@ -160,12 +160,12 @@ _SERVER_NAME_PATTERNS: Final = (
 )
 # In resolv.conf and for systemd-resolved.
 _SEARCH_DOMAINS: Final = r"^(?:(?:search|domain)[ \t]+|Domains=|[ \t]*DNS Domain:[ \t]*)([^\n]{1,1000})"
-# The names in the certificate of k3s' server.
+# The names in the server certificate of k3s.
 _TLS_SAN_SETTING: Final = (
     r"\btls-san[\"']?[ \t]{0,9}[:=]?([ \t]+[^\n]{1,1000}|=\S{1,1000}|(?:[ \t]*\n[ \t]*-[ \t]+[^\n]{1,300}){1,50})"
 )
 _TLS_SAN_NAME: Final = r"(?<![\w.:-])([a-z][a-z\d-]{0,62}(?:\.[a-z\d-]{1,63}){0,8})(?![\w.:-])"
-# Public servers, which a diagnosis may name.
+# Public servers, which may stay in a diagnosis.
 _PUBLIC_SERVER: Final = (
     r"(?:.*\.)?(?:(?:nvidia|mellanox|gitlab|docker|googleapis|google|microsoft|amazonaws|ubuntu|canonical|redhat|oracle|suse"
     r"|anaconda|githubusercontent|stackoverflow)\.com|(?:nvcr|ghcr|docker|quay|gcr|k8s|kubernetes|snapcraft|redhat|k3s|rancher"
@@ -175,33 +175,33 @@ _PUBLIC_SERVER: Final = (
     r"|svc|cluster\.local|example\.(?:com|org|net))"
 )
 _IPV4_ADDRESS: Final = r"(?<![\w.+~-])(?<!\d:)((?:\d{1,3}\.){3}\d{1,3})(?![\w+~-]|\.\d)"
-# Four numbers may be a version: a public address counts only after one of these words.
+# Four numbers may be a version: a public address is only recognised after one of these words.
 _PUBLIC_IPV4: Final = (
     r"(?:://|@|\b(?:inet|addr|address|server|host|from|to|ip|via|dial tcp|nameserver)[\"':= \t]{1,4})"
     r"((?:\d{1,3}\.){3}\d{1,3})(?![\w+~-]|\.\d)"
 )
 _IPV6_ADDRESS: Final = r"(?<![\w:.])(?=[0-9a-f:]{0,40}\d)((?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4})(?![\w:.])"
-# Host names that also mean something else. They are masked only where a host is named.
+# Host names that are also ordinary words. They are masked only where a host is named.
 _COMMON_HOST: Final = r"[a-z]*|.{1,5}|localhost.*|.*(?:nvidia|docker|containerd|kernel|systemd).*"
-# Default names that tools give: they identify nobody. A profile's name is its owner's.
+# Default names given by tools: they identify nobody. The name of a profile is chosen by its owner and is not here.
 _DEFAULT_CLUSTER_NODE_NAME: Final = (
     r"minikube(?:-m\d{1,3})?|kind(?:-(?:control-plane|worker)\d{0,3})?|k3d(?:-k3s-default(?:-(?:agent|server)-\d{1,3})?)?"
     r"|docker-desktop(?:-(?:control-plane|worker)\d{0,3})?|(?:lima-)?rancher-desktop|colima|orbstack|microk8s-vm"
 )
 _NOT_A_HOST_NAME: Final = r"localhost.*|kubernetes|\d*"
-# Accounts that systems and clouds make. They identify nobody.
+# Accounts created by systems and clouds. They identify nobody.
 _SYSTEM_USER: Final = (
     r"user-\d+|root|nobody|ubuntu|debian|core|runner|daemon|bin|sys|sync|games|man|lp|mail|news|uucp|proxy|www-data|backup|list"
     r"|irc|gnats|_\w+|systemd[\w-]*|messagebus|sshd|syslog|polkitd|dbus|nvidia[\w-]*|ollama|docker|containerd|kube\w*|etcd|slurm"
     r"|munge|chrony|ntp|rtkit|avahi|colord|Debian-\w+|[\w-]*gdm|sddm|lightdm|ec2-user|admin|centos|rocky|fedora|opc|vagrant"
     r"|azureuser|cloud-user|postgres|mysql|redis|prometheus|grafana|node[_-]exporter|uuidd|tss|tcpdump|landscape|pollinate|lxd|usbmux"
 )
-# User names that also mean something else. They are masked only where a user is named.
+# User names that are also ordinary words. They are masked only where a user is named.
 _COMMON_USER: Final = (
     rf"{_SYSTEM_USER}|.{{1,3}}|users?|test\w*|data|dev|devel\w*|gpu\w*|cuda|video|render|server|service|system|node|worker|master"
     r"|kernel|driver|python\w*|jupyter|build\w*|deploy\w*|ansible|oper\w*|local|guest|default|nfs|web|cluster|training|model"
 )
-# Where a known name can only be a node's, even a plain word: static pods, leases, certificates and requests carry it.
+# Places where a known name, even an ordinary word, must be a node's: static pods, leases, certificates and requests.
 _NODE_CONTEXT_TEMPLATE: Final = (
     r"(?:(?<![a-zA-Z\d-])(?:kube-(?:apiserver|controller-manager|proxy|scheduler|vip)|cloud-controller-manager|etcd)-"
     r"|\b(?:nodes?|leases|csinodes)(?:\.[a-z\d.]{1,40})?(?:/|[ ]\\{0,7}\")|\bon node: |\b(?:control-plane|for) node "
@@ -210,7 +210,7 @@ _NODE_CONTEXT_TEMPLATE: Final = (
 )
 _ANYWHERE_TEMPLATE: Final = r"(?<![\w-])(WORDSTAIL)(?![\w-])"
 MaskRule: TypeAlias = tuple[IdentityKind, str]
-# In this order. What they find is masked elsewhere, too.
+# The order matters. Values found by these rules are masked everywhere else, too.
 _MASK_RULES: Final[tuple[MaskRule, ...]] = (
     *(("number", number) for number in _ID_NUMBER_PATTERNS),
     *(("user", user) for user in _USER_NAME_PATTERNS),
@@ -281,21 +281,21 @@ def _learn_rules(evidence: Evidence) -> Iterator[MaskRule]:
 
 
 def _queried_serials(text: str) -> Iterator[str]:
-    """Yield the serial numbers in the tables that `nvidia-smi --query-gpu=… --format=csv` printed."""
+    """Yield the serial numbers in tables printed by `nvidia-smi --query-gpu=… --format=csv`."""
     for head in compile_cached(_GPU_QUERY_CSV_HEAD, re.MULTILINE).finditer(text):
         columns = [column.strip() for column in (head[1] or head[2]).split(",")]
         if (index := next((n for n, name in enumerate(columns) if name in {"serial", "gpu_serial"}), None)) is None:
             continue
         for line in text[head.end() : head.end() + 40_000].split("\n")[:200]:
             row = line.split(", ")
-            # The next command's output may have as many commas.
+            # The output of the next command may have the same number of commas.
             if len(row) != len(columns) or not compile_cached(_QUERIED_VALUE).fullmatch(row[index].strip()):
                 break
             yield row[index].strip()
 
 
 def _common_name(signer: str) -> str:
-    """Return the common name in a certificate's subject; other words are the name themselves."""
+    """Return the common name in a certificate's subject; any other text is the name itself."""
     match = compile_cached(_COMMON_NAME).fullmatch(signer.strip())
     return (match[1] if match else signer).strip()
 
@@ -315,7 +315,7 @@ class _Masks:
         self._given: dict[str, dict[str, int]] = {}
 
     def mask_text(self, text: str) -> str:
-        """Return ``text`` with everything that identifies masked."""
+        """Return ``text`` with all identifying values masked."""
         for kind, pattern in self._rules:
             text = mask_matches(pattern, text, partial(self.mask, kind), _REGEX_FLAGS)
         return text

@@ -1,7 +1,7 @@
-"""Mask unknown values in configuration: JSON, TOML, YAML, INI and shell, read by one lenient reader.
+"""Mask unknown values in configuration: JSON, TOML, YAML, INI and shell, in one lenient reader.
 
-Keys, comments, punctuation and line ends stay: the rest parses as before, and line numbers hold. A value stays if its
-key is known or its form is harmless, and never below the name of a secret.
+Keys, comments, punctuation and line ends stay, so the result parses as before and line numbers do not change. A value
+stays if its key is known or its form is harmless, and never below the name of a secret.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gpunode.redaction import patterns, secrets
 from gpunode.redaction.named import PATH_VALUE, is_plain_value, name_strength
 from gpunode.redaction.patterns import MaskedSpan, apply_masks, compile_cached, mask_until_stable
 
-# Keys, in lower case, whose values say how GPUs, runtimes and the kubelet are set up. Of an environment only the
-# variables named here stay. A key called `value` may hold anything.
+# Lower-case keys whose values describe the setup of GPUs, runtimes and the kubelet. Of an environment only the
+# variables named here stay. A key called `value` may contain anything, so it is not here.
 _UNREDACTED_KEYS: Final = "|".join(
     (
-        # units, and what a daemon is started with
+        # units, and the arguments of a daemon
         r"exec\w+|environmentfile|after|before|wants|requires|requiredby|wantedby|partof|type|restart|user|group|delegate",
         r"slice|description|documentation|killmode|limit\w+|condition\w+|device(?:allow|policy)|alias|args",
         r"[\w-]+[_-](?:args?|opts|flags|options)|ld_preload|cuda_\w+|(?:.*\W)?nvidia[\w./-]*|kubelet_\w+",
@@ -36,7 +36,7 @@ _UNREDACTED_KEYS: Final = "|".join(
         r"hostpath|containerpath|options|hookname|permissions|created|startedat|error|pathon\w+|pathin\w+|capabilities",
     )
 )
-# Values that are not secret, whatever their keys.
+# Values that are never secret, whatever their keys.
 _HARMLESS_VALUE: Final = (
     r"(?:true|false|null|none|nil|yes|no|on|off|[\d.+:_-]{1,12}(?:[kmgtp]i?b?|[num]?s|h|%)?|0[xo][\da-f]+|\.{3}|~|-|[a-z]{1,4}"
     r"|runc|crun|kata\w*|systemd|cgroupfs|overlayfs|overlay2?|native|journald|json-file|local|debug|info|warn(?:ing)?|error"
@@ -60,7 +60,7 @@ _SYNTAX_TOKEN: Final = (
 )
 _LINE_WITH_KEY: Final = (
     r"(?P<lead>[ \t]*(?:-[ \t]+)*)(?:(?:export[ \t]+)?"
-    # A word with digits that ends with = is base64, not a key without a value.
+    # A word with digits that ends in = is base64, not a key without a value.
     r"(?!(?=\S*?\d)\S*=[ \t]*(?:\n|\Z))"
     r"(?P<key>\"(?:[^\"\\\n]|\\.){0,300}\"|'[^'\n]{0,300}'|[A-Za-z_.$*][^\s:=\"'{}\[\],#]*(?:[ \t][A-Za-z][\w-]*){0,3})"
     r"(?:[ \t]*[+?]?=(?!=)[ \t]*(?=\S)|=(?=\s|\Z)|[ \t]*:(?=\s|\Z)[ \t]*))?"
@@ -143,7 +143,7 @@ class _ConfigReader:
 
     def _read_token(self) -> Iterator[MaskedSpan]:
         token = self._match(_SYNTAX_TOKEN, re.DOTALL)
-        assert token is not None  # every character starts one
+        assert token is not None  # every character starts a token
         match token.lastgroup:
             case "opens":
                 self._open_bracket(self._key)
@@ -167,7 +167,7 @@ class _ConfigReader:
     # ---- values
 
     def _is_hidden_section(self, key: str) -> bool:
-        """Return whether any value below ``key`` is secret here, whatever its form."""
+        """Return whether every value below ``key`` is secret, whatever its form."""
         if self._brackets and self._brackets[-1][1]:
             return True
         around = (key, *self._table, *(key for _, key in self._indents))
@@ -183,7 +183,7 @@ class _ConfigReader:
         assert match is not None
         shown = self._mask_value(match[2], key)
         if shown != match[2]:
-            # A bare word in place of a number would not parse.
+            # A bare word instead of a number would not parse.
             yield *match.span(2), "0" if match[2].isdigit() and not match[1] else shown
 
     def _mask_value(self, value: str, key: str) -> str:

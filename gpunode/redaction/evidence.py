@@ -1,4 +1,4 @@
-"""Redact evidence by content: keep tables, mask unknown configuration, remove secrets from logs."""
+"""Redact evidence by kind of content: keep tables, mask unknown configuration, remove secrets from logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpunode.facts.evidence import Capture, ContentKind, Evidence, GlobMatch, de
 from gpunode.redaction import config, patterns, secrets
 
 T = TypeVar("T")
-# Of a Kubernetes object that is a Secret.
+# Marks a Kubernetes object as a Secret.
 _SENSITIVE_KIND: Final = r"\bkind\"?:[ \t]*\"?Secret(?:List)?\b"
 
 
@@ -22,18 +22,18 @@ def redact(evidence: Evidence) -> Evidence:
     """Return ``evidence`` without its secrets. Idempotent."""
     redacted: dict[str, Capture] = {}
     for key, capture in evidence.items():
-        # The key of pasted text is its source, which may be a command with a password.
+        # The key of pasted text is its source, possibly a command with a password.
         shown = _redact_log(key) if key.startswith(capture.source) else key
         while shown in redacted:
             shown = next(name for number in count(2) if (name := f"{shown}#{number}") not in redacted)
-        # A command's complaint may show an object of Kubernetes, as its output may.
+        # A command's error message may contain a Kubernetes object, just like its output.
         contents = partial(redact_content, content_kind=capture.content_kind)
         redacted[shown] = rewrite_capture(capture, contents, _redact_log)
     return redacted
 
 
 def count_masked(before: Evidence, after: Evidence) -> Mapping[ContentKind, tuple[int, int]]:
-    """Return by kind of content the number of captures and of those with something masked."""
+    """Return, by kind of content, the number of captures and the number of masked ones."""
     pairs = [(before[key], after[key]) for key in before if key in after]
     changed = Counter(one.content_kind for one, other in pairs if one != other)
     return {kind: (number, changed[kind]) for kind, number in Counter(one.content_kind for one, _ in pairs).items()}
@@ -46,7 +46,7 @@ def rewrite_capture(
     *,
     paths: Callable[[str], str] = str,
 ) -> Capture:
-    """Return ``capture`` with contents, words and file paths rewritten, each file of a glob separately."""
+    """Return ``capture`` with contents, text and file paths rewritten, each file of a glob separately."""
 
     def file(match: GlobMatch) -> GlobMatch:
         link, data = match.link and paths(match.link), match.data and contents(match.data)
@@ -68,12 +68,12 @@ def redact_content(data: bytes, content_kind: ContentKind) -> bytes:
         case "log":
             return mask_bytes(data, _redact_log)
         case "config":
-            # What has a zero in it is not text.
+            # Content with a zero byte is not text.
             return patterns.MASK.encode() if b"\0" in data else mask_bytes(data, config.redact_config)
 
 
 def mask_bytes(data: bytes, mask: Callable[[str], str]) -> bytes:
-    """Return ``data`` masked as text; bytes that are not UTF-8 stay."""
+    """Return ``data`` masked as text; bytes that are not UTF-8 are kept."""
     return mask(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
@@ -96,7 +96,7 @@ def redact_recursively(value: T) -> T:
 
 
 def redact_change(change: FileChange) -> FileChange:
-    """Return ``change`` for its diff: its owner sees the settings, but no secrets."""
+    """Return ``change`` for its diff, which shows settings to their owner, but no secrets."""
 
     def redact_state(state: FileState) -> FileState:
         return replace(state, content=mask_bytes(state.content, lambda text: config.redact_config(text, strict=False)))

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.redaction.patterns import compile_cached
 
-# Of a "weak" name (a lock's token, the name of a Kubernetes Secret) the value must look like a secret, too.
+# After a "weak" name (a lock's token, the name of a Kubernetes Secret) the value must also look like a secret.
 Strength: TypeAlias = Literal["", "weak", "strong"]
 TextSpan: TypeAlias = tuple[int, int]
 
@@ -17,13 +17,13 @@ _STRONG_NAMES: Final = (
     *("dockerconfigjson", "key-data", "sumo-url", "secret-id", "pw", "cred", "authtok", "sign_pin"),
 )
 _WEAK_NAMES: Final = ("session", "community", "cookie", "signature", "authorization", "auth", "sig")
-# Weak by themselves, strong after another word: `token`, HF_TOKEN, apiKey.
+# Weak on their own, strong after another word: `token`, HF_TOKEN, apiKey.
 _SECRET_LAST_WORDS: Final = ("token", "secret", "key", "pass", "pat")
 SECRET_NAMES: Final = tuple(
     sorted((*_STRONG_NAMES, *_WEAK_NAMES, *_SECRET_LAST_WORDS), key=lambda name: (-len(name), name))
 )
 _LEADING_WORDS: Final = r"(?:.*[ _.-]|(?-i:.+(?=[A-Z][a-z])))"
-# Names that only look like a secret's. A package is called passwd.
+# Names that only look like those of secrets. passwd is a package.
 _HARMLESS_NAMES: Final = (
     r"(?:.*[\W_])?(?:p_?key|pubkey|public[_-]?key|topology_?key|(?:module_)?sig_?key|static_?key|bypass|compass"
     r"|(?:max|min|num|prompt|completion|batched)[_-]?tokens?|xauth\w*|pci[\w-]*sig)"
@@ -34,7 +34,7 @@ _SECRET_NAME: Final = (
     r"|setup|registration|signing|host|ssh)[_ -]?(?:key|token)))"
     rf"|(?P<weak>.*(?:token|secret|key|pass|passwd|session)|{_LEADING_WORDS}?(?:{'|'.join(_WEAK_NAMES)})))s?(?: again)?"
 )
-# Values that are not secret, whatever their names.
+# Values that are never secret, whatever their names.
 _PLAIN_VALUE: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]{1,16},?|[\d.:+,-]{1,3}|[*x]{3,}|"
 _ERROR_WORD_VALUE: Final = (
     r"denied|disabled|error|expired|fail(?:ed|ure)|forbidden|incorrect|invalid|missing|rejected|required|revoked"
@@ -45,7 +45,7 @@ PATH_VALUE: Final = (
     r"(?:/[\w.+@*:-]+)*/?:?)+"
 )
 _NUMBER_VALUE: Final = r"v?\d[\d.:,/_-]*[a-zA-Z%/]{0,4},?"
-# Grouped by first letter: most positions then cost a single comparison.
+# Grouped by first letter, so that most positions cost a single comparison.
 _ANY_SECRET_NAME: Final = "|".join(
     f"{first}(?:{'|'.join(name[1:] for name in SECRET_NAMES if name[0] == first)})"
     for first in sorted({*"".join(n[0] for n in SECRET_NAMES)})
@@ -62,14 +62,14 @@ _QUOTED_STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
 # A list of strings, as in JSON and TOML.
 _STRING_ARRAY: Final = rf"\[\s*(?:{_QUOTED_STRING})(?:\s*,\s*(?:{_QUOTED_STRING}))*\s*(?:,\s*)?\]"
 _YAML_BLOCK_INDICATOR: Final = r"(?:![\w!/:.,-]{0,80}[ \t]+)?[|>][\d+-]{0,2}[ \t]*(?:#[^\n]*)?(?=\n)"
-# The output of a command, in a shell.
+# Command substitution in a shell.
 _COMMAND_SUBSTITUTION: Final = r"\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*`"
-# A value. The group is what is between its quotes.
+# A value. The matched group is the part between its quotes.
 _SECRET_VALUE: Final = (
     r"(?P<quote>\"{3}|'{3}|\\+[\"'])(?:((?s:.*?))(?P=quote)|([^\n]*))"
     r"|\[(?:([^\]]*)\]|([^\n]*))"
     rf"|\"((?:{_COMMAND_SUBSTITUTION}|[^\"\\\n]|(?s:\\.)|\n(?=\s)){{0,4000}})"
-    # in a shell '\\'' is a quote inside of quotes
+    # in a shell '\\'' is a quote within quotes
     r"|'((?:[^'\\\n]|(?s:\\.)|'\\''|''|\n(?=\s)){0,4000})"
     rf"|((?:{_COMMAND_SUBSTITUTION}|(?![,;&][\w.-]+[=:]|[,;)\]}}]+(?:\s|\Z))[^\s\0\"'\\]|[\"'](?=[^\s,;:)}}\]])|\\\n\s*|\\[^\n])*)"
 )
@@ -107,7 +107,7 @@ def looks_like_secret(value: str) -> bool:
 def is_secret(name: str, value: str, sign: str) -> bool:
     """Return whether ``value`` is secret after ``name`` and ``sign``: ``=``, ``:``, ``"`` for JSON, space or ``is``."""
     how, last = name_strength(name), name.lower().strip("\"' -")
-    # What only consists of = ends a word in base64; nothing is assigned there.
+    # Only = characters are the end of a base64 word, not an assignment.
     if not how or is_plain_value(last, value) or not value.strip("="):
         return False
     if (
@@ -131,7 +131,7 @@ def is_secret(name: str, value: str, sign: str) -> bool:
 def secret_spans(text: str) -> Iterator[TextSpan]:
     """Yield the spans of values with secret names, in order, without overlaps."""
     end = 0
-    # Lower case makes the search several times as fast. In some alphabets it changes the length.
+    # Searching in lower case is several times as fast. In some alphabets it changes the length.
     small = text.lower() if len(text.lower()) == len(text) else text
     for match in compile_cached(
         rf"(?:{_SECRET_NAME_AND_SIGN})|{_NAME_AND_VALUE_ENTRY}", 0 if small is not text else re.IGNORECASE
@@ -144,7 +144,7 @@ def secret_spans(text: str) -> Iterator[TextSpan]:
 
 
 def _value_spans(text: str, match: re.Match[str]) -> Iterator[TextSpan]:
-    """Yield the spans of secret values of the name in ``match``."""
+    """Yield the spans of secret values that belong to the name in ``match``."""
     at, line = match.end(), text.rfind("\n", 0, match.start()) + 1
     found = (text[slice(*match.span("named"))], '"', "") if match["named"] else _parse_name_and_sign(text, match, line)
     if found is None:
@@ -157,7 +157,7 @@ def _value_spans(text: str, match: re.Match[str]) -> Iterator[TextSpan]:
             if how == "strong" or is_block or looks_like_secret(text[first:last].strip("\"'")):
                 yield first, last
     elif (inner := compile_cached(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
-        return  # a table, whose values have names of their own
+        return  # a table, whose values have their own names
     elif elements := compile_cached(_STRING_ARRAY).match(text, at):
         for string in compile_cached(_QUOTED_STRING).finditer(text, *elements.span()):
             first, last = string.start() + 1, string.end() - 1
@@ -176,7 +176,7 @@ def _parse_name_and_sign(text: str, match: re.Match[str], line: int) -> tuple[st
         start -= 1
     name, before, written = text[start : match.start("close")], text[start - 1 : start], match["sign"].strip()
     if not written or written[0] in ",-\\\0":
-        # An option and its value: two words, two strings, two lines of a list.
+        # An option and its value: two words, two strings, or two lines of a list.
         is_pair = name.startswith("-") or (not written and "\n" not in match["sign"] and "\0" not in match["sign"])
         return (name, " ", before) if is_pair else None
     if written[0].isalpha():
@@ -190,9 +190,9 @@ def _parse_name_and_sign(text: str, match: re.Match[str], line: int) -> tuple[st
 def _value_span(text: str, at: int, before: str) -> TextSpan:
     """Return the span of the value at ``at`` without its quotes."""
     match = compile_cached(_SECRET_VALUE).match(text, at)
-    assert match is not None  # an empty value, at least
+    assert match is not None  # at least an empty value
     first, last = match.span(match.lastindex or 0)
-    # The quote that ends a string of both name and value is not part of the value.
+    # A quote that ends a string with both name and value is not part of the value.
     is_outer = first == at and last > at and before in {'"', "'"} and text[last - 1] == before
     return first, last - 1 if is_outer else last
 

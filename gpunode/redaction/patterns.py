@@ -1,4 +1,4 @@
-"""Compile regular expressions on first use, and mask the groups that they capture."""
+"""Compile regular expressions on first use, and mask the groups that they match."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Final, TypeAlias
 
 MASK: Final = "redacted"
-# Where something is masked, and by what.
+# The start and end of a masked part, and its mask.
 MaskedSpan: TypeAlias = tuple[int, int, str]
 
 

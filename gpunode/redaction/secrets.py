@@ -1,6 +1,6 @@
-"""Remove secrets from logs, command lines and messages; the one list of their forms.
+"""Remove secrets from logs, command lines and messages; this is the only list of their forms.
 
-Each form has words without which it cannot match; a text without them is not searched, and no pattern is compiled.
+Each form has words that every match contains; a text without them is not searched, and the pattern is not compiled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKEN_PATTERN_BY_PREFIX: Final = {
     "K10": r"\w{6,128}::[^\s\"',:]{1,80}:[^\s\"',]+",
     "eyJ": r"[\w-]{8,2000}\.[\w-]{8,}(?:\.[\w-]*)?",
 }
-# Addresses whose path is a secret, up to it.
+# URLs with a secret path: the part before the secret.
 WEBHOOK_PREFIXES: Final = {
     "hooks.slack.com/": r"\w{1,20}/",
     "hooks.zapier.com/hooks/": r"catch/\d{1,20}/",
@@ -42,7 +42,7 @@ WEBHOOK_PREFIXES: Final = {
     "/priv/": "",
     "/v3/import/": "",
 }
-# One letter options and operands that are secrets. `{}` is the secret, `<>` any word.
+# One-letter options and operands that are secrets. `{}` is the secret, `<>` any word.
 SECRET_OPTIONS: Final = {
     "curl": r"-[a-zA-Z]*[uUx] ?[^\s:]*:{}|--(?:proxy-)?user[= ][^\s:]*:{}",
     **dict.fromkeys(("mysql", "mariadb"), r"-p{}"),
@@ -75,12 +75,12 @@ SECRET_OPTIONS: Final = {
     "net use": r"\\\\<>\s+{}",
     "smbclient": r"//<>\s+{}",
 }
-# Programs that read a secret from standard input. What is piped to others (`echo 1 | tee FILE`) is none.
+# Programs that read a secret from standard input. Text piped to other programs (`echo 1 | tee FILE`) is no secret.
 STDIN_READERS: Final = (
     *("--password-stdin", "chpasswd", "cryptsetup", "kinit", "mokutil", "passwd", "sudo -S", "sudo -kS", "kadmin"),
     *("gpg", "vault", "ipa "),
 )
-# A text with none of the words is not searched.
+# Words, and a masking function. A text without any of the words is not searched.
 SecretForm: TypeAlias = tuple[Sequence[str], Callable[[str], str]]
 
 
@@ -90,12 +90,12 @@ def redact_text(value: str) -> str:
 
 
 def redact_known_shapes(value: str) -> str:
-    """Return a message by gpunode without what is a secret in any context."""
+    """Return a message by gpunode without anything that is a secret in every context."""
     return mask_until_stable(lambda one: redact_once(one, CONTEXT_FREE_FORMS), value)
 
 
 def redact_once(value: str, forms: Iterable[SecretForm] | None = None) -> str:
-    """Return ``value`` with each form masked once, without colours, which may split a name; CRLF stays."""
+    """Return ``value`` with each form masked once, without colour codes, which may split a name; CRLF is kept."""
     plain = compile_cached(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]").sub("", value) if "\x1b" in value else value
     is_dos = "\r\n" in plain and not compile_cached(r"(?<!\r)\n").search(plain)
     after = plain = compile_cached(r"\r+(?=\n)").sub("", plain) if is_dos else plain
@@ -109,7 +109,7 @@ def redact_once(value: str, forms: Iterable[SecretForm] | None = None) -> str:
 
 
 def _make_form(words: Iterable[str], pattern: str, flags: int = 0) -> SecretForm:
-    """Return the form that masks the group of ``pattern``; ANY stands for the words with their suffixes."""
+    """Return the form that masks the group of ``pattern``; ANY is replaced by the words with their suffixes."""
     rests = words if isinstance(words, Mapping) else dict.fromkeys(words, "")
     whole = pattern.replace("ANY", f"(?:{'|'.join(re.escape(word) + rest for word, rest in rests.items())})")
     return [word.lower() for word in rests], lambda value: mask_matches(whole, value, flags=flags)
@@ -128,12 +128,12 @@ def _mask_named(value: str) -> str:
     return apply_masks(value, ((first, last, mask_secret(value[first:last])) for first, last in secret_spans(value)))
 
 
-# Names of random values that are not secret: digests, ids, what the kernel and containers are identified by.
+# Names of random values that are not secret: digests, ids, and identifiers of the kernel and of containers.
 _HARMLESS_ID_NAMES: Final = (
     r"(?:sha\d+|md5|digest|hash|sum|id|ids|uid|uuid|guid|serial|commit|revision|srcversion|container|sandbox|pod|image"
     r"|version|containerd|runc|crun|docker-init|layer|snapshot|build|pci|fingerprint|machine|thumbprint|cert|name|path|dir|ref|parent|blob|checksum|resourceversion|etag)"
 )
-# The kernel's own word for a key that it loads: who has it, and its fingerprint.
+# The kernel's message about a key that it loads, with the owner and the fingerprint.
 _INSIDE_CERTIFICATE_NAME: Final = r"\bX\.509 cert '[^'\n]*\Z"
 # Letters of both cases with digits, or hexadecimal digits.
 _RANDOM_LOOKING_WORD: Final = (
@@ -160,14 +160,14 @@ def _mask_random(value: str) -> str:
 
 
 def _mask_truncated_private_keys(value: str) -> str:
-    """``value`` without the lines of private keys whose beginning was cut off, as a journal's newest lines are.
+    """Return ``value`` without the lines of private keys whose beginning is cut off, as in the tail of a journal.
 
-    In a journal each line has words of its own before the key's.
+    In a journal each line has a prefix before the key's text.
     """
     lines = value.split("\n")
     for end in [number for number, line in enumerate(lines) if compile_cached(_PRIVATE_KEY_END, 0).search(line)]:
         for number in range(end - 1, -1, -1):
-            # Of a key's lines only the last is shorter than the others.
+            # Only the last line of a key is shorter than the others.
             if not (
                 match := compile_cached(_PRIVATE_KEY_LAST_LINE if number == end - 1 else _PRIVATE_KEY_LINE, 0).search(
                     lines[number]
@@ -203,7 +203,7 @@ def _mask_userinfo(value: str) -> str:
     if "@" not in value:
         return value
     value = mask_matches(rf"://({_URL_USERINFO}[^\s\"']{{1,200}}|[^\s/?#\"'<>]+)(?=@(?!sha256:))", value)
-    # In quotes or a proxy's setting a password may hold any character.
+    # In quotes or in a proxy setting, a password may contain any character.
     quoted = rf"(?:[\"']|(?i:proxy)[ \t]?[=:][ \t]?)\w[\w+.-]{{0,20}}://({_URL_USERINFO}[^\n\"'@]{{1,200}})(?=@[\w\[])"
     return mask_matches(quoted, value)
 
@@ -231,7 +231,7 @@ CONTEXT_FREE_FORMS: Final[tuple[SecretForm, ...]] = (
     _make_form(("$1$", "$5$", "$6$", "$7$", "$y$", "$2a$", "$2b$", "$2y$", "pbkdf2."), r"(ANY[^\s:\"']{8,})"),
 )
 _ECHOED_TEXT: Final = r"((?:\"[^\"]{0,1000}\"|'[^']{0,1000}'|[^|\n\"']){1,200}?)"
-# Secrets by the name, the option or the program that precedes them.
+# Secrets that are recognised by the name, option or program before them.
 CONTEXTUAL_FORMS: Final[tuple[SecretForm, ...]] = (
     (SECRET_NAMES, _mask_named),
     _make_form(
@@ -241,7 +241,7 @@ CONTEXTUAL_FORMS: Final[tuple[SecretForm, ...]] = (
     _make_form(("cookie",), r"(?i:\bANY):[ \t]*([^\s\"'=]+=[^\n\"']*)"),
     *(_command_form(program, options) for program, options in SECRET_OPTIONS.items()),
     (("exec",), _mask_exec_passwords),
-    # The other words of a passphrase whose first was masked as its value.
+    # The remaining words of a passphrase whose first word was masked as its value.
     _make_form(("password", "passphrase"), r"(?i:ANY):[ \t]+redacted((?:[ \t]+[a-z]{2,12}){2,9})[ \t]*$", re.MULTILINE),
     _make_form(
         STDIN_READERS, rf"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?=[^|\s]){_ECHOED_TEXT}[ \t]*\|[^\n|]{{0,200}}ANY"
@@ -254,7 +254,7 @@ CONTEXTUAL_FORMS: Final[tuple[SecretForm, ...]] = (
         re.MULTILINE,
     ),
     _make_form(("user=", "username=", "-u"), r"(?:(?<![\w-])(?i:ANY)[ \t]*[\"']?[\w.\\/-]{1,80})%([^\s,\"']+)"),
-    # kubeadm's, which may stand on the next line.
+    # kubeadm's tokens, which may be on the next line.
     _make_form(("token", "join", "bootstrap"), r"(?i:ANY)[^\n]{0,80}?\n?(?<![\w.])([a-z\d]{6}\.[a-z\d]{16})(?![\w.])"),
     _make_form(("certificate key", "certificate-key"), r"(?i:ANY):?\s+([\da-f]{64})\b"),
     (("=", ":", "-"), _mask_random),

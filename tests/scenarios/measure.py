@@ -1,8 +1,8 @@
 """Rate of right diagnoses: on each report, and on each with one piece of its evidence removed.
 
-Run by ``make measure-doctor``. A rule that asks for more than decides is right on the report that it was written from,
-and not on the next one; with a piece taken away, the report is the next one. The words by which suspects are ordered
-are those of all reports but its own and others of its thread. Arguments name causes or families: for
+Run by ``make measure-doctor``. A rule that requires more than the deciding evidence is right on the report from which
+it was written, but not on the next one; a report with one piece removed acts as that next one. Suspects are ordered by
+the words of all reports except the report itself and others of its thread. Arguments name causes or families: for
 these, each answer that is not right is printed.
 """
 
@@ -26,14 +26,14 @@ FAILURE = re.compile(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+error)\b")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of doctor to one report.
+    """Doctor's answer to one report.
 
     Attributes:
-        left: the number of the piece that was taken away; None where none was.
-        said: the cause that it put first; empty where it named none.
-        named: the first causes that it named, findings and then suspects.
-        shows_failure: whether a word of failure stands in what is left; without one "unknown" is mostly right.
-        steps: what it says to do next, of the whole and of each cause that it named.
+        left: the index of the removed piece; None for the complete report.
+        said: the first cause that it named; empty if it named none.
+        named: the first causes that it named, findings before suspects.
+        shows_failure: whether the remaining text has a word of failure; without one "unknown" is mostly right.
+        steps: the next step overall, and the next step of each named cause.
     """
 
     report: str
@@ -57,7 +57,7 @@ class Answer:
 
 
 def answers(report: Report) -> list[Answer]:
-    """Return the answers of doctor to the whole report, and to it without each of its pieces."""
+    """Return doctor's answers to the complete report, and to the report without each of its pieces."""
     pieces = range(len(report.evidence)) if len(report.evidence) > 1 else ()
     others = words_of(one for one in reports() if one.thread != report.thread)
     return [_answer(report, left, others) for left in (None, *pieces)]
@@ -102,7 +102,7 @@ def told(name: str, given: Sequence[Answer]) -> str:
 
 
 def main(wanted: Sequence[str]) -> None:
-    """Print the figures; of ``wanted`` causes and families also what is not right."""
+    """Print the figures and, for ``wanted`` causes and families, the answers that are not right."""
     with ProcessPoolExecutor() as pool:
         given = [one for found in pool.map(answers, reports(), chunksize=16) for one in found]
     causes = {

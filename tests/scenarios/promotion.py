@@ -1,9 +1,9 @@
-"""Learn from which probability on a suspect is the answer, and a step that suspects share is the one to do.
+"""Learn the probability from which a suspect is the answer, and the one from which a shared step is suggested.
 
 ``python -m tests.scenarios.promotion`` prints the table and the two limits for ``gpunode.diagnoses.suspects``. Each
-report, and each with one piece taken away, is judged twice where no sign decides: with all causes, and without the
-family of its own cause, by rules and by words. The second is a report whose cause is not in the catalogue: whatever
-is answered is wrong.
+report, complete and with one piece removed, is judged twice if no sign decides: with all causes, and without the family
+of its own cause, both as rules and as words. The second run simulates a report whose cause is not in the catalogue, so
+every answer to it is wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.scenarios.reports import Report, reports
 from tests.scenarios.words import words_of
 
 LIMITS = tuple(number / 20 for number in range(8, 20))
-# Of the reports without a cause in the catalogue, so many may be given one.
+# At most this share of the reports without a cause in the catalogue may be given one.
 MAX_ANSWERED = 1 / 40
-# Of the shared steps, so many must be of the kind that the report's own remedy begins with.
+# At least this share of the shared steps must be of the same kind as the first step of the report's own remedy.
 MIN_FITTING = 2 / 3
 
 
@@ -35,9 +35,9 @@ class Ranking:
     Attributes:
         is_known: whether the report's cause was among the rules.
         alone: the probability of the first suspect, if it may stand alone; else 0.
-        is_right: whether it is the cause.
+        is_right: whether that suspect is the cause.
         together: the probability of the suspects that share the first step, else 0.
-        fits: whether that step is of the kind that the report's remedy begins with.
+        fits: whether that step is of the same kind as the first step of the report's remedy.
     """
 
     is_known: bool
@@ -53,7 +53,7 @@ def _family_of(cause: str) -> str:
 
 
 def rankings(report: Report) -> list[Ranking]:
-    """Return the rankings of the report and its parts, with and without the family of its cause."""
+    """Return the rankings of the report and of its parts, with and without the family of its cause."""
     family = _family_of(report.cause) if report.cause else ""
     others = [one for one in reports() if one.thread != report.thread]
     strangers = [one for one in others if not one.cause or _family_of(one.cause) != family]
@@ -68,7 +68,7 @@ def rankings(report: Report) -> list[Ranking]:
 
 
 def _rank(report: Report, snapshot: Snapshot, words: ReportWords, without: str) -> Iterator[Ranking]:
-    """Yield the ranking without the rules of a family, unless their signs decide."""
+    """Yield the ranking without the rules of a family, unless signs decide."""
     rules = {cause: rule for cause, rule in rules_by_cause().items() if _family_of(cause) != without}
     if any(one.basis == "signs" and one.cause in rules for one in diagnose(snapshot, report_words=words).findings):
         return
@@ -88,7 +88,7 @@ def _rank(report: Report, snapshot: Snapshot, words: ReportWords, without: str) 
 
 
 def main() -> None:
-    """Print how many are answered from each limit on, and the limits to record."""
+    """Print the share that each limit would answer, and the limits to record."""
     with ProcessPoolExecutor() as pool:
         given = [one for found in pool.map(rankings, reports(), chunksize=16) for one in found]
     known, strange = ([one for one in given if one.is_known is is_known] for is_known in (True, False))

@@ -1,4 +1,4 @@
-"""The reports of this folder, and what doctor says of evidence that is written like theirs."""
+"""The reports in this folder, and doctor's answers to evidence in their format."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Report:
     """A report.
 
     Attributes:
-        name: its path in the folder, without the ending.
-        remedy: the kind of the first thing to do.
-        thread: the address that it is from; several reports may be from one.
+        name: its path in the folder, without the suffix.
+        remedy: the kind of the first step.
+        thread: the URL of its source; several reports may share one.
     """
 
     name: str
@@ -45,7 +45,7 @@ def reports() -> tuple[Report, ...]:
 
 
 def some_reports(law: str) -> list[Report]:
-    """Return the same reports in each run, others for each ``law``; every report in the long run."""
+    """Return a sample of reports: the same in each run, another for each ``law``; every report in the long run."""
     return sample(reports(), law, lambda report: report.name)
 
 
@@ -56,7 +56,7 @@ def _read(path: Path) -> Report:
 
 
 def diagnosis(evidence: Iterable[Piece], told: ReportWords | None = None) -> Diagnosis:
-    """Return the diagnosis of these pieces; ``told`` are the words of other reports than all of these."""
+    """Return the diagnosis of these pieces; ``told`` are the words of other reports only."""
     return diagnose(take_snapshot(_evidence(evidence)), report_words=told)
 
 
@@ -66,7 +66,7 @@ def _evidence(pieces: Iterable[Piece]) -> Evidence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DiagnosedReport:
-    """A report, the node that it shows, and what doctor says of it."""
+    """A report, the node that it shows, and doctor's diagnosis."""
 
     report: Report
     node: Snapshot
@@ -80,16 +80,16 @@ class DiagnosedReport:
 
 @cache
 def diagnosed_reports() -> tuple[DiagnosedReport, ...]:
-    """Return every report with its diagnosis, which all laws of a process share."""
+    """Return every report with its diagnosis; all laws of a process share the result."""
     nodes = ((one, take_snapshot(_evidence(one.evidence))) for one in reports())
     return tuple(DiagnosedReport(report, node, diagnose(node)) for report, node in nodes)
 
 
 def faults(found: Diagnosis) -> tuple[str, ...]:
-    """Return the causes that nothing explains, without what is no fault."""
+    """Return the root causes that are faults."""
     return tuple(finding.cause for finding in found.roots if finding.severity != "info")
 
 
 def roots(evidence: Iterable[Piece]) -> tuple[str, ...]:
-    """Return the causes in these pieces that nothing explains, without what is no fault."""
+    """Return the root causes in these pieces that are faults."""
     return faults(diagnosis(evidence))

@@ -1,6 +1,6 @@
-"""Real reports: where doctor names the cause, it names that one alone, and the right kind of thing to do.
+"""Real reports: if doctor names the cause, it names no other, and the right kind of remedy.
 
-How often it names the cause is measured in ``test_measured``.
+``test_measured`` measures how often it names the cause.
 """
 
 from __future__ import annotations

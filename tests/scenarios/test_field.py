@@ -1,10 +1,10 @@
-"""The reports of ``field``: written from what threads tell, by somebody who had read no rule.
+"""The reports in ``field``, written from public threads by someone who had not read any rule.
 
-Doctor is measured on them. Half of each set is sealed and run once, at the end, and no rule is written from that. No
-other test reads this folder, and the words by which suspects are ordered do not have theirs. ``kind`` is "fault",
-"healthy", or "none" where the catalogue has no such cause, so that doctor must not name one. ``also`` are causes that
-are as right as ``cause``; ``fits`` are patterns of ids that would be right if the catalogue had them. ``text`` is the
-report as one post.
+Doctor is measured on them. Half of each set is sealed and run once, at the end, and no rule is written from it. No
+other test reads this folder, and the words that order suspects do not include theirs. ``kind`` is "fault", "healthy",
+or "none" if the catalogue lacks the cause, so that doctor must not name one. ``also`` lists causes that are as right as
+``cause``; ``fits`` lists patterns of ids that would be right if the catalogue had them. ``text`` is the report as one
+post.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A fleet with injected faults and odd nodes: all of them are found, and nothing else."""
+"""A fleet with injected faults and odd nodes: doctor finds all of them, and nothing else."""
 
 from __future__ import annotations
 

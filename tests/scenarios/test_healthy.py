@@ -1,4 +1,4 @@
-"""Healthy nodes, whole as a capture takes them: nothing is wrong, the driver works, and nothing is left open."""
+"""Complete captures of healthy nodes: no fault, a working driver and no open question."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY, without_a_gpu
 
-# What is worth a word and no fault: somebody has given that GPU away on purpose.
+# Worth mentioning but no fault: the GPU was passed through on purpose.
 WORTH_A_WORD = {"one-gpu-lent-to-a-guest": ["vfio-bound"]}
-# The probes that decide most: each is left away on some of the nodes.
+# The most decisive probes: each is removed on some of the nodes.
 _DECIDING = ("nvml", "dpkg-status", "kernel-journal", "units", "lspci-verbose", "modules", "smi", "smi-query")
 
 
@@ -51,7 +51,7 @@ _LEFT = [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTH
 
 @pytest.mark.parametrize(("name", "left"), sample(_LEFT, "one probe left", str, 14))
 def test_missing_probe_on_a_healthy_node_is_no_fault(name: str, left: str) -> None:
-    """A tool that is not there, or a file that could not be read, is no fault of the node's."""
+    """A missing tool or an unreadable file is no fault of the node."""
     seen = evidence(HEALTHY[name]())
     diagnosis = diagnose(take_snapshot({key: capture for key, capture in seen.items() if key != left}))
     assert [one.cause for one in diagnosis.findings] == WORTH_A_WORD.get(name, []), diagnosis.findings

@@ -1,6 +1,6 @@
-"""Causes that look alike: one symptom, and for each of its causes the evidence that tells it from the others.
+"""Causes that look alike: one symptom, and for each of its causes the evidence that distinguishes it.
 
-With the symptom alone, nothing certain is said; with what decides, the cause and no other.
+With the symptom alone, nothing is certain; with the deciding evidence, exactly that cause is.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _node(capacity: str, allocatable: str, *more: str) -> tuple[str, str]:
     )
 
 
-# The symptom and its causes, each with what decides, and where one cause asks for two things, the thing to do. The
-# empty cause is another's fault, which must not be claimed.
+# The symptom and its causes, each with the deciding evidence and, if one cause has two remedies, the step. The empty
+# cause means another fault, which must not be claimed.
 LOOK_ALIKES: dict[str, tuple[Rows, dict[str, Rows]]] = {
     "0x22:0x56": ((_NOT_STARTED,), {
         "bar-above-4g-disabled": (_HOPPER, ("lspci -vv -s 01:00.0", "01:00.0 3D controller: NVIDIA Corporation GH100\n"

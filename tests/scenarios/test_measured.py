@@ -1,8 +1,8 @@
 """Rate of right diagnoses over all reports, and with each of their pieces removed: no worse than before.
 
-A rule that asks for more than decides is right on the report that it was written from and not on the next one. So the
-shares with a piece taken away count. The healthy nodes, look-alikes and merged reports beside this file weigh against
-rules that ask for too little.
+A rule that requires more than the deciding evidence is right on the report from which it was written but not on the
+next one, so the shares with one piece removed matter. The healthy nodes, look-alikes and merged reports in this folder
+guard against rules that require too little.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.scenarios.reports import reports
 
 @cache
 def all_answers() -> tuple[Answer, ...]:
-    """Return them once for all tests of this file; none while tests are collected, for each process does that."""
+    """Return the answers once for all tests of this file; not during collection, which every process repeats."""
     return tuple(answer for report in reports() for answer in answers(report))
 
 
@@ -50,7 +50,7 @@ def test_few_reports_missing_a_piece_are_wrong_or_certainly_wrong() -> None:
 
 
 def test_each_next_step_is_one_short_command_or_words() -> None:
-    """Not one of what any report, whole or with a piece removed, is answered by."""
+    """Check the answers to all reports, complete or with one piece removed."""
     for answer in all_answers():
         for step in filter(None, answer.steps):
             assert step.text, answer.report

@@ -1,6 +1,6 @@
-"""A report of a cause merged with a report of one of its consequences: one root, and the right one.
+"""A report of a cause merged with a report of one of its consequences: exactly one root, and the right one.
 
-The pairs are those of the rules' ``explains``; of the reports about each, two are taken that can be of one machine.
+The pairs follow the rules' ``explains``; for each, two reports are chosen that may come from one machine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ADDRESS = re.compile(
 _MODEL = re.compile(r"10de:([0-9a-f]{4})", re.IGNORECASE)
 _DRIVER = re.compile(r"(?<![\d.])\d{3}\.\d{2,3}(?:\.\d{2})?(?![\d.])")
 _KERNEL = re.compile(r"(?<![\d.])\d\.\d{1,2}\.\d{1,3}-[\w.+-]*\w")
-# What a driver that works is needed for: a node without one shows other things.
+# Faults that require a working driver: a node without one shows others.
 _OF_A_WORKING_DRIVER = {
     *("nvidia-uvm-wedged", "nvidia-uvm-not-loaded", "persistenced-start-race", "gpudirect-rdma-disabled"),
 }
 _WITHOUT_DRIVER = {rule.cause for rule in rules_by_cause().values() if "driver-module-not-loaded" in rule.explains} | {
     "driver-module-not-loaded"
 }
-# Pairs of causes whose reports cannot be of one machine, though no address, version or time in them says so.
+# Pairs of causes whose reports cannot come from one machine, although no address, version or time contradicts it.
 _TWO_MACHINES = {
     ("no-gpu-present", "no-device-nodes-driver-not-initialised"): "the consequence's report names a GPU that is there",
     ("xid-154-recovery-action", "*"): "it is a cause only where no other Xid is in the log",
@@ -60,7 +60,7 @@ _TWO_MACHINES = {
     ("mig-mode-pending-reset", "mig-enabled-no-instances"): "MIG waits for a reset in one, and is on in the other",
     ("gpu-stuck-d3cold", "device-node-permissions"): "one lends its GPU to guests, the other uses it",
 }
-# Reports that fit no other.
+# Reports that cannot be paired with any other.
 _ALONE = {
     "unseen/driver-not-installed": "a machine of a kind that has a GPU, where others have none",
     "unseen/k3s-runtime-config-overwritten-1": "its containerd has no runtime nvidia, others have",
@@ -96,7 +96,7 @@ class _Machine:
     is_past: bool
 
 
-# Faults after which a GPU does nothing more: who shows it at work shows that they are over.
+# Faults that end all work of a GPU: if the GPU is shown working, they are over.
 _ENDS_WORK = re.compile(r"\): (?:46|62|79|119|120|143)\b|fallen off the bus|RmInitAdapter failed")
 
 
@@ -126,7 +126,7 @@ def _machine(report: Report) -> _Machine:
 
 
 def _may_be_one(root: Report, consequence: Report) -> bool:
-    """True if both may be of one machine, at one time, the root first."""
+    """Return whether both may come from one machine at one time, the root first."""
     one, two = _machine(root), _machine(consequence)
     shown = ((one.gpus, two.gpus), (one.models, two.models), (one.drivers, two.drivers), (one.kernels, two.kernels))
     if any(a and b and not a & b for a, b in shown) or (two.works and not one.works):
@@ -141,7 +141,7 @@ def _may_be_one(root: Report, consequence: Report) -> bool:
 
 
 def _kinds() -> Iterator[tuple[str, str, int]]:
-    """Yield a cause, a consequence of it, and the consequence's place among all of that cause."""
+    """Yield a cause, one of its consequences, and the index of this consequence among the cause's."""
     for cause, rule in rules_by_cause().items():
         for place, other in enumerate(sorted(rule.explains)):
             if not {(cause, other), (cause, "*"), ("*", other)} & set(_TWO_MACHINES):
@@ -158,7 +158,7 @@ def _by_cause() -> Mapping[str, Sequence[Report]]:
 
 
 def _pairs(kinds: Iterable[tuple[str, str, int]]) -> Iterator[tuple[Report, Report]]:
-    """Yield for each kind a pair of reports that may be of one machine, where there is one."""
+    """Yield for each kind a pair of reports that may come from one machine, if there is one."""
     for cause, other, place in kinds:
         every = [p for p in product(_by_cause().get(cause, ()), _by_cause().get(other, ())) if _may_be_one(*p)]
         if every:
@@ -179,7 +179,7 @@ def test_cause_is_the_only_root_of_merged_reports(root: Report, consequence: Rep
     assert roots([*root.evidence, *consequence.evidence]) == (root.cause,)
 
 
-# What a node has beside what is wrong with it: settings and logs that say nothing of GPUs.
+# Evidence beside the fault: settings and logs that are unrelated to GPUs.
 _AROUND = ("unit-files-lib", "file:/etc/environment", "file:/etc/default/grub", "modules-load-d", "file:/etc/modules",
            "locks", "reloads", "log:containerd", "log:kubelet")  # fmt: skip
 _LOGS = ("reloads", "log:containerd", "log:kubelet")

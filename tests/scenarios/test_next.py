@@ -1,4 +1,4 @@
-"""The next step is the same wherever it is printed; ``test_measured`` holds the steps of all reports."""
+"""The next step is the same wherever it is printed; ``test_measured`` checks the steps of all reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Negative twins: the messages that prove each cause, denied, asked and quoted, prove nothing."""
+"""Negative twins: the messages that prove each cause prove nothing if they are denied, asked or quoted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENTENCES = (
     "The build fails. It is not a {} here.",
 )
 _STAMP = re.compile(r"^[ \t>]*(?:\[[^\]]{1,40}\]|\w{3}\s+\d{1,2} [\d:]{8} \S+|[\dTZ:.+-]{12,40})?\s*(?:kernel:)?\s*")
-# More lines of a cause say the same in other words.
+# Further lines of a cause repeat the same in other words.
 _MAX_MESSAGES = 3
 
 

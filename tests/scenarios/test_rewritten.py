@@ -1,4 +1,4 @@
-"""Every report in another order, as a terminal's transcript, and with its sources written otherwise: the same cause."""
+"""Every report reordered, as a terminal transcript, and with other spellings of its sources: the same cause."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpunode.facts.sources import identify_source
 from tests.scenarios.reports import Piece, Report, faults, reports, roots, some_reports
 
 _NUMBERS = {report: number for number, report in enumerate(reports())}
-# Whose pieces are parts of one log: their order is that of time.
+# Their pieces are parts of one log in order of time.
 IN_ORDER = {"xids/62-crashcat-5080"}
 _PROMPTS = ("$ ", "# ", "root@gpu-node-17:~# ", "[admin@gpu1 ~]$ ", "user@host:~/work$ sudo ", "(base) me@box:~$ ")
 _PROMPT = re.compile(r"^\s*[\w.-]{0,40}[$#] ")
-# A prompt that says where its command was typed stays.
+# A prompt that shows the host of its command stays.
 _PLACED = re.compile(r"^\S+@\S+:\S*[$#] ")
 
 
 def _command(source: str) -> str:
-    """Return the command that shows the source; a source that is words, as it is."""
+    """Return the command that shows the source; a source in words is returned unchanged."""
     plain = _PROMPT.sub("", source)
     return f"cat {plain}" if re.fullmatch(r"/\S+", plain) else plain
 
@@ -32,7 +32,7 @@ def _typed_command(prompt: str, piece: Piece) -> str:
     if _PLACED.match(command):
         return f"{command}\n{piece['text']}\n"
     is_command = bool(identify_source(command).words) or command.startswith("cat ")
-    # Behind "#" stands a comment, and before words no sudo, unless it is a command.
+    # "#" would start a comment, and sudo only precedes a command.
     plain = prompt.replace("sudo ", "") if not is_command else prompt
     return f"{'$ ' if plain == '# ' and not is_command else plain}{command}\n{piece['text']}\n"
 
@@ -60,7 +60,7 @@ _KERNEL_LOG = ("journalctl -k", "sudo dmesg", "journalctl -b -k --no-pager", "/v
 
 
 def _otherwise(source: str, number: int) -> str:
-    """Return the same source in other words, by turns."""
+    """Return the same source in another spelling, by turns."""
     command = _command(source)
     if _PLACED.match(command):
         return command

@@ -1,4 +1,4 @@
-"""The first lines that a person reads: the answer, what to do next and the first proof, on a narrow terminal."""
+"""The first lines on a narrow terminal: the answer, the next step and the first proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Most reports are understood where they are one text, as people copy it out of a terminal."""
+"""Most reports are understood as a single text, as people copy it from a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.scenarios.reports import reports, some_reports
 from tests.scenarios.transcripts import FORMS, judge
 
-# Of few reports a share has a wide error; over all of them it was 99, 97, 97 and 89 % in November 2026.
+# A sample of few reports has a large error; over all reports the rates were 99, 97, 97 and 89 % in November 2026.
 LEAST = {"with prompts": 0.95, "commands on their own lines": 0.85, "under headings": 0.85, "output alone": 0.7}
 
 
@@ -19,7 +19,7 @@ def test_most_reports_are_right_as_one_text(form: str) -> None:
     assert "certain and wrong" not in given
 
 
-# Each was certain of another cause: what a text shows without its commands may be a container's or a guest's.
+# Each was certain of another cause; without its commands, a text may come from a container or a guest.
 ONCE_CERTAIN = (
     "cdi/nixos-run-cdi",
     "unseen/duplicate-module-files",

@@ -1,6 +1,6 @@
-"""Walk-throughs of the usual articles, in which all goes well: neither a finding nor a suspect.
+"""Walk-throughs from popular articles, in which everything works: neither a finding nor a suspect.
 
-Each is read as evidence, as a pasted session, and as a post with blocks of Markdown between sentences.
+Each is read as evidence, as a pasted session, and as a post with Markdown blocks between sentences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rate of right diagnoses of a report as one text: a terminal's, with prompts and without, or nothing but output.
+"""Rate of right diagnoses for a report as one text: a terminal transcript with or without prompts, or only output.
 
 Run by ``python -m tests.scenarios.transcripts``. Each report is joined into one text in several ways.
 """
@@ -43,7 +43,7 @@ Verdict = Literal["right", "unknown", "wrong", "certain and wrong"]
 
 
 def judge(report: Report, form: str) -> Verdict:
-    """Return how doctor's first cause compares with the report's where it is pasted as one text in that form."""
+    """Return how doctor's first cause compares with the report's if it is pasted as one text in that form."""
     found = diagnose(take_snapshot(pasted.parse_text_report(FORMS[form](report))))
     first = next((one for one in found.roots if one.severity != "info"), next(iter(found.roots), None))
     if first is None:
@@ -54,12 +54,12 @@ def judge(report: Report, form: str) -> Verdict:
 
 
 def verdicts(report: Report) -> dict[str, Verdict]:
-    """Return the verdict of each form."""
+    """Return the verdict for each form."""
     return {form: judge(report, form) for form in FORMS}
 
 
 def main() -> None:
-    """Print the shares of each verdict, and the reports that are certain and wrong."""
+    """Print the share of each verdict, and the reports that are certain and wrong."""
     with ProcessPoolExecutor() as pool:
         found = list(zip(reports(), pool.map(verdicts, reports(), chunksize=16), strict=True))
     for form in FORMS:

@@ -1,4 +1,4 @@
-"""The words of the reports, as ``gpunode.diagnoses.report_similarity`` reads them.
+"""The words of the reports, in the format of ``gpunode.diagnoses.report_similarity``.
 
 ``python -m tests.scenarios.words`` writes the file.
 """
@@ -15,13 +15,13 @@ from gpunode.diagnoses import report_similarity
 from gpunode.diagnoses.report_similarity import ReportWords
 from tests.scenarios.reports import Report, reports
 
-# Rarer words identify somebody: names of hosts, people, files.
+# Rarer words identify someone: names of hosts, people, files.
 MIN_REPORTS: Final = 3
 FILE = Path(report_similarity.__file__).with_name("report_words.txt")
 
 
 def words_of(given: Iterable[Report]) -> ReportWords:
-    """Return the counts of these reports."""
+    """Return the counts for these reports."""
     return count_words((one.cause, _words(one)) for one in given)
 
 
@@ -36,7 +36,7 @@ def count_words(reports: Iterable[tuple[str, frozenset[str]]]) -> ReportWords:
 
 
 def dump_words(report_words: ReportWords) -> str:
-    """Return the counts as text: a line for each cause, with ``word:count``, or ``word`` for a count of 1."""
+    """Return the counts as text: one line per cause, with ``word:count``, or ``word`` for a count of 1."""
     lines = []
     for cause, counts in sorted(report_words.counts.items()):
         said = (word if count == 1 else f"{word}:{count}" for word, count in sorted(counts.items()))

@@ -1,1 +1,1 @@
-"""View a snapshot for several rules: by facts where a probe gave them, else by pasted text."""
+"""Views of a snapshot that several rules share: from facts if a probe provided them, else from pasted text."""

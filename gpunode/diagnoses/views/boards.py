@@ -1,4 +1,4 @@
-"""View GPUs as nvidia-smi and NVML name them, and the kind of board: NVSwitch baseboard, rack or card."""
+"""View GPUs as named by nvidia-smi and NVML, and their kind of board: NVSwitch baseboard, rack or card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpunode.facts import nvml
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
-# baseboard: joined by NVSwitches, as far as the model tells. rack: its switches are in other trays. card: a PCIe card.
+# baseboard: connected by NVSwitches, judging by the model. rack: its switches are in other trays. card: a PCIe card.
 BoardKind: TypeAlias = Literal["baseboard", "rack", "card", ""]
 
 _PCI_ADDRESS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
@@ -28,17 +28,17 @@ _PCIE_CARD_MODEL_NAME: Final = Pattern(
     r"(?i)PCIe|\bNVL\b|GeForce|\bRTX\b|Quadro|\bTITAN\b|Tesla [TPMK]\d|\bL40S?\b|\bL4\b|\bL20?\b|\bA10G?\b|\bA2\b"
     r"|\bA16\b|\bA30X?\b|\bA40\b|\bT4\b|\bT1?[06]00\b"
 )
-# NVLink of the fifth generation: its switches hang on the InfiniBand stack, not on NVIDIA's own switch driver.
+# Fifth-generation NVLink: its switches use the InfiniBand stack, not NVIDIA's own switch driver.
 _NVLINK5_MODEL_NAME: Final = Pattern(r"\bG?B[23]00\b|\bB100\b")
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryGpu:
-    """A GPU in an answer of nvidia-smi.
+    """A GPU in the output of nvidia-smi.
 
     Attributes:
-        index: NVML's; None where the answer has none.
-        bus: its PCI address as the kernel writes it; empty where the answer has none.
+        index: NVML's index; None if the output has none.
+        bus: its PCI address in the kernel's form; empty if the output has none.
     """
 
     index: int | None
@@ -49,10 +49,10 @@ class InventoryGpu:
 
 @dataclass(frozen=True, slots=True)
 class SmiInventory:
-    """The GPUs of one answer of nvidia-smi.
+    """The GPUs in one output of nvidia-smi.
 
     Attributes:
-        count: how many there are in all, by a whole table or by its own count; None where the answer may be cut.
+        count: the total number, from a complete table or an explicit count; None if the output may be truncated.
     """
 
     boards: tuple[InventoryGpu, ...]
@@ -61,14 +61,14 @@ class SmiInventory:
 
 
 def smi_inventories(snapshot: Snapshot) -> tuple[SmiInventory, ...]:
-    """Return the GPU lists in answers of nvidia-smi on the node."""
+    """Return the GPU lists in nvidia-smi's output on the node."""
     return tuple(
         one for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text") if (one := _parse_inventory(item))
     )
 
 
 def only_gpu(snapshot: Snapshot) -> str:
-    """Return the node's GPU, by its address or number, where all that lists GPUs shows this one alone; else empty."""
+    """Return the address or index of the node's GPU if every list of GPUs shows only this one; else empty."""
     shown = [smi_inventory for smi_inventory in snapshot.view(smi_inventories) if smi_inventory.count is not None]
     listed = snapshot.view(pci.pci_gpus) if pci.is_bus_listed(snapshot) else ()
     counts = {one.count for one in shown} | ({len(listed)} if listed else set())
@@ -103,7 +103,7 @@ def _parse_inventory_gpus(item: EvidenceItem) -> Iterator[InventoryGpu]:
 
 
 def gpu_model_names(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the models of the GPUs, by whatever names them."""
+    """Return the GPU models, from any source that names them."""
     names = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.pci_gpus)]
     names += [board.name for inventory in snapshot.view(smi_inventories) for board in inventory.boards if board.name]
     for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
@@ -123,7 +123,7 @@ def board_kind_by_name(name: str) -> BoardKind:
 
 
 def board_kinds(snapshot: Snapshot) -> frozenset[BoardKind]:
-    """Return the kinds of board of the node's GPUs, by device id or by name."""
+    """Return the kinds of board of the node's GPUs, by device id, else by name."""
     by_id = {_find_board_kind(gpu) for gpu in snapshot.view(pci.pci_gpus) if gpu.model is not None and gpu.model.listed}
     by_name = {board_kind_by_name(name) for name in snapshot.view(gpu_model_names)}
     return frozenset((by_id or by_name) - {""})
@@ -142,7 +142,7 @@ def has_nvlink5(snapshot: Snapshot) -> bool:
 
 
 def nvml_inventory(snapshot: Snapshot) -> nvml.NvmlInventory | None:
-    """Return NVML's first answer with GPUs; None if it failed or was damaged."""
+    """Return NVML's first answer with GPUs; None if it failed or is damaged."""
     for item in snapshot.items_of("nvml"):
         try:
             answer = nvml.parse_answer(item.text.encode()) if item.outcome == "ok" else None

@@ -1,4 +1,4 @@
-"""View CDI specifications: which exist, what they offer, and where an engine looks for them."""
+"""View CDI specifications: which exist, which devices they define, and where an engine looks for them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _GENERATE_OUTPUT: Final = Pattern(r"\bcdi generate\b.*(?:--output|-o)[= ](?P<pat
 
 @dataclass(frozen=True, slots=True)
 class Specification:
-    """A specification of the devices that workloads ask for; not of those that operators use themselves.
+    """A specification of devices for workloads; those that operators use themselves are left out.
 
     Attributes:
-        path: as it was written; ``/run/cdi`` is ``/var/run/cdi``.
-        version: of CDI; empty where the file was only listed.
-        drivers: the versions of the driver whose libraries it names.
+        path: as written in the evidence; ``/run/cdi`` is ``/var/run/cdi``.
+        version: the CDI version; empty if the file was only listed.
+        drivers: the driver versions of the libraries that it names.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Specification:
 
 
 def cdi_specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
-    """Return the specifications that were read, listed or made, each once; the fullest knowledge of each."""
+    """Return the specifications that were read, listed or generated, each once with the most complete content."""
     specifications: dict[str, Specification] = {}
     for item in snapshot.items_of("file", "listing", "nvidia-ctk"):
         for one in _find_specifications(item) if item.where == "host" and item.outcome == "ok" else ():
@@ -60,7 +60,7 @@ def _canonical_path(path: str) -> str:
 
 def _find_specifications(item: EvidenceItem) -> Iterator[Specification]:
     words = (item.subject, *item.source.words)
-    # head and grep show a file, too.
+    # head and grep also show files.
     path = next((word for word in words if _FOLDER.match(word) and cdi.is_spec_path(word) and "*" not in word), "")
     if item.kind == "nvidia-ctk":
         match = _GENERATE_OUTPUT.search(item.written)
@@ -95,7 +95,7 @@ _NO_CDI_DEVICES_FOUND: Final = Pattern(r"Found 0 CDI devices")
 
 
 def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the listings of the folders of specifications, or the tools that list their devices, that found none."""
+    """Yield listings of the specification folders, and of devices by tools, that found nothing."""
     for item in snapshot.items:
         names = (line for line in item.lines if "No such file" not in line and not reports_absence(line))
         is_folder = any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
@@ -116,7 +116,7 @@ _PODMAN_VERSION: Final = Pattern(
 
 
 def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | None:
-    """Podman's version; None if unknown."""
+    """Return podman's version; None if unknown."""
     for item in snapshot.items:
         if item.kind != "file" and (match := find_first(item, _PODMAN_VERSION)):
             place = cite(item, item.line_number_at(match.start(match.lastgroup or 0)))
@@ -126,7 +126,7 @@ def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | Non
     return (tuple(int(part) for part in parts[:3]), package.citation) if package and parts else None
 
 
-# What an engine says of where it looks, and what its configuration does.
+# The search folders in an engine's messages and in its configuration.
 _SEARCH_FOLDERS: Final = Pattern(
     r"(?i)CDI spec directories:(?P<docker>(?:\n[ \t]*/\S+)+)"
     r"|CDI spec\w*[^\n]{0,60}: (?:open|stat|read\w*|scan\w*) [\"']?(?P<opened>/[\w/-]+)[\"']?: no such file"
@@ -142,5 +142,5 @@ def search_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None
             folders = tuple(_canonical_path(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
             return folders, None if {*CDI_FOLDERS} <= {*folders} else cite(item, item.line_number_at(match.start()))
     podman = podman_version(snapshot)
-    # podman 5.5 looks into /etc/cdi alone, unless it is told otherwise.
+    # podman 5.5 only searches /etc/cdi unless configured otherwise.
     return (CDI_FOLDERS[:1], podman[1]) if podman is not None and podman[0][:2] == (5, 5) else (CDI_FOLDERS, None)

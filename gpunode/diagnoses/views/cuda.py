@@ -1,4 +1,4 @@
-"""View CUDA: the versions that the driver supports and programs request, and which libcuda programs load."""
+"""View CUDA: the versions that the driver supports and programs require, and the libcuda that programs load."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourcePlace
 
-# What a program says of the driver that it found.
+# A program's message about the driver that it found.
 DRIVER_TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
-# What NVIDIA's images say when they start.
+# The start-up message of NVIDIA's images.
 IMAGE_NEEDS_NEWER_DRIVER_MESSAGE: Final = Pattern(
     r"built for NVIDIA Driver Release (?P<needs>[\d.]+) or later, but[\s\n]+version (?P<has>[\d.]+) was detected"
     r"(?:\s+and compatibility mode is (?P<mode>\w+))?"
 )
-# CUDA's error 35: the driver is older than the program's CUDA, or there is none.
+# CUDA's error 35: the driver is older than the program's CUDA, or there is no driver.
 DRIVER_INSUFFICIENT_MESSAGE: Final = Pattern(
     r"CUDA driver version is insufficient for CUDA runtime version|cudaErrorInsufficientDriver"
     r"|cudart failed to initialize: 35"
     r"|driver is too old|CUDA driver version too old|driver too old"
 )
-# Errors 36 and 222: there is a driver, and it is older than what the program asks of it.
+# Errors 36 and 222: the driver is older than the program requires.
 CALL_NEEDS_NEWER_DRIVER: Final = Pattern(
     r"API call is not supported in the installed CUDA driver|cudaErrorCallRequiresNewerDriver"
     r"|PTX was compiled with an unsupported toolchain|(?:CUDA_ERROR|cudaError)_?UnsupportedPtxVersion"
@@ -41,7 +41,7 @@ _CUDA_RUNTIME_VERSION: Final = Pattern(
     r"|(?:torch\.version\.cuda|CUDA used to build PyTorch)[^\d\n]{0,12}|cudatoolkit[= ]+)(?P<cuda>\d{1,2}\.\d)"
     r"|\+cu(?P<short>\d{2,3})\b"
 )
-# A program that goes on after the message says it again and again.
+# A program that continues after the message repeats it endlessly.
 _MAX_CUDA_RUNTIMES: Final = 64
 # Error 804: the compatibility libraries are for other GPUs.
 COMPAT_UNSUPPORTED_MESSAGE: Final = Pattern(
@@ -59,7 +59,7 @@ def supported_cuda(snapshot: Snapshot) -> Version | None:
 
 
 def reported_driver(snapshot: Snapshot) -> str:
-    """Return the node's driver as a program says it, or the first one with the CUDA that it found; else empty."""
+    """Return the node's driver as a program reports it, or the first driver with the CUDA that it found; else empty."""
     if banner := snapshot.match(IMAGE_NEEDS_NEWER_DRIVER_MESSAGE):
         return banner["has"]
     match = snapshot.match(DRIVER_TOO_OLD)
@@ -69,7 +69,7 @@ def reported_driver(snapshot: Snapshot) -> str:
 
 
 def cuda_runtimes(snapshot: Snapshot) -> tuple[tuple[Version, Citation], ...]:
-    """Return the CUDA versions that images and programs bring, with their lines."""
+    """Return the CUDA versions of images and programs, with their lines."""
     return tuple(_find_runtimes(snapshot))
 
 
@@ -90,7 +90,7 @@ def _parse_version(match: re.Match[str]) -> Version:
 
 
 def can_run_on_driver(snapshot: Snapshot, program_cuda: Version, driver_cuda: Version) -> bool:
-    """Return whether a program of that CUDA starts on the driver: from 11.0 on, the same major version is enough."""
+    """Return whether a program of that CUDA starts on the driver: since 11.0 the same major version suffices."""
     if program_cuda <= driver_cuda:
         return True
     release, version = find(program_cuda), driver.loaded_version(snapshot)
@@ -104,7 +104,7 @@ _REQUESTED_CUDA_VERSION: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?
 
 
 def requested_cuda_release(snapshot: Snapshot) -> CudaRelease | None:
-    """Return the CUDA that an image asks for, else the newest that something was built with; None if unknown."""
+    """Return the CUDA that an image requires, else the newest that a program was built with; None if unknown."""
     if match := snapshot.match(_REQUESTED_CUDA_VERSION):
         return find(parse_version(match["cuda"] or match["image"]))
     versions = [version for version, _ in snapshot.view(cuda_runtimes)]
@@ -122,7 +122,7 @@ LibrarySort: TypeAlias = Literal["driver", "stub", "compat", "other"]
 _RESOLVED_LIBRARY_LINE: Final = Pattern(
     r"(?P<name>lib(?:cuda|nvidia-ml)\.so(?:\.1)?)(?:\s*\((?P<flags>[^)]*)\))?\s*=>\s*(?P<path>/\S+)"
 )
-# LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program did open.
+# LD_DEBUG, strace, /proc/PID/maps, numba, nvtop: a library that a program opened.
 _OPENED_LIBRARY_LINE: Final = Pattern(
     r"(?m)(?:calling init:\s*|open(?:at)?\([^)\"]*\"|wrong path : |Loaded from |Error: |\br[-w]xp\b[^\n/]{0,60}"
     r"|^[ \t]+)(?P<path>/[^\s\"]*/lib(?:cuda|nvidia-ml)\.so[\w.]*)"
@@ -131,12 +131,12 @@ _OPENED_LIBRARY_LINE: Final = Pattern(
 
 @dataclass(frozen=True, slots=True)
 class LoadedLibrary:
-    """A file that is, or would be, loaded as the driver's library.
+    """A file that is loaded, or would be, as the driver's library.
 
     Attributes:
         name: ``libcuda`` or ``libnvidia-ml``.
-        sort: ``stub`` comes with the toolkit for linking, ``compat`` with packages for newer CUDA on old drivers,
-            ``other`` is a copy outside the places where a driver has its libraries.
+        sort: ``stub`` is part of the toolkit, for linking; ``compat`` of packages for newer CUDA on old drivers;
+            ``other`` is a copy outside the usual folders of a driver's libraries.
     """
 
     name: str
@@ -148,11 +148,11 @@ class LoadedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class LoaderFolder:
-    """A folder that the loader searches before its own.
+    """A folder that the loader searches before its default ones.
 
     Attributes:
-        file: of the loader's configuration that names it; empty where a variable does.
-        set_in: the file that sets the variable; empty where it is not known.
+        file: the loader's configuration file that names it; empty if a variable does.
+        set_in: the file that sets the variable; empty if unknown.
     """
 
     path: str
@@ -174,7 +174,7 @@ def library_sort(path: str) -> LibrarySort:
 
 
 def loaded_libraries(snapshot: Snapshot) -> tuple[LoadedLibrary, ...]:
-    """Return the first file of each library in cache or ldd, and all that programs opened."""
+    """Return the first file of each library in the loader's cache or ldd, and all that programs opened."""
     silent = {"file", "packages", "lspci", "kernel-log", "nvidia-container-cli"}
     items = (item for item in snapshot.items if item.outcome == "ok" and item.kind not in silent)
     return tuple(library for item in items for library in _parse_libraries(item))
@@ -195,14 +195,14 @@ def _parse_libraries(item: EvidenceItem) -> Iterator[LoadedLibrary]:
 
 
 def extra_loader_folders(snapshot: Snapshot) -> tuple[LoaderFolder, ...]:
-    """Return the folders in LD_LIBRARY_PATH and in /etc/ld.so.conf.d that are none of the loader's own."""
+    """Return the folders in LD_LIBRARY_PATH and /etc/ld.so.conf.d other than the loader's defaults."""
     return tuple(folder for item in snapshot.items if item.outcome == "ok" for folder in _parse_folders(item))
 
 
 def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
-    # Of any other text, only lines that name the variable matter.
+    # In other text only lines that name the variable matter.
     every = range(1, len(item.lines) + 1)
     named = (item.line_number_at(start) for start in item.view(LineIndex).candidate_line_starts(_LOADER_VARIABLE))
     for number in every if echoes or is_conf else named:
@@ -223,7 +223,7 @@ _GREPPED_FILE_PREFIX: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
 
 
 def _file_setting_variable(item: EvidenceItem, line: str) -> str:
-    """Return the file that sets the variable; empty if unknown, or if it is the loader's own."""
+    """Return the file that sets the variable; empty if unknown or the loader's own configuration."""
     if item.kind == "file":
         return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
     match = _GREPPED_FILE_PREFIX.match(line) if item.source.words[:1] == ("grep",) else None
@@ -232,19 +232,19 @@ def _file_setting_variable(item: EvidenceItem, line: str) -> str:
 
 # A shell's export, a unit's Environment=, pam's /etc/environment, env, Python's os.environ, docker inspect.
 _LOADER_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
-# ld.so.conf(5): a folder a line.
+# ld.so.conf(5): one folder per line.
 _LOADER_CONF_FOLDER_LINE: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
-# A comment; behind the name of the file, where grep -r writes it.
+# A comment, possibly after the file name that grep -r prints.
 _COMMENT_LINE: Final = Pattern(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
 _STANDARD_LIBRARY_FOLDER: Final = Pattern(
     r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
     r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
-    r"|^/usr/lib64-nvidia/?$"  # Colab's
+    r"|^/usr/lib64-nvidia/?$"  # Colab
 )
 
 
 def _paths_of_variable(line: str) -> Iterator[str]:
-    """Yield the absolute paths in LD_LIBRARY_PATH or LD_PRELOAD, where ``line`` sets one of them."""
+    """Yield the absolute paths in LD_LIBRARY_PATH or LD_PRELOAD if ``line`` sets one of them."""
     if "LD_" in line and not _COMMENT_LINE.match(line):
         for match in _LOADER_VARIABLE.finditer(line):
             yield from (path for path in match["value"].split(":") if path.startswith("/"))

@@ -32,7 +32,7 @@ _SMI_VERSION: Final = Pattern(rf"(?im)^[ \t]*DRIVER version\s*:\s*(?P<version>{V
 _DRIVER_LIBRARY_FILE: Final = Pattern(
     rf"lib(?:nvidia-ml|cuda|nvidia-ptxjitcompiler|GLX_nvidia|EGL_nvidia)\.so\.(?P<version>{VERSION})\b"
 )
-# Libraries that are on the node and not those that its programs load.
+# Folders with driver libraries that the node's own programs do not load.
 _FOLDER_OUTSIDE_LOADER_PATH: Final = Pattern(
     r"/compat/|/stubs/|/docker/|/containers/|/containerd/|/overlay|/run/nvidia/|/flatpak/|/wsl/|/snap/|i386|/lib32/"
 )
@@ -45,10 +45,10 @@ _SMI_STATE_PATTERNS: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("no-devices", Pattern(r"(?i)No devices were found")),
     ("missing", Pattern(
         rf"(?im)nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
-        # An engine says it of a container, with the program in quotation marks behind "exec:".
+        # An engine prints this about a container, with the quoted program after "exec:".
         r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found")),
     ("failed", Pattern(
-        # Not what only programs in Go say, such as the device plugin, from its container.
+        # Without messages that only Go programs print, such as the device plugin in its container.
         r"(?i)(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
         r"|Unable to determine the device handle|Unknown Error|GPU is lost")),
     ("works", Pattern(r"(?m)Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB")),
@@ -65,7 +65,7 @@ class SeenVersion:
 
 
 def loaded_version(snapshot: Snapshot) -> SeenVersion | None:
-    """Return the version of the loaded kernel module, and whether it is of the open modules; None if unknown."""
+    """Return the version of the loaded kernel module, and whether it is an open one; None if unknown."""
     return snapshot.view(_find_loaded_version)
 
 
@@ -101,7 +101,7 @@ def _loaded_version_in_log(snapshot: Snapshot) -> SeenVersion | None:
 
 
 def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    """Return the versions of the last refused client and of the module, with the line; or None."""
+    """Return the versions of the last refused client and of the module, with the line; None without one."""
     for message in reversed(kernel.matching_messages(snapshot, _API_MISMATCH_MESSAGE)):
         if match := _API_MISMATCH_MESSAGE.search(message.text):
             return match["client"], match["module"], message.citation
@@ -110,7 +110,7 @@ def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
 
 
 def on_disk_version(snapshot: Snapshot) -> SeenVersion | None:
-    """Return the version of nvidia.ko that modprobe would load for the running kernel: by modinfo, else by DKMS."""
+    """Return the version of nvidia.ko that modprobe would load for the running kernel: from modinfo, else DKMS."""
     return snapshot.view(_find_on_disk_version)
 
 
@@ -134,7 +134,7 @@ def library_version(snapshot: Snapshot) -> SeenVersion | None:
         asks = item.where == "host" and item.kind in _NODE_SOURCE_KINDS
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             mismatch = snapshot.view(_api_mismatch)
-            # NVML leaves the last part away; the kernel heard the whole.
+            # NVML omits the last part of the version; the kernel logs all of it.
             whole = mismatch[0] if mismatch and mismatch[0].startswith(f"{match['version']}.") else match["version"]
             return SeenVersion(whole, cite(item, item.line_number_at(match.start())))
     if pair := snapshot.view(_api_mismatch):
@@ -147,7 +147,7 @@ _NODE_SOURCE_KINDS: Final[frozenset[SourceKind]] = frozenset({"nvidia-smi", "nvi
 
 
 def library_versions(snapshot: Snapshot) -> tuple[SeenVersion, ...]:
-    """Return every version of the driver's libraries in the loader's path, each with one file."""
+    """Return every version of the driver's libraries in the loader's path, each with one of its files."""
     versions: dict[str, SeenVersion] = {}
     for item in snapshot.items_of("ldconfig", "listing", "package-owner"):
         if item.where == "host":
@@ -165,7 +165,7 @@ def container_library_version(snapshot: Snapshot) -> SeenVersion | None:
     return None
 
 
-# What is said there is said by a program in a container, or by the engine that starts it.
+# Output of these kinds comes from a program in a container, or from the engine that starts it.
 CONTAINER_KINDS: Final[frozenset[SourceKind]] = frozenset({"container-run", "kubernetes-log", "kubernetes-pod"})
 
 
@@ -181,7 +181,7 @@ _USER_SPACE_PACKAGES: Final = (
     *("nvidia-driver-cuda*", "nvidia-driver-libs*", "nvidia-driver-NVML", "libnvidia-ml", "xorg-x11-drv-nvidia*"),
     *("nvidia-compute-*", "nvidia-driver-bin", "nvidia-alternative", "libnvidia-extra-*", "nvidia-tesla-*-smi"),
 )  # fmt: skip
-# They bring both sides in one version: NVIDIA's and the distributions' dependencies on them are exact.
+# They pull in both sides in one version: NVIDIA's and the distributions' dependencies are exact.
 _METAPACKAGES: Final = (
     *("nvidia-driver", "nvidia-driver-[0-9]*", "nvidia-headless-*", "nvidia-open", "nvidia-open-[0-9]*"),
     *("cuda-drivers*", "nvidia-tesla-*driver"),
@@ -189,12 +189,12 @@ _METAPACKAGES: Final = (
 
 
 def kernel_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """Return the installed packages that bring the kernel module, or its source."""
+    """Return the installed packages that contain the kernel module or its source."""
     return _installed_matching(snapshot, _KERNEL_SIDE_PACKAGES)
 
 
 def user_space_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """Return the installed packages that bring libraries and programs."""
+    """Return the installed packages that contain libraries and programs."""
     return _installed_matching(snapshot, _USER_SPACE_PACKAGES)
 
 
@@ -204,7 +204,7 @@ def metapackages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 
 
 def driver_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """Return the driver's packages, kernel and user side, in whatever state."""
+    """Return the driver's packages, kernel and user side, in any state."""
     return tuple(
         one
         for one in packages.matching_packages(snapshot, *_KERNEL_SIDE_PACKAGES, *_USER_SPACE_PACKAGES, *_METAPACKAGES)
@@ -213,9 +213,9 @@ def driver_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
 
 
 def stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """Return installed libraries that are not of the working driver's version.
+    """Return installed libraries whose version differs from the working driver's.
 
-    nvidia-smi needs one library alone: it works where all others do not fit.
+    nvidia-smi needs only one library, so it works even if no other library fits.
     """
     node = smi_version(snapshot) if works(snapshot) else None
     if node is None:
@@ -226,20 +226,20 @@ def stray_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     states = {package: PackageState(one.version) for package, one in there.items()}
     found = version_locked_packages(states, int(node.version.partition(".")[0]))
     if node.version not in found.values():
-        return ()  # they were listed at another time, or another driver is there beside them
+        return ()  # they were listed at another time, or another driver is installed beside them
     strays = (package for package, own in found.items() if own != node.version and package.name.startswith("lib"))
     return tuple(map(there.__getitem__, strays))
 
 
 def has_two_versions(snapshot: Snapshot) -> bool:
-    """Return whether the node's own driver is at two versions; then all that CUDA says follows from that."""
+    """Return whether the node's own driver has two versions; then all CUDA errors follow from that."""
     module, disk = loaded_version(snapshot), on_disk_version(snapshot)
     differs = module is not None and disk is not None and module.version != disk.version
     return differs or bool(snapshot.view(stray_packages)) or any(s == "mismatch" for s, _ in snapshot.view(smi_states))
 
 
 def headless_packages(snapshot: Snapshot) -> tuple[packages.Package, ...]:
-    """Return the installed packages of Ubuntu's that bring a driver without its programs."""
+    """Return Ubuntu's installed packages of a driver without programs."""
     return tuple(package for package in metapackages(snapshot) if package.name.startswith("nvidia-headless-"))
 
 
@@ -249,13 +249,13 @@ def _installed_matching(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[
 
 
 def smi_states(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
-    """Return the result of each run of nvidia-smi on the node, or of programs that fail in NVML alike."""
+    """Return the result of each run of nvidia-smi on the node, or of programs with the same NVML failure."""
     items = snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text")
     own = (item for item in items if item.where != "container")
     return tuple(state for item in own if (state := _smi_state(item)) is not None)
 
 
-# The probe that only looks whether it is there: a driver that is not loaded is not asked anything.
+# This probe only checks that nvidia-smi exists, since a driver that is not loaded is not queried.
 SMI_PRESENCE_KEY: Final = "smi-binary"
 
 
@@ -273,7 +273,7 @@ def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
     return None
 
 
-# A row of a query: whatever was asked, a number, a name or a switch stands in it.
+# A row of a query: every possible field contains a number, a name or a switch.
 _SMI_QUERY_ROW: Final = Pattern(
     r"(?m)^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$"
 )
@@ -304,20 +304,20 @@ def _first_version(snapshot: Snapshot, pattern: Pattern) -> SeenVersion | None:
 
 
 def is_broken(snapshot: Snapshot) -> bool:
-    """Return whether the driver itself does not work on the node, so that no container has a GPU."""
+    """Return whether the driver itself does not work on the node; then no container has a GPU."""
     return (bool(snapshot.view(smi_states)) and not works(snapshot)) or modules.is_module_loaded(
         snapshot, "nvidia"
     ) is False
 
 
 def works(snapshot: Snapshot) -> bool:
-    """Return whether nvidia-smi answered with a driver version or a list of GPUs, on the node, else in a container."""
+    """Return whether nvidia-smi printed a driver version or a list of GPUs, on the node, else in a container."""
     states = snapshot.view(smi_states)
     return any(state == "works" for state, _ in states) if states else bool(snapshot.view(container_successes))
 
 
 def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return what shows that a program in a container reached a GPU: nvidia-smi, NVIDIA's samples and validators."""
+    """Return the evidence that a program in a container reached a GPU: nvidia-smi, NVIDIA's samples or validators."""
     kinds = {*CONTAINER_KINDS, "kubernetes"}
     items = (item for item in snapshot.items if item.was_answered and (item.where == "container" or item.kind in kinds))
     found = (
@@ -332,7 +332,7 @@ _CONTAINER_SUCCESS_LINE: Final = Pattern(
     r"(?m)\bDriver Version\s*:|^GPU \d+: |^[ \t]*Test PASSED[ \t]*$"
     r"|^[^\n]{0,60}\bnvidia-(?:cuda-validator-\S+\s+0/1\s+Completed|operator-validator-\S+\s+1/1\s+Running)"
 )
-# Of several nodes one may be well.
+# With several nodes one may be healthy.
 _CONTAINER_FAILURE_LINE: Final = Pattern(
     r"(?i)\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
     r"|ContainerCreating)\b|ERR!"
@@ -348,7 +348,7 @@ def unanswered_queries(snapshot: Snapshot) -> tuple[Citation, ...]:
 _DRIVER_QUERY_KINDS: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
-# Of a GPU that works, nothing is unread: what a board lacks is N/A.
+# nvidia-smi reads every value of a working GPU; values that a board lacks are N/A.
 _SMI_ERROR_ROW: Final = Pattern(r"(?m)^\|[^|\n]{0,80}\bERR!")
 
 
@@ -358,12 +358,12 @@ def smi_error_rows(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(citation for item in items for citation in lines_with(item, _SMI_ERROR_ROW))
 
 
-# None of them is in the kernel without nvidia.
+# These modules depend on nvidia.
 _DEPENDENT_MODULES: Final = ("nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
 
 
 def is_loaded(snapshot: Snapshot) -> bool | None:
-    """Return whether NVIDIA's module is in the running kernel; None if unknown."""
+    """Return whether NVIDIA's module is loaded; None if unknown."""
     if works(snapshot) or any(modules.is_module_loaded(snapshot, name) for name in _DEPENDENT_MODULES):
         return True
     by_table = modules.is_module_loaded(snapshot, "nvidia")

@@ -1,7 +1,7 @@
-"""Distrust containers' logs: anybody who may run a pod writes them, so they prove nothing for certain.
+"""Distrust containers' logs: anyone who may run a pod can write them, so they prove nothing for certain.
 
-On an examined node, only its own evidence counts for its own layers. Without such evidence, as in a report of nothing
-else, containers' logs count.
+On an examined node, only its own evidence counts for its own layers. Without such evidence, for example in a report of
+nothing else, containers' logs count.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from gpunode.facts.patterns import Pattern
 NODE_LAYERS: Final[frozenset[Layer]] = frozenset(
     {"hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink"}
 )
-# Containers may write into their journals, under the id or the tag that somebody chose for them.
+# Containers can write into these journals, under an id or tag chosen by a user.
 _ENGINE_UNITS: Final = frozenset({"docker.service", "podman.service"})
 _POD_LOG_PATH: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
-# The operator's pods that build and load the driver where the node has none of its own.
+# The operator's pods that build and load the driver on a node without its own.
 _DRIVER_POD_LOG_PATH: Final = Pattern(r"^/var/log/(?:pods|containers)/[^/_]+_nvidia-(?:(?:gpu-)?driver|vgpu-manager)-")
 
 
 def prefer_node_evidence(snapshot: Snapshot, *, is_node_layer: bool) -> Snapshot:
-    """Return the node without containers' evidence, unless that is all there is.
+    """Return the node without containers' evidence, unless there is no other.
 
     For its own layers, a pasted report with a working nvidia-smi suffices.
     """
@@ -38,12 +38,12 @@ def prefer_node_evidence(snapshot: Snapshot, *, is_node_layer: bool) -> Snapshot
 
 
 def node_evidence_only(snapshot: Snapshot) -> Snapshot:
-    """Return an examined node's own evidence; any other node unchanged."""
+    """Return the snapshot with only an examined node's own evidence; any other snapshot unchanged."""
     return snapshot.view(_keep_node_evidence) if is_examined_by_gpunode(snapshot) else snapshot
 
 
 def container_source(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
-    """Return the name of the container log that is cited."""
+    """Return the name of the cited container log."""
     cited = {(citation.key, citation.source) for citation in citations}
     said = (item for item in snapshot.items if _is_of_container(item) and (item.key, item.written) in cited)
     item = next(said, None)
@@ -62,7 +62,7 @@ def _without_containers(snapshot: Snapshot) -> Snapshot:
 
 
 def _keep_node_evidence(snapshot: Snapshot) -> Snapshot:
-    # Where the driver is a container's business, so is the reason why it is missing.
+    # If a container provides the driver, its log also explains a missing driver.
     builds = modules.is_module_loaded(snapshot, "nvidia") is not True
 
     def is_kept(item: EvidenceItem) -> bool:

@@ -25,7 +25,7 @@ _NVSWITCH_MESSAGE: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitc
 _MANAGER_WORDS: Final = Pattern(r"(?i)fabric-?manager")
 _SEARCH_COMMAND: Final = Pattern(r"(?i)\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric")
 _NOT_INSTALLED_ANSWER: Final = Pattern(r"(?i)^\s*$|no packages found|is not installed")
-# What systemd, its log and old tools say; the words alone only where the unit was asked about.
+# Messages of systemd, its log and older tools; bare states only count if the unit was queried.
 _UNIT_STATE_PATTERNS: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     ("masked", Pattern(rf"{re.escape(UNIT)}(?: is masked|[^\n]{{0,40}}masked)")),
     ("failed", Pattern(
@@ -57,7 +57,7 @@ def switch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def registering_gpus(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the GPUs whose registration with the fabric has not come to an end."""
+    """Return the GPUs whose registration with the fabric is not finished."""
     rows = smi_query.find_rows(snapshot, "Fabric", "State")
     return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
 
@@ -82,7 +82,7 @@ _IMEX_VERSION: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{dri
 
 
 def manager_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
-    """Return the fabric manager's version, as the program itself or its package has it; None if unknown."""
+    """Return the fabric manager's version, from the program itself or its package; None if unknown."""
     if match := snapshot.match(_MANAGER_VERSION):
         return match["version"], snapshot.matching_lines(_MANAGER_VERSION)[0]
     found = (
@@ -94,7 +94,7 @@ def manager_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
 
 
 def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
-    """Return the version of IMEX, which joins the fabrics of several nodes; None if unknown."""
+    """Return the version of IMEX, which connects the fabrics of several nodes; None if unknown."""
     match = snapshot.match(_IMEX_VERSION)
     return (match["version"], snapshot.matching_lines(_IMEX_VERSION)[0]) if match else None
 
@@ -104,7 +104,7 @@ def _is_versioned_like_driver(package: packages.Package) -> bool:
 
 
 def is_manager_installed(snapshot: Snapshot) -> bool:
-    """Return whether a package of the fabric manager is seen to be installed."""
+    """Return whether a package of the fabric manager is known to be installed."""
     return any(package.is_installed for package in packages.matching_packages(snapshot, *_PACKAGES))
 
 
@@ -120,7 +120,7 @@ def manager_state(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
     states = [unit_state for item in snapshot.items if item.where == "host" for unit_state in _unit_states(item)]
     state: UnitState = min((state for state, _ in states), key=_STATES_GRAVEST_FIRST.index) if states else ""
     lines = tuple(citation for one, citation in states if one == state)
-    # systemctl is-active calls a unit that does not exist inactive too.
+    # systemctl is-active also calls a missing unit inactive.
     absent = tuple(_failed_searches(snapshot)) if state in {"", "inactive"} else ()
     return ("missing", (*lines, *absent)) if absent else (state, lines)
 
@@ -144,7 +144,7 @@ def _unit_states(item: EvidenceItem) -> Iterator[tuple[UnitState, Citation]]:
 
 
 def is_manager_needed(snapshot: Snapshot) -> bool | None:
-    """Return whether the GPUs of this node are joined by NVSwitches of its own; None if unknown."""
+    """Return whether NVSwitches of this node connect its GPUs; None if unknown."""
     if snapshot.view(switch_lines):
         return True
     kinds = snapshot.view(boards.board_kinds)
@@ -167,9 +167,9 @@ class GpuNvlinks:
     """The NVLinks of one GPU.
 
     Attributes:
-        index: of the GPU; None where the answer names none.
-        rates: of each link, by its number; empty where it is down. Where nvidia-smi says that all are, none is named.
-        citation: the first that is down, else the GPU's.
+        index: the GPU's index; None if the output names none.
+        rates: the rate of each link by its number, empty if it is down; no links if nvidia-smi reports all down.
+        citation: the line of the first link that is down, else the GPU's.
     """
 
     index: int | None
@@ -178,12 +178,12 @@ class GpuNvlinks:
 
     @property
     def gpu(self) -> str:
-        """The GPU as a sentence names it."""
+        """The GPU's name in a sentence."""
         return "a GPU" if self.index is None else f"GPU {self.index}"
 
     @property
     def down(self) -> tuple[int, ...]:
-        """The links that are down, as far as they are named."""
+        """The links that are down, if they are named."""
         return tuple(link for link, rate in self.rates.items() if not rate)
 
     @property
@@ -193,11 +193,11 @@ class GpuNvlinks:
 
 
 def gpu_nvlinks(snapshot: Snapshot) -> tuple[GpuNvlinks, ...]:
-    """Return the links of each GPU, by the fullest answer about it."""
+    """Return the links of each GPU, from the most complete output about it."""
     best: dict[int, GpuNvlinks] = {}
     for item in snapshot.items_of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q"):
         for nvlink in _parse_nvlinks(item):
-            # An answer that names no GPU is about one of its own.
+            # Output without a GPU's name counts as another GPU.
             key = -len(best) - 1 if nvlink.index is None else nvlink.index
             if key not in best or len(nvlink.rates) > len(best[key].rates):
                 best[key] = nvlink
@@ -208,7 +208,7 @@ def _parse_nvlinks(item: EvidenceItem) -> Iterator[GpuNvlinks]:
     index: int | None = None
     rates, cited_number, are_all_inactive = dict[int, str](), 0, False
     matches = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _NVLINK_LINE.match(line)))
-    for number, match in (*matches, (0, None)):  # the end of the text ends the last GPU's links
+    for number, match in (*matches, (0, None)):  # the end of the text completes the last GPU
         if match is None or match["gpu"] or match["id"] or match["other"]:
             if rates or are_all_inactive:
                 yield GpuNvlinks(index, rates, cite(item, cited_number))

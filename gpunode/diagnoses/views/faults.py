@@ -1,7 +1,7 @@
 """View GPU faults over time: the first fault of each GPU and its consequences.
 
-One error is followed by those of engines, channels, links and programs. Only the first is worth acting on. The
-catalog's kinds tell which code can be a consequence, as does the driver where it names an earlier Xid.
+One error is followed by errors of engines, channels, links and programs. Only the first requires action. The catalog's
+kinds tell which codes can be consequences; so does the driver if it names an earlier Xid.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from gpunode.facts.xid import SxidMessage, XidMessage
 
 FaultSource: TypeAlias = Literal["xid", "sxid"]
 
-# Faults of one GPU that lie further apart are not of one making.
+# Faults of one GPU that are further apart do not belong together.
 _EPISODE_GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
-# Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
+# Seconds since boot are below the first bound; syslog times, which lack the year, are between the two.
 SYSLOG_TIME_BOUNDS_S: Final = (9e8, 1e9)
 PROGRAM_FAULT_WEIGHT: Final = 2
 """The weight of what ends one program's work."""
 _FAULT_WORDS: Final = Pattern("Xid|off the bus")
-# Codes that say what was done or is to be done: none is what went wrong while another error is there.
+# Codes for an action that was taken or is required; beside another error they are never the cause.
 _FOLLOW_UP_XIDS: Final = frozenset({43, 45, 143, 154, 174})
-# Hardly worth a word of their own beside another error.
+# Negligible beside another error.
 _MILD_XIDS: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
 _SEVERE_XID_KINDS: Final[frozenset[XidKind]] = frozenset(
     {"bus", "memory", "firmware", "link", "board", "security", "virtual"}
 )
-# Programs cannot do this to a GPU, whichever line came first.
+# Programs cannot cause these, whichever line came first.
 _HARDWARE_XID_KINDS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
-# A command stream broke, by what they do not say; the error that comes with them does.
+# A command stream failed for an unspecified reason; the accompanying error tells why.
 _VAGUE_XIDS: Final = frozenset({8, 11, 25, 32, 80})
 
 
@@ -47,10 +47,10 @@ class Fault:
     """An error of a GPU or an NVSwitch.
 
     Attributes:
-        gpu: PCI address; empty where the message names none. Of an SXid it is the switch.
-        at: seconds, on the clock of its log; None where no time stands there.
-        order: its place in the evidence.
-        is_past: whether it is known to be of a boot before the running one.
+        gpu: PCI address; empty if the message names none. For an SXid this is the switch.
+        at: seconds on the clock of its log; None without a time stamp.
+        order: its position in the evidence.
+        is_past: whether it is known to come from a boot before the running one.
     """
 
     source: FaultSource
@@ -66,31 +66,31 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """The fault as a sentence names it."""
+        """The fault's name in a sentence."""
         return f"SXid {self.code}" if self.source == "sxid" else f"Xid {self.code}"
 
     @property
     def is_follow_up(self) -> bool:
-        """True if it reports the consequence of an earlier error, never its beginning."""
+        """True if it reports the consequence of an earlier error, and never its beginning."""
         return self.source == "xid" and (self.code in _FOLLOW_UP_XIDS or bool(self.xid and self.xid.caused_by))
 
     @property
     def weight(self) -> int:
-        """3 for what a person has to act on, 2 for what ends one program's work, 1 for what can wait, 0 for echoes."""
+        """3 for a fault that requires action, 2 if one program's work ended, 1 for a mild fault, 0 for an echo."""
         if self.is_follow_up:
             return 0
         if self.source == "sxid":
             return 3 if self.sxid and self.sxid.fatal else 1
         if self.code in _MILD_XIDS:
             return 1
-        # 94 was contained.
+        # Xid 94 was contained.
         if self.code == 94 or (self.code in xids.NVLINK5_XIDS and not self.is_fatal):
             return PROGRAM_FAULT_WEIGHT
         return 3 if self.kind in _SEVERE_XID_KINDS or self.code in {46, 158} else PROGRAM_FAULT_WEIGHT
 
     @property
     def is_fatal(self) -> bool:
-        """True if an NVLink 5 error or an SXid calls itself fatal; other errors count as fatal."""
+        """True if an NVLink 5 error or an SXid is marked fatal; other errors count as fatal."""
         if self.sxid is not None:
             return bool(self.sxid.fatal)
         body = xid.parse_link_error(self.xid.text) if self.xid and self.code in xids.NVLINK5_XIDS else None
@@ -102,7 +102,7 @@ class Incident:
     """A fault and its consequences.
 
     Attributes:
-        gpu: where it began; empty where nothing tells.
+        gpu: the GPU on which it began; empty if unknown.
         later_faults: the later faults of the same GPU, in order.
     """
 
@@ -112,14 +112,14 @@ class Incident:
 
     @property
     def citations(self) -> tuple[Citation, ...]:
-        """The lines of the first fault, of the first of each later kind, and of the last requested action."""
+        """The lines of the first fault, of the first fault of each later code, and of the last requested action."""
         first = {fault.code: fault.citation for fault in reversed((self.root, *self.later_faults))}
         asked = [fault.citation for fault in self.later_faults if fault.code == 154]
         return tuple(dict.fromkeys((self.root.citation, *reversed(first.values()), *asked[-1:])))
 
 
 def is_incident_past(snapshot: Snapshot, incident: Incident) -> bool:
-    """Return whether the log went on for a day or more without a fault of its kind."""
+    """Return whether the log continued for at least a day without another fault of this code."""
     times = [fault.at for fault in (incident.root, *incident.later_faults) if fault.code == incident.root.code]
     known = [at for at in times if at is not None]
     if len(known) < len(times):
@@ -129,7 +129,7 @@ def is_incident_past(snapshot: Snapshot, incident: Incident) -> bool:
 
 
 def gpu_label(gpu: str) -> str:
-    """Return the GPU as a sentence names it."""
+    """Return the GPU's name in a sentence."""
     return (gpu if gpu.startswith("GPU-") else f"GPU {gpu}") if gpu else "A GPU"
 
 
@@ -152,9 +152,9 @@ def _describe_program(xid: XidMessage) -> str:
 def incident_check(
     *codes: int, confidence: Confidence = "certain", is_of_programs: bool = False
 ) -> Callable[[Snapshot], Iterator[Proof]]:
-    """Return the check of a cause whose incidents begin with an Xid of these codes.
+    """Return the check for a cause whose incidents begin with one of these Xids.
 
-    A program's own fault counts for a day; after that it is history and the node is healthy.
+    A program's own fault counts for a day; after that the node is healthy again.
     """
 
     def check(snapshot: Snapshot) -> Iterator[Proof]:
@@ -166,7 +166,7 @@ def incident_check(
 
 
 def fault_timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
-    """Return every fault in the evidence, in its order."""
+    """Return every fault, in the order of the evidence."""
     is_past = snapshot.is_of_earlier_boot if snapshot.current_items is not None else lambda _: False
     found = [
         replace(fault, order=order, is_past=is_past(fault.citation))
@@ -180,7 +180,7 @@ def fault_timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
 def find_incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
     """Return the first fault of each GPU and switch, without consequences of another GPU's fault.
 
-    Faults of earlier boots have their own incidents, since a boot resets every GPU.
+    Faults of earlier boots form their own incidents, since a boot resets every GPU.
     """
     found = snapshot.view(fault_timeline)
     return (
@@ -200,12 +200,12 @@ def incidents_with(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
 
 
 def serious_fault_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the first faults that require action, any of which may explain other errors."""
+    """Return the first faults that require action; any of them may explain other errors."""
     return tuple(one.root.citation for one in snapshot.view(find_incidents) if one.root.weight > PROGRAM_FAULT_WEIGHT)
 
 
 def xids_of_gpu(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
-    """Return the Xids of this GPU; with an empty address those without a GPU."""
+    """Return the Xids of this GPU; those without a GPU if the address is empty."""
     return tuple(fault for fault in snapshot.view(fault_timeline) if fault.source == "xid" and fault.gpu == gpu)
 
 
@@ -257,7 +257,7 @@ def _clock_kind_of(at: float) -> int:
 
 
 def _split_episodes(faults: list[Fault]) -> list[list[Fault]]:
-    """Return the faults, parted where nothing happened for a while."""
+    """Split the faults into episodes at long gaps."""
     episodes: list[list[Fault]] = []
     for fault in faults:
         if episodes and not _are_separate_episodes(episodes[-1][-1], fault):
@@ -273,7 +273,7 @@ def _are_separate_episodes(before: Fault, after: Fault) -> bool:
 
 
 def _root_fault(episode: list[Fault]) -> Fault:
-    """Return the first fault that is not an echo, or the first serious one that programs cannot cause."""
+    """Return the first fault that is no follow-up, or the first serious one that programs cannot cause."""
     candidates = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
     grave = [fault for fault in candidates if fault.source == "xid" and fault.weight > PROGRAM_FAULT_WEIGHT]
     if any(fault.kind in _HARDWARE_XID_KINDS for fault in grave) and candidates[0].kind in {"application", "engine"}:
@@ -283,7 +283,7 @@ def _root_fault(episode: list[Fault]) -> Fault:
 
 
 def _is_caused_by_other_device(one: Incident, by: Incident) -> bool:
-    """Return whether ``by``, of another GPU or a switch, caused ``one`` on links or programs."""
+    """Return whether ``by``, on another GPU or a switch, caused ``one`` through links or programs."""
     first, second = by.root, one.root
     if first.weight < 2 or _are_separate_episodes(first, second) or not is_earlier(first, second):
         return False
@@ -295,14 +295,14 @@ def _is_caused_by_other_device(one: Incident, by: Incident) -> bool:
 
 
 def is_earlier(one: Fault, other: Fault) -> bool:
-    """Return whether ``one`` came first, by time on a common clock, else by order in the same log; False if unknown."""
+    """Return whether ``one`` came first: by time on a common clock, else by order in one log; False if unknown."""
     if one.at is not None and other.at is not None and clock_kind(one) == clock_kind(other):
         return (one.at, one.order) < (other.at, other.order)
     return one.citation.key == other.citation.key and one.order < other.order
 
 
 def first_bus_falls(snapshot: Snapshot) -> dict[str, int]:
-    """Return the line of each log at which a GPU is first said to have fallen off the bus."""
+    """Return for each log the line that first reports a GPU off the bus."""
     first_lines: dict[str, int] = {}
     for fault in snapshot.view(fault_timeline):
         if fault.code == xid.FALLEN_OFF_THE_BUS_XID:
@@ -311,6 +311,6 @@ def first_bus_falls(snapshot: Snapshot) -> dict[str, int]:
 
 
 def is_after_fall(citation: Citation, first: dict[str, int]) -> bool:
-    """Return whether the line follows the report of a fallen GPU, and so is a consequence."""
+    """Return whether the line follows the report of a GPU off the bus, and so is a consequence."""
     at = first.get(citation.key)
     return at is not None and (citation.line_number or 0) > at

@@ -1,4 +1,4 @@
-"""Detect evidence taken inside a container, whose libraries, packages and devices are not the node's."""
+"""Detect evidence from inside a container, whose libraries, packages and devices are not the node's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import system
 from gpunode.facts.model import Known
 
-# What an engine leaves in the container's root.
+# Files that an engine creates in the container's root.
 _CONTAINER_MARK_FILES: Final = ("/.dockerenv", "/run/.containerenv")
 _CONTAINER_VIRTUALIZATIONS: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
 
 
 def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
-    """Yield the evidence of a container; a node of kind, which is one itself, does not count."""
+    """Yield the evidence of a container; a node of kind, which is itself a container, does not count."""
     if snapshot.view(NODE_IN_CONTAINER) or system.is_wsl(snapshot):
         return
     platform = snapshot.facts.platform
@@ -25,7 +25,7 @@ def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
         yield cite_fact("systemd-detect-virt", platform.value.detail or "a container", platform.probe)
     for item in snapshot.items:
         if item.where != "host" or item.outcome != "ok" or not item.text.strip():
-            continue  # a probe that looked for it and found nothing is no mark
+            continue  # a probe that looked for the file and found nothing
         is_mark = item.subject in _CONTAINER_MARK_FILES or any(
             path in item.source.words for path in _CONTAINER_MARK_FILES
         )
@@ -34,7 +34,7 @@ def container_marks(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item, 1)
 
 
-# `minikube start` makes a container of its own kind unless told to use the host itself or a virtual machine.
+# `minikube start` creates a container as its node unless told to use the host itself or a virtual machine.
 _NESTED_CLUSTER_COMMAND: Final = (
     r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
     r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"

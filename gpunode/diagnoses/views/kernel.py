@@ -1,4 +1,4 @@
-"""View the kernel's messages with time and place, in every pasted form, continuation lines joined."""
+"""View the kernel's messages with time and position, in every pasted form, with continuation lines joined."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpunode.facts.boots import strip_grep_prefix
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
-# boot: seconds since then. zoned: a date with its zone. local: one without. yearless: one without year and zone.
+# boot: seconds since boot. zoned: a date with its time zone. local: without one. yearless: without year and zone.
 _StampForm: TypeAlias = Literal["boot", "zoned", "local", "yearless"]
-# What stands before a message: seconds since boot, with a thread's or a host's name behind them; dmesg -T's date; the
-# ISO 8601 forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:";
-# Talos' level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
+# Prefixes of a message: seconds since boot, followed by a thread's or a host's name; dmesg -T's date; the ISO 8601
+# forms of dmesg, journalctl and rsyslog; journalctl's short-full; syslog's date, with or without "kernel:"; Talos'
+# level and time, with or without the node's address; /dev/kmsg's level, number, microseconds; the bare name.
 _KERNEL_PREFIX: Final = r"(?:\S+\s+)?kernel(?:\[\d+\])?:\s?"
 _TIMESTAMP_PATTERNS: Final = (
     Pattern(rf"^[ \t]*\[\s*(?P<boot>\d{{1,9}}\.\d{{1,6}})\](?:\s*\[\s*[TC]\d+\])?\s?(?:{_KERNEL_PREFIX})?"),
@@ -41,10 +41,10 @@ _TIMESTAMP_PATTERNS: Final = (
 _BOOT_STAMP: Final = Pattern(r"^\[\s*(?P<boot>\d{1,9}\.\d{1,6})\](?:\s*\[\s*[TC]\d+\])?\s?")
 _TIME_ZONE_SUFFIX: Final = Pattern(r"(?:Z|[+-]\d\d:?\d\d)$")
 _ESCAPED_LINE_BREAK: Final = Pattern(r"(?<!\s)\s*#012\s*NVRM:\s*")
-# In older drivers the functions of the driver itself say it without the colon.
+# In older drivers the driver's own functions omit the colon.
 _NVRM_PREFIX: Final = Pattern(r"^[ \t]*NVRM(?::\s?|\s(?=\w+:))")
 _MAIL_QUOTE_PREFIX: Final = Pattern(r"^(?:>\s?)+")
-# A new message of NVRM names its object; a continuation goes on in the middle of a sentence, or is indented.
+# A new NVRM message names its object; a continuation starts in the middle of a sentence or is indented.
 _NEW_MESSAGE: Final = Pattern(
     r"^(?:Xid|GPU(?:\d|-| at | \d| [0-9a-fA-F]{4}:)|The NVIDIA|This |Try |loading|No |None of|API mismatch|"
     r"NVIDIA (?!\d)|[A-Za-z_]\w+(?::|\()|_?kgsp|nv\w+:|"
@@ -54,13 +54,13 @@ _NEW_MESSAGE: Final = Pattern(
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of the kernel.
+    """A kernel message.
 
     Attributes:
-        text: without its prefix; continuation lines joined by single spaces.
+        text: the message without its prefix, continuation lines joined by single spaces.
         at: seconds since boot or since the epoch; None without a time.
-        clock: times compare within the same clock; empty without one.
-        is_nvrm: a message by the NVIDIA module, without its ``NVRM:``.
+        clock: times compare only on the same clock; empty without a time.
+        is_nvrm: whether the NVIDIA module logged it; the text is then without ``NVRM:``.
         lines: number of lines.
     """
 
@@ -72,27 +72,27 @@ class Message:
     clock: str = ""
 
 
-# No sentence of NVRM's is longer; what goes on for ever is something else.
+# NVRM's messages are shorter; an endless continuation is something else.
 _MAX_MESSAGE_LENGTH: Final = 2000
 
 
 def kernel_messages(snapshot: Snapshot) -> tuple[Message, ...]:
-    """Return every message of the kernel's, in the order of the evidence; a rule asks for those that it matches."""
+    """Return every kernel message in the order of the evidence; rules use ``matching_messages`` instead."""
     return tuple(message for log in snapshot.view(_kernel_logs) for message in log.messages())
 
 
 def has_kernel_messages(snapshot: Snapshot) -> bool:
-    """Return whether any log has a message of the kernel's."""
+    """Return whether any log contains a kernel message."""
     return any(True for log in snapshot.view(_kernel_logs) for _ in log.messages())
 
 
 def last_times(snapshot: Snapshot) -> tuple[float, ...]:
-    """Return the latest time of each clock in the kernel's logs."""
+    """Return the latest time on each clock in the kernel's logs."""
     return tuple(at for log in snapshot.view(_kernel_logs) for at in log.last_times)
 
 
 def find_message(snapshot: Snapshot, citation: Citation) -> Message | None:
-    """Return the message that begins in the cited line; None if none does."""
+    """Return the message that begins in the cited line; None if there is none."""
     for log in reversed(snapshot.view(_kernel_logs)):
         if log.key == citation.key and (message := log.message_beginning_at(citation.line_number or 0)):
             return message
@@ -100,13 +100,13 @@ def find_message(snapshot: Snapshot, citation: Citation) -> Message | None:
 
 
 def wrapped_messages(snapshot: Snapshot) -> Mapping[tuple[str, int], Message]:
-    """Return the messages of more than one line, each by the key of its evidence and the number of its first line."""
+    """Return the messages of more than one line, by evidence key and number of the first line."""
     found = (message for log in snapshot.view(_kernel_logs) for message in log.joined_messages if message.lines > 1)
     return {(message.citation.key, message.citation.line_number or 0): message for message in found}
 
 
 def matching_messages(snapshot: Snapshot, *patterns: Pattern) -> tuple[Message, ...]:
-    """Return the messages of the kernel in which one of ``patterns`` occurs."""
+    """Return the kernel messages in which one of ``patterns`` occurs."""
     if all(map(snapshot.lacks_words, patterns)):
         return ()
     found = (message for log in snapshot.view(_kernel_logs) for message in log.messages_with_words(patterns))
@@ -136,7 +136,7 @@ def _read_log(item: EvidenceItem) -> _KernelLog | None:
 
 
 def _kernel_line_numbers(item: EvidenceItem) -> Iterator[int]:
-    """Yield the numbers of the lines of another log that are the kernel's."""
+    """Yield the line numbers of kernel messages in another log."""
     for start in item.view(LineIndex).candidate_line_starts(_KERNEL_LOG_WORDS):
         number = item.line_number_at(start)
         if _KERNEL_LOG_WORDS.search(item.lines[number - 1]):
@@ -147,8 +147,8 @@ class _Line(NamedTuple):
     """A line of a log.
 
     Attributes:
-        text: without its stamp and ``NVRM:``.
-        may_continue: whether it may continue a message of NVRM's.
+        text: the line without its stamp and ``NVRM:``.
+        may_continue: whether it may continue an NVRM message.
     """
 
     number: int
@@ -160,7 +160,7 @@ class _Line(NamedTuple):
 
 
 class _KernelLog:
-    """The kernel's lines in one item, each parsed on use."""
+    """The kernel's lines in one item, each parsed on demand."""
 
     def __init__(self, item: EvidenceItem, numbers: Sequence[int]) -> None:
         self._item, self._numbers = item, numbers
@@ -186,7 +186,7 @@ class _KernelLog:
         return next(found, None)
 
     def messages_with_words(self, patterns: Iterable[Pattern]) -> Iterable[Message]:
-        """Return the messages that have a word of one of ``patterns``, and some others, in their order."""
+        """Return the messages that contain a word of ``patterns``, and some others, in their order."""
         starts = set[int]()
         for pattern in patterns:
             if not pattern.words:
@@ -194,35 +194,35 @@ class _KernelLog:
             starts.update(self._item.view(LineIndex).candidate_line_starts(pattern))
         words = [word for pattern in patterns for word in pattern.words]
         found = {*self._messages_around(map(self._item.line_number_at, starts))}
-        # A word may stand where a message was wrapped.
+        # A word may be split where a message was wrapped.
         found |= {message for message in self.joined_messages if any(word in message.text.lower() for word in words)}
         return sorted(found, key=lambda one: one.citation.line_number or 0)
 
     @cached_property
     def joined_messages(self) -> tuple[Message, ...]:
-        """The messages whose text is no part of one line."""
+        """The messages whose text is not part of a single line."""
         starts = self._item.view(LineIndex).line_starts("nvrm")
         around = self._messages_around(map(self._item.line_number_at, starts))
         return tuple(message for message in around if message.lines > 1 or "#012" in message.citation.line)
 
     def _messages_around(self, numbers: Iterable[int]) -> Iterator[Message]:
-        """Yield the messages of the blocks in which these lines are."""
+        """Yield the messages of the blocks that contain these lines."""
         for first in sorted({self._start_of_block(place) for place in map(self._index_of_line, numbers) if place >= 0}):
             yield from self._block(first)
 
     def _index_of_line(self, number: int) -> int:
-        """Return the place of the line among the kernel's; -1 if it is none of them."""
+        """Return the index of the line among the kernel's lines; -1 if it is not one of them."""
         place = bisect_left(self._numbers, number)
         return place if place < len(self._numbers) and self._numbers[place] == number else -1
 
     def _start_of_block(self, place: int) -> int:
-        """Return the place of the last line up to this one that continues no message."""
+        """Return the index of the last line up to this one that does not continue a message."""
         walked: list[int] = []
         while place > 0 and place not in self._block_starts and self._line(place).may_continue:
             walked.append(place)
             place -= 1
         start = self._block_starts.get(place, place)
-        # A block may be a whole log: ten thousand lines of one Xid. No place is walked over twice.
+        # A block may be a whole log, such as ten thousand lines of one Xid, so no line is visited twice.
         self._block_starts.update(dict.fromkeys(walked, start))
         return start
 
@@ -233,7 +233,7 @@ class _KernelLog:
         return place
 
     def _block(self, first: int) -> tuple[Message, ...]:
-        """Return the messages from a line that continues none up to the next such line."""
+        """Return the messages from a line that begins a block up to the next such line."""
         if first not in self._blocks:
             lines = map(self._line, range(first, self._end_of_block(first)))
             self._blocks[first] = tuple(self._join_continuations(lines))
@@ -244,7 +244,7 @@ class _KernelLog:
         if number not in self._lines:
             text, at, form = _split_stamp(self._item.lines[number - 1])
             is_nvrm = bool(_NVRM_PREFIX.match(text))
-            # rsyslog writes the line feeds within a message as #012.
+            # rsyslog writes line feeds within a message as #012.
             body = _ESCAPED_LINE_BREAK.sub(" ", _NVRM_PREFIX.sub("", text)) if is_nvrm else text
             may_continue = is_nvrm or (at is None and body[:1].isspace())
             self._lines[number] = _Line(number, body, at, form, is_nvrm, may_continue)
@@ -281,7 +281,7 @@ class _KernelLog:
 
     @cached_property
     def last_times(self) -> tuple[float, ...]:
-        """The latest time of each kind of stamp."""
+        """The latest time of each stamp form."""
         latest: dict[_StampForm, float] = {}
         for line in map(self._line, range(len(self._numbers))):
             if line.time_s is not None and line.text.strip():
@@ -290,10 +290,10 @@ class _KernelLog:
 
 
 class _Clocks:
-    """The clocks of one log, by the form of its stamps.
+    """The clocks of one log, by stamp form.
 
-    Times with their zone compare everywhere. Any others do so within one log only, and there until they go back: then
-    another boot, another year or another piece begins.
+    Times with a zone compare everywhere. Other times compare within one log only, and until they go back: then another
+    boot, another year or another excerpt begins.
     """
 
     def __init__(self, log: str) -> None:
@@ -302,7 +302,7 @@ class _Clocks:
         self._runs: dict[str, int] = {}
 
     def clock_of(self, form: _StampForm, at: float | None) -> str:
-        """Return the clock of a stamp of this form; empty without one."""
+        """Return the clock of a stamp of this form; empty without a time."""
         if at is None:
             return ""
         if form == "zoned":
@@ -313,7 +313,7 @@ class _Clocks:
         return f"{form} {self._runs.get(form, 0)} {self._log}"
 
 
-# Messages of several processors are not written in the exact order of their stamps.
+# Several processors do not write their messages in exact order of the stamps.
 _CLOCK_JITTER_S: Final = 1.0
 
 
@@ -328,7 +328,7 @@ def _is_continuation(last: Message, line: _Line) -> bool:
 
 
 def _split_stamp(line: str) -> tuple[str, float | None, _StampForm]:
-    """Return the message without its stamp, the stamp's time, and of which form it is."""
+    """Return the message without its stamp, the stamp's time, and the form of the stamp."""
     line = _MAIL_QUOTE_PREFIX.sub("", line) if line.startswith(">") else line
     line = strip_grep_prefix(line)
     for stamp in _TIMESTAMP_PATTERNS:
@@ -363,7 +363,7 @@ def _stamp_seconds(match: re.Match[str]) -> float | None:
         if micros := groups.get("micros"):
             return int(micros) / 1e6
         if syslog := groups.get("syslog"):
-            # syslog leaves the year away; the order within one log is all that is asked of it.
+            # syslog omits the year; only the order within one log matters.
             return _parse_utc(f"2000 {' '.join(syslog.split())}", "%Y %b %d %H:%M:%S")
     except (ValueError, OverflowError):
         return None
@@ -371,7 +371,7 @@ def _stamp_seconds(match: re.Match[str]) -> float | None:
 
 
 def _normalize_iso(iso: str) -> str:
-    """Return the form that Python before 3.11 parses: three or six digits, a colon in the offset."""
+    """Return the form that Python before 3.11 can parse: three or six digits, a colon in the offset."""
     iso = re.sub(r"\.(\d+)", lambda fraction: "." + (fraction[1] + "000000")[:6], iso)
     return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", iso)
 
@@ -381,6 +381,6 @@ def _parse_iso(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
-@lru_cache(maxsize=64)  # a second has many lines
+@lru_cache(maxsize=64)  # many lines share a second
 def _parse_utc(text: str, form: str) -> float:
     return datetime.strptime(text, form).replace(tzinfo=timezone.utc).timestamp()

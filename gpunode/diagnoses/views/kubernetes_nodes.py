@@ -1,6 +1,6 @@
-"""View Kubernetes nodes in pasted descriptions, YAML, JSON or parts of them.
+"""View Kubernetes nodes in pasted descriptions, YAML, JSON or excerpts of them.
 
-Anything that a piece does not show stays unknown.
+Anything that an excerpt does not show stays unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _POD_FIELDS: Final = Pattern(
     r"|^[ \t]*[\"']?(?:containers|containerStatuses|runtimeClassName|restartPolicy)[\"']?:"
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b"
 )
-# One field of a node (``-o jsonpath``, ``jq``).
+# A single field of a node (``-o jsonpath``, ``jq``).
 _RESOURCE_FIELD_PATH: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
 _SOURCE_KINDS_WITHOUT_NODES: Final = frozenset(
     {"nvml", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "containerd-config"}
@@ -54,7 +54,7 @@ _SOURCE_KINDS_WITHOUT_NODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A number of a resource and the line that shows it."""
+    """The amount of a resource and the line that shows it."""
 
     value: int
     citation: Citation
@@ -62,11 +62,11 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class KubeNode:
-    """A node as the cluster shows it; the first of several pieces counts.
+    """A node as the cluster shows it; the first of several excerpts counts.
 
     Attributes:
-        name: empty where no piece shows it.
-        shown: which of ``capacity`` and ``allocatable`` were shown whole: what is not named there is not there.
+        name: empty if no excerpt shows it.
+        shown: which of ``capacity`` and ``allocatable`` were shown completely, so that missing resources do not exist.
     """
 
     name: str
@@ -78,18 +78,18 @@ class KubeNode:
 
     @property
     def available(self) -> Mapping[str, Amount]:
-        """The resources that pods can get, as far as shown."""
+        """The resources that pods can get, if shown."""
         return self.allocatable or self.capacity
 
     @property
     def has_no_gpu(self) -> bool:
-        """True if the cluster was shown to have no GPU of NVIDIA on this node, not even a faulty one."""
+        """True if the cluster was shown to have no NVIDIA GPU on this node, not even a faulty one."""
         return bool(self.shown) and not any(one.value for one in (*self.capacity.values(), *self.allocatable.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class _NodePart:
-    """A piece of evidence about one node; ``first_line_number`` is the number of its first line."""
+    """An excerpt about one node; ``first_line_number`` is the number of its first line."""
 
     item: EvidenceItem
     lines: tuple[str, ...]
@@ -102,7 +102,7 @@ class _NodePart:
 
 
 def kube_nodes(snapshot: Snapshot) -> tuple[KubeNode, ...]:
-    """Return the nodes; pieces without a name belong to the only named one, or are one node."""
+    """Return the nodes; excerpts without a name belong to the only named node, or are one node."""
     parts = [part for item in snapshot.items if _may_show_nodes(item) for part in _split_nodes(item)]
     names = list(dict.fromkeys(part.name for part in parts if part.name))
     nodes: dict[str, KubeNode] = {}
@@ -119,7 +119,7 @@ def _may_show_nodes(item: EvidenceItem) -> bool:
 
 
 def _split_nodes(item: EvidenceItem) -> Iterator[_NodePart]:
-    """Yield the nodes among the objects of a piece."""
+    """Yield the nodes among the objects of an item."""
     lines = item.lines
     if len(lines) == 1 and "{" in item.text:
         lines = tuple(re.sub(r"([{,\[])", r"\1\n", item.text).splitlines())
@@ -134,7 +134,7 @@ def _split_nodes(item: EvidenceItem) -> Iterator[_NodePart]:
 
 
 def _add_part(part: _NodePart, node: KubeNode) -> None:
-    """Add to ``node`` what the piece shows."""
+    """Add to ``node`` the amounts that the excerpt shows."""
     of_command = re.search(r"\b(?:capacity|allocatable)\b", part.item.written)
     section = of_command[0] if of_command else ""
     for number, line in enumerate(part.lines, part.first_line_number):
@@ -175,7 +175,7 @@ def _add_printed_field(item: EvidenceItem, node: KubeNode) -> None:
 
 
 def unhealthy_resources(snapshot: Snapshot) -> Iterator[tuple[str, Amount, Amount]]:
-    """Yield resources with more capacity than allocatable: the others are unhealthy."""
+    """Yield resources with more capacity than allocatable; the difference is unhealthy."""
     for node in snapshot.view(kube_nodes):
         for name, capacity in node.capacity.items():
             healthy = node.allocatable.get(name)
@@ -184,7 +184,7 @@ def unhealthy_resources(snapshot: Snapshot) -> Iterator[tuple[str, Amount, Amoun
 
 
 def offers_all_gpus(snapshot: Snapshot) -> bool:
-    """Return whether the only node offers all its GPUs, so that older plugin errors are past."""
+    """Return whether the only node offers all its GPUs, which makes older plugin errors obsolete."""
     shown = [node for node in snapshot.view(kube_nodes) if node.capacity or node.allocatable]
     are_well = not any(unhealthy_resources(snapshot)) and all(node.allocatable for node in shown)
     return len(shown) == 1 and are_well and any(amount.value for amount in shown[0].allocatable.values())

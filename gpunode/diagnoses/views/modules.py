@@ -1,4 +1,4 @@
-"""View kernel modules: loaded, on disk and in the initramfs, for which kernel, in which version and licence."""
+"""View kernel modules: loaded, on disk and in the initramfs, with kernel, version and licence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DKMS_STATUS_ROW: Final = Pattern(
     r"(?m)^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*\w+)?:\s*(?P<state>added|built|installed|broken)"
 )
-# The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
+# Only the main module: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and others depend on it.
 _MAIN_MODULE_NAME: Final = r"nvidia(?:[-_](?:current|tesla(?:[-_]\d+)?|legacy[-_]\w+|\d+|srv))?(?:[-_]open)?"
 _MODULE_FILE_PATH: Final = Pattern(
     rf"/lib/modules/(?P<kernel>\d[^/\s'\"]*)/(?P<place>[^\s'\":]{{0,120}}?){_MAIN_MODULE_NAME}\.ko(?:\.(?:xz|gz|zst))?(?![\w.-])"
@@ -46,7 +46,7 @@ class DkmsRow:
     """A line of ``dkms status``.
 
     Attributes:
-        kernel: empty where the module is only added.
+        kernel: empty if the module is only added.
     """
 
     module: str
@@ -57,7 +57,7 @@ class DkmsRow:
 
     @property
     def is_driver(self) -> bool:
-        """True if it is NVIDIA's driver, under whatever name, and not nvidia-fs or another module beside it."""
+        """True if it is NVIDIA's driver, under any name, and not nvidia-fs or another accompanying module."""
         return _DRIVER_MODULE_NAME.fullmatch(self.module) is not None
 
 
@@ -67,13 +67,12 @@ RUNNING_KERNEL_PLACEHOLDER: Final = "(running)"
 
 @dataclass(frozen=True, slots=True)
 class InstalledModule:
-    """NVIDIA's main module for one kernel, as a file, a DKMS state or an installed package tells.
+    """NVIDIA's main module for one kernel, known from a file, a DKMS state or an installed package.
 
     Attributes:
-        kernel: ``RUNNING_KERNEL_PLACEHOLDER`` where a folder was named by the shell, and nothing tells what that made
-            of it.
-        place: the folder below /lib/modules/<kernel>; empty where only a package or DKMS tells.
-        version: empty where nothing beside it tells.
+        kernel: ``RUNNING_KERNEL_PLACEHOLDER`` if the folder was given as a shell expression of unknown value.
+        place: the folder below /lib/modules/<kernel>; empty if known only from a package or DKMS.
+        version: empty if unknown.
     """
 
     kernel: str
@@ -84,7 +83,7 @@ class InstalledModule:
 
 @dataclass(frozen=True, slots=True)
 class Modinfo:
-    """The answer of modinfo about a module; fields that it did not print are empty."""
+    """The output of modinfo for a module; fields that it did not print are empty."""
 
     module: str
     filename: str
@@ -95,7 +94,7 @@ class Modinfo:
 
     @property
     def kernel(self) -> str:
-        """The kernel that it was built for; empty where that was not printed."""
+        """The kernel that it was built for; empty if not printed."""
         return self.vermagic.split()[0] if self.vermagic else ""
 
     @property
@@ -105,7 +104,7 @@ class Modinfo:
 
     @property
     def is_open(self) -> bool | None:
-        """True if it is of NVIDIA open modules; None if unknown."""
+        """True if it belongs to NVIDIA's open modules; None if unknown."""
         return None if not self.license else "GPL" in self.license
 
 
@@ -119,18 +118,18 @@ def is_module_loaded(snapshot: Snapshot, name: str) -> bool | None:
         return True
     if isinstance(snapshot.facts.modules, Known):
         return name in snapshot.facts.modules.value
-    # A table that was not cut, or whose pattern would have let the name through, says by silence that it is not there.
+    # A complete table, or one filtered by a pattern that matches the name, shows by omission that it is not loaded.
     return False if any(_would_list_module(item, name) for item in tables) else None
 
 
 def listed_modules(snapshot: Snapshot) -> frozenset[str]:
-    """Return the modules that a table of the loaded ones names, be it cut."""
+    """Return the modules in tables of loaded modules, even incomplete ones."""
     return snapshot.view(_loaded_modules_and_tables)[0]
 
 
 def _would_list_module(item: EvidenceItem, name: str) -> bool:
     if not item.source.pattern:
-        # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
+        # People paste only relevant lines: the table is complete only with its header or from a probe.
         return not item.source.is_part and item.text.lstrip().startswith("Module")
     return not item.source.is_part and item.source.lets_through(name)
 
@@ -143,7 +142,7 @@ def _loaded_modules_and_tables(snapshot: Snapshot) -> tuple[frozenset[str], tupl
 
 
 def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
-    """Return the line of ``name`` in the module table, else the driver's file, else the table's silence."""
+    """Return the line of ``name`` in the module table, else the driver's file, else the table that lacks it."""
     tables = snapshot.items_of("lsmod")
     for item in tables:
         for number, line in enumerate(item.lines, 1):
@@ -156,8 +155,8 @@ def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:
 
 
 def loaded_version_line(snapshot: Snapshot) -> Citation:
-    """Return the line in which the loaded driver tells its version, which it does."""
-    # By its key, which made it a fact: a capture may have been written by anybody, and name any source.
+    """Return the line with the loaded driver's version, which must exist."""
+    # By the key that produced the fact, since anyone may have written a capture and named any source in it.
     item = next(item for item in snapshot.items if item.key == snapshot.facts.loaded_driver.probe)
     return cite(item, next((number for number, line in enumerate(item.lines, 1) if "NVRM version" in line), 1))
 
@@ -176,7 +175,7 @@ def _parse_dkms_status(snapshot: Snapshot) -> Iterator[DkmsRow]:
 
 
 def modinfo_answers(snapshot: Snapshot) -> tuple[Modinfo, ...]:
-    """Return the answers of modinfo, module by module."""
+    """Return modinfo's output, module by module."""
     return tuple(
         _parse_modinfo(item) for item in snapshot.items_of("modinfo") if item.outcome == "ok" and item.text.strip()
     )
@@ -199,17 +198,17 @@ def _parse_modinfo(item: EvidenceItem) -> Modinfo:
 
 
 def driver_modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
-    """Return the answers of modinfo about the driver's main module, under any name."""
+    """Return modinfo's output about the driver's main module, under any name."""
     return tuple(info for info in snapshot.view(modinfo_answers) if info.is_driver)
 
 
 def driver_dkms_rows(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
-    """Return the lines of ``dkms status`` that speak of the driver."""
+    """Return the lines of ``dkms status`` about the driver."""
     return tuple(row for row in snapshot.view(dkms_rows) if row.is_driver)
 
 
 def modules_on_disk(snapshot: Snapshot) -> tuple[InstalledModule, ...]:
-    """Return the files of NVIDIA main module for any kernel, each once."""
+    """Return the files of NVIDIA's main module for any kernel, each once."""
     modules: dict[tuple[str, str], InstalledModule] = {}
     for module in _find_modules(snapshot):
         modules.setdefault((module.kernel, module.place), module)
@@ -233,7 +232,7 @@ def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
 
 
 def _packaged_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
-    """Yield the kernels that an installed package names, whose module it brings."""
+    """Yield the modules in installed packages, with the kernel in the package's name."""
     for package in packages.matching_packages(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT_MODULE_PACKAGE.fullmatch(package.name)):
             yield InstalledModule(
@@ -257,9 +256,9 @@ def _module_files_in_listing(item: EvidenceItem, running: str) -> Iterator[Insta
 
 
 def not_found_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines in which modprobe, modinfo or mkinitcpio found no module of NVIDIA for the running kernel."""
+    """Return the lines in which modprobe, modinfo or mkinitcpio found no NVIDIA module for the running kernel."""
     running = snapshot.view(system.running_kernel)
-    # A node is asked for every module of the driver; that some are not there is no fault while the first one is.
+    # Probes query all modules of the driver; a missing one is no fault as long as the main module exists.
     said = (*snapshot.matching_lines(_MODULE_NOT_FOUND_MESSAGE), *snapshot.matching_lines(_MAIN_NOT_FOUND, "modinfo"))
     return tuple(line for line in said if _is_for_kernel(_MODULE_NOT_FOUND_MESSAGE.search(line.line), running))
 
@@ -269,7 +268,7 @@ def _is_for_kernel(match: re.Match[str] | None, running: str) -> bool:
 
 
 def running_or_searched_kernel(snapshot: Snapshot) -> str:
-    """Return the running kernel: by uname, else by the folder in which modprobe looked."""
+    """Return the running kernel: from uname, else from the folder that modprobe searched."""
     if running := snapshot.view(system.running_kernel):
         return running
     for line in snapshot.matching_lines(_MODULE_NOT_FOUND_MESSAGE):
@@ -295,7 +294,7 @@ def is_built_for(snapshot: Snapshot, kernel: str) -> bool | None:
     return None
 
 
-# In an image paths have no leading slash; one that has is of the node.
+# Paths in an image have no leading slash; a path with one is on the node.
 _INITRAMFS_MODULE: Final = Pattern(
     r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:current|tesla|legacy)\S*)?\.ko(?:\.\w+)?\b"
 )
@@ -304,7 +303,7 @@ _INITRAMFS_RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<rele
 
 
 def running_initramfs_listings(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
-    """Return the listings of the running kernel's image, without those of other kernels."""
+    """Return the listings of the running kernel's initramfs, without those of other kernels."""
     running = system.running_kernel(snapshot)
     return tuple(
         item for item in snapshot.items_of("initramfs") if not running or _release_of_initramfs(item) in {"", running}

@@ -1,4 +1,4 @@
-"""View packages: installed ones from dpkg, apt or rpm, whether a missing one would have been seen, their history."""
+"""View packages: those that dpkg, apt or rpm list as installed, whether one is certainly absent, and their history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _APT_LIST_ROW: Final = Pattern(
 _RPM_ROW: Final = Pattern(
     r"^(?P<name>[a-zA-Z0-9][\w.+-]*?)-(?P<version>(?:\d+:)?\d[\w.+~^]*-[\w.+~^]+?)"
     r"(?:\.(?:x86_64|aarch64|noarch|i686))?"
-    # rpm --last puts a date behind each.
+    # rpm --last appends a date.
     r"(?:\s+\w{3} (?:\d{1,2} \w{3}|\w{3} +\d{1,2}) [^\n]{4,40})?$"
 )
 # dnf list installed, yum list: "nvidia-driver.x86_64   3:550.54.15-1.el9   @cuda-rhel9-x86_64".
@@ -42,19 +42,19 @@ _PACKAGE_NOT_FOUND: Final = Pattern(
     r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed"
     r"|package ['‘](?P<pacman>[^'’\s]+)['’] was not found|Unable to locate package (?P<apt>[\w.+-]+)"
 )
-# dpkg(1): what of a package in each state is there to be used.
+# dpkg(1): the states in which a package is usable.
 _INSTALLED_STATE_LETTERS: Final = frozenset("iWt")
 _HALF_DONE_STATE_LETTERS: Final = frozenset("UFH")
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An installed package, or what is left of one.
+    """An installed package, or the rest of one.
 
     Attributes:
-        state: dpkg's letter for it (``i`` installed, ``c`` configuration files only, ``F`` half configured …).
-        want: dpkg's letter for what is wanted (``h`` is a hold).
-        origin: the repository that it was installed from, where the listing names it.
+        state: dpkg's letter for its state (``i`` installed, ``c`` configuration files only, ``F`` half configured …).
+        want: dpkg's letter for the wanted state (``h`` is a hold).
+        origin: the repository that it was installed from, if listed.
     """
 
     name: str
@@ -66,27 +66,27 @@ class Package:
 
     @property
     def is_installed(self) -> bool:
-        """True if it is there and configured."""
+        """True if it is installed and configured."""
         return self.state in _INSTALLED_STATE_LETTERS
 
     @property
     def is_half_done(self) -> bool:
-        """True if dpkg unpacked it, began to, or began to configure it, and got no further."""
+        """True if dpkg began to unpack or configure it but did not finish."""
         return self.state in _HALF_DONE_STATE_LETTERS
 
     @property
     def is_broken(self) -> bool:
-        """True if files of it are missing, so that it can only be installed anew."""
+        """True if some of its files are missing, so that it must be installed again."""
         return self.state == "H"
 
     @property
     def upstream(self) -> str:
-        """The version without epoch, packaging revision and the kernel of SUSE's modules (``550.107.02``)."""
+        """The version without epoch, packaging revision and the kernel suffix of SUSE's modules (``550.107.02``)."""
         return self.version.split(":")[-1].split("-")[0].split("~")[0].split("_k")[0]
 
 
 def listed_packages(snapshot: Snapshot) -> Mapping[str, Package]:
-    """Return the node's packages by name; of duplicates the unfinished, else the installed one."""
+    """Return the node's packages by name; of duplicates the unfinished one, else the installed one."""
     packages: dict[str, Package] = {}
     for package in _find_packages(snapshot):
         before = packages.get(package.name)
@@ -103,14 +103,14 @@ def container_packages(snapshot: Snapshot) -> tuple[Package, ...]:
 
 
 def held_packages(snapshot: Snapshot) -> Mapping[str, Citation]:
-    """Return the packages that are on hold, or excluded from upgrades, by name."""
+    """Return the packages on hold or excluded from upgrades, by name."""
     held = {one.name: one.citation for one in snapshot.view(listed_packages).values() if one.want == "h"}
     listings = [
         item for item in snapshot.items_of("packages") if {"showhold", "versionlock"}.intersection(item.source.words)
     ]
     for item in (*listings, *snapshot.files("*/versionlock.list")):
         for number, line in enumerate(item.lines, 1):
-            # dnf 4 and yum write a lock that keeps packages away with "!".
+            # dnf 4 and yum write an exclusion with a leading "!".
             if match := _HELD_PACKAGE_NAME.match(line.strip().lstrip("!")):
                 held[match["name"]] = cite(item, number)
     return held
@@ -141,7 +141,7 @@ def is_installed(snapshot: Snapshot, name: str) -> bool | None:
 
 
 def _shows_absence(item: EvidenceItem, name: str) -> bool:
-    """Return whether it says that there is no such package, or would have listed it."""
+    """Return whether the item reports the package as missing, or would have listed it."""
     if any(name in match.groups() for match in _PACKAGE_NOT_FOUND.finditer(item.text)):
         return True
     filtered = item.kind == "packages" and item.source.pattern and not item.source.is_part
@@ -169,7 +169,7 @@ _NAME_OR_VERSION_FIELD: Final = Pattern(r"(?m)^(?P<name>Package|Version): (?P<va
 
 
 def _unfinished_packages(snapshot: Snapshot) -> Iterator[Package]:
-    """Yield the packages that dpkg's own list has as begun with and not finished."""
+    """Yield the packages whose installation is unfinished according to dpkg's status file."""
     status = snapshot.file("/var/lib/dpkg/status")
     if status is None:
         return
@@ -190,7 +190,7 @@ _DRIVER_PACKAGE_MENTION: Final = Pattern(
 
 
 def is_present_driver_row(line: str) -> bool:
-    """Return whether a line of a list of packages shows one of a driver that is installed, or was begun with."""
+    """Return whether a line of a package list shows a driver package that is installed or half installed."""
     return bool(_DRIVER_PACKAGE_MENTION.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 
 
@@ -212,7 +212,7 @@ def _parse_rows(item: EvidenceItem) -> Iterator[Package]:
             yield Package(match["name"], match["version"], "i", "i", cite(item, number))
 
 
-# Of a long log the newest part: what broke a driver is seldom older.
+# Only the end of a long log is read, since the change that broke a driver is rarely older.
 _MAX_LOG_LENGTH: Final = 1 << 21
 _APT_START_DATE: Final = Pattern(r"^Start-Date:\s*(?P<at>\S+\s+\S+)")
 _LOGGED_COMMAND: Final = Pattern(r"^(?:Commandline|Command [Ll]ine)\s*:\s*(?P<command>.*)$")
@@ -229,7 +229,7 @@ _UNPACKING_LINE: Final = Pattern(
 )
 _UNATTENDED_UPGRADE_LINE: Final = Pattern(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
 _PACMAN_LOG_LINE: Final = Pattern(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
-# «Upgraded» and, in yum's history, «Updated» name what was replaced.
+# «Upgraded» and, in yum's history, «Updated» name the replaced package.
 _RPM_LOG_LINE: Final = Pattern(
     r"(?:SUBDEBUG |\s|^)(?:Upgrade:?|Updated:|Update|Install(?:ed)?:?)\s+"
     r"(?:\d+:)?(?P<name>[a-zA-Z][\w.+-]*?)-(?:\d+:)?(?P<new>\d[\w.+~^]*-[\w.+~^]+?)"
@@ -253,7 +253,7 @@ class Upgrade:
     Attributes:
         before: the replaced version; empty if none or unknown.
         after: the new version; empty if unknown.
-        is_automatic: the system did it by itself.
+        is_automatic: whether the system did it without a user.
         upgrade_program: the command in the log.
     """
 
@@ -271,8 +271,8 @@ class Upgrade:
 
 
 def logged_driver_upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
-    """Return the changes of driver packages in the order of the evidence, the oldest first in each log."""
-    # Stable: apart from logs that were put away, which are older than their successors, the order is the evidence's.
+    """Return the changes of driver packages in the order of the evidence, oldest first in each log."""
+    # A stable sort: rotated logs, which are older, come first; otherwise the order of the evidence remains.
     logs = sorted(
         snapshot.items_of("package-history", "package-output", "unit-log", "journal", "text"), key=_log_rotation_number
     )

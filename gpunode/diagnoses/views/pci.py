@@ -1,4 +1,4 @@
-"""View the PCI bus: NVIDIA's functions and their drivers, from every form of lspci."""
+"""View the PCI bus: NVIDIA's functions and their drivers, from all output formats of lspci."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PCI_FUNCTION_LINE: Final = Pattern(
     r"\s+(?P<name>.*)$"
 )
 _VENDOR_AND_DEVICE_ID: Final = Pattern(r"(?i)\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]")
-# A device that pci.ids does not have yet: "NVIDIA Corporation Device 2b85 (rev a1)".
+# A device that is not in pci.ids yet: "NVIDIA Corporation Device 2b85 (rev a1)".
 _UNNAMED_NVIDIA_DEVICE: Final = Pattern(r"(?i)NVIDIA Corporation Device (?P<device>[0-9a-f]{4})\b")
-# By lspci -vmm, which is for programs; "Physical Slot:" is a detail of lspci -v.
+# The machine-readable format of lspci -vmm; "Physical Slot:" is a detail of lspci -v.
 _LSPCI_MACHINE_READABLE: Final = Pattern(r"(?m)^Slot:")
 _NVSWITCH_NAME: Final = Pattern(r"(?i)NVSwitch")
 _GPU_CLASS_NAME: Final = Pattern(r"(?i)VGA|3D|Display")
@@ -29,13 +29,13 @@ _GPU_CLASS_NAME: Final = Pattern(r"(?i)VGA|3D|Display")
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
-    """A PCI function of NVIDIA.
+    """A PCI function of an NVIDIA device.
 
     Attributes:
         address: with its domain, in lower case (``0000:01:00.0``).
-        device: its id, four hex digits; empty where lspci was run without -n.
-        driver: the kernel driver that is bound to it; None where none is or lspci did not show drivers.
-        detail: the indented lines below it, as ``lspci -v`` prints them.
+        device: its id, four hex digits; empty if lspci was run without -n.
+        driver: the bound kernel driver; None if there is none or lspci did not show drivers.
+        detail: the indented lines below it, as printed by ``lspci -v``.
     """
 
     address: str
@@ -64,7 +64,7 @@ class PciFunction:
 
 
 def nvidia_functions(snapshot: Snapshot) -> tuple[PciFunction, ...]:
-    """NVIDIA's functions, each once, the fullest description of each."""
+    """Return NVIDIA's functions, each once with its most complete description."""
     best: dict[str, PciFunction] = {}
     for found in _find_functions(snapshot):
         before = best.get(found.address)
@@ -97,17 +97,17 @@ def nvswitches(snapshot: Snapshot) -> tuple[PciFunction, ...]:
 
 
 def is_bus_listed(snapshot: Snapshot) -> bool:
-    """Return whether the bus was listed so that an NVIDIA GPU would have been seen."""
+    """Return whether the bus was listed in a way that would have shown an NVIDIA GPU."""
     if isinstance(snapshot.facts.devices, Known):
         return True
     shown = Pattern(r"(?i)nvidia|10de|vga|3d|display")
-    # A program that was not there, or gave no answer in time, has listed nothing.
+    # A missing program or a timeout lists nothing.
     whole = (item.source for item in snapshot.items_of("lspci") if item.outcome == "ok" and not item.source.is_part)
     return any((not source.pattern or shown.search(source.pattern)) and "-s" not in source.words for source in whole)
 
 
 def normalize_address(text: str) -> str:
-    """Return a PCI address as the kernel writes it: domain of four digits, function, lower case."""
+    """Return a PCI address in the kernel's form: domain of four digits, function, lower case."""
     text = text.strip().lower()
     text = text if text.count(":") == 2 else f"0000:{text}"
     domain, _, rest = text.partition(":")
@@ -132,13 +132,13 @@ def _find_functions(snapshot: Snapshot) -> Iterator[PciFunction]:
 
 
 def is_nvidia(function: PciFunction) -> bool:
-    """Return whether NVIDIA made it."""
+    """Return whether it is a device of NVIDIA's."""
     match = _VENDOR_AND_DEVICE_ID.search(function.name)
     return "nvidia" in function.name.lower() or bool(match and match["vendor"].lower() == "10de")
 
 
 def parse_lspci(item: EvidenceItem) -> Iterator[PciFunction]:
-    """Yield every function in an answer of lspci, of any vendor."""
+    """Yield every function in the output of lspci, of any vendor."""
     head: re.Match[str] | None = None
     start, detail = 0, list[str]()
     shows_driver = bool(re.search(r"Kernel (?:driver in use|modules):", item.text))

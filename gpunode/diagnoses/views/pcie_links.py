@@ -1,6 +1,6 @@
 """View PCIe links: lanes and speed of devices, and the bridges above them.
 
-From lspci -vvv whole or in part, from sysfs, from nvidia-smi and from the kernel's log.
+The sources are lspci -vvv, complete or not, sysfs, nvidia-smi and the kernel log.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _NO_CITATION: Final = cite_fact("", "")
 
 @dataclass(frozen=True, slots=True)
 class PcieLink:
-    """A PCIe link; 0 where a number was not seen.
+    """A PCIe link; unknown numbers are 0.
 
     Attributes:
-        address: of the device; empty if unknown.
+        address: the device's address; empty if unknown.
         width: lanes in use.
         speed: current GT/s per lane; an idle GPU lowers it, but never the width.
-        is_downgraded: lspci calls the width downgraded.
-        covers_both_ends: ``max_width`` holds for both ends; else for the device alone.
+        is_downgraded: lspci marks the width as downgraded.
+        covers_both_ends: ``max_width`` applies to both ends; else to the device alone.
     """
 
     address: str = ""
@@ -60,7 +60,7 @@ class PcieLink:
 
     @property
     def is_narrow(self) -> bool:
-        """True if fewer lanes are in use than could be."""
+        """True if fewer lanes are in use than possible."""
         return 0 < self.width < self.max_width or (self.is_downgraded and self.width > 0)
 
     @property
@@ -75,7 +75,7 @@ def pci_slot(address: str) -> str:
 
 
 def nvidia_slots(snapshot: Snapshot) -> frozenset[str]:
-    """Return the slots in which something names a GPU of NVIDIA."""
+    """Return the slots that any source shows with an NVIDIA GPU."""
     addresses = {gpu.address for gpu in snapshot.view(pci.pci_gpus)}
     addresses |= {gpu.pci_address for gpu in snapshot.view(smi_query.smi_gpus) if gpu.pci_address}
     addresses |= {board.bus for one in snapshot.view(boards.smi_inventories) for board in one.boards if board.bus}
@@ -89,7 +89,7 @@ def nvidia_slots(snapshot: Snapshot) -> frozenset[str]:
 
 
 def bridge_buses(snapshot: Snapshot) -> Mapping[str, tuple[int, int]]:
-    """Return the first and the last bus behind each bridge, by ``lspci -v``."""
+    """Return the first and last bus behind each bridge, from ``lspci -v``."""
     return {
         address: (int(match["first"], 16), int(match["last"], 16))
         for address, lines, _ in snapshot.view(_verbose_devices)
@@ -99,7 +99,7 @@ def bridge_buses(snapshot: Snapshot) -> Mapping[str, tuple[int, int]]:
 
 
 def bridges_above(snapshot: Snapshot, address: str) -> tuple[str, ...]:
-    """Return the bridges between the root and a device, the root port first; empty where they were not seen."""
+    """Return the bridges from the root port to a device; empty if unknown."""
     bus = int(address[5:7], 16)
     found = (
         (last - first, bridge)
@@ -110,14 +110,14 @@ def bridges_above(snapshot: Snapshot, address: str) -> tuple[str, ...]:
 
 
 def gpu_bridges(snapshot: Snapshot) -> frozenset[str] | None:
-    """Return the bridges with a GPU of NVIDIA below them; None where nobody shows what is below which."""
+    """Return the bridges with an NVIDIA GPU below them; None if the topology is unknown."""
     if not snapshot.view(bridge_buses):
         return None
     return frozenset(bridge for gpu in snapshot.view(nvidia_slots) for bridge in bridges_above(snapshot, gpu))
 
 
 def gpu_at(snapshot: Snapshot, address: str) -> str:
-    """Return the GPU at this address, or the only one below the bridge at it; empty where that is not known."""
+    """Return the GPU at this address, or the only one below a bridge at this address; empty if unknown."""
     gpus = snapshot.view(nvidia_slots)
     if pci_slot(address) in gpus:
         return f"{pci_slot(address)}.0"
@@ -129,7 +129,7 @@ def gpu_at(snapshot: Snapshot, address: str) -> str:
 
 
 def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str]], EvidenceItem], ...]:
-    """Return address, numbered lines and item of each device in a verbose lspci; headings may be missing."""
+    """Return address, numbered lines and item of each device in verbose lspci output; headings may be missing."""
     devices = []
     for item in snapshot.items_of("lspci", "text", "file"):
         if item.where != "host" or item.is_package_record or not find_first(item, _VERBOSE_LSPCI_LINE):
@@ -146,14 +146,14 @@ def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str
 
 
 def gpu_lines(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    """Yield the lines of a verbose lspci about GPUs in which ``pattern`` occurs."""
+    """Yield the lines of verbose lspci output about GPUs in which ``pattern`` occurs."""
     for address, lines, item in snapshot.view(_verbose_devices):
         if not address or pci_slot(address) in snapshot.view(nvidia_slots):
             yield from (cite(item, number) for number, line in lines if pattern.search(line))
 
 
 def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
-    """Return the link of each device on the bus, by lspci and sysfs."""
+    """Return the link of each device on the bus, from lspci and sysfs."""
     links: dict[str, PcieLink] = {}
     for address, lines, item in snapshot.view(_verbose_devices):
         for number, line in lines:
@@ -172,7 +172,7 @@ def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
             if match["what"].endswith("speed"):
                 is_now = match["what"].startswith("current")
                 links[address] = replace(link, speed=value) if is_now else replace(link, max_speed=value)
-            # 255 is the kernel's word for a width that it does not know.
+            # The kernel prints 255 for an unknown width.
             elif value <= _MAX_LANES and match["what"].startswith("current"):
                 links[address] = replace(link, width=int(value), citation=place)
             elif value <= _MAX_LANES:
@@ -181,9 +181,9 @@ def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
 
 
 def gpu_links(snapshot: Snapshot) -> tuple[PcieLink, ...]:
-    """Return the links of the GPUs, from every source that tells of one."""
+    """Return the links of the GPUs, from every source."""
     gpus = snapshot.view(nvidia_slots)
-    # Where no GPU is known and nobody listed the bus, somebody asked about the one that he means.
+    # If no GPU is known and the bus was not listed, the author queried the device in question.
     is_any = not gpus and not is_examined_by_gpunode(snapshot) and not pci.is_bus_listed(snapshot)
     shown = (
         link
@@ -198,7 +198,7 @@ def _smi_links(snapshot: Snapshot) -> Iterator[PcieLink]:
         if row := gpu.find_row("Link Width", "Current"):
             now, newest = (_lane_count(gpu.number("PCIe Generation", name)) for name in ("Current", "Max"))
             width, widest = (_lane_count(gpu.number("Link Width", name)) for name in ("Current", "Max"))
-            # NVML's maximum is that of the GPU in this system: of an x8 slot it is 8.
+            # NVML's maximum is the GPU's in this system: 8 in an x8 slot.
             yield PcieLink(
                 gpu.pci_address,
                 _generation_speed(now),

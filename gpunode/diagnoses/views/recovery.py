@@ -1,6 +1,6 @@
-"""View the recovery action that the driver requests for each GPU, by Xid 154 or nvidia-smi.
+"""View the recovery action that the driver requests for each GPU, in Xid 154 or nvidia-smi.
 
-The numbers and names are those of ``nvmlDeviceGpuRecoveryAction_t``; nvidia-smi -q shows them as GPU Recovery Action.
+Numbers and names are those of ``nvmlDeviceGpuRecoveryAction_t``; nvidia-smi -q shows them as GPU Recovery Action.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from gpunode.diagnoses.views import faults, kernel, pci, smi_query
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
-# An empty one is an action that this program does not know.
+# An empty string is an action that this program does not know.
 RecoveryAction: TypeAlias = Literal["none", "reset", "reboot", "drain-p2p", "drain-and-reset", ""]
 
 _RECOVERY_ACTION_CHANGE: Final = Pattern(r"(?i)changed (?:from [^)]*\) )?to 0x(?P<action>\d)")
-# By their numbers, as NVML has them.
+# Indexed by NVML's numbers.
 _ACTIONS_BY_CODE: Final[tuple[RecoveryAction, ...]] = ("none", "reset", "reboot", "drain-p2p", "drain-and-reset")
 _ACTIONS_BY_GRAVITY: Final[tuple[RecoveryAction, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
 
 
 def action_of(fault: faults.Fault) -> RecoveryAction | None:
-    """Return the action that an Xid 154 asks for; None where the fault is none of these, or does not tell."""
+    """Return the action that an Xid 154 requests; None for another fault, or if the message names none."""
     match = _RECOVERY_ACTION_CHANGE.search(fault.xid.text) if fault.xid and fault.code == 154 else None
     number = int(match["action"]) if match else 0
     return None if match is None else _ACTIONS_BY_CODE[number] if number < len(_ACTIONS_BY_CODE) else ""
 
 
 def action_by_name(value: str) -> RecoveryAction:
-    """Return the action that nvidia-smi calls so."""
+    """Return the action with this name in nvidia-smi."""
     words = value.lower()
     if "drain" in words:
         return "drain-and-reset" if "reset" in words else "drain-p2p"
@@ -57,9 +57,9 @@ def pending_actions(snapshot: Snapshot) -> Mapping[str, RecoveryAction]:
 
 
 def recovered_gpus(snapshot: Snapshot) -> frozenset[str]:
-    """Return the addresses of GPUs for which the driver requests nothing after all serious faults.
+    """Return the addresses of GPUs with serious faults after which the driver no longer requests an action.
 
-    Another Xid 154 or the last nvidia-smi query shows that.
+    A later Xid 154 or the last nvidia-smi query shows this.
     """
     rows = smi_query.find_rows(snapshot, "GPU Recovery Action")
     quiet = {gpu.pci_address for gpu, row in rows if is_from_last_query(row.citation) and row.value.lower() == "none"}
@@ -92,12 +92,12 @@ def gravest_action(snapshot: Snapshot, gpus: tuple[str, ...]) -> RecoveryAction:
 
 _PCI_ADDRESS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _GPU_TABLE_ROW: Final = Pattern(rf"^\|\s+\d{{1,3}}\s+\S[^|]{{2,60}}\|\s*(?P<bus>{_PCI_ADDRESS})\s")
-# The row below it: fan, temperature, performance state. Temperature is read from the GPU itself.
+# The row below: fan, temperature, performance state. The temperature is read from the GPU itself.
 _TEMPERATURE_ROW: Final = Pattern(r"^\|\s*(?:N/A|\d{1,3}%)\s+\d{1,3}C\s")
 _SMI_GPU_ERROR: Final = Pattern(r"(?i)ERR!|Unknown Error|GPU is lost")
 _GPU_HEADING: Final = Pattern(rf"^GPU (?P<bus>{_PCI_ADDRESS})\s*$")
 _GPU_TEMPERATURE_LINE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
-# How a node and a capture name what gpunode asked after it had read the logs; of a paste nobody knows the order.
+# Keys of queries that gpunode makes after reading the logs; the order of a paste is unknown.
 _LAST_QUERY_EVIDENCE_KEYS: Final = frozenset({"smi", "smi-query"})
 
 
@@ -113,7 +113,7 @@ def _gpus_working_at_end(snapshot: Snapshot) -> frozenset[str]:
 
 
 def ever_working_gpus(snapshot: Snapshot) -> frozenset[str]:
-    """Return the slots of the GPUs whose temperature nvidia-smi read, whenever it was asked."""
+    """Return the slots of the GPUs whose temperature nvidia-smi read in any query."""
     return frozenset(slot for item in _smi_items(snapshot) for slot in _working_slots(item))
 
 
@@ -121,7 +121,7 @@ def _smi_items(snapshot: Snapshot) -> Iterator[EvidenceItem]:
     return (item for item in snapshot.items_of("nvidia-smi", "nvidia-smi-q", "text") if item.where == "host")
 
 
-# What ends all work of a GPU until it is reset, taken off the bus and found again, or the node is started anew.
+# Faults that end all work of a GPU until it is reset, removed and rediscovered, or the node is rebooted.
 _FATAL_GPU_MESSAGE: Final = Pattern(
     r"\bXid\b[^:\n]{0,40}(?::[^:\n]{0,40}){0,3}\): (?:46|62|79|119|120|143)\b|(?:fallen|fell) off the (?:PCIe? )?bus"
     r"|\bGPU is lost\b|RmInitAdapter failed|rm_init_adapter failed|(?:_kgsp|kgsp|GSP)\w*[^\n]{0,60}"
@@ -132,7 +132,7 @@ _ANY_PCI_ADDRESS: Final = Pattern(r"(?i)\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9
 
 
 def drop_resolved_faults(snapshot: Snapshot) -> Snapshot:
-    """Return the node without messages of faults after which the same GPU worked."""
+    """Return the node without messages of faults after which the same GPU worked again."""
     if not snapshot.view(ever_working_gpus):
         return snapshot
     over: dict[tuple[str, str], set[int]] = {}
@@ -159,7 +159,7 @@ def _is_resolved(snapshot: Snapshot, message: str) -> bool:
     if ending is None:
         return False
     named = _ANY_PCI_ADDRESS.search(message)
-    # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
+    # A GPU that never wakes up answers no query at all; a notebook's GPU wakes up at a later attempt.
     working_gpus = snapshot.view(ever_working_gpus if ending["sleeps"] and named else _gpus_working_at_end)
     known = {_strip_pci_function(function.address) for function in snapshot.view(pci.pci_gpus)} | working_gpus
     gpus = {_strip_pci_function(pci.normalize_address(named["bus"]))} if named else known

@@ -1,4 +1,4 @@
-"""View the container runtime of the node: which it is, and the effective configuration of dockerd and containerd."""
+"""View the node's container runtime: which one it is, and the effective configuration of dockerd and containerd."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-# The ids of gpunode's own rows of runtimes.
+# The ids of gpunode's own table of runtimes.
 Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
 
-# The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
+# Messages of the daemon take precedence over those of its callers; kubectl only shows that there are pods.
 _ENGINE_PATTERNS: Final[tuple[tuple[Engine, Pattern], ...]] = (
     ("crio", Pattern(r"(?i)\bcri-o\b|\bcrio\b|/etc/crio/")),
     (
@@ -33,7 +33,7 @@ _ENGINE_PATTERNS: Final[tuple[tuple[Engine, Pattern], ...]] = (
 
 
 def container_engine(snapshot: Snapshot) -> Engine:
-    """Return the runtime that containers ask for GPUs; docker, the commonest, where nothing speaks of any."""
+    """Return the runtime that gives containers their GPUs; docker, the most common one, if none is named."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return "crio" if "crio" in kubelet.value.socket else "containerd"
@@ -48,7 +48,7 @@ def container_engine(snapshot: Snapshot) -> Engine:
 DOCKER_UNIT: Final = "docker.service"
 _DOCKER_CONFIG: Final = CONTAINER_RUNTIMES["docker"].config
 _CONTAINERD_CONFIG: Final = CONTAINER_RUNTIMES["containerd"].config
-# What stands in a paste for what was left out, and the numbers of lines.
+# Marks for omissions in a paste, and line numbers.
 _PASTED_EXCERPT: Final = Pattern(r"(?m)\.{3}|…|<[^<>\n]{1,80}>|^[ \t]*\d{1,4}[ \t]*[|:{}\t \"\]]")
 
 
@@ -61,7 +61,7 @@ def docker_config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
         path = item.subject if "/" in item.subject else _DOCKER_CONFIG
         if item.subject not in item.written and _begins_with_json(item.text):
             continue
-        from gpunode.runtimes import docker  # loaded on use: most reports hold no such file
+        from gpunode.runtimes import docker  # loaded here because most reports contain no such file
 
         try:
             docker.parse_daemon_json(item.text.encode("utf-8", "surrogatepass"), path)
@@ -70,7 +70,7 @@ def docker_config_faults(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
 
 
 def _begins_with_json(text: str) -> bool:
-    """Return whether a whole document stands at the beginning; in a paste without names other output may follow."""
+    """Return whether the text begins with a complete document; other output may follow in a paste without names."""
     text = text.lstrip()
     try:
         _, end = json.JSONDecoder().raw_decode(text)
@@ -85,7 +85,7 @@ _DOCKER_VERSION: Final = Pattern(
 
 
 def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
-    """Docker's version; empty if unknown."""
+    """Return docker's version; empty if unknown."""
     shown = snapshot.items_of("docker-version", "docker-info", "container-run", "text")
     match = next((match for item in shown if (match := find_first(item, _DOCKER_VERSION))), None)
     return patterns.parse_version(match["version"]) if match else ()
@@ -94,7 +94,7 @@ def docker_version(snapshot: Snapshot) -> tuple[int, ...]:
 ContainerdProduct: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
 _PRODUCT_PATTERNS: Final[tuple[tuple[ContainerdProduct, Pattern], ...]] = (
-    # Its containerd has its socket in /run/k3s, too.
+    # RKE2's containerd also has its socket in /run/k3s.
     ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
     (
         "k3s",
@@ -103,7 +103,7 @@ _PRODUCT_PATTERNS: Final[tuple[tuple[ContainerdProduct, Pattern], ...]] = (
     ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
     ("k0s", Pattern(r"/(?:etc|lib)/k0s/|\bk0s(?:worker|controller)\b|[+-]k0s")),
 )
-# systemd is asked for units of every product; what it said of them is among the facts.
+# Probes query systemd for the units of every product; the answers are among the facts.
 _SOURCE_KINDS_WITHOUT_PRODUCT: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
 
 
@@ -146,7 +146,7 @@ _MAIN_CONFIG_FILES: Final[Mapping[ContainerdProduct, str]] = {
 
 
 def containerd_config_items(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
-    """Return the configuration that the daemon printed, else the files that it reads."""
+    """Return the configuration printed by the daemon, else the files that it reads."""
     return tuple(item for item in snapshot.items_of("containerd-config") if find_first(item, _CONTAINERD_CONFIG_LINE))[
         :1
     ] or _config_files(snapshot)
@@ -164,7 +164,7 @@ def _config_files(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
 
 
 def complete_containerd_config(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the configuration if it is complete, so that a missing handler does not exist."""
+    """Return the configuration if it is complete, so that a handler missing in it does not exist."""
     shown = snapshot.view(containerd_config_items)
     is_whole = any(("runtimes" in item.text or "version" in item.text) and not item.source.pattern for item in shown)
     return (cite(shown[0], 1),) if is_whole and not shown[0].source.is_part else ()

@@ -1,6 +1,6 @@
 """View nvidia-smi's details of each GPU as one tree: ``-q``, XML, and the CSV of ``--query-…``.
 
-A row is found by the names on the way to it, whatever a driver branch puts between them or calls them:
+A row is found by the names on its path, whatever a driver branch inserts between them or calls them:
 ``value("Remapped Rows", "Pending")`` reads the section of ``-q``, the tag of ``-x`` and the column of the CSV.
 """
 
@@ -27,17 +27,17 @@ _PCI_ADDRESS_ONLY: Final = Pattern(rf"^{_BUS}$")
 _GPU_UUID: Final = Pattern(r"^GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 _GPU_INDEX: Final = Pattern(r"^[0-9]{1,3}$")
 _CSV_HEADER_LINE: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
-# What stands above the first GPU.
+# Rows above the first GPU.
 _ANSWER_HEADER_NAMES: Final = frozenset(
     {"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"}
 )
-# Sections by which a piece is known in text that nobody gave a name.
+# Sections that identify nvidia-smi's output in text of unknown origin.
 _SECTION_HEADING: Final = Pattern(
     r"(?m)^[ \t]*(?:Remapped Rows|Retired Pages|ECC Errors|E[Cc][Cc] Mode|MIG Mode|Fabric|GPU Link Info|"
     r"GPU Reset Status|Clocks (?:Throttle|Event) Reasons|BAR1 Memory Usage|(?:GPU )?Power Readings|"
     r"GPU Recovery Action[ \t]*:[^\n]*)\s*$"
 )
-# Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
+# The various names in branches, XML and CSV, each mapped to the current name in -q.
 _CANONICAL_ROW_NAMES: Final = {
     "clocks throttle reasons": "clocks event reasons",
     "remapping failure occured": "remapping failure occurred",
@@ -55,13 +55,13 @@ _CANONICAL_ROW_NAMES: Final = {
     "current mig": "current",
     "pending mig": "pending",
 }
-# Columns of the CSV that -q calls otherwise.
+# Columns of the CSV with another name in -q.
 _ROW_NAME_BY_COLUMN: Final = {
     "link.width": "Link Width", "link.gen": "PCIe Generation", "mig.mode": "MIG Mode",
     "power.default_limit": "Default Power Limit", "enforced.power.limit": "Enforced Power Limit",
     "power.limit": "Power Limit",
 }  # fmt: skip
-# What nvidia-smi tells of a GPU before its bus id.
+# Rows that nvidia-smi prints for a GPU before its bus id.
 _ROW_NAMES_BEFORE_BUS_ID: Final = frozenset(
     {
         "product name",
@@ -76,7 +76,7 @@ _ROW_NAMES_BEFORE_BUS_ID: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SmiRow:
-    """A value and the names on the way to it, outermost first, its own last."""
+    """A value and the names on its path, outermost first, its own last."""
 
     path: tuple[str, ...]
     value: str
@@ -90,10 +90,10 @@ class SmiRow:
 
 @dataclass(frozen=True, slots=True)
 class SmiGpu:
-    """The rows of one answer about one GPU.
+    """The rows about one GPU in one output.
 
     Attributes:
-        pci_address: PCI address as the kernel writes it (``0000:07:00.0``); empty if unknown.
+        pci_address: PCI address in the kernel's form (``0000:07:00.0``); empty if unknown.
         uuid_or_index: UUID, else index or serial; empty if unknown.
     """
 
@@ -108,51 +108,51 @@ class SmiGpu:
         return self.pci_address or self.uuid_or_index
 
     def find_row(self, *names: str) -> SmiRow | None:
-        """Return the first row called by the last of ``names`` below the others in that order."""
+        """Return the first row named like the last of ``names``, below the others in that order."""
         return next(self.find_rows(*names), None)
 
     def find_rows(self, *names: str) -> Iterator[SmiRow]:
-        """Yield all such rows; a piece without GPU headings holds those of several."""
+        """Yield all such rows; an excerpt without GPU headings contains rows of several GPUs."""
         wanted = tuple(normalize_name(name) for name in names)
         for row in self.rows:
             if row.name == wanted[-1] and _occur_in_order(wanted[:-1], row.path[:-1]):
                 yield row
 
     def value(self, *names: str) -> str:
-        """Return the value of ``find_row``; empty where there is none."""
+        """Return the value of ``find_row``; empty if there is none."""
         return row.value if (row := self.find_row(*names)) else ""
 
     def number(self, *names: str) -> float | None:
-        """Return the number at the start of the value; None where there is none, or it is N/A."""
+        """Return the number at the start of the value; None if there is none, or it is N/A."""
         match = re.match(r"-?\d+(?:\.\d+)?", self.value(*names))
         return float(match[0]) if match else None
 
 
 @lru_cache(maxsize=4096)
 def normalize_name(name: str) -> str:
-    """Return the name that all branches, the XML and the CSV share."""
+    """Return the common name for the names in all branches, the XML and the CSV."""
     words = " ".join(name.replace("_", " ").lower().split())
     return _CANONICAL_ROW_NAMES.get(words, words)
 
 
 def smi_answers(snapshot: Snapshot) -> tuple[tuple[SmiGpu, ...], ...]:
-    """Return every GPU of every answer on the node, answer by answer; see ``snapshot.view``."""
+    """Return the GPUs of each nvidia-smi output on the node, output by output; see ``snapshot.view``."""
     items = (item for item in snapshot.items if item.where == "host" and not item.is_package_record)
     return tuple(gpus for item in items if (gpus := tuple(_parse_item(item))))
 
 
 def smi_gpus(snapshot: Snapshot) -> tuple[SmiGpu, ...]:
-    """Return every GPU of every answer on the node, in the order of the evidence; see ``snapshot.view``."""
+    """Return the GPUs of all nvidia-smi outputs on the node, in the order of the evidence; see ``snapshot.view``."""
     return tuple(gpu for answer in snapshot.view(smi_answers) for gpu in answer)
 
 
 def find_rows(snapshot: Snapshot, *names: str) -> tuple[tuple[SmiGpu, SmiRow], ...]:
-    """Return the rows of these names, of every GPU."""
+    """Return the rows with these names, of every GPU."""
     return tuple((gpu, row) for gpu in snapshot.view(smi_gpus) for row in gpu.find_rows(*names))
 
 
 def is_yes(value: str) -> bool:
-    """Return whether a value says yes, in the words of any branch."""
+    """Return whether a value means yes, in the wording of any branch."""
     return value.strip().lower() in {"yes", "true", "1", "active", "enabled"}
 
 
@@ -161,7 +161,7 @@ def _occur_in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
     return all(any(name == one for one in left) for name in wanted)
 
 
-# Where somebody may have put an answer without the command, into notes of his own.
+# Kinds in which a person may have pasted the output without its command.
 _KINDS_THAT_MAY_QUOTE_ANSWERS: Final = frozenset({"text", "nvidia-smi", "file", "application"})
 
 
@@ -178,16 +178,16 @@ def _parse_item(item: EvidenceItem) -> Iterator[SmiGpu]:
         return
     for gpu in gpus:
         uuid = gpu.value("GPU UUID")
-        # The CSV's own column; -q counts instances so.
+        # The CSV's own column; in -q an index numbers instances.
         indices = (row.value for row in gpu.rows if row.path == ("index",) and _GPU_INDEX.match(row.value))
         yield replace(gpu, uuid_or_index=uuid if _GPU_UUID.match(uuid) else _requested_gpu(item) or next(indices, ""))
 
 
 def _split_by_gpu(gpu: SmiGpu) -> Iterator[SmiGpu]:
-    """Yield the GPUs that these rows are of, where grep has left their headings away.
+    """Yield the rows GPU by GPU, for output whose headings grep removed.
 
-    Behind a bus id stand the rows of that GPU. What nvidia-smi tells before the bus id is laid to nobody: an answer
-    that begins in the midst of a GPU would lay it to the one before.
+    The rows after a bus id belong to that GPU. Rows that nvidia-smi prints before the bus id are not attributed: output
+    that begins in the middle of a GPU would attribute them to the previous one.
     """
     bus, part, names = "", list[SmiRow](), set[tuple[str, ...]]()
     for row in gpu.rows:
@@ -203,7 +203,7 @@ def _split_by_gpu(gpu: SmiGpu) -> Iterator[SmiGpu]:
 
 
 def _parse_listing(item: EvidenceItem) -> Iterator[SmiGpu]:
-    """Yield the GPUs of a listing: what is indented deeper belongs to the heading above it."""
+    """Yield the GPUs of a listing, in which deeper indentation means below the heading above."""
     bus, first, found = "", 1, list[SmiRow]()
     above = list[tuple[int, str]]()
     for number, indent, text in _indented_lines(item):
@@ -218,24 +218,24 @@ def _parse_listing(item: EvidenceItem) -> Iterator[SmiGpu]:
         if value:
             headings = tuple(heading for _, heading in above if heading) or _guess_heading(name, value, found)
             found.append(SmiRow((*headings, name), value, cite(item, number)))
-        # Below a value stands what has another heading, that was not pasted, or is a part of it, as of a process.
+        # Lines below a value lack their own heading, which was not pasted, or are details of it, as for a process.
         above.append((indent, "" if value else name))
     if found:
         yield SmiGpu(bus, tuple(found), cite(item, first))
 
 
 def _guess_heading(name: str, value: str, before: list[SmiRow]) -> tuple[str, ...]:
-    """Return the heading of a row of memory that was pasted without it."""
+    """Return the heading of a memory row that was pasted without it."""
     own = normalize_name(name)
-    # MIG and ECC modes are pending too, and say which mode.
+    # MIG and ECC modes also have a pending row, but its value is a mode.
     if own in {"pending", "remapping failure occurred"} and value.lower() in {"yes", "no"}:
-        # Old drivers call the blacklist of pages so.
+        # Old drivers call the blacklist of pages "pending".
         return ("Retired Pages",) if before and before[-1].name == "double bit ecc" else ("Remapped Rows",)
     return ("Retired Pages",) if own in {"single bit ecc", "double bit ecc", "pending page blacklist"} else ()
 
 
 def _indented_lines(item: EvidenceItem) -> Iterator[tuple[int, int, str]]:
-    """Yield each line's number, indentation and text; a tag of the XML reads as the line that -q has."""
+    """Yield each line's number, indentation and text; an XML tag is converted to the corresponding line of -q."""
     for number, line in enumerate(item.lines, 1):
         whole, text = line.expandtabs(), line.strip()
         if tag := _XML_TAG.match(text):

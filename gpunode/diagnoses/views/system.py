@@ -19,7 +19,7 @@ _UNAME_RELEASE: Final = Pattern(r"(?m)^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$")
 _UNAME_HOST_NAME: Final = Pattern(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
 _APT_DISTROS: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
 _DNF_DISTROS: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
-# How kernels and packages are named, where nobody looked at os-release.
+# Names of kernels, packages and commands, for reports without os-release.
 _PACKAGE_MANAGER_TRACES: Final[tuple[tuple[PackageManager, Pattern], ...]] = (
     ("apt", Pattern(r"\bapt(?:-get)?\b|\bdpkg\b|-(?:generic|amd64)\b|0ubuntu|linux-headers-|\bubuntu\d")),
     ("dnf", Pattern(r"\.(?:el\d|fc\d\d|amzn)[\d_.]*|\b(?:dnf|yum|rpm)\b|/etc/redhat-release|\bakmods?\b")),
@@ -41,7 +41,7 @@ def unit_line(snapshot: Snapshot, unit: str, *names: str) -> Citation:
 
 
 def failed_unit_line(snapshot: Snapshot, unit: str) -> Citation:
-    """Return the line in which systemd says that ``unit`` failed: where it tries again, its sub-state alone does."""
+    """Return the line in which systemd shows that ``unit`` failed: while it restarts, only its sub-state does."""
     return unit_line(snapshot, unit, "SubState", "ActiveState")
 
 
@@ -50,7 +50,7 @@ def find_distro(snapshot: Snapshot) -> Distro | None:
     if isinstance(snapshot.facts.distro, Known):
         return snapshot.facts.distro.value
     for item in (*snapshot.files("*/os-release"), *snapshot.files("/etc/*-release")):
-        # Half a file may name nothing.
+        # A truncated file may name nothing.
         with suppress(ValueError):
             return machine.parse_distro(item.text)
     return _distro_by_name(snapshot)
@@ -62,7 +62,7 @@ _DISTRO_NAME: Final = Pattern(
     r"|Fedora(?: Linux)?|Amazon Linux|SUSE Linux Enterprise Server|openSUSE Leap|Oracle Linux Server)"
     r"(?: release)? (?P<version>\d+(?:\.\d+)?)"
 )
-# By the first word of the name, where that is not the id itself.
+# By the first word of the name, if that is not the id itself.
 _DISTRO_IDS: Final = {"red": "rhel", "amazon": "amzn", "suse": "sles", "opensuse": "opensuse-leap", "oracle": "ol"}
 
 
@@ -106,7 +106,7 @@ _MANAGER_COMMAND: Final = Pattern(r"(?:^|[\s;|&/])(?:apt|apt-get|dpkg|dnf|yum|zy
 
 
 def uses_known_package_manager(snapshot: Snapshot) -> bool:
-    """Return whether the distribution is of those whose package manager is known, or one of these was used on it."""
+    """Return whether the package manager is known for the distribution, or was used on it."""
     known = find_distro(snapshot)
     is_known = known is not None and _manager_of(known) is not None
     return is_known or any(item.where == "host" and _MANAGER_COMMAND.search(item.written) for item in snapshot.items)
@@ -116,7 +116,7 @@ _YUM_ONLY_KERNEL: Final = Pattern(r"\.(?:el[67]|amzn[12])[._]|\.(?:el[67]|amzn[1
 
 
 def has_yum_only(snapshot: Snapshot) -> bool:
-    """Return whether the release is older than dnf: RHEL 7 and those made of it, Amazon Linux 2."""
+    """Return whether the release predates dnf: RHEL 7 and its derivatives, Amazon Linux 2."""
     known = find_distro(snapshot)
     if known is None:
         return bool(_YUM_ONLY_KERNEL.search(running_kernel(snapshot)))
@@ -127,13 +127,13 @@ def has_yum_only(snapshot: Snapshot) -> bool:
 
 
 def is_debian_itself(snapshot: Snapshot) -> bool:
-    """Return whether the system is Debian and none of those made of it, by its name or its kernel's."""
+    """Return whether the system is Debian and not a derivative, by its name or its kernel's."""
     known = find_distro(snapshot)
     return known.id == "debian" if known else bool(_DEBIAN_KERNEL_SUFFIX.search(running_kernel(snapshot)))
 
 
 def is_proxmox(snapshot: Snapshot) -> bool:
-    """Return whether the system is Proxmox VE, which calls itself Debian, by its kernel."""
+    """Return whether the kernel shows Proxmox VE, which calls itself Debian."""
     return "-pve" in running_kernel(snapshot)
 
 
@@ -141,14 +141,14 @@ _DEBIAN_KERNEL_SUFFIX: Final = Pattern(r"-(?:amd64|arm64|pve)$")
 
 
 def running_kernel(snapshot: Snapshot) -> str:
-    """``uname -r``; empty if unknown."""
+    """Return the output of ``uname -r``; empty if unknown."""
     kernels = snapshot.facts.kernels
     if isinstance(kernels, Known) and kernels.value.running:
         return kernels.value.running
     for item in snapshot.items_of("uname"):
         found = [match[1] or match[2] for match in _UNAME_RELEASE.finditer(item.text)] if item.where == "host" else []
         if found:
-            # A driver's version beside it has no dash.
+            # Mixed output may also contain a driver version, which has no dash.
             return next((one for one in found if "-" in one), found[0]) if item.source.is_mixed else found[0]
     return ""
 
@@ -157,7 +157,7 @@ _UP_MINUTES: Final = Pattern(r"\bup\s+(?:\d{1,2} min(?:ute)?s?\b|0:\d\d\b)")
 
 
 def recent_boot_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines by which the node is up for less than an hour."""
+    """Return the lines that show an uptime of less than an hour."""
     asked = (item for item in snapshot.items if item.where == "host" and re.search(r"\b(?:uptime|w)\b", item.written))
     return tuple(
         cite(item, item.line_number_at(match.start())) for item in asked for match in find_all(item, _UP_MINUTES)
@@ -166,18 +166,18 @@ def recent_boot_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 _DF_ROW: Final = Pattern(r"(?m)^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$")
 _NEARLY_FULL_PERCENT: Final = 97
-# Where modules are built and installed.
+# File systems on which modules are built and installed.
 _BUILD_FOLDERS: Final = ("/var", "/usr", "/lib", "/boot")
 
 
 def has_disk_space(snapshot: Snapshot) -> bool:
-    """Return whether ``df`` shows the file systems in which modules are built, none of them full."""
+    """Return whether ``df`` shows these file systems, and none of them full."""
     used = _disk_usage(snapshot)
     return bool(used) and max(used) < _NEARLY_FULL_PERCENT
 
 
 def is_disk_full(snapshot: Snapshot) -> bool:
-    """Return whether ``df`` shows one of them full."""
+    """Return whether ``df`` shows one of these file systems full."""
     return max(_disk_usage(snapshot), default=0) >= _NEARLY_FULL_PERCENT
 
 
@@ -199,7 +199,7 @@ def hostname(snapshot: Snapshot) -> str:
 
 
 def is_wsl(snapshot: Snapshot) -> bool:
-    """Return whether this is WSL2, by its platform or its kernel."""
+    """Return whether this is WSL2, by platform or kernel."""
     platform = snapshot.facts.platform
     if isinstance(platform, Known):
         return platform.value.kind == "wsl2"
@@ -222,28 +222,28 @@ def is_jetson(snapshot: Snapshot) -> bool:
     )
 
 
-# The module of an integrated GPU, and the package of Linux for Tegra that all others need.
+# The module of an integrated GPU, and the package of Linux for Tegra that all others depend on.
 _TEGRA_MODULE_OR_PACKAGE: Final = Pattern(r"(?m)^nvgpu\s+\d+\s|^ii\s+nvidia-l4t-core\s")
 
 
 def has_external_driver(snapshot: Snapshot) -> bool:
-    """Return whether another system provides the kernel driver: Windows for WSL2, the image of a Jetson."""
+    """Return whether another system provides the kernel driver: Windows for WSL2, the Jetson's image."""
     return is_wsl(snapshot) or is_jetson(snapshot)
 
 
-# What only a guest shows: its processor's flag, the kernel's word, the hypervisor's devices, its settings.
+# Traces that only a guest shows: the processor's flag, kernel messages, virtual devices, hypervisor settings.
 _VIRTUAL_HARDWARE: Final = Pattern(
     r"\bHypervisor detected: |\bkvm-clock\b|\bpciPassthru\.|Red Hat, Inc\.? (?:Virtio|QEMU|QXL)|\bVirtio \d|"
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
-    # In a real machine a card stands behind a bridge.
+    # In a physical machine a card is behind a bridge.
     r"|(?m:^)(?:0000:)?00:[0-9a-f]{2}\.0 (?:VGA|3D)[^\n]{0,40} NVIDIA(?![^\n]*\b(?:C[56]\d\w*|MCP\w+|nForce|ION)\b)"
 )
 _HYPERVISOR_FLAG: Final = Pattern(r"(?m)^flags\s*:.*\bhypervisor\b")
 _HYPERVISOR_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
     *("lspci", "kernel-log", "journal", "file", "text", "virtualization"),
 )
-# People write where they looked: "dmesg (guest)", "lspci in the VM".
+# Remarks by people on where a command ran: "dmesg (guest)", "lspci in the VM".
 _RUN_IN_GUEST_REMARK: Final = Pattern(
     r"(?i)\bguest\b|\b(?:in|inside|from|of) (?:the |a )?(?:VM|virtual machine)\b|\(VM\)"
 )
@@ -264,7 +264,7 @@ def is_guest(snapshot: Snapshot) -> bool | None:
             return True
         if item.text.strip() == "none":
             return False
-        # Beside other commands' answers its own is one word on a line.
+        # In mixed output its answer is a line with a single word.
         if any(line.strip() in _HYPERVISOR_NAMES for line in item.lines):
             return True
     return (

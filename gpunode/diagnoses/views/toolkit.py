@@ -15,7 +15,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
-# Any of them brings the hook that dockerd looks for, itself or by what it depends on.
+# Each of these provides the hook that dockerd needs, itself or through a dependency.
 _PACKAGES: Final = (
     *("nvidia-container-toolkit", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-docker2"),
 )  # fmt: skip
@@ -41,7 +41,7 @@ _LIBRARY_PACKAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ToolkitVersion:
-    """A version of the toolkit or its library, which go together since 1.6."""
+    """A version of the toolkit or of its library; the two are released together since 1.6."""
 
     numbers: tuple[int, ...]
     citation: Citation
@@ -84,19 +84,19 @@ def _presence_signs(snapshot: Snapshot) -> Iterator[Presence]:
 
 
 def _shows_absence(item: EvidenceItem) -> bool:
-    """Return whether a complete list lacks the toolkit, or apt says that it is not installed."""
+    """Return whether a complete list lacks the toolkit, or apt reports it as not installed."""
     globs = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
     is_list = not (item.source.pattern or item.source.is_part or _PACKAGES[0] in item.text)
     is_listed = is_list and any(fnmatchcase(_PACKAGES[0], glob) for glob in globs)
     return is_listed or _APT_POLICY_NOT_INSTALLED.search(item.text) is not None
 
 
-# apt-cache's answer, in the language of the node.
+# The output of apt-cache, in the node's language.
 _APT_POLICY_NOT_INSTALLED: Final = Pattern(r"(?m)^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(")
 
 
 def toolkit_versions(snapshot: Snapshot) -> tuple[ToolkitVersion, ...]:
-    """Return the versions of the toolkit and its library that are named somewhere."""
+    """Return all versions of the toolkit and its library in the evidence."""
     return tuple(_named_versions(snapshot))
 
 
@@ -132,13 +132,13 @@ class Presence:
 
 
 def find_program(snapshot: Snapshot, *names: str) -> Presence | None:
-    """Return whether one of the programs is there on the node; None if unknown. One that is found counts."""
+    """Return whether one of the programs is on the node; None if unknown. Evidence of presence wins."""
     seen = [one for name in names for item in snapshot.items if (one := _program_presence(item, name)) is not None]
     return next((presence for presence in seen if presence.is_present), seen[0] if seen else None)
 
 
 def _lines_ending_with(item: EvidenceItem, end: str) -> Iterator[int]:
-    """Yield the numbers of the lines that are a path with this end, or a link from one."""
+    """Yield the numbers of the lines with a path, or a link from one, that ends with ``end``."""
     for start in item.view(LineIndex).line_starts(end.lower()):
         number = item.line_number_at(start)
         if item.lines[number - 1].split(" -> ")[0].rstrip().endswith(end):

@@ -1,6 +1,6 @@
-"""Detect vGPU guests: virtual machines with a share of a GPU, which only NVIDIA's guest driver drives.
+"""Detect vGPU guests: virtual machines with a share of a GPU, which only NVIDIA's guest driver supports.
 
-The share shows the device id of the whole GPU; its subsystem, profile name, nvidia-smi mode or licence daemon reveal
+The share shows the device id of the whole GPU; its subsystem, profile name, nvidia-smi mode or licence daemon reveals
 it.
 """
 
@@ -17,13 +17,13 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _SUBSYSTEM_IDS: Final = Pattern(r"(?i)Subsystem:.*\[(?P<vendor>[0-9a-f]{4}):(?P<device>[0-9a-f]{4})\]")
-# "Device 130f" without numbers of vendors, and [10de:130f] or [130f] with them.
+# "Device 130f" without vendor ids, and [10de:130f] or [130f] with them.
 _SUBSYSTEM_DEVICE: Final = Pattern(r"(?i)Subsystem: NVIDIA Corporation (?:Device )?\[?(?P<device>[0-9a-f]{4})\]?\s*$")
 _GRIDD_MESSAGE_OR_FILE: Final = Pattern(r"(?m)\bnvidia-gridd\[\d+\]: |^(?:[-l]\S{9}.* )?/usr/bin/nvidia-gridd\s*$")
 
 
 def is_vgpu(snapshot: Snapshot) -> bool:
-    """Return whether a GPU of this node is a share of one, or is driven by the driver for those."""
+    """Return whether a GPU of this node is a vGPU, or uses the guest driver."""
     return snapshot.view(_detect_vgpu)
 
 
@@ -31,25 +31,25 @@ def _detect_vgpu(snapshot: Snapshot) -> bool:
     if snapshot.view(vgpu_addresses) or any(map(is_vgpu_profile, snapshot.view(boards.gpu_model_names))):
         return True
     modes = [row.value.strip().upper() for _, row in smi_query.find_rows(snapshot, "Virtualization Mode")]
-    # A licence for a whole GPU is fetched by the same daemon.
+    # The same daemon fetches licences for whole GPUs.
     return "VGPU" in modes or (_has_guest_driver(snapshot) and not modes and not _shows_subsystems(snapshot))
 
 
 def _has_guest_driver(snapshot: Snapshot) -> bool:
-    """Return whether nvidia-gridd runs or is there: of NVIDIA drivers only the one for guests has it."""
+    """Return whether nvidia-gridd runs or exists; only NVIDIA's guest driver contains it."""
     told = snapshot.items_of("unit-status", "unit-log", "journal", "listing", "which", "text")
     seen = (item for item in told if item.where == "host" and item.outcome == "ok")
     return any(True for item in seen for _ in find_all(item, _GRIDD_MESSAGE_OR_FILE))
 
 
 def _shows_subsystems(snapshot: Snapshot) -> bool:
-    """Return whether the subsystems of all GPUs are shown, so that a share would be known by its own."""
+    """Return whether the subsystems of all GPUs are shown, which would identify a vGPU."""
     gpus = snapshot.view(pci.pci_gpus)
     return bool(gpus) and all(any(_subsystem_ids(gpu)) for gpu in gpus)
 
 
 def vgpu_addresses(snapshot: Snapshot) -> frozenset[str]:
-    """Return the addresses of those whose subsystem names a profile."""
+    """Return the addresses of the GPUs whose subsystem is a vGPU profile."""
     return frozenset(_find_vgpu_addresses(snapshot))
 
 
@@ -89,7 +89,7 @@ _KUBEVIRT_LINE: Final = Pattern(r"\"component\":\"virt-(?:controller|handler|lau
 
 
 def passed_through_gpus(snapshot: Snapshot) -> tuple[pci.PciFunction, ...]:
-    """Return the GPUs that the host has given away."""
+    """Return the GPUs that the host passes through to guests."""
     return tuple(gpu for gpu in snapshot.view(pci.pci_gpus) if gpu.driver in PASSTHROUGH_DRIVERS)
 
 
@@ -99,12 +99,12 @@ def guest_lists(snapshot: Snapshot) -> Iterator[EvidenceItem]:
 
 
 def has_running_guests(snapshot: Snapshot) -> bool:
-    """Return whether a virtual machine is shown to run."""
+    """Return whether a virtual machine is shown as running."""
     return any(_GUEST_RUNNING.search(item.text) for item in guest_lists(snapshot))
 
 
 def is_hypervisor(snapshot: Snapshot) -> bool:
-    """Return whether the host is seen to run virtual machines."""
+    """Return whether the host is known to run virtual machines."""
     if system.is_proxmox(snapshot) or snapshot.contains(_KUBEVIRT_LINE):
         return True
     return any(_HYPERVISOR_TRACE.search(item.written) for item in snapshot.items)

@@ -1,4 +1,4 @@
-"""GPUs that are well, as lspci, the kernel and nvidia-smi show them."""
+"""Healthy GPUs, as shown by lspci, the kernel and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Board:
 
     Attributes:
         bus: its PCI address, in lower case.
-        link: generation of PCI Express that it and its slot can do; ``link_now`` what they do at rest.
-        mig: ``Disabled``, ``Enabled``, or ``N/A`` where the model has none.
+        link: PCI Express generation of the GPU and its slot; ``link_now`` is the one at rest.
+        mig: ``Disabled``, ``Enabled``, or ``N/A`` if the model has none.
     """
 
     bus: str
@@ -47,18 +47,18 @@ class Board:
 
     @property
     def uuid(self) -> str:
-        """The UUID as the driver writes it."""
+        """The UUID in the driver's format."""
         return f"GPU-{UUID(int=int(self.bus.replace(':', '').replace('.', ''), 16) + (0xA7B3 << 100))}"
 
     @property
     def upper(self) -> str:
-        """The address as nvidia-smi writes it."""
+        """The address in nvidia-smi's format."""
         domain, _, rest = self.bus.partition(":")
         return f"{domain:0>8}:{rest}".upper()
 
 
 def gtx_1080(bus: str) -> Board:
-    """Return a board without ECC, MIG and a service for it."""
+    """Return a board without ECC and MIG."""
     return Board(
         bus, "1b80", "NVIDIA GeForce GTX 1080", "GP104 [GeForce GTX 1080]", "Pascal", "GeForce", 8192, 180, 3,
         has_ecc=False, capability="6.1",
@@ -66,7 +66,7 @@ def gtx_1080(bus: str) -> Board:
 
 
 def a100(bus: str, mig: str = "Disabled") -> Board:
-    """Return an A100 of the PCIe kind."""
+    """Return a PCIe A100."""
     return Board(
         bus, "20b5", "NVIDIA A100 80GB PCIe", "GA100 [A100 PCIe 80GB]", "Ampere", memory_mib=81920, watts=300, link=4,
         link_now=4, mig=mig, state="P0", throttle=("Idle",), capability="8.0",
@@ -90,7 +90,7 @@ def gh200(bus: str) -> Board:
 
 
 def laptop(bus: str) -> Board:
-    """Return a GPU that sleeps when nobody uses it."""
+    """Return a GPU that sleeps while unused."""
     return Board(
         bus, "2520", "NVIDIA GeForce RTX 3060 Laptop GPU", "GA106M [GeForce RTX 3060 Mobile / Max-Q]", "Ampere",
         "GeForce", 6144, 80, 4, width=8, has_ecc=False, persistence="Disabled", capability="8.6",
@@ -98,7 +98,7 @@ def laptop(bus: str) -> Board:
 
 
 def vgpu(bus: str) -> Board:
-    """Return an A40-8Q: a guest's part of an A40."""
+    """Return an A40-8Q: a guest's share of an A40."""
     return Board(
         bus, "2235", "NVIDIA A40-8Q", "GA102GL [A40]", "Ampere", "NVIDIA RTX Virtual Workstation", 8192, 0, 4,
         link_now=4, mig="Disabled", state="P8", virtualization="VGPU", licence="Licensed (Expiry: 2026-12-1 9:18:24 GMT)",
@@ -107,7 +107,7 @@ def vgpu(bus: str) -> Board:
 
 
 def numeric(boards: Sequence[Board], more: str = "", *, bound: str = "nvidia") -> str:
-    """Return ``lspci -Dvmmnnk``."""
+    """Return the output of ``lspci -Dvmmnnk``."""
     return "\n".join([_HOST, *(_record(board, bound) for board in boards), *([more] if more else [])])
 
 
@@ -140,7 +140,7 @@ def _record(board: Board, bound: str) -> str:
 
 
 def verbose(boards: Sequence[Board], more: str = "") -> str:
-    """Return ``lspci -nnDvvv``: each GPU after the port that it hangs on."""
+    """Return the output of ``lspci -nnDvvv``: each GPU after the port above it."""
     shown = []
     for board in boards:
         if board.port:
@@ -204,7 +204,7 @@ def _device(board: Board) -> str:
 
 
 def answered(boards: Sequence[Board], driver: str, cuda: str) -> str:
-    """Return the answer to gpunode's own question to NVML."""
+    """Return NVML's answer to gpunode's own query."""
     failed = {"error": "NotSupported", "code": 3}
     gpus = [
         {
@@ -235,7 +235,7 @@ def answered(boards: Sequence[Board], driver: str, cuda: str) -> str:
 
 
 def table(boards: Sequence[Board], driver: str, cuda: str) -> str:
-    """Return ``nvidia-smi``."""
+    """Return the output of ``nvidia-smi``."""
     line = "+-----------------------------------------------------------------------------------------+"
     middle = "+-----------------------------------------+------------------------+----------------------+"
     rows = []
@@ -267,7 +267,7 @@ def table(boards: Sequence[Board], driver: str, cuda: str) -> str:
 
 
 def query(boards: Sequence[Board], driver: str, cuda: str) -> str:
-    """Return ``nvidia-smi -q``."""
+    """Return the output of ``nvidia-smi -q``."""
     head = f"""
 ==============NVSMI LOG==============
 
@@ -424,5 +424,5 @@ def information(board: Board, minor: int, driver: str) -> str:
 
 
 def link_speed(generation: int) -> str:
-    """Return the link speed as sysfs has it."""
+    """Return the link speed in sysfs's format."""
     return _SPEEDS[generation] + "\n"

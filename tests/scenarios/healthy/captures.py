@@ -1,4 +1,4 @@
-"""Whole captures: every probe that `gpunode capture` asks, with what it returns where a thing is not there."""
+"""Complete captures: every probe of `gpunode capture`, by default with its result for a missing thing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpunode.facts.probes import LSPCI_PROBE, list_probes
 from gpunode.packages.simulation import Simulation
 from gpunode.workflow.doctor import collect_doctor_evidence
 
-# By probe key: what was said, the files that a glob found, or the whole capture where a command failed.
+# By probe key: the output, the files found by a glob, or the complete capture of a failed command.
 Said: TypeAlias = "str | tuple[GlobMatch, ...] | Capture"
 Node: TypeAlias = "Mapping[str, Said]"
 
@@ -33,13 +33,13 @@ def held(files: Mapping[str, str]) -> tuple[GlobMatch, ...]:
 
 
 def failed(said: str, status: int = 1, error: str = "") -> Capture:
-    """Return the output of a command that did not end with 0; its source is filled in by its key."""
+    """Return the output of a command with a non-zero exit status; its source is filled in by its key."""
     return Capture("", "failed", said.encode(), error, status)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A node that answers what it is asked."""
+    """A node that answers probes."""
 
     node: Node
     asked: set[str] = field(default_factory=set)
@@ -50,16 +50,16 @@ class Standing:
         return _capture(probe, self.node.get(probe.key))
 
     def read_live_distribution(self) -> None:
-        """Do nothing: the evidence tells the distribution."""
+        """Do nothing: the evidence contains the distribution."""
         return
 
     def simulate(self, _: Sequence[PackageChange], /) -> Simulation | None:
-        """None: nobody installs anything here."""
+        """Return None: nothing is installed here."""
         return None
 
 
 def evidence(node: Node) -> Evidence:
-    """Return what ``gpunode capture`` takes of ``node``."""
+    """Return the evidence that ``gpunode capture`` collects from ``node``."""
     host = Standing(node)
     found = collect_doctor_evidence(host)
     assert set(node) <= host.asked, f"nobody asks for {set(node) - host.asked}"
@@ -81,7 +81,7 @@ def _capture(probe: Probe, said: Said | None) -> Capture:
 
 
 def journal(lines: Iterable[str], start: str = "2026-11-16T06:12", host: str = "gpu-node-17") -> str:
-    """Return lines of the journal as ``-o short-iso-precise`` has them, a moment apart."""
+    """Return lines of the journal in the format of ``-o short-iso-precise``, a moment apart."""
     rows = enumerate(lines)
     return "".join(
         f"{start}:{at // 20 % 60:02}.{at % 20 * 50:03}{at % 997:03}+0000 {host} {line}\n" for at, line in rows

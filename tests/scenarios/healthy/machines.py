@@ -1,4 +1,4 @@
-"""Machines whose driver works, by distribution: packages, modules, logs and files as those systems have them."""
+"""Machines with a working driver, by distribution: packages, modules, logs and files in the format of each system."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BOOTED: Final = "Mon 2026-11-16 06:12:31.204511 UTC"
 
 @dataclass(frozen=True)
 class System:
-    """A distribution with a driver in it.
+    """A distribution with an installed driver.
 
     Attributes:
-        packages: of dpkg, by name, as ``version`` or ``version state``.
-        rpms: what ``rpm -qa`` lists, on rpm systems.
-        module: the folder of the modules below /lib/modules/<kernel>/, and the main one's file name.
-        dkms: name of the module in DKMS; empty where it is not built by DKMS.
+        packages: dpkg's packages by name, as ``version`` or ``version state``.
+        rpms: the output of ``rpm -qa``, on rpm systems.
+        module: the folder of the modules below /lib/modules/<kernel>/, and the main module's file name.
+        dkms: name of the module in DKMS; empty if DKMS does not build it.
         libraries: the folder of the driver's libraries.
     """
 
@@ -78,7 +78,7 @@ def debian_12() -> System:
 
 
 def debian_12_own() -> System:
-    """Return Debian 12 with the driver of its non-free section."""
+    """Return Debian 12 with the driver from its non-free section."""
     version, kernel = "535.261.03-1~deb12u1", "6.1.0-41-amd64"
     return System(
         _release("debian", "12 (bookworm)", "12", "Debian GNU/Linux 12 (bookworm)", code="bookworm"),
@@ -120,7 +120,7 @@ def debian_13() -> System:
 
 
 def ubuntu_22() -> System:
-    """Return Ubuntu 22.04 with modules that Canonical has built and signed."""
+    """Return Ubuntu 22.04 with modules built and signed by Canonical."""
     kernel, version = "5.15.0-161-generic", "535.274.02-0ubuntu0.22.04.1"
     branch = "535-server"
     return System(
@@ -198,7 +198,7 @@ def rhel_9() -> System:
 
 
 def machine(system: System, gpus: Sequence[Board], log: Sequence[str] = (), *, virt: str = "none") -> dict[str, Said]:
-    """Return the evidence of a machine with this system and these GPUs; ``log`` are further lines of the kernel's."""
+    """Return the evidence of a machine with this system and these GPUs; ``log`` adds lines to the kernel log."""
     return {
         **_system(system, virt),
         **_packages(system),
@@ -223,7 +223,7 @@ def machine(system: System, gpus: Sequence[Board], log: Sequence[str] = (), *, v
 
 
 def units(*running: str, failing: str = "") -> str:
-    """``systemctl show`` of every unit that is asked for: those that run since the boot, the others not there."""
+    """Return ``systemctl show`` of every queried unit: ``running`` units since boot, the others as not found."""
     asked = [word for word in PROBES["units"].argv if word.endswith((".service", ".path"))]
     blocks = []
     for number, unit in enumerate((*asked, *(unit for unit in running if unit not in asked))):
@@ -288,7 +288,7 @@ def _system(system: System, virt: str) -> Node:
 
 
 def dpkg_status(packages: Mapping[str, str], arch: str = "amd64") -> str:
-    """Return dpkg's status file; a version may have a state behind it."""
+    """Return dpkg's status file; a version may be followed by a state."""
     rows = []
     for name, said in sorted(packages.items()):
         version, _, state = said.partition(" ")
@@ -321,7 +321,7 @@ def _packages(system: System) -> Node:
     }
 
 
-# The driver came weeks ago, and the machine was booted since; unattended-upgrades has done other things last night.
+# The driver was installed weeks ago, before the last boot; last night unattended-upgrades only did other things.
 HISTORY: Final = """
 Start-Date: 2026-10-19  08:00:02
 Commandline: apt-get install --yes nvidia-open
@@ -473,7 +473,7 @@ def _smi(system: System, gpus: Sequence[Board]) -> Node:
 
 
 def kernel_log(system: System, gpus: Sequence[Board], more: Sequence[str] = ()) -> str:
-    """Return the kernel's log of a usual boot: what looks like trouble in it is none."""
+    """Return the kernel log of a normal boot: its alarming lines are harmless."""
     ports = [gpu.port for gpu in gpus if gpu.port]
     kind = f"Open Kernel Module for x86_64  {system.driver}  Release Build  (dvs-builder@U22-I3-AM19-17-3)" \
         if system.is_open else f"x86_64 Kernel Module  {system.driver}"  # fmt: skip

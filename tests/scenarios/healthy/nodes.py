@@ -1,4 +1,4 @@
-"""Nodes with which nothing is wrong, however much some of it looks like it."""
+"""Healthy nodes, however suspicious some of their evidence looks."""
 
 from __future__ import annotations
 
@@ -508,7 +508,7 @@ HEALTHY: Final[Mapping[str, Callable[[], Node]]] = {
 
 
 def without_a_gpu() -> Node:
-    """Return a machine that has no GPU and nothing for one."""
+    """Return a machine without a GPU and without any GPU software."""
     system = machines.debian_12()
     bare = {name: version for name, version in system.packages.items() if "nvidia" not in name and "cuda" not in name}
     base = machine(replace(system, packages=bare, sources={}), [])
