@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from gpunode.change import GPU_SERVICES
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.facts import kernels, kubelet, machine, systemd
 from gpunode.facts.evidence import Capture, ContentKind, Probe
+from gpunode.facts.patterns import Pattern
 from gpunode.packages import SYSTEMS
 
 # AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
@@ -78,6 +80,11 @@ FILES: Final = (
 CDI_KIND: Final = "nvidia.com/gpu"
 CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
 CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
+# Settings of the toolkit's unit that writes the specification, such as another path for it.
+CDI_REFRESH_ENVIRONMENT_FILE: Final = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+_CDI_OUTPUT_PATH: Final = Pattern(
+    r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?(/[^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE
+)
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.read_folders.items()},
@@ -253,3 +260,8 @@ def unit_probe(*names: str) -> Probe:
 # Reads sysfs as well, and the names of all devices that there are, which takes it 10 ms: only doctor shows names.
 LSPCI_PROBE: Final = _table_probe("lspci", argv=("lspci", "-Dvmmnnk"))
 PROBES: Final = (*list_probes(), LSPCI_PROBE)
+
+
+def find_cdi_output_path(settings: str) -> str:
+    """Return where the toolkit's unit writes the specification with these ``settings`` of its environment file."""
+    return [CDI_SPEC, *(match[1] for match in _CDI_OUTPUT_PATH.finditer(settings))][-1]

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpunode.change import ServiceChange, Trigger
+from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.kernels import parse_nvrm_version
-from gpunode.facts.probes import CDI_KIND, CDI_SPEC
+from gpunode.facts.probes import CDI_KIND, CDI_REFRESH_ENVIRONMENT_FILE, find_cdi_output_path
 from gpunode.facts.systemd import has_unit_failed
 from gpunode.host.port import TriggerResult
 from gpunode.host.process import FinishedCommand, Runner
@@ -188,18 +189,19 @@ class Services:
         if self._runner.root != "/":
             return TriggerResult(trigger, 0.0, "it is written after the image has booted")
         started = time.monotonic()
+        generate = ("nvidia-ctk", "cdi", "generate", f"--output={_read_cdi_output_path()}")
         if not self._run_cdi_unit():
-            done = self._runner.run(
-                ("nvidia-ctk", "cdi", "generate", f"--output={CDI_SPEC}"), timeout_s=_START_TIMEOUT_S
-            )
+            done = self._runner.run(generate, timeout_s=_START_TIMEOUT_S)
             if done.is_program_missing:
                 return TriggerResult(trigger, 0.0, "nvidia-ctk is not installed")
             if not done.ok:
-                raise _missing_specification_error(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
+                raise _missing_specification_error(
+                    done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}", generate
+                )
         listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
         # It succeeds with no device, too, and says so on standard error alone.
         if not any(line.startswith(f"{CDI_KIND}=") for line in listed.text.splitlines()):
-            raise _missing_specification_error(listed.last_lines(6))
+            raise _missing_specification_error(listed.last_lines(6), generate)
         return TriggerResult(trigger, time.monotonic() - started)
 
     def _run_cdi_unit(self) -> bool:
@@ -302,11 +304,19 @@ def _explain_not_running(unit: str, shown: Mapping[str, str]) -> str:
     return ""
 
 
-def _missing_specification_error(output: str) -> ChangeFailed:
+def _read_cdi_output_path() -> str:
+    """Return where the toolkit's unit writes the specification, which is where the plan expects it."""
+    try:
+        return find_cdi_output_path(Path(CDI_REFRESH_ENVIRONMENT_FILE).read_text(errors="replace"))
+    except OSError:
+        return find_cdi_output_path("")
+
+
+def _missing_specification_error(output: str, generate: Sequence[str]) -> ChangeFailed:
     return ChangeFailed(
         "nvidia-ctk wrote no CDI specification that offers a GPU",
         why=f"`nvidia-ctk cdi list` names no {CDI_KIND}=…; its output:\n{output or 'nothing'}",
-        hint=f"nvidia-smi -L\nnvidia-ctk --debug cdi generate --output={CDI_SPEC}\nthen run the same command again",
+        hint=f"nvidia-smi -L\n{command('nvidia-ctk', '--debug', *generate[1:])}\nthen run the same command again",
     )
 
 

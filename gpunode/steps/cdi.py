@@ -14,7 +14,7 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
-from gpunode.facts.probes import CDI_FOLDERS, CDI_SPEC
+from gpunode.facts.probes import CDI_FOLDERS, CDI_REFRESH_ENVIRONMENT_FILE, find_cdi_output_path
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Planned, Step, StepOutcome
 from gpunode.package_id import PackageId
@@ -33,15 +33,10 @@ if TYPE_CHECKING:
 
 CDI_REFRESH_UNIT = "nvidia-cdi-refresh.service"
 REFRESH_PATH_UNIT = "nvidia-cdi-refresh.path"
-# What the unit's owner may have told it, such as another place for its output.
-CDI_REFRESH_ENVIRONMENT_FILE = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
 _TOOLKIT_BASE_PACKAGE = PackageId("nvidia-container-toolkit-base")
 # The first toolkit whose package brings the units.
 _FIRST_VERSION_WITH_UNITS = (1, 18)
-_OUTPUT_FILE_SETTING = re.compile(
-    r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE
-)
 _ALL_GPUS_DEVICE = "all"
 KEPT_FRESH_PHRASE = "; the toolkit's units keep it fresh"
 
@@ -157,9 +152,7 @@ def _expected_driver(facts: Facts) -> LoadedDriver | None:
 
 def output_path(facts: Facts) -> str:
     """Return the path at which the unit writes the specification."""
-    text = facts.text(CDI_REFRESH_ENVIRONMENT_FILE)
-    said = [path for path in _OUTPUT_FILE_SETTING.findall(text) if path.startswith("/")]
-    return said[-1] if said else CDI_SPEC
+    return find_cdi_output_path(facts.text(CDI_REFRESH_ENVIRONMENT_FILE))
 
 
 def spec_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
@@ -227,7 +220,7 @@ def describe_verdict(verdict: CdiVerdict) -> str:
 
 def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     """Return why ``spec`` does not fit the driver and its GPUs, a clause; empty if it does or that is unknown."""
-    if spec.drivers and not any(f"{version}.".startswith(loaded.version) for version in spec.drivers):
+    if _is_of_other_driver(spec, loaded):
         return f"{spec.path} is of driver {', '.join(sorted(spec.drivers))}, but {loaded.version} is loaded"
     layout: GpuLayout | None = known(facts.layout, None)
     if layout is None or not spec.gpus:
@@ -243,6 +236,12 @@ def _find_fault(spec: CdiSpec, facts: Facts, loaded: LoadedDriver) -> str:
     if strange := sorted(named - layout.uuids):
         return f"{spec.path} names {strange[0]}, which is missing" if len(layout.uuids) == len(layout.minors) else ""
     return ""
+
+
+def _is_of_other_driver(spec: CdiSpec, loaded: LoadedDriver) -> bool:
+    """Return whether ``spec`` names driver versions, and none that is ``loaded``, whose version may be unknown."""
+    fits = any(f"{version}.".startswith(f"{loaded.version}.") for version in spec.drivers)
+    return bool(spec.drivers and loaded.version) and not fits
 
 
 def _explain_missed_folder(name: str, written: str, places: Sequence[str]) -> str:
@@ -271,7 +270,7 @@ def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: Loa
     for other in offer.specs:
         if spec is None or other.path == spec.path:
             continue
-        if other.drivers and not any(f"{version}.".startswith(loaded.version) for version in other.drivers):
+        if _is_of_other_driver(other, loaded):
             names = sorted(name for name, one in offer.devices.items() if one.path == other.path)
             also = f"; only it still offers {', '.join(names)}" if names else ""
             versions = ", ".join(sorted(other.drivers))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from gpunode.facts.model import EMBEDDED_KEY_PLACEHOLDER, Facts, PackageSource
 from gpunode.facts.patterns import Pattern
@@ -64,11 +64,11 @@ def _split_source_line(line: str) -> list[str]:
 
 
 def _parse_commented_entry(path: str, number: int, line: str) -> Iterator[PackageSource]:
-    """The entry that a comment switches off; a comment that is prose is none."""
+    """Yield the entry that a comment switches off; a comment that is prose, or no valid entry, is none."""
     words = _split_source_line(line)
-    rest = words[2:] if len(words) > 1 and words[1].startswith("[") else words[1:]
-    if words and words[0] in _ARCHIVE_TYPES and len(rest) > 1 and re.match(r"[a-z+-]+:", rest[0]):
-        yield _make_source_entry(path, number, words, enabled=False)
+    if words:
+        with suppress(ValueError):
+            yield _make_source_entry(path, number, words, enabled=False)
 
 
 def _make_source_entry(path: str, number: int, words: list[str], *, enabled: bool) -> PackageSource:

@@ -199,6 +199,18 @@ def test_unmet_unit_conditions_make_nvidia_ctk_generate_cdi(systemd: Tools, why:
     assert "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml" in systemd.calls
 
 
+def test_specification_is_written_where_the_refresh_unit_would_write_it(
+    systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "nvidia-cdi-refresh.env"
+    settings.write_text('NVIDIA_CTK_CDI_OUTPUT_FILE_PATH="/etc/cdi/nvidia.yaml"\n')
+    monkeypatch.setattr("gpunode.host.services.CDI_REFRESH_ENVIRONMENT_FILE", str(settings))
+    (systemd.folder / "unit").unlink()
+    systemd.add("nvidia-ctk", "echo nvidia.com/gpu=all")
+    settle(Trigger("cdi"))
+    assert "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml" in systemd.calls
+
+
 def test_missing_refresh_unit_makes_nvidia_ctk_generate_cdi(systemd: Tools) -> None:
     (systemd.folder / "unit").unlink()
     assert settle(Trigger("cdi")) == [(0.0, "nvidia-ctk is not installed")]

@@ -97,6 +97,11 @@ def test_outdated_cdi_specification_is_regenerated(written: bytes, layout: GpuLa
     assert len(outcome.changes) == 1
 
 
+def test_version_that_only_begins_like_the_loaded_one_is_another() -> None:
+    facts = replace(node({RUN: spec("580.126")}), loaded_driver=Known(LoadedDriver("580.12", True), ""))
+    assert "of driver 580.126, but 580.12 is loaded" in plan(facts).reason
+
+
 @pytest.mark.parametrize(
     ("written", "layout"),
     [

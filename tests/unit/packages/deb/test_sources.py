@@ -24,6 +24,13 @@ def test_disabled_entry_is_parsed_and_prose_is_not() -> None:
     assert [(one.line, one.suite, one.enabled) for one in parse(LIST, text)] == [(2, "/", False)]
 
 
+@pytest.mark.parametrize(
+    "comment", ["# deb http://example.com/repo stable", "# deb file: x y", "#deb [ http://x / main"]
+)
+def test_comment_that_is_no_valid_entry_stops_nothing(comment: str) -> None:
+    assert [one.line for one in parse(LIST, f"{comment}\ndeb http://a b c\n")] == [2]
+
+
 def test_cdrom_uri_with_spaces_is_parsed() -> None:
     (disc,) = parse(LIST, "deb cdrom:[Debian GNU/Linux 12 _Bookworm_ - #1]/ bookworm main\n")
     assert (disc.uri, disc.suite) == ("cdrom:[Debian GNU/Linux 12 _Bookworm_ - #1]/", "bookworm")
