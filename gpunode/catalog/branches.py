@@ -1,4 +1,4 @@
-"""NVIDIA's driver branches: what each is, how long it lives, how its packages are named. Source: branches.csv."""
+"""NVIDIA's driver branches: kind, end of life and names of packages. Source: branches.csv."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Branch:
 
     Attributes:
         is_maintained: whether NVIDIA still maintains it.
-        eol: the month in which that ended or ends, ``2028-06``; empty when no date is known.
+        eol: the month in which maintenance ended or ends, ``2028-06``; empty when no date is known.
         newest_seen: the newest version known to exist; empty when none is.
         has_suffixed_packages: whether Ubuntu's package names carry the branch (``nvidia-dkms-580``); NVIDIA dropped it
             at 590.
-        oldest_architecture: the oldest GPUs it drives; ``newest_architecture`` the newest.
+        oldest_architecture: the architecture of the oldest GPUs it drives; ``newest_architecture`` that of the newest.
     """
 
     number: int
@@ -42,17 +42,17 @@ class Branch:
 
 @lru_cache(maxsize=1)
 def all_branches() -> tuple[Branch, ...]:
-    """Every branch of the table, oldest first."""
+    """Return every branch of the table, oldest first."""
     return tuple(_branch_from_row(row) for row in tables.rows("branches.csv"))
 
 
 def is_unlisted(number: int) -> bool:
-    """Return whether the branch is newer than the table, which then says nothing of its kind or its end."""
+    """Return whether the branch is newer than the table, so that its kind and its end are unknown."""
     return number > all_branches()[-1].number
 
 
 def find(number: int) -> Branch | None:
-    """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
+    """Return the branch with this number; one newer than the table is assumed to be like its newest. None for a gap."""
     latest = all_branches()[-1]
     if is_unlisted(number):
         return replace(latest, number=number, kind="new-feature", is_maintained=True, eol="", newest_seen="")
@@ -60,7 +60,7 @@ def find(number: int) -> Branch | None:
 
 
 def production() -> Branch:
-    """The production branch: about a year of fixes."""
+    """Return the production branch, which gets fixes for about a year."""
     return next(branch for branch in reversed(all_branches()) if branch.is_maintained and branch.kind == "production")
 
 
@@ -70,7 +70,7 @@ def maintained_lts_branches() -> tuple[Branch, ...]:
 
 
 def newest_maintained_branch() -> Branch:
-    """The newest maintained branch, of whatever kind."""
+    """Return the newest maintained branch, of whatever kind."""
     return next(branch for branch in reversed(all_branches()) if branch.is_maintained)
 
 

@@ -1,4 +1,4 @@
-"""The Helm charts that gpunode renders values for. Source: charts.csv names its own."""
+"""The Helm charts that gpunode renders values for. Sources: see charts.csv."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Chart:
     """A chart at the version that gpunode knows.
 
     Attributes:
-        app: the version of its images, where gpunode names one itself.
-        needs_hooks: whether Helm's hooks make objects that the chart cannot run without.
-        repository: of Helm, or an ``oci://`` address that holds the chart.
+        app: the version of its images, if gpunode names one itself.
+        needs_hooks: whether Helm's hooks make objects without which the chart cannot run.
+        repository: that of Helm, or an ``oci://`` address that holds the chart.
     """
 
     name: str
@@ -27,10 +27,10 @@ class Chart:
 
 @cache
 def chart(name: str) -> Chart:
-    """The chart of that name.
+    """Return the chart of that name.
 
     Raises:
-        KeyError: gpunode renders no values for it.
+        KeyError: if gpunode renders no values for it.
     """
     for row in tables.rows("charts.csv"):
         if row["chart"] == name:

@@ -1,4 +1,4 @@
-"""Which packages belong to an NVIDIA driver. Source: driver_packages.csv."""
+"""The packages that belong to an NVIDIA driver. Source: driver_packages.csv."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gpunode.catalog import tables
 from gpunode.change import PackageState
 from gpunode.package_id import PackageId
 
-# The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
-# OpenMPI) and Chromium. Its purge would take those along.
+# The library of nvidia-settings works with any X driver, and packages outside the driver depend on it: libhwloc-plugins
+# (so OpenMPI) and Chromium. Purging it would remove those, too.
 STANDALONE_PREFIX = "libxnvctrl"
-# Tools that talk to every driver of their branch, and the loader of OpenCL. Each is a source of its own in Debian, with
+# Tools that work with every driver of their branch, and the OpenCL loader. Debian builds each from its own source, with
 # versions that lag behind the driver's; nothing that runs on a GPU needs them at its version.
 STANDALONE_TOOL_PACKAGES = frozenset(
     {"nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"}
 )
-# Debian builds the persistence daemon, too, from a source with versions of its own; NVIDIA's has the driver's.
+# Debian also builds the persistence daemon from a source with its own versions; NVIDIA's has the driver's version.
 SEPARATELY_VERSIONED_IN_DISTROS = STANDALONE_TOOL_PACKAGES | {"nvidia-persistenced"}
 PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
 _LIBRARIES_OF_EVERY_BRANCH = frozenset({"libcuda1", "libnvidia-ml1"})
-# Up to 13.3 they depend on the toolkit and, by cuda-runtime-12-6, on cuda-drivers; the demonstration programs need that
-# one, too. Source: CUDA installation guide for Linux, "Meta Packages".
+# Up to 13.3 they depend on the toolkit and, through cuda-runtime-12-6, on cuda-drivers; so do the demonstration
+# programs. Source: CUDA installation guide for Linux, "Meta Packages".
 _CUDA_METAPACKAGE = re.compile(r"cuda(?:-\d+)*|cuda-(?:runtime|demo-suite)-\d+-\d+")
 _DRIVER_VERSION_IN_PACKAGE_VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
@@ -38,22 +38,22 @@ def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
 def is_deb_driver_package(name: str) -> bool:
     """Return whether a package belongs to a driver of any packager.
 
-    Never so: the CUDA and container toolkits, CUDA's compatibility libraries, DCGM, GPUDirect, nouveau's firmware and X
-    driver, repository keys and pinning packages.
+    These never do: the CUDA and container toolkits, CUDA's compatibility libraries, DCGM, GPUDirect, nouveau's firmware
+    and X driver, repository keys and pinning packages.
     """
-    # Remembered: a plan asks a dozen times for every package of the node.
+    # Cached: a plan calls this a dozen times for every package of the node.
     return _is_listed(name, "purge") and not _is_listed(name, "keep")
 
 
 def is_cuda_metapackage(name: str) -> bool:
-    """Return whether a package brings CUDA and, with it, a driver of any version."""
+    """Return whether a package installs CUDA and, with it, a driver of any version."""
     return name.startswith("cuda") and _CUDA_METAPACKAGE.fullmatch(name) is not None
 
 
 def purge_reason(name: str, version: str) -> PurgeReason | None:
-    """Return why a package cannot stay beside another driver than its own; None for what is no driver's.
+    """Return why a package cannot stay beside a driver other than its own; None if it belongs to no driver.
 
-    One that has versions of its own goes only where the package manager says so, or its relations do.
+    A package with its own versions leaves only if the package manager says so, or its relations do.
     """
     if is_cuda_metapackage(name):
         return "relation"
@@ -76,12 +76,12 @@ def _is_listed(name: str, action: str) -> bool:
 
 @lru_cache(maxsize=4)
 def driver_versioned_packages(branch: int) -> tuple[str, ...]:
-    """Names of packages that come at the driver's own version, in order. Source: pinned_names.csv."""
+    """Return the names of packages that have the driver's own version, in order. Source: pinned_names.csv."""
     return tuple(sorted({row["name"].format(branch=branch) for row in tables.rows("pinned_names.csv")}))
 
 
 def upstream(version: str) -> str:
-    """The driver's own version (``580.95.05``) in a package's; empty when the package has versions of its own."""
+    """Return the driver's own version (``580.95.05``) in a package's; empty if the package has its own versions."""
     match = _DRIVER_VERSION_IN_PACKAGE_VERSION.match(version)
     return match[1] if match else ""
 
@@ -89,10 +89,10 @@ def upstream(version: str) -> str:
 def version_locked_packages(
     packages: Mapping[PackageId, PackageState], branch: int, exempt: frozenset[str] = STANDALONE_TOOL_PACKAGES
 ) -> Mapping[PackageId, str]:
-    """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
+    """Return the installed packages that must have the version of a driver of ``branch``, with their own version.
 
-    Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
-    without which nothing runs on a GPU. Those named ``exempt`` may have any version.
+    Packages of another branch belong to another driver, except the libraries that have the same name in every branch
+    and that everything on a GPU needs. Those named ``exempt`` may have any version.
     """
     names = {*driver_versioned_packages(branch)} - exempt
     return {
@@ -108,7 +108,7 @@ def version_locked_packages(
 
 @lru_cache(maxsize=2)
 def _listed_names_and_prefixes(action: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Whole names, and beginnings of names; compiled to one regular expression they would take 5 ms at each start."""
+    """Return complete names, and prefixes; compiled to one regular expression they would take 5 ms at each start."""
     patterns = [row["pattern"] for row in tables.rows("driver_packages.csv") if row["action"] == action]
     beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), beginnings

@@ -13,10 +13,10 @@ from gpunode.catalog import tables
 
 Version: TypeAlias = tuple[int, ...]
 
-# The packages of the whole toolkit and of its parts, before the release's number (``cuda-nvcc-12-9``). Never ``cuda``
-# or ``cuda-12-9``: up to 13.3 they bring a driver. Sources: CUDA installation guide for Linux, "Meta Packages"; the
-# package lists of NVIDIA's repositories. A compiler needs the headers of cuda-cudart-dev. Releases before 11 had other
-# names; no repository for a supported system has them (that for Ubuntu 22.04 begins with 11.7).
+# The packages of the complete toolkit and of its parts, before the release's number (``cuda-nvcc-12-9``). Never
+# ``cuda`` or ``cuda-12-9``: up to 13.3 they install a driver. Sources: CUDA installation guide for Linux, "Meta
+# Packages"; the package lists of NVIDIA's repositories. A compiler needs the headers of cuda-cudart-dev. Releases
+# before 11 had other names; no repository for a supported system has them (that for Ubuntu 22.04 begins with 11.7).
 _PACKAGES_BY_COMPONENT: Mapping[str, tuple[str, ...]] = {
     "": ("cuda-toolkit",),
     "nvcc": ("cuda-nvcc", "cuda-cudart-dev"),
@@ -24,7 +24,7 @@ _PACKAGES_BY_COMPONENT: Mapping[str, tuple[str, ...]] = {
     "cublas": ("libcublas", "libcublas-dev"),
 }
 _TOOLKIT_PACKAGE_NAME = re.compile(rf"(?:{'|'.join(chain(*_PACKAGES_BY_COMPONENT.values()))})-(\d{{1,2}})-(\d)")
-# What comes along with them: cuda-cccl-12-9, libcufft-dev-12-9, gds-tools-12-9, cuda-toolkit-12-9-config-common.
+# Packages installed with them: cuda-cccl-12-9, libcufft-dev-12-9, gds-tools-12-9, cuda-toolkit-12-9-config-common.
 _COMPONENT_PACKAGE_NAME = re.compile(r"(?!cuda-compat)(?:cuda|lib|nsight|gds)[a-z-]*-(\d{1,2})-(\d)(?:-config-common)?")
 
 
@@ -47,7 +47,7 @@ class CudaRelease:
 
 @lru_cache(maxsize=1)
 def releases() -> tuple[CudaRelease, ...]:
-    """Every release of the table, oldest first."""
+    """Return every release of the table, oldest first."""
     rows = tables.rows("cuda_releases.csv")
     return tuple(
         CudaRelease(
@@ -70,7 +70,7 @@ _CAPABILITY_BY_ARCHITECTURE: Mapping[str, Version] = {
 }
 
 
-# The release whose compiler first targets GPUs from a compute capability on. Source: CUDA release notes.
+# The first release whose compiler targets GPUs from a compute capability on. Source: CUDA release notes.
 _FIRST_CUDA_BY_CAPABILITY: Mapping[Version, Version] = {
     (7, 0): (9, 0),
     (7, 5): (10, 0),
@@ -86,25 +86,25 @@ _FIRST_CUDA_BY_CAPABILITY: Mapping[Version, Version] = {
 
 
 def parse_version(version: str) -> Version:
-    """A version's numbers (``550.54.14``, ``12.4``)."""
-    # As it stands in a log: Python reads no number of thousands of digits.
+    """Return a version's numbers (``550.54.14``, ``12.4``)."""
+    # The text may come from a log, and Python refuses numbers of thousands of digits.
     return tuple(int(part[:18]) for part in version.split("."))
 
 
 def find(version: Version) -> CudaRelease | None:
-    """The release of that major and minor version; None where the table has none."""
+    """Return the release of that major and minor version; None if the table has none."""
     return next((release for release in releases() if release.version == version[:2]), None)
 
 
 def newest_supported_by_driver(driver: str) -> Version | None:
-    """The newest CUDA that a driver, or the newest one of a branch, supports; None where it is older than the table."""
+    """Return the newest CUDA that a driver, or the newest of a branch, supports; None if it is older than the table."""
     numbers = parse_version(driver)
     known = [one.version for one in releases() if parse_version(one.driver)[: len(numbers)] <= numbers]
     return known[-1] if known else None
 
 
 def newest_compatible_with_branch(branch: int) -> Version | None:
-    """Return the newest CUDA whose compiled programs start on a driver branch; None where it is older than the table.
+    """Return the newest CUDA whose compiled programs start on a driver branch; None if it is older than the table.
 
     Source: CUDA compatibility guide, "Minor Version Compatibility".
     """
@@ -113,9 +113,9 @@ def newest_compatible_with_branch(branch: int) -> Version | None:
 
 
 def newest_for_capability(capability: Version) -> Version | None:
-    """Return the newest CUDA whose compiler targets this compute capability; None where no release of the table does.
+    """Return the newest CUDA whose compiler targets this compute capability; None if no release of the table does.
 
-    The table tells only which GPUs left; ``first_for_capability`` tells which came later.
+    The table has only the GPUs that were dropped; ``first_for_capability`` has those added later.
     """
     able = [release.version for release in releases() if release.oldest_capability <= capability]
     return able[-1] if able else None
@@ -134,13 +134,13 @@ def toolkit_packages(version: Version, components: Sequence[str]) -> tuple[str, 
 
 
 def release_of_component(name: str) -> Version | None:
-    """Return the release of a package that belongs to a toolkit, whole or in part; None for any other package."""
+    """Return the release of a package that belongs to a toolkit; None for any other package."""
     match = _COMPONENT_PACKAGE_NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def release_of_toolkit_package(name: str) -> Version | None:
-    """Return the release that a package of ``toolkit_packages`` is of; None for any other package."""
+    """Return the release of a package of ``toolkit_packages``; None for any other package."""
     match = _TOOLKIT_PACKAGE_NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 

@@ -24,8 +24,8 @@ class DistroDriver:
     """A driver branch in a release's own archive.
 
     Attributes:
-        flavours: the kernel modules that come at the version of the rest.
-        components: the parts of the archive that have its packages, beside main.
+        flavours: the kernel modules that have the version of the rest.
+        components: the components of the archive that have its packages, beside main.
         newest_seen: the newest package version known to exist; empty when none is.
     """
 
@@ -78,7 +78,7 @@ def _short_distro_name(distro: Distro) -> str:
 
 
 def _branch_satisfies(branch: int, version: str) -> bool:
-    """Return whether a branch is what a recipe's ``driver.version`` asks for."""
+    """Return whether a branch satisfies a recipe's ``driver.version``."""
     row = branches.find(branch)
     return version == "auto" or version.partition(".")[0] == str(branch) or (row is not None and row.kind == version)
 

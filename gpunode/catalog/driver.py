@@ -1,7 +1,7 @@
-"""Which driver a set of GPUs gets: branch and kernel module flavour, from the PCI ids alone.
+"""The choice of a driver for a set of GPUs: branch and kernel module flavour, from the PCI ids alone.
 
 Source: NVIDIA's supported-gpus.json and driver installation guide (releases 590 to 620), in gpus.csv and
-branches.csv. The order of questions matters: a GPU's last branch comes before its open modules (see GpuModel).
+branches.csv. The order of checks matters: a GPU's last branch comes before its open modules (see GpuModel).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpunode.outcome import Refusal
 from gpunode.recipe import Driver, DriverSource
 from gpunode.wording import join_with_and
 
-# NVIDIA's current repositories start after the branch that was Kepler's last.
+# NVIDIA's current repositories start after Kepler's last branch.
 LAST_UNAVAILABLE_BRANCH = 470
-# From here on NVIDIA's own installer takes the open modules unless told otherwise.
+# From this branch on NVIDIA's own installer installs the open modules by default.
 _OPEN_BY_DEFAULT_FROM = 560
 _REQUESTED_VERSION = re.compile(r"([0-9]{2,4})(\.[0-9]+){0,2}")
 
@@ -30,8 +30,8 @@ class Choice:
 
     Attributes:
         exact: the full version (``580.178.04``); empty when any version of the branch will do.
-        reason: one sentence that a person understands.
-        source: whose packages.
+        reason: one sentence for the user.
+        source: whose packages are installed.
     """
 
     branch: int
@@ -43,7 +43,7 @@ class Choice:
 
     @property
     def suffixed_names(self) -> bool:
-        """True if Ubuntu's package names carry the branch."""
+        """True if Ubuntu's package names include the branch."""
         branch = branches.find(self.branch)
         return branch is not None and branch.has_suffixed_packages
 
@@ -58,7 +58,7 @@ class _BranchPick:
 
 
 def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Choice | Refusal:
-    """The driver for all of ``models`` that the recipe's request allows, or why there is none.
+    """Return the driver for all of ``models`` that the recipe's request allows, or why there is none.
 
     Args:
         models: of the node's GPUs.
@@ -66,7 +66,7 @@ def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Ch
         because: why this branch, if it is not the request alone.
 
     Raises:
-        ValueError: the request is for no driver.
+        ValueError: if no driver is requested.
     """
     if request.version == "none":
         raise ValueError("no driver is requested, so there is none to choose")
@@ -83,7 +83,7 @@ def choose(models: Sequence[GpuModel], request: Driver, because: str = "") -> Ch
 
 
 def _find_common_branch_obstacle(gpus: Sequence[GpuModel]) -> Refusal | None:
-    """The limits that no recipe can change."""
+    """Return the refusal for limits that no recipe can change."""
     if not gpus:
         return Refusal("there is no GPU to choose a driver for", "no NVIDIA GPU was found or named", _NO_GPU_HINT)
     old = [gpu for gpu in gpus if gpu.last_branch is not None and gpu.last_branch <= LAST_UNAVAILABLE_BRANCH]
@@ -113,7 +113,7 @@ _MIXED_GPUS_HINT = "remove one kind of GPU, or bind one to vfio-pci for a virtua
 
 
 def _pick_branch(gpus: Sequence[GpuModel], request: Driver) -> _BranchPick | Refusal:
-    """The branch that was requested, or the best one."""
+    """Return the branch that was requested, or the best one."""
     if request.version == "auto":
         return _pick_best_branch(gpus)
     if request.version == "production":
@@ -148,7 +148,7 @@ _BRANCH_KIND_WORDS: Mapping[BranchKind, str] = {
 
 
 def _pick_best_branch(gpus: Sequence[GpuModel]) -> _BranchPick:
-    """The production branch, unless a GPU needs an older or a newer one; then the nearest that all can use."""
+    """Return the production branch, unless a GPU needs an older or newer one; then the nearest that all can use."""
     wanted, last, first = branches.production(), _first_dropped_gpu(gpus), _most_demanding_gpu(gpus)
     if last is not None and last.last_branch is not None and last.last_branch < wanted.number:
         every = len(gpus) == 1 or all(gpu.last_branch == last.last_branch for gpu in gpus)
@@ -183,7 +183,7 @@ _ALLOWED_VERSIONS_HINT = "use auto, production, lts, a branch such as 580, or a 
 
 
 def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Refusal | None:
-    """Why the branch cannot drive one of the GPUs."""
+    """Return why the branch cannot drive one of the GPUs."""
     number, hint = pick.branch.number, "use `--driver auto`, which picks a branch that drives every GPU of this host"
     for gpu in gpus:
         if gpu.last_branch is not None and gpu.last_branch < number:
@@ -196,7 +196,7 @@ def _refuse_unusable_gpus(gpus: Sequence[GpuModel], pick: _BranchPick) -> Refusa
 
 
 def _choose_flavour(gpus: Sequence[GpuModel], branch: Branch, request: Driver) -> ModuleFlavour | Refusal:
-    """Return the requested kernel modules, or those that drive every GPU; open ones where both do."""
+    """Return the requested kernel modules, or those that drive every GPU; the open ones if both do."""
     flavour = _default_flavour(gpus, branch) if request.kernel_module_type == "auto" else request.kernel_module_type
     for gpu in gpus:
         if flavour == "open" and not gpu.takes_open_modules:
@@ -258,13 +258,13 @@ def _warnings(gpus: Sequence[GpuModel], branch: Branch) -> list[str]:
 
 
 def _first_dropped_gpu(gpus: Sequence[GpuModel]) -> GpuModel | None:
-    """The GPU that current drivers dropped first; None when they drive all."""
+    """Return the GPU that current drivers dropped first; None if they drive all."""
     dropped = [gpu for gpu in gpus if gpu.last_branch is not None]
     return min(dropped, key=lambda gpu: gpu.last_branch or 0) if dropped else None
 
 
 def _most_demanding_gpu(gpus: Sequence[GpuModel]) -> GpuModel:
-    """The GPU that needs the newest driver."""
+    """Return the GPU that needs the newest driver."""
     return max(gpus, key=lambda gpu: gpu.first_branch)
 
 

@@ -47,8 +47,8 @@ class FabricPackages:
     """The packages of a fabric.
 
     Attributes:
-        version_locked: those that work at the driver's exact version alone.
-        unlocked: those with versions of their own.
+        version_locked: those that work only at the driver's exact version.
+        unlocked: those with their own versions.
     """
 
     version_locked: tuple[str, ...]
@@ -56,9 +56,9 @@ class FabricPackages:
 
 
 def find_packages(kind: FabricKind, branch: int, architecture: str, source: DriverSource = "nvidia") -> FabricPackages:
-    """Return the packages of a fabric for a driver branch; ``architecture`` in Debian's words.
+    """Return the packages of a fabric for a driver branch; ``architecture`` in Debian's terms.
 
-    Ubuntu's own archive goes on with the branch in their names (nvidia-fabricmanager-615, packages.ubuntu.com).
+    Ubuntu's own archive keeps the branch in their names (nvidia-fabricmanager-615, packages.ubuntu.com).
     """
     suffix = "" if branch >= _FIRST_BRANCH_WITHOUT_PACKAGE_SUFFIX and source == "nvidia" else f"-{branch}"
     locked = (
@@ -81,5 +81,5 @@ def is_fabric_package(name: str) -> bool:
 
 
 def is_version_locked(name: str) -> bool:
-    """Return whether a package works at the driver's exact version alone."""
+    """Return whether a package works only at the driver's exact version."""
     return any(name == one or name.startswith(f"{one}-") for names in _VERSION_LOCKED.values() for one in names)

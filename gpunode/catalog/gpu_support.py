@@ -22,9 +22,9 @@ class GpuSupport:
         branches: those in NVIDIA's current repositories that drive it, newest first.
         choice: the driver that setup installs for it alone with ``--driver auto``, or why there is none.
         flavours: the kernel modules that drive it, of any branch.
-        cuda: the newest CUDA that the chosen driver supports and whose compiler still targets this GPU; None where
+        cuda: the newest CUDA that the chosen driver supports and whose compiler still targets this GPU; None if
             one of the two is unknown.
-        cuda_limit: what keeps it from a newer CUDA; empty where nothing does.
+        cuda_limit: what keeps it from a newer CUDA; empty if nothing does.
         packages: those that its boards need beside the driver, each with the reason.
         assumption: for a GPU that is on none of the lists, what is assumed and why; else empty.
     """
@@ -40,7 +40,7 @@ class GpuSupport:
 
     @property
     def reason(self) -> str:
-        """Why setup installs that driver, without the name of the GPU; empty where it installs none."""
+        """Why setup installs that driver, without the name of the GPU; empty if it installs none."""
         return self.choice.reason.removeprefix(f"{self.model.label}: ") if isinstance(self.choice, Choice) else ""
 
     @property

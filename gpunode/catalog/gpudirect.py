@@ -19,14 +19,14 @@ class GpuDirectFeature:
     """A way to reach GPU memory directly.
 
     Attributes:
-        asked: the line of the recipe that asks for it.
+        asked: the line of the recipe that requests it.
         oldest_kernel: the oldest kernel.
         needs_open_modules: whether it needs the driver's open kernel modules, which exist for Turing and later GPUs.
         needs_ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED, or an Ubuntu kernel with the same.
         packages: what apt installs; DKMS builds the module from the installed driver's source.
         module: what must be loaded.
         unit: the service that makes the module's device node.
-        source: where the packages come from, when no repository has them.
+        source: where the packages come from, if no repository has them.
         instead: what to do on a node that does not support it.
     """
 
@@ -50,8 +50,8 @@ DMA_BUF_FEATURE: Final = GpuDirectFeature(
     oldest_kernel=(5, 12),
     needs_open_modules=True,
 )
-# The module comes with every driver since 470, and registers with functions that these RDMA stacks bring, or a patch of
-# the kernel: https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem"; chapter 42 of the driver's README.
+# The module is part of every driver since 470, and registers with functions of these RDMA stacks, or of a patch to the
+# kernel: https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem"; chapter 42 of the driver's README.
 PEERMEM_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect RDMA by nvidia-peermem",
     asked='gpudirect.rdma = "peermem"',
@@ -59,7 +59,7 @@ PEERMEM_FEATURE: Final = GpuDirectFeature(
     needs_ofed=True,
     module="nvidia_peermem",
 )
-# nvidia-fs 2.17.5 and later use the open modules alone (its ChangeLog). The CUDA repositories have the package.
+# nvidia-fs 2.17.5 and later work only with the open modules (its ChangeLog). The CUDA repositories have the package.
 GDS_FEATURE: Final = GpuDirectFeature(
     name="GPUDirect Storage",
     asked="gpudirect.gds = true",
@@ -85,12 +85,12 @@ FEATURES: Final = (DMA_BUF_FEATURE, PEERMEM_FEATURE, GDS_FEATURE, GDRCOPY_FEATUR
 
 
 def packages_not_found(problem: str) -> frozenset[str]:
-    """Return the packages that no source has, by what apt says."""
+    """Return the packages that no source has, according to apt."""
     return frozenset(_PACKAGE_NOT_FOUND.findall(problem))
 
 
 def missing_source_hint(problem: str) -> str:
-    """Return what to do when apt says that no source has a package of a feature; empty when it says something else."""
+    """Return what to do when apt says that no source has a package of a feature; empty for other problems."""
     missing = packages_not_found(problem)
     found = (feature for feature in FEATURES if missing.intersection(feature.packages))
     return "\n".join(f"no source has {feature.packages[0]}: {feature.source}" for feature in found)

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs by PCI device id, and what each asks of a driver.
+"""NVIDIA GPUs by PCI device id, and what each needs from a driver.
 
-Sources: gpus.csv, vgpu_guests.csv and other_devices.csv name theirs; the NVSwitch ids are those of nv-pci-table.c and
-of the NVSwitch driver's headers in NVIDIA/open-gpu-kernel-modules.
+Sources: see gpus.csv, vgpu_guests.csv and other_devices.csv; the NVSwitch ids are those of nv-pci-table.c and of the
+NVSwitch driver's headers in NVIDIA/open-gpu-kernel-modules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpunode.catalog import branches, tables
 OpenModuleSupport: TypeAlias = Literal["no", "yes", "required"]
 NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]
 
-# lspci before 3.8 takes no `03xx`: VGA compatible controllers, then 3D controllers.
+# lspci before 3.8 rejects `03xx`: VGA compatible controllers, then 3D controllers.
 LIST_GPUS = "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302"
 """The command that lists NVIDIA's GPUs with their ids, and neither their audio functions nor NVSwitches."""
 
@@ -86,7 +86,7 @@ class GpuModel:
     def takes_open_modules(self) -> bool:
         """True if the open kernel modules drive it.
 
-        last_branch is asked first: NVIDIA's own list marks all Maxwell, Pascal and Volta parts ``kernelopen`` by
+        last_branch is checked first: NVIDIA's own list marks all Maxwell, Pascal and Volta parts ``kernelopen`` by
         mistake (supported-gpus.json 590.48.01), and would give them modules that do not drive them.
         """
         return self.last_branch is None and self.open_modules != "no"
@@ -98,10 +98,10 @@ class GpuModel:
 
 
 def find_model(device_id: str) -> GpuModel:
-    """The GPU with this PCI device id; one that no list has is judged by the range its id is in.
+    """Return the GPU with this PCI device id; an id that no list has is judged by its range.
 
     Raises:
-        ValueError: ``device_id`` is not four hex digits.
+        ValueError: if ``device_id`` is not four hex digits.
     """
     number = _parse_device_id(device_id)
     row = tables.find("gpus.csv", f"{number:04x}")
@@ -109,12 +109,12 @@ def find_model(device_id: str) -> GpuModel:
 
 
 def find_by_name(name: str) -> GpuModel | None:
-    """The GPU of this name, the first of the table (``GeForce GT 1030``); None where none is called that."""
+    """Return the first GPU of this name in the table (``GeForce GT 1030``); None if there is none."""
     return next(find_all_by_name(name), None)
 
 
 def find_all_by_name(name: str) -> Iterator[GpuModel]:
-    """Every GPU of this name: some are of two generations (``GeForce GT 730``)."""
+    """Return every GPU of this name: some names are of two generations (``GeForce GT 730``)."""
     wanted = name.removeprefix("NVIDIA ").strip().lower()
     named = (row for row in tables.rows("gpus.csv") if row["name"].removeprefix("NVIDIA ").lower() == wanted)
     return (_model_from_row(row) for row in named)
@@ -128,7 +128,7 @@ def search_models(text: str) -> tuple[GpuModel, ...]:
 
 
 def find_by_label(label: str) -> GpuModel | None:
-    """The GPU that GPU Feature Discovery labels so (``NVIDIA-H100-80GB-HBM3``); None where it labels none so."""
+    """Return the GPU with this label of GPU Feature Discovery (``NVIDIA-H100-80GB-HBM3``); None if there is none."""
     row = _rows_by_label().get(label.removeprefix("NVIDIA-").lower())
     return _model_from_row(row) if row else None
 
@@ -143,7 +143,7 @@ def _rows_by_label() -> Mapping[str, Mapping[str, str]]:
 
 
 def model_of_chip(chip: str, name: str) -> GpuModel | None:
-    """A GPU by its chip (``GP108``), as far as its generation tells; None where the code is not that of a GPU."""
+    """Return a GPU by its chip (``GP108``), as far as its generation tells; None if the code is not that of a GPU."""
     for start, architecture, first, last, modules in _CHIP_GENERATIONS:
         if chip.startswith(start) and chip[len(start) : len(start) + 1].isdigit():
             return GpuModel("", name or chip, architecture, first, last, modules)
@@ -154,16 +154,16 @@ def is_nvswitch(device_id: str) -> bool:
     """Return whether the PCI device id is that of an NVSwitch.
 
     Raises:
-        ValueError: ``device_id`` is not four hex digits.
+        ValueError: if ``device_id`` is not four hex digits.
     """
     return _parse_device_id(device_id) in _NVSWITCH_DEVICE_IDS
 
 
 def non_gpu_kind_and_name(device_id: str) -> tuple[str, str] | None:
-    """Return kind and name of an NVIDIA device that is no GPU; None for a GPU, and for an id that no list has.
+    """Return kind and name of an NVIDIA device that is not a GPU; None for a GPU, and for an id that no list has.
 
     Raises:
-        ValueError: ``device_id`` is not four hex digits.
+        ValueError: if ``device_id`` is not four hex digits.
     """
     number = _parse_device_id(device_id)
     if row := tables.find("other_devices.csv", f"{number:04x}"):
@@ -172,7 +172,7 @@ def non_gpu_kind_and_name(device_id: str) -> tuple[str, str] | None:
 
 
 def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | None:
-    """The vGPU profile that a guest sees (``GRID T4-16Q``); None for a GPU that is a whole one.
+    """Return the vGPU profile that a guest sees (``GRID T4-16Q``); None for a physical GPU.
 
     A guest shows the physical GPU's device id, with an NVIDIA subsystem that names the profile.
     """
@@ -187,7 +187,7 @@ _VGPU_PROFILE_SUFFIX = re.compile(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
 
 
 def is_vgpu_profile(name: str) -> bool:
-    """Return whether a GPU of this name is a share of one, as nvidia-smi names it in a guest (``GRID T4-8Q``)."""
+    """Return whether a GPU of this name is a vGPU, as nvidia-smi names it in a guest (``GRID T4-8Q``)."""
     match = _VGPU_PROFILE_SUFFIX.search(name, name.rfind("-")) if "-" in name else None
     if match is None or match.end() != len(name):
         return False
@@ -215,7 +215,7 @@ def _model_from_row(row: Mapping[str, str]) -> GpuModel:
 
 
 def _guess_unlisted(number: int) -> GpuModel:
-    """A GPU no list has: newer than this catalog, unless its id lies among those of old ones."""
+    """Return a GPU that no list has: newer than this catalog, unless its id is among those of old ones."""
     device_id = f"{number:04x}"
     name = f"NVIDIA device 10de:{device_id}"
     if number >= _FIRST_TURING:
@@ -227,7 +227,7 @@ def _guess_unlisted(number: int) -> GpuModel:
 
 
 def explain_guess(device_id: str) -> str:
-    """Return what is assumed of a GPU that no list has, and why."""
+    """Return what is assumed about a GPU that no list has, and why."""
     number = _parse_device_id(device_id)
     if number >= _FIRST_TURING:
         return (

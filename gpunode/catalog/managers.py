@@ -1,4 +1,4 @@
-"""Which other program says, in a file, that the file is its own. Source: managers.csv."""
+"""Programs that claim a file as their own in a comment of it. Source: managers.csv."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from gpunode.catalog import tables
 
-# Such a header stands at the top, above or below a licence.
+# Such a header is at the top, above or below a licence.
 _MAX_LINES_READ = 40
 _MAX_BYTES_READ = 8192
 # Comments of TOML, apt, shell, INI, C and XML; the quote is for JSON, which has none and gets a key instead.
@@ -21,8 +21,8 @@ class Manager:
     """A program that a file names as its own.
 
     Attributes:
-        name: empty where the file names none: a program may make it, or people may ask each other to leave it alone.
-        line: where it says so, from 1.
+        name: empty if the file names none: a program may make it, or people may ask each other to leave it alone.
+        line: the number of the line that says so, from 1.
         quoted_line: the line itself.
     """
 

@@ -1,4 +1,4 @@
-"""MIG profiles and layouts by GPU. Source: mig_profiles.csv names its own."""
+"""MIG profiles and layouts by GPU. Sources: see mig_profiles.csv."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ARCHITECTURES_GETTING_NEW_GPUS: Final = frozenset({"Hopper", "Blackwell", "Rubi
 
 @cache
 def max_instances_by_profile(device_id: str) -> Mapping[str, int]:
-    """Return how many instances of each MIG profile fit on the GPU, by profile; empty where none is known for it.
+    """Return how many instances of each MIG profile fit on the GPU, by profile; empty if none is known for it.
 
     Args:
         device_id: PCI device id, four lower-case hex digits.
@@ -41,7 +41,7 @@ def every_profile() -> tuple[str, ...]:
 def cannot_have_mig(gpu: GpuModel) -> bool:
     """Return whether the GPU certainly has no MIG: NVIDIA lists it, and its generation gets no further GPUs with MIG.
 
-    GA100 has it, whatever the card is called. So may a Hopper or Blackwell GPU that the table lacks; its driver tells.
+    GA100 has MIG under every product name. A Hopper or Blackwell GPU that the table lacks may; its driver tells.
     Source: NVIDIA MIG User Guide, "Supported GPUs" (A100 and A30 are the first, and Ada has none).
     """
     may_have = gpu.compute_capability == _GA100_CAPABILITY or gpu.architecture in _ARCHITECTURES_GETTING_NEW_GPUS
@@ -50,7 +50,7 @@ def cannot_have_mig(gpu: GpuModel) -> bool:
 
 @cache
 def balanced_layout(device_id: str) -> Mapping[str, int]:
-    """The layout that mig-parted calls all-balanced: two small instances, one of two and one of three slices.
+    """Return the layout that mig-parted calls all-balanced: two small instances, one of two and one of three slices.
 
     The A30 and the RTX PRO 6000 have four slices, so theirs has no instance of three.
     """
@@ -61,25 +61,25 @@ def balanced_layout(device_id: str) -> Mapping[str, int]:
 
 
 def layout_of(profile: str) -> str:
-    """The name by which mig-parted calls a layout of this profile alone."""
+    """Return mig-parted's name for the layout of this profile alone."""
     return f"all-{profile.replace('+', '.')}"
 
 
 def profile_of_layout(layout: str) -> str:
-    """The profile of a layout that has one alone (``all-1g.10gb``); empty for all others."""
+    """Return the profile of a layout that has only one (``all-1g.10gb``); empty for all others."""
     match = _SINGLE_PROFILE_LAYOUT.fullmatch(layout)
     return f"{match[1]}{f'+{match[2]}' if match[2] else match[3] or ''}" if match else ""
 
 
 def compute_slices(profile: str) -> int:
-    """The compute slices of an instance (3 of ``3g.40gb``)."""
+    """Return the compute slices of an instance (3 of ``3g.40gb``)."""
     return int(profile.partition("g.")[0])
 
 
 def place_instances(device_id: str, counts: Mapping[str, int]) -> tuple[tuple[str, int, int], ...] | None:
-    """Place the ``counts`` instances, counts by profile: return profile, first memory slice and number of slices.
+    """Place instances, their ``counts`` by profile: return profile, first memory slice and number of slices.
 
-    The largest first, each as far left as the others allow; None where they do not fit, by number or by place.
+    The largest come first, each as far left as the others allow; None if they do not fit, by number or by place.
 
     Args:
         device_id: PCI device id; the GPU knows each profile.
@@ -97,7 +97,7 @@ def place_instances(device_id: str, counts: Mapping[str, int]) -> tuple[tuple[st
 
 
 def _fit_instances(device_id: str, profiles: Sequence[str], taken: int) -> list[tuple[str, int, int]] | None:
-    """``profiles``, in this order, beside what is ``taken``, a bit for each memory slice."""
+    """Place ``profiles``, in this order, beside what is ``taken``, a bit for each memory slice."""
     if not profiles:
         return []
     starts, size = _placements(device_id, profiles[0])
@@ -109,7 +109,7 @@ def _fit_instances(device_id: str, profiles: Sequence[str], taken: int) -> list[
 
 
 def _placements(device_id: str, profile: str) -> tuple[tuple[int, ...], int]:
-    """The memory slices at which an instance of the profile can begin, and how many it occupies.
+    """Return the memory slices at which an instance of the profile can begin, and how many it occupies.
 
     Source: NVIDIA MIG User Guide, "MIG Placement" and `nvidia-smi mig -lgipp` of the A100, the A30 and the H100 there.
     A GPU with seven compute slices has eight memory slices; one with four compute slices has four.
@@ -125,16 +125,16 @@ def _placements(device_id: str, profile: str) -> tuple[tuple[int, ...], int]:
 
 
 def layout_names(device_id: str) -> Iterator[str]:
-    """The layouts that gpunode knows for the GPU, by name."""
+    """Yield the names of the layouts that gpunode knows for the GPU."""
     yield from map(layout_of, max_instances_by_profile(device_id))
     yield from (ALL_BALANCED_LAYOUT, ALL_ENABLED_LAYOUT, ALL_DISABLED_LAYOUT)
 
 
 def instances_in_layout(device_id: str, layout: str) -> Mapping[str, int] | None:
-    """Return the instances of each profile in the layout of that name; None for a name that tells nothing.
+    """Return the instances of each profile in the layout of that name; None for an unknown name.
 
     Raises:
-        KeyError: the GPU does not have the profile that the name says.
+        KeyError: if the GPU does not have the profile in the name.
     """
     if layout in {ALL_DISABLED_LAYOUT, ALL_ENABLED_LAYOUT}:
         return MappingProxyType({})

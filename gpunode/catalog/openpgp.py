@@ -24,7 +24,7 @@ _MARKER_TAG = 10
 _SECRET_KEY_PACKET_TAGS = frozenset({5, 7})
 _KEY_COMPONENT_PACKET_TAGS = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
 _IGNORED_PACKET_TAGS = frozenset({_MARKER_TAG, _PADDING})
-# Of the subpackets of a signature, those that name its maker.
+# The signature subpackets that name the issuer.
 _ISSUER, _ISSUER_FINGERPRINT = 16, 33
 
 _BEGIN, _END = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
@@ -38,13 +38,13 @@ class _Packet(NamedTuple):
 
 
 def list_key_fingerprints(data: bytes) -> tuple[str, ...]:
-    """The fingerprints of the primary keys in a key file, in upper-case hex, in the file's order; subkeys are no keys.
+    """Return the fingerprints of the primary keys in a key file, in upper-case hex, in its order; no subkeys.
 
     Args:
         data: armored or binary; version 4 and version 6 keys, any number of them.
 
     Raises:
-        ValueError: the file holds anything but whole public keys, or none.
+        ValueError: if the file holds anything but complete public keys, or none.
     """
     if len(data) > _MAX_KEY_FILE_BYTES:
         raise ValueError(f"the key file has {len(data)} bytes; no repository's key has more than {_MAX_KEY_FILE_BYTES}")
@@ -66,10 +66,10 @@ def list_key_fingerprints(data: bytes) -> tuple[str, ...]:
 
 
 def strip_foreign_packets(data: bytes) -> bytes:
-    """The key file in binary form with no more than its primary keys and what these vouch for.
+    """Return the key file in binary form, reduced to its primary keys and what they vouch for.
 
-    User ids and subkeys stay where a signature beside them names their primary key as its maker, and these signatures
-    stay; pictures, other people's signatures and what nobody signed go. Whether a signature is good is for gpgv or sqv.
+    User ids and subkeys stay if a signature beside them names their primary key as its issuer, and so do these
+    signatures; pictures, foreign signatures and unsigned parts are dropped. Verifying is left to gpgv or sqv.
 
     Raises:
         ValueError: as ``list_key_fingerprints``.
@@ -77,7 +77,7 @@ def strip_foreign_packets(data: bytes) -> bytes:
     list_key_fingerprints(data)
     kept: list[bytes] = []
     primary = ""
-    held: bytes | None = b""  # what the next signature must vouch for; None for what goes, and its signatures with it
+    held: bytes | None = b""  # awaits its signature; None: dropped, with its signatures
     for packet in _parse_packets(dearmor(data) if _is_armored(data) else data):
         if packet.tag == _PUBLIC_KEY:
             primary, held = _fingerprint(packet.body), b""
@@ -97,12 +97,12 @@ def strip_foreign_packets(data: bytes) -> bytes:
 
 
 def _fingerprint_and_key_id(fingerprint: str) -> frozenset[str]:
-    """A key by its fingerprint and its key id, of version 4 the end and of version 6 the beginning of it."""
+    """Return a key's fingerprint and key id, which is the end of it in version 4 and the beginning in version 6."""
     return frozenset({fingerprint, fingerprint[-16:] if len(fingerprint) == 40 else fingerprint[:16]})
 
 
 def _signature_issuers(body: bytes) -> frozenset[str]:
-    """The keys that a signature says it was made by, as key ids and fingerprints (RFC 9580 §5.2)."""
+    """Return the key ids and fingerprints of a signature's issuers, by its own account (RFC 9580 §5.2)."""
     if body[:1] == b"\x03":
         return frozenset({body[7:15].hex().upper()})
     if body[:1] not in {b"\x04", b"\x06"}:
@@ -120,7 +120,7 @@ def _signature_issuers(body: bytes) -> frozenset[str]:
 
 
 def _parse_subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and value of each subpacket; what is cut short ends them (RFC 9580 §5.2.3.7)."""
+    """Yield type and value of each subpacket; a truncated one ends them (RFC 9580 §5.2.3.7)."""
     position = 0
     while position < len(area):
         first, width = area[position], 1
@@ -138,10 +138,10 @@ def _parse_subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def dearmor(armored: bytes) -> bytes:
-    """The binary form of an armored key file; the blocks of several follow one another.
+    """Return the binary form of an armored key file; several blocks follow one another.
 
     Raises:
-        ValueError: not an armored public key, text outside the armor, or bad base64.
+        ValueError: if it is not an armored public key, has text outside the armor, or bad base64.
     """
     lines = [line.rstrip() for line in _decode_ascii(armored).splitlines()]
     blocks: list[bytes] = []
@@ -175,7 +175,7 @@ def _decode_ascii(data: bytes) -> str:
 
 
 def _decode_armor_block(lines: list[str]) -> bytes:
-    """The bytes of one armor block; a checksum tells nothing (RFC 9580 §6.1), the fingerprint does."""
+    """Return the bytes of one armor block; the fingerprint, not its checksum, is checked (RFC 9580 §6.1)."""
     blank = next((i for i, line in enumerate(lines) if not line), None)
     if blank is None or not all(_ARMOR_HEADER.fullmatch(line) for line in lines[:blank]):
         raise ValueError("the armor's headers do not end in an empty line")
@@ -187,7 +187,7 @@ def _decode_armor_block(lines: list[str]) -> bytes:
 
 
 def _parse_packets(data: bytes) -> Iterator[_Packet]:
-    """The packets of ``data``, which they fill to the last byte."""
+    """Yield the packets of ``data``, which they must fill completely."""
     position = 0
     while position < len(data):
         header = data[position]
@@ -229,7 +229,7 @@ def _read_number(data: bytes, position: int, size: int) -> int:
 
 
 def _fingerprint(body: bytes) -> str:
-    """Of the key packet with this body (RFC 9580 §5.5.4)."""
+    """Return the fingerprint of the key packet with this body (RFC 9580 §5.5.4)."""
     version = body[0] if body else 0
     if version == 4:
         if len(body) > 0xFFFF:
@@ -242,7 +242,7 @@ def _fingerprint(body: bytes) -> str:
 
 
 def verify_keyring(data: bytes, key: SigningKey) -> bytes:
-    """The key file as it is kept in a ``.gpg``: binary; it holds the wanted keys and nothing else."""
+    """Return the key file in the binary form of a ``.gpg``; it holds exactly the wanted keys."""
     try:
         present_fingerprints = list_key_fingerprints(data)
     except ValueError as error:

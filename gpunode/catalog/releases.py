@@ -14,11 +14,11 @@ _TABLE_FILE = "releases.csv"
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release; of a derivative, the release whose packages and repository it uses.
+    """A release; for a derivative, the release whose packages and repository it uses.
 
     Attributes:
         distribution: the ID of os-release(5).
-        repository: NVIDIA's folder for it (``debian12``); empty where gpunode installs no driver.
+        repository: NVIDIA's folder for it (``debian12``); empty if gpunode installs no driver.
         ended: the packages of branches that NVIDIA's repository dropped.
         has_apt_key: whether it has the program apt-key.
     """
@@ -31,8 +31,8 @@ class Release:
 
 
 def release(distro: Distro) -> Release | None:
-    """The release of ``distro``; None when it is not in the table, such as a newer one."""
-    is_debian = distro.id == "debian"  # whose point releases, as in /etc/debian_version, are one release
+    """Return the release of ``distro``; None if it is not in the table, such as a newer one."""
+    is_debian = distro.id == "debian"  # its point releases, as in /etc/debian_version, count as one release
     return _release(distro.id, distro.version_id.partition(".")[0] if is_debian else distro.version_id)
 
 
@@ -54,7 +54,7 @@ def _release(distribution: str, version: str) -> Release | None:
 
 
 def supported_versions() -> Mapping[str, tuple[str, ...]]:
-    """The versions for which NVIDIA has a repository, by distribution; derivatives are left out."""
+    """Return the versions for which NVIDIA has a repository, by distribution, without derivatives."""
     versions: dict[str, tuple[str, ...]] = {}
     for row in tables.rows(_TABLE_FILE):
         if row["repository"]:

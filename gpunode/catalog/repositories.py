@@ -33,14 +33,13 @@ class Repository:
     """An NVIDIA repository, or a mirror of it.
 
     Attributes:
-        uri: as written in the file that lists it; ``$(ARCH)`` for the architecture. It is flat, its suite is ``/``.
-        list_file: gpunode's own, where nobody else has listed the repository.
+        uri: as written in the file that lists it; ``$(ARCH)`` for the architecture. It is flat, with the suite ``/``.
+        list_file: gpunode's own list, used if nobody else has listed the repository.
         keyring: where the key is kept.
-        key: of the primary keys that may sign it, all of which the key file holds.
-        describe_alias: in what way an address without its scheme, such as
-            ``nvidia.github.io/nvidia-docker/debian10/amd64``, is another one of this repository, after "names it";
-            empty where it is none.
-        architecture: of the node, in Debian's words.
+        key: the primary keys that may sign it, all of which the key file holds.
+        describe_alias: how an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``, is
+            another one of this repository, to follow "names it"; empty if it is not.
+        architecture: that of the node, in Debian's terms.
     """
 
     uri: str
@@ -54,7 +53,7 @@ class Repository:
 def cuda_repository(
     distro: Distro, dpkg_arch: str, base: str = "", fingerprints: str = "", key_file: str = ""
 ) -> Repository | None:
-    """NVIDIA's CUDA repository for this release, or None where NVIDIA has none.
+    """Return NVIDIA's CUDA repository for this release, or None if NVIDIA has none.
 
     Interim Ubuntu releases, testing and unstable and Debian on arm64 have none; a derivative has that of its base.
 
@@ -78,7 +77,7 @@ def cuda_repository(
 
 
 def describe_former_address(address: str) -> str:
-    """Return in what way an address, without scheme, is one of the toolkit's former repositories; empty if it is none.
+    """Return how an address, without scheme, is one of the toolkit's former repositories; empty if it is not.
 
     Those were folders of the present repository for each distribution, and two repositories of other names.
     """
@@ -91,7 +90,7 @@ def describe_former_address(address: str) -> str:
 def toolkit_repository(
     base: str = "", fingerprints: str = "", key_file: str = "", architecture: str = ""
 ) -> Repository:
-    """The container toolkit's repository; one for every distribution that uses apt.
+    """Return the container toolkit's repository, which is the same for every distribution that uses apt.
 
     ``base`` is a mirror's address, above ``stable/deb`` and ``gpgkey``; ``fingerprints`` are its own keys',
     separated by blanks, and ``key_file`` is the name of the file in ``gpgkey``'s place that holds them.
@@ -112,10 +111,10 @@ TOOLKIT_REPOSITORY = toolkit_repository()
 
 
 def describe_other_cuda_folder(url: str, address: str) -> str:
-    """Return in what way an address, without scheme, is for another system than the repository ``url``; empty if not.
+    """Return how an address, without scheme, is for another system than the repository ``url``; empty if it is not.
 
-    Their packages have the same versions and other dependencies: one upgrade from the wrong folder takes apart what
-    the right one has installed. Only names of systems with apt count: a mirror has other folders beside them.
+    Their packages have the same versions and other dependencies: one upgrade from the wrong folder breaks what the
+    right one has installed. Only names of systems with apt count: a mirror has other folders beside them.
     """
     own = _without_scheme(url).rstrip("/").split("/")
     parts = address.rstrip("/").split("/")

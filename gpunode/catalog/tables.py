@@ -19,7 +19,7 @@ _DRIVER_DECIDING_TABLES: Final = ("branches.csv", "gpus.csv", "releases.csv", "c
 
 @cache
 def _read_table_file(name: str) -> str:
-    # Of what reads from a zipapp too, this is the part of the standard library that costs least at start-up.
+    # pkgutil also reads from a zipapp, and is the cheapest way in the standard library at start-up.
     data = pkgutil.get_data(__package__, name)
     assert data is not None, f"{name} is not beside this file"
     return data.decode()
@@ -27,7 +27,7 @@ def _read_table_file(name: str) -> str:
 
 @cache
 def _table_without_comments(name: str) -> str:
-    """The table without its comments; header line first."""
+    """Return the table without its comments, the header line first."""
     text = _read_table_file(name)
     while text.startswith("#"):
         text = text.partition("\n")[2]
@@ -60,14 +60,14 @@ def note_old_tables(facts: Facts) -> tuple[str, ...]:
 
 
 def rows(name: str) -> Iterator[Mapping[str, str]]:
-    """Every row of the table ``name``, in its order."""
+    """Return every row of the table ``name``, in order."""
     return csv.DictReader(_table_without_comments(name).splitlines())
 
 
 def find(name: str, *key: str) -> Mapping[str, str] | None:
-    """The row of the table ``name`` whose first columns are ``key``, or None.
+    """Return the row of the table ``name`` whose first columns are ``key``, or None.
 
-    A converged run asks for a few of 1445 devices: only the line that is found is parsed.
+    A converged run needs a few of 1445 devices, so only the line that is found is parsed.
     """
     text = _table_without_comments(name)
     wanted = ",".join(key) + ","

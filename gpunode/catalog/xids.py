@@ -1,6 +1,6 @@
-"""Xid codes: what each means, what is to be done at once and after; and how the NVLink 5 errors are decoded.
+"""Xid codes: their meaning, and what to do at once and later; and the decoding of NVLink 5 errors.
 
-Sources: xids.csv and nvlink5.csv name theirs.
+Sources: see xids.csv and nvlink5.csv.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias, cast
 from gpunode.catalog import tables
 
 XidKind: TypeAlias = Literal[
-    "application",  # a program's doing, as long as nothing else speaks for the GPU
+    "application",  # caused by a program, unless something else points to the GPU
     "engine",  # one engine of the GPU
     "memory",
     "firmware",  # of the controllers inside the GPU
@@ -38,8 +38,8 @@ class Xid:
     Attributes:
         name: from the driver's headers, in lower case.
         meaning: what happened, in a few words.
-        action: what NVIDIA's catalog says to do at once (``reset-gpu``); empty where it says nothing.
-        follow_up: what it says to do then (``contact-support``).
+        action: what to do at once, according to NVIDIA's catalog (``reset-gpu``); empty if it does not say.
+        follow_up: what to do after that (``contact-support``).
         source: ``catalog`` or ``header``.
     """
 
@@ -53,7 +53,7 @@ class Xid:
 
     @property
     def advice(self) -> str:
-        """Return what NVIDIA's catalog says to do, in words; empty where it says nothing, or to ignore it."""
+        """Return the advice of NVIDIA's catalog as text; empty if there is none, or if it is to ignore the Xid."""
         steps = (word for word in (self.action, self.follow_up) if word and word != "ignore")
         return ", then ".join(dict.fromkeys(_TEXT_BY_ACTION.get(word, word.replace("-", " ")) for word in steps))
 
@@ -83,7 +83,7 @@ class LinkFault:
     """The meaning of an NVLink 5 error.
 
     Attributes:
-        units: the names under which messages have the unit.
+        units: the names of the unit in messages.
         side: ``hw``, ``sw``, ``hw/sw``, ``fw`` or ``na``, in the catalog's words.
     """
 

@@ -15,7 +15,7 @@ DISTROS: tuple[Family, ...] = (DEBIAN, UBUNTU)
 
 
 def family(distro: Distro) -> Family | None:
-    """The family whose packages this release has; None when ``releases.csv`` has no repository for it."""
+    """Return the family whose packages this release has; None if ``releases.csv`` has no repository for it."""
     release = releases.release(distro)
     if release is None or not release.repository:
         return None
@@ -23,6 +23,6 @@ def family(distro: Distro) -> Family | None:
 
 
 def list_supported_distros() -> str:
-    """The supported releases as a person writes them: Debian 12 and 13, Ubuntu 22.04 and 24.04."""
+    """Return the supported releases as people write them: Debian 12 and 13, Ubuntu 22.04 and 24.04."""
     versions = releases.supported_versions()
     return " and ".join(f"{one.name} {join_with_and(versions[one.id])}" for one in DISTROS)

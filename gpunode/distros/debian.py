@@ -2,8 +2,8 @@
 
 Sources: NVIDIA's driver installation guide, Debian page (compute-only and full installation); the packages of a full
 580.105.08 and 570.158.01 installation from NVIDIA's Debian repositories in public files. NVIDIA's Debian packages never
-carry a branch in their names. nvidia-smi is in nvidia-driver-cuda; the package nvidia-smi is Debian's. That branches
-before 560 have nvidia-driver-cuda was not seen; where one lacks it, apt finds no candidate and nothing is installed.
+have a branch in their names. nvidia-smi is in nvidia-driver-cuda; the package nvidia-smi is Debian's. It is not
+verified that branches before 560 have nvidia-driver-cuda; without it apt finds no candidate and installs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_KERNEL_WITH_PROXMOX_NAMES = "6.5"
 
 
 def dkms_package(choice: Choice) -> str:
-    """The package that builds the kernel modules."""
+    """Return the package that builds the kernel modules."""
     if choice.source == "distro":
         from gpunode.distros import own_driver  # loaded on use: few recipes take it
 
@@ -33,7 +33,7 @@ def dkms_package(choice: Choice) -> str:
 
 
 def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
-    """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
+    """Return the packages to request from apt; ``full`` is a meta package, from 615 on never cuda-drivers."""
     if choice.source == "distro":
         from gpunode.distros import own_driver
 
@@ -52,14 +52,14 @@ def _driver_meta_package(choice: Choice) -> str:
 
 
 def headers_package(kernel: str) -> PackageId:
-    """The headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
+    """Return the headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
     if not kernel.endswith("-pve"):
         return PackageId(f"linux-headers-{kernel}")
     return PackageId(f"{'pve' if is_older(kernel, _FIRST_KERNEL_WITH_PROXMOX_NAMES) else 'proxmox'}-headers-{kernel}")
 
 
 def headers_metapackages(kernel: str, installed: Mapping[PackageId, PackageState]) -> tuple[str, ...]:
-    """The packages that follow the kernel's own meta packages: on Proxmox VE that of its series and the default one."""
+    """Return the packages that follow the kernel's meta packages: on Proxmox VE its series' and the default one."""
     present = {package.name for package, state in installed.items() if not state.config_files_only}
     if kernel.endswith("-pve"):
         return _proxmox_headers_metapackages(kernel, present)
@@ -69,12 +69,12 @@ def headers_metapackages(kernel: str, installed: Mapping[PackageId, PackageState
 
 
 def _kernel_flavour(kernel: str) -> str:
-    """``cloud-amd64`` of 6.1.0-37-cloud-amd64, 6.12.48+deb13-cloud-amd64 and 6.1.0-0.deb11.5-cloud-amd64."""
+    """Return ``cloud-amd64`` for 6.1.0-37-cloud-amd64, 6.12.48+deb13-cloud-amd64, 6.1.0-0.deb11.5-cloud-amd64."""
     return re.sub(r"^[^-]*-(\d[^-]*-)*", "", kernel)
 
 
 def _proxmox_headers_metapackages(kernel: str, present: set[str]) -> tuple[str, ...]:
-    # The default one is on every node, and never follows a series that somebody opted into.
+    # Every node has the default one, which never follows a series that somebody opted into.
     series = ".".join(kernel.split(".")[:2])
     follows = {
         "proxmox-default-kernel": "proxmox-default-headers",

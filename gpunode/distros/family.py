@@ -1,4 +1,4 @@
-"""Answers of a distribution family, and those that all families with apt share."""
+"""The data of a distribution family, and what all families with apt share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TOOLKIT_PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The words of one distribution family.
+    """The names of one distribution family.
 
     Attributes:
         id: as in os-release.
-        origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
-        cuda_archive_origins: how the Origin begins of archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
+        origins: prefixes of the Origin of archives whose own driver packages are never mixed with NVIDIA's.
+        cuda_archive_origins: prefixes of the Origin of archives that have NVIDIA's CUDA toolkit under NVIDIA's names.
         driver_packages: the smallest set of package names that installs the driver of a scope.
-        dkms_package: the one of them that builds the kernel modules, or tells the version of prebuilt ones.
+        dkms_package: the one of them that builds the kernel modules, or has the version of prebuilt ones.
         headers_package: the headers of exactly this kernel.
-        headers_metapackages: what brings the headers of later kernels too, as the kernel's own meta packages bring
-            later kernels; empty where no such kernel package is installed.
-        signs_own_modules: whether the kernel modules of its own driver come built and signed.
+        headers_metapackages: the packages that install the headers of later kernels, as the kernel's own meta packages
+            install later kernels; empty if no such kernel package is installed.
+        signs_own_modules: whether the kernel modules of its own driver are prebuilt and signed.
     """
 
     id: str
@@ -49,10 +49,10 @@ class Family:
     def find_header_metapackages(
         self, kernels: Kernels, installed: Mapping[PackageId, PackageState]
     ) -> tuple[str, ...]:
-        """Return the packages that bring the headers of later kernels, of each flavour that runs or boots next."""
+        """Return the packages that install the headers of later kernels, of each flavour that runs or boots next."""
         found = (name for kernel in kernels.wanted for name in self.headers_metapackages(kernel, installed))
         return tuple(dict.fromkeys(found))
 
     def brings_signed_modules(self, source: DriverSource) -> bool:
-        """Return whether the kernel modules of this source come built, and signed with a key that the firmware has."""
+        """Return whether this source's kernel modules are prebuilt, and signed with a key that the firmware has."""
         return self.signs_own_modules and source == "distro"

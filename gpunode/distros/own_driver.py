@@ -2,8 +2,8 @@
 
 Sources: the package lists of Debian 12.15 and 13.8 (main, contrib, non-free, security); packages.ubuntu.com
 (nvidia-graphics-drivers-580-server, linux-restricted-modules): nvidia-headless-no-dkms-580-server needs the libraries
-and the persistence daemon, nvidia-utils-580-server brings nvidia-smi, linux-modules-nvidia-580-server-generic needs the
-prebuilt module of the newest kernel. Not seen: that nvidia-driver-580-server is content with prebuilt modules.
+and the persistence daemon, nvidia-utils-580-server has nvidia-smi, linux-modules-nvidia-580-server-generic needs the
+prebuilt module of the newest kernel. Not verified: that nvidia-driver-580-server accepts prebuilt modules.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def foreign_archives(family: Family) -> tuple[str, ...]:
 
 
 def is_foreign_driver_package(family: Family, choice: Choice, name: str) -> bool:
-    """Return whether a driver package is none of the distribution's own driver; most names of Debian's are NVIDIA's."""
+    """Return whether a driver package is not of the distribution's own driver; Debian shares most names with NVIDIA."""
     if family.id == _DEBIAN_FAMILY_ID:
         return _NVIDIA_ONLY_PACKAGE.fullmatch(name) is not None
     if name.startswith(("linux-modules-", "linux-objects-")):
         match = _PREBUILT_MODULES_PACKAGE.fullmatch(name)
         return match is None or match[2] != _server_package_suffix(choice)
-    # What DKMS builds comes before a signed module.
+    # A module built by DKMS takes precedence over a signed one.
     is_own = f"-{choice.branch}-server" in name and not name.startswith("nvidia-dkms-")
     return not is_own and _ANY_DRIVER_PACKAGE.fullmatch(name) is not None
 
@@ -58,7 +58,7 @@ def prebuilt_module_packages(
 ) -> tuple[str, ...]:
     """Return the packages of the wanted kernels' prebuilt modules, and the one that follows the kernel's meta package.
 
-    None where DKMS builds the modules. For linux-image-virtual it is that of linux-image-generic: the kernels are the
+    None if DKMS builds the modules. For linux-image-virtual it is that of linux-image-generic: the kernels are the
     same, and there are no modules under the other name.
     """
     if not family.signs_own_modules:
@@ -70,7 +70,7 @@ def prebuilt_module_packages(
 
 
 def debian_dkms_package(choice: Choice) -> str:
-    """Return the package by which DKMS builds the kernel modules."""
+    """Return the package with which DKMS builds the kernel modules."""
     return "nvidia-open-kernel-dkms" if choice.flavour == "open" else "nvidia-kernel-dkms"
 
 
@@ -89,7 +89,7 @@ def ubuntu_headless_package(choice: Choice) -> str:
 
 
 def ubuntu_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
-    """Return the packages of Ubuntu's own driver, but for the kernel modules."""
+    """Return the packages of Ubuntu's own driver, without the kernel modules."""
     base = (ubuntu_headless_package(choice), f"nvidia-utils-{choice.branch}-server")
     if scope == "full":
         return (f"nvidia-driver-{_server_package_suffix(choice)}", *base)
@@ -98,5 +98,5 @@ def ubuntu_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
 
 
 def _server_package_suffix(choice: Choice) -> str:
-    """Return how the names of Ubuntu's data-center packages of the kernel modules go on: ``580-server-open``."""
+    """Return the ending of the names of Ubuntu's data-center packages of the kernel modules: ``580-server-open``."""
     return f"{choice.branch}-server{'-open' if choice.flavour == 'open' else ''}"

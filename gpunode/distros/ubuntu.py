@@ -1,8 +1,8 @@
 """Ubuntu.
 
 Sources: NVIDIA's driver installation guide, Ubuntu page (compute-only installation; "starting with branch 590, branch
-designation was removed"); for 580 the names and versions in NVIDIA's ubuntu2204 repository as public lock files hold
-them: nvidia-utils-580 brings nvidia-smi, nvidia-persistenced is a package of its own.
+designation was removed"); for 580 the names and versions in NVIDIA's ubuntu2204 repository, from public lock files:
+nvidia-utils-580 has nvidia-smi, nvidia-persistenced is a separate package.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import version_order_key
 from gpunode.recipe import DriverScope
 
-# Before, the daemon was in nvidia-compute-utils-<branch>, as it still is in Ubuntu's own archive.
+# In older branches the daemon is in nvidia-compute-utils-<branch>, as it still is in Ubuntu's own archive.
 _FIRST_BRANCH_WITH_PERSISTENCED = 580
 _KERNEL_IMAGE_PREFIX = "linux-image-"
 # The series of a meta package: none, a release's newer kernels, a cloud's long-term ones, or a pinned kernel version.
@@ -25,7 +25,7 @@ _META_PACKAGE_SERIES_SUFFIX = re.compile(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(
 
 
 def dkms_package(choice: Choice) -> str:
-    """The package that builds the kernel modules; of Ubuntu's own driver the one that needs prebuilt ones."""
+    """Return the package that builds the kernel modules; for Ubuntu's own driver, one that needs prebuilt ones."""
     if choice.source == "distro":
         from gpunode.distros import own_driver  # loaded on use: few recipes take it
 
@@ -34,7 +34,7 @@ def dkms_package(choice: Choice) -> str:
 
 
 def driver_packages(choice: Choice, scope: DriverScope) -> tuple[str, ...]:
-    """Return the packages to ask apt for; ``full`` is a meta package, from 615 on never cuda-drivers."""
+    """Return the packages to request from apt; ``full`` is a meta package, from 615 on never cuda-drivers."""
     if choice.source == "distro":
         from gpunode.distros import own_driver
 
@@ -59,15 +59,15 @@ def _with_branch_suffix(name: str, choice: Choice) -> str:
 
 
 def headers_package(kernel: str) -> PackageId:
-    """The headers of exactly this kernel."""
+    """Return the headers of exactly this kernel."""
     return PackageId(f"linux-headers-{kernel}")
 
 
 def headers_metapackages(kernel: str, installed: Mapping[PackageId, PackageState]) -> tuple[str, ...]:
-    """The package that follows the kernel's own meta package (generic, generic-hwe-24.04, virtual, aws).
+    """Return the package that follows the kernel's own meta package (generic, generic-hwe-24.04, virtual, aws).
 
-    Kernels of several meta packages share a name (``-generic``), so the one whose version is that of the kernel is
-    taken; where none is, as after an upgrade that waits for its reboot, the newest.
+    Kernels of several meta packages share a name (``-generic``), so the one with the kernel's version is chosen; if
+    none has it, as after an upgrade that waits for its reboot, the newest.
     """
     flavour, release = _kernel_flavour(kernel), kernel.partition("-")[0]
     metas = {
@@ -85,12 +85,12 @@ def headers_metapackages(kernel: str, installed: Mapping[PackageId, PackageState
 
 
 def _kernel_flavour(kernel: str) -> str:
-    """``generic-64k`` of 6.8.0-51-generic-64k."""
+    """Return ``generic-64k`` for 6.8.0-51-generic-64k."""
     return "-".join(kernel.split("-")[2:])
 
 
 def _meta_brings_flavour(meta: str, flavour: str) -> bool:
-    """Return whether the meta package ``linux-image-<meta>`` brings kernels of this flavour."""
+    """Return whether the meta package ``linux-image-<meta>`` installs kernels of this flavour."""
     for stem in (flavour, "virtual") if flavour == "generic" else (flavour,):
         rest = meta.removeprefix(stem)
         if stem and rest != meta and _META_PACKAGE_SERIES_SUFFIX.fullmatch(rest):

@@ -1,8 +1,8 @@
-"""Lines of a log that belong to the running boot: a log on disk spans many, and old ones prove nothing about now.
+"""Log lines of the running boot: logs on disk span many boots, and older lines prove nothing about the present.
 
-A boot begins where journalctl says so, with the kernel's banner, or where its seconds since boot start again. The forms
-are those of journalctl (systemd), of init/main.c and kernel/printk in Linux, and the names those of logrotate, of
-Debian's and SUSE's boot scripts, of kdump and of pstore.
+A boot begins at journalctl's marker, at the kernel's banner, or where the seconds since boot restart. The formats are
+those of journalctl (systemd) and of init/main.c and kernel/printk in Linux; the names are those of logrotate, Debian's
+and SUSE's boot scripts, kdump and pstore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KINDS_RESET_BY_BOOT: Final[frozenset[SourceKind]] = frozenset(
         *("exit-status", "lspci", "modprobe", "uname"),
     )
 )
-# Where journalctl says so, and where a daemon that appends to its log was started again (IMEX: NVIDIA's multi-node
+# journalctl's markers, and the first line of daemons that append to their log at each start (IMEX: NVIDIA's multi-node
 # NVLink guide).
 _BOOT_MARKER: Final = Pattern(
     r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$|^(?:Fabric Manager|IMEX) Log initializing at: ", re.MULTILINE
@@ -32,7 +32,7 @@ _KERNEL_TIMESTAMP: Final = Pattern(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<sec
 # CPUs log out of order by less than this. Pasted excerpts without dates may be in any order.
 _CLOCK_JITTER_S: Final = 5
 _MAX_BOOT_START_S: Final = 1
-# How log lines begin, to leave the rest of a paste alone.
+# The start of a log line; other lines of a paste are kept.
 _LOG_LINE: Final = Pattern(
     r"^[ \t]*(?:\[\s*\d{1,9}\.\d{3,6}\]|\[\w{3} \w{3}\s+\d|\w{3}\s+\d{1,2} \d\d:\d\d:\d\d\s|\d{4}-\d\d-\d\d[T ]\d\d:"
     r"|<\d>|kernel:|NVRM:|-- )"
@@ -41,11 +41,11 @@ _EARLIER_BOOT_LOG_PATH: Final = Pattern(
     r"(?:^|/)(?:kern\.log|syslog|messages|dmesg|boot\.dmesg|fabricmanager\.log)(?:[.-](?:\d{1,8}|old)(?:\.\w{2,3})?)$"
     r"|(?:^|/)boot\.omsg$|/pstore/|/var/crash/|(?:^|/)vmcore-dmesg\.txt$"
 )
-# What grep writes before a line where it searched several logs: "/var/log/kern.log.1:", "syslog.2.gz:17:".
+# The prefix that grep writes before a line if it searched several logs: "/var/log/kern.log.1:", "syslog.2.gz:17:".
 _GREP_PREFIX: Final = Pattern(
     r"^(?:/?[\w.-]+/)*(?:kern\.log|syslog|messages|dmesg|journal)(?P<rotated>[.-][\w.-]+)?:(?:\d+[:-])?"
 )
-# What "grep -n" writes before a line of one log.
+# The prefix that `grep -n` writes before a line of one log.
 _LINE_NUMBER_PREFIX: Final = Pattern(r"^\d{1,9}[:-](?=\[[ \w]|<\d>|\w{3} {1,2}\d{1,2} \d\d:|\d{4}-\d\d-\d\d[T ]\d\d:)")
 _NAMES_EARLIER_BOOT: Final = Pattern(
     r"\b(?:previous|earlier|prior|preceding|crashed) boot\b|\bbefore (?:the |my |that |last )*(?:re)?boot(?:ing)?\b",
@@ -77,7 +77,7 @@ def keep_running_boot(source: Source, description: str, text: str) -> str | None
 
 
 def _blank_rotated_log_lines(text: str) -> str | None:
-    """Blank out what a search through several logs found in rotated ones."""
+    """Blank out lines that grep found in rotated logs."""
     lines = ["" if (match := _GREP_PREFIX.match(line)) and match["rotated"] else line for line in text.split("\n")]
     return "\n".join(lines) if any(lines) else None
 

@@ -1,7 +1,7 @@
 """The ConnectX bridges through which a host manages NVSwitches that are not on its PCI bus (HGX B200 and B300).
 
-They have the ids of ordinary network cards. Their vital product data tells: NVIDIA/gpu-driver-container 06a208c and
-siderolabs/extensions 26822f5 look for its SW_MNG below /sys/class/infiniband, which is empty without mlx5_ib
+They have the ids of ordinary network cards, but their vital product data has SW_MNG. NVIDIA/gpu-driver-container
+06a208c and siderolabs/extensions 26822f5 look for that below /sys/class/infiniband, which is empty without mlx5_ib
 (NVIDIA/gpu-operator issue 2781), so the PCI device's own file is read here.
 """
 
@@ -27,7 +27,7 @@ _GREP_NO_MATCH_STATUS: Final = 1
 def bridge_probe(devices: Iterable[PciDevice]) -> Probe | None:
     """Return the probe of the bridges; None on a machine that cannot have them.
 
-    The data has serial numbers, so a program picks the mark out of it, and no capture holds the rest.
+    The data contains serial numbers, so grep extracts only the mark, and no capture has the rest.
     """
     listed = tuple(devices)
     if not any(device.vendor == "10de" and int(device.device, 16) >= _FIRST_BLACKWELL_DEVICE_ID for device in listed):

@@ -1,6 +1,6 @@
 """CDI specifications, by which container engines resolve ``nvidia.com/gpu=…``. Pure.
 
-Specifications are JSON or YAML. One that gpunode cannot read says why (``UnreadableSpec``), and is never guessed.
+Specifications are JSON or YAML. One that gpunode cannot read is ``UnreadableSpec`` with a reason, and never guessed.
 
 Source: cdi@v1.0 SPEC.md, pkg/cdi/spec-dirs.go and cache.go (what counts as a file, which one wins);
 nvidia-container-toolkit@v1.20.0, cmd/nvidia-ctk/cdi/generate.
@@ -36,7 +36,7 @@ class CdiSpec:
     """A specification.
 
     Attributes:
-        version: of CDI, that a reader must know (``0.5.0``).
+        version: the version of CDI that a reader must support (``0.5.0``).
         devices: by name, each with its own edits.
         edits: those applied with every device.
     """

@@ -34,7 +34,7 @@ class CudaError:
     Attributes:
         call: the function's name in cuda.h, or ``dlopen``.
         code: its CUresult; 0 for ``dlopen``.
-        text: CUDA's own words.
+        text: CUDA's own message.
     """
 
     call: str
@@ -62,7 +62,7 @@ class CudaGpuTestResult:
 
     Attributes:
         index: CUDA's, in the order of the PCI bus.
-        uuid: as NVML writes it; of the instance (MIG) where the GPU is partitioned, so it differs from NVML's then.
+        uuid: in NVML's format; on a partitioned GPU, that of the MIG instance, which differs from NVML's.
         elements: how many sums were compared.
         mismatches: how many were wrong.
     """

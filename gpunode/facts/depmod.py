@@ -1,7 +1,7 @@
-"""Which of several modules of one name a kernel gets, by depmod's search order.
+"""depmod's search order, which decides between modules of the same name.
 
-Sources: depmod.d(5); kmod's tools/depmod.c, depmod_module_is_higher_priority(). Of two modules that come equally early
-the order of the file system decides.
+Sources: depmod.d(5); kmod's tools/depmod.c, depmod_module_is_higher_priority(). Between modules of equal rank the order
+of the file system decides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REGEX_OPERATORS: Final = Pattern(r"[][*+?^$|(){}\\]")
 
 @dataclass(frozen=True, slots=True)
 class DepmodOrder:
-    """The folders below /lib/modules/KERNEL, the first one first; ``built-in`` stands for all that are not named.
+    """The folders below /lib/modules/KERNEL in search order; ``built-in`` stands for all that are not named.
 
     Attributes:
         overrides: a module, a pattern of kernels (a regular expression, or ``*``), and the folder that wins for both.
@@ -33,7 +33,7 @@ class DepmodOrder:
         """Return whether a module in ``folder`` certainly comes before one of the same name in ``other``."""
         rules = [(pattern, place) for name, pattern, place in self.overrides if name == module]
         forced = {place for pattern, place in rules if pattern == "*" or pattern in kernel}
-        # No pattern out of a file is run; what one may mean is not certain.
+        # Regular expressions from files are not evaluated, so it is uncertain what they match.
         if any(place not in forced and _REGEX_OPERATORS.search(pattern) for pattern, place in rules):
             return False
         here, there = folder in forced, other in forced
@@ -58,12 +58,12 @@ def read_depmod_order(facts: Facts) -> DepmodOrder:
             case ("override", module, kernel, folder):
                 overrides.add((module.replace("-", "_"), kernel, folder))
             case _:
-                pass  # of where else modules are, or are not, looked for
+                pass  # other directives say where else to look, or not to look
     return DepmodOrder(tuple(searches) or _DEFAULT_SEARCH_ORDER, frozenset(overrides))
 
 
 def _read_depmod_config_lines(facts: Facts) -> Iterator[list[str]]:
-    """Yield the words of each line, file by file in the order of their names; the first folder's hides the others'."""
+    """Yield the words of each line, by file name; a file hides those of the same name in later folders."""
     paths = {
         path.rpartition("/")[2]: path
         for folder in reversed(DEPMOD_FOLDERS)

@@ -53,7 +53,7 @@ T = TypeVar("T")
 _IMAGE_PROBE_KEY = "image"
 _MAX_TIMESTAMP: Final = 253402300799
 _NOT_BOOTED: Final = Unknown("an image is not booted", _IMAGE_PROBE_KEY)
-# Kernel, devices and processes that a look at a mounted root shows are those of another system.
+# Kernel, devices and processes visible from a mounted root belong to another system.
 _IMAGE_FACTS: Final[dict[str, Any]] = {
     "platform": Known(Platform("image"), _IMAGE_PROBE_KEY),
     "boot_id": _NOT_BOOTED,
@@ -72,8 +72,8 @@ _IMAGE_FACTS: Final[dict[str, Any]] = {
 def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | None = None) -> Facts:
     """Derive all facts from ``evidence``; those without evidence are Unknown.
 
-    Of an ``image``, a mounted root, kernel, devices and processes are unknown. ``distribution``, as
-    ``port.HostView.read_live_distribution`` names it, goes before ``evidence``.
+    For an ``image`` (a mounted root), kernel, devices and processes are unknown. ``distribution``, from
+    ``port.HostView.read_live_distribution``, takes precedence over ``evidence``.
     """
     reader = EvidenceReader(evidence)
     system = _find_package_system(evidence)
@@ -231,7 +231,7 @@ def _read_platform(reader: EvidenceReader) -> Fact[Platform]:
 
 
 def _read_virtualization(reader: EvidenceReader) -> str:
-    # It prints "none" and exits with 1 on bare metal, so the outcome of the command says nothing.
+    # On bare metal it prints "none" and exits with 1, so its exit status says nothing.
     capture = reader.capture("virt")
     if capture.outcome in {"timeout", "denied"}:
         raise EvidenceMissing("virt", explain_missing(capture))
@@ -283,7 +283,7 @@ def _read_module_files(reader: EvidenceReader) -> Fact[tuple[ModuleFile, ...]]:
 
 
 def _read_loaded_modules(reader: EvidenceReader) -> Fact[frozenset[str]]:
-    # A kernel without modules has no such file; a node without /proc would not tell its boot id either.
+    # A kernel without modules has no such file; without /proc, the boot id would be missing, too.
     has_proc = isinstance(_read_boot_id(reader), Known)
     return derive_fact(
         "modules", lambda: kernels.parse_proc_modules((reader.text_or_empty if has_proc else reader.text)("modules"))

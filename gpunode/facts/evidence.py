@@ -24,7 +24,7 @@ everything except what looks like a secret.
 """
 
 
-# How the error of a file's capture begins where something else is in its place: ``it is a folder``.
+# The start of a capture's error if the path is not a regular file: ``it is a folder``.
 OTHER_FILE_KIND_ERROR_PREFIX: Final = "it is "
 
 
@@ -34,11 +34,11 @@ class Probe:
 
     Attributes:
         key: its name in the evidence, stable across versions, since captures are kept.
-        path: an absolute path, read whole up to ``limit_bytes``; content past that makes the outcome ``failed``.
+        path: an absolute path, read up to ``limit_bytes``; a longer file makes the outcome ``failed``.
         glob: an absolute pattern; the capture lists what matches, see ``GlobMatch``.
         argv: a command, run in the C locale without a terminal.
         contents: whether a glob reads the files it finds, or only lists them.
-        written: a readable form, if ``argv`` is not.
+        written: a readable form of ``argv``, if that is not readable itself.
         content_kind: decides what redaction keeps; unclassified content is masked like configuration.
     """
 
@@ -63,13 +63,12 @@ class Ownership:
     """A file's permission bits and owner, numeric, and when they or its content last changed.
 
     Attributes:
-        ctime: seconds since the epoch, by the inode's own clock, which no program can set: a file restored
-            with its old date is as new as its restoration. None where nobody can tell. Not compared: the same file,
-            written twice, is the same.
-        mtime: seconds since the epoch when the content was last written, as a copy or a backup may keep it.
-            Not compared either.
-        exposed: the folder or link on the way to it by which somebody else than root could put another file there,
-            and why; empty when nobody could.
+        ctime: seconds since the epoch of the inode's last change, which no program can set: a file restored with its
+            old date is as new as its restoration. None if unknown. Not compared: a file written twice is the same.
+        mtime: seconds since the epoch when the content was last written; a copy or backup may preserve it. Not compared
+            either.
+        exposed: the folder or link in its path through which users other than root could replace it, and why; empty if
+            none could.
     """
 
     mode: int
@@ -86,9 +85,9 @@ class Capture:
 
     Attributes:
         data: the file's content, the command's standard output, or the lines of a glob.
-        error: the command's standard error, or the system's word for why there is no content.
+        error: the command's standard error, or the system's reason for the missing content.
         ownership: of a file; None for globs and commands.
-        content_kind: of its probe.
+        content_kind: that of its probe.
     """
 
     source: str
@@ -179,7 +178,7 @@ def encode_ownership(ownership: Ownership) -> dict[str, object]:
 
 
 def decode_ownership(row: Mapping[str, Any]) -> Ownership | None:
-    """Return the ownership in a row of a capture or of a glob's answer; None where it has none.
+    """Return the ownership in a row of a capture or of a glob's answer; None if it has none.
 
     Raises:
         ValueError: if it is malformed.

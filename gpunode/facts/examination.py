@@ -1,6 +1,6 @@
-"""Probes of doctor beyond those of setup: logs, tools and tables; and how much of it is read. None changes the node.
+"""Probes that doctor adds to those of setup (logs, tools, tables), and their size limits. None changes the node.
 
-Every command only reads; each has its own timeout, since a stuck driver can keep nvidia-smi for 45 s a call
+Every command only reads; each has its own timeout, since a stuck driver can block nvidia-smi for 45 s per call
 (open-gpu-kernel-modules, kernel_gsp.c: the wait for an answer of the GSP).
 """
 
@@ -52,7 +52,7 @@ _FILES_BY_CONTENT_KIND: Final[Mapping[ContentKind, tuple[str, ...]]] = {
         "/etc/systemd/system/nvidia-persistenced.service",
         "/var/snap/docker/current/config/daemon.json",
     ),
-    # Written line by line, in grammars that have no place for a secret but an address.
+    # Line-based formats that can hold a secret only in a URL.
     "log": (
         "/etc/apt/apt.conf.d/20auto-upgrades",
         "/etc/apt/apt.conf.d/50unattended-upgrades",
@@ -177,7 +177,7 @@ def _all_probes() -> Iterator[Probe]:
 def _system_probes() -> Iterator[Probe]:
     yield command_probe("kernel-journal", *_JOURNALCTL_COMMAND, "-k", "-n", "20000", timeout_s=10.0)
     yield command_probe("dmesg", "dmesg", timeout_s=_QUICK_TIMEOUT_S)
-    # Without -q it says which messages it hides from us.
+    # Without -q, journalctl reports which messages it hides from us.
     yield command_probe("journal", "journalctl", "-n", "0", "--no-pager")
     yield command_probe("reloads", *_JOURNALCTL_COMMAND, "-n", "4000", "_PID=1")
     for unit, lines in _JOURNAL_LINES_BY_UNIT.items():
@@ -221,18 +221,18 @@ def _container_probes() -> Iterator[Probe]:
     yield command_probe("cdi-list", "nvidia-ctk", "cdi", "list")
     yield command_probe("podman-version", "podman", "--version")
     yield Probe("kubelet-conf", glob=_KUBELET_KUBECONFIG_FILE, contents=False, content_kind="table")
-    # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
+    # The file holds keys, so print only the names of settings that make kubectl start a program.
     yield command_probe("kubelet-conf-programs", "sed", "-nE", _PRINT_PLUGIN_KEYS_SED_SCRIPT, _KUBELET_KUBECONFIG_FILE)
     yield Probe("node-name", path="/proc/sys/kernel/hostname", content_kind="table")
 
 
 DOCTOR_PROBES: Final = tuple(_all_probes())
 
-# What gpunode captures itself stays far below: 20 000 lines of the kernel's log, a few MiB in all.
+# gpunode's own captures stay far below: 20 000 lines of the kernel's log, a few MiB in all.
 MAX_EVIDENCE_BYTES: Final = 32 << 20
 MAX_EVIDENCE_LINES: Final = 200_000
 MAX_LINES_PER_SOURCE: Final = 50_000
-# Where a fault began, long before the newest lines, is its first messages.
+# The first messages of a fault may be long before the newest lines.
 _MAX_EARLIEST_LINES: Final = 2000
 _RELEVANT_LOG_WORD: Final = rb"NVRM|Xid|nvidia|pcieport|dockerd|containerd"
 # A missing row of these tables would read as "package not installed".
@@ -294,7 +294,7 @@ def keep_relevant_and_newest(data: bytes, lines: int, size: int) -> bytes:
 
 
 def _relevant_lines(data: bytes) -> Iterable[bytes]:
-    """Yield the whole lines that mention the driver or a runtime."""
+    """Yield the complete lines that mention the driver or a runtime."""
     end = 0
     for match in re.finditer(_RELEVANT_LOG_WORD, data):
         if match.start() < end:

@@ -28,7 +28,7 @@ class FollowUp:
     """Probes that are run later, if at all.
 
     Attributes:
-        where: on which nodes, in words that go on from "where".
+        where: the nodes concerned, as text that follows "where".
         probes: returns the probes that the first evidence calls for, if any.
     """
 
@@ -59,7 +59,7 @@ def can_query_driver(evidence: Evidence) -> bool:
     return is_loaded and "/dev/nvidiactl" in _read_paths(evidence, "dev-nvidia") and not _creates_device_files(evidence)
 
 
-# In the kernel module's parameters; in containers of the toolkit the runtime says no.
+# In the kernel module's parameters; in containers the toolkit's runtime sets it to 0.
 _MODIFY_DEVICE_FILES_OFF: Final = Pattern(r"^ModifyDeviceFiles:\s*0\s*$", re.MULTILINE)
 _GPU_NODE: Final = Pattern(r"/dev/nvidia(?P<minor>\d{1,18})")
 
@@ -119,7 +119,7 @@ def _is_docker_running(evidence: Evidence) -> bool:
 _REMOTE_DOCKER_CONTEXT: Final = Pattern(r"^\S+ \*\s[^\n]*?\b(?:ssh|tcp|https?)://", re.MULTILINE)
 _MAX_CONTAINERS: Final = 64
 _DOCKER_PS_CONTAINER_ID: Final = Pattern(r"^(?P<id>[0-9a-f]{12})\s", re.MULTILINE)
-# Only how a container gets GPUs, and its runtime's error: no other variable leaves the daemon, so no secret does.
+# Only how a container gets GPUs, and its runtime's error: no other variable is requested, so no secret is.
 _SHOWN_CONTAINER_VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE",
                      "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD")  # fmt: skip
 _QUOTED_VARIABLE_NAMES: Final = " ".join(f'"{name}"' for name in _SHOWN_CONTAINER_VARIABLES)
@@ -159,9 +159,9 @@ def _container_probes(evidence: Evidence) -> Iterator[Probe]:
 
 
 def _current_error_template_condition(evidence: Evidence) -> str:
-    """Return the template condition by which a container's error comes from the running dockerd.
+    """Return the template condition under which a container's error comes from the running dockerd.
 
-    That is one created since its start, or restarted by it. Older errors may be outdated.
+    The container was created after dockerd started, or restarted by it; other errors may be outdated.
     """
     again = 'eq .HostConfig.RestartPolicy.Name "always" "unless-stopped"'
     started = systemd.find_start_time(read_text(evidence, "units"), "docker.service")
@@ -169,7 +169,7 @@ def _current_error_template_condition(evidence: Evidence) -> str:
 
 
 def _cri_probes(evidence: Evidence) -> Iterator[Probe]:
-    # Without an endpoint crictl tries those that it knows, of which cri-dockerd's socket has systemd start that one.
+    # Without an endpoint crictl tries all that it knows, and trying cri-dockerd's socket makes systemd start it.
     sockets = (*_read_paths(evidence, "cri-sockets"), *_read_paths(evidence, "cri-sockets-rancher"))
     known = [path for path in sockets if path.endswith(("/containerd.sock", "/crio.sock"))]
     for path in known[:1]:
@@ -180,7 +180,7 @@ def _cri_probes(evidence: Evidence) -> Iterator[Probe]:
 
 
 def _rpm_probes(evidence: Evidence) -> Iterator[Probe]:
-    # rpm makes its database where there is none, and what SQLite shares of one where nothing is shared.
+    # rpm creates its database if there is none, and SQLite's shared-memory file if that is missing.
     names = {path.rpartition("/")[2] for path in _read_paths(evidence, "rpm-database")}
     if names and not ("rpmdb.sqlite" in names and "rpmdb.sqlite-shm" not in names):
         yield command_probe("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*", "*fabric*manager*")
@@ -274,7 +274,7 @@ _INITRAMFS_LISTERS: Final = (
     "lsinitramfs",
     "lsinitrd",
     "lsinitcpio",
-)  # each of the first two reads what the other's maker made
+)  # each of the first two also reads the other generator's images
 _INITRAMFS_PATH: Final = Pattern(r"/(?:initrd\.img-|initrd-|initramfs-)(?P<kernel>.+?)(?:\.img)?$")
 _SPARE_INITRAMFS_NAME: Final = Pattern(r"kdump|fallback|rescue|\.old|\.bak|\.dpkg-|-old-")
 _MAX_OTHER_IMAGES: Final = 2
@@ -319,7 +319,7 @@ def _cluster_probes(evidence: Evidence) -> Iterator[Probe]:
 def _queryable_node_name(evidence: Evidence) -> str:
     """Return the node's name in its cluster; empty if the cluster must not be queried.
 
-    With a credential plugin (``exec``, ``auth-provider``), kubectl would start a program that is none of ours.
+    With a credential plugin (``exec``, ``auth-provider``), kubectl would start a foreign program.
     """
     programs = evidence.get("kubelet-conf-programs")
     has_key = read_text(evidence, "kubelet-conf") and programs is not None and programs.outcome == "ok"

@@ -27,8 +27,8 @@ from gpunode.facts.sources import (
 T = TypeVar("T")
 
 _TERMINAL_ESCAPE_CODE: Final = Pattern(r"\x1b\[[0-9;?]*[A-Za-z]")
-# How a shell or a tool says that a thing is not there, when that is all it says.
-# The words are those of bash's, zsh's and coreutils' catalogues of messages (translationproject.org).
+# Messages of shells and tools that something is missing, from the message catalogues of bash, zsh and coreutils
+# (translationproject.org).
 COMMAND_NOT_FOUND_WORDS: Final = (
     r"(?:command not found|未找到命令|命令未找到|找不到(?:指令|命令)|commande introuvable"
     r"|(?:Befehl|Kommando) nicht gefunden"
@@ -41,7 +41,7 @@ FILE_NOT_FOUND_WORDS: Final = (
     r"|Arquivo ou diretório inexistente|File o directory non esistente|Нет такого файла или каталога"
     r"|そのようなファイルやディレクトリはありません)"
 )
-# apt's, before the package's name and behind it.
+# apt's messages, before and after the package's name.
 PACKAGE_NOT_FOUND_BEFORE_NAME: Final = (
     r"(?:Unable to locate package|无法定位软件包|找不到套件|Impossible de trouver le paquet"
     r"|Impossibile trovare il pacchetto"
@@ -106,7 +106,7 @@ class EvidenceItem:
 
     @cached_property
     def lowered(self) -> str:
-        """The text in lower case, as long as the text: a character whose lower case is longer stays as it is."""
+        """The text in lower case and of the same length: a character whose lower case is longer is kept."""
         lowered = self.text.lower()
         if len(lowered) == len(self.text):
             return lowered
@@ -172,7 +172,7 @@ def _items_of_capture(key: str, capture: Capture) -> Iterator[EvidenceItem]:
 
 
 _SEARCH_PROGRAMS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
-# Longer searches are for the rules that read the listing itself.
+# Only rules that read the complete listing see further matches.
 _MAX_GREP_MATCHES: Final = 500
 _GREP_LINE: Final = Pattern(r"^(?P<path>/[^\s:]{2,200}):(?:\d{1,6}:)?(?P<line>.*)$", re.MULTILINE)
 
@@ -191,7 +191,7 @@ def _items_of_search(key: str, written: str, source: Source, text: str) -> Itera
             )
 
 
-# What some commands answer with, one line each: the version of a module, the kernel's release, a value of sysfs.
+# One-line outputs of some commands: a module's version, the kernel's release, a value of sysfs.
 _DRIVER_VERSION_LINE: Final = Pattern(r"\d{3}\.\d{1,3}(?:\.\d{1,3})?")
 _KERNEL_RELEASE_LINE: Final = Pattern(r"\d\.\d{1,3}\.\S+")
 _NUMBER_LINE: Final = Pattern(r"\d{1,6}")
@@ -262,7 +262,7 @@ def _mark_complete_if_count_zero(source: Source, output: str) -> Source:
     return replace(source, is_part=False) if is_none else source
 
 
-# What these say of a user's permissions is no answer. In a report, docker's refusal may be what the report is about.
+# These messages about permissions are no answer. In a report, docker's refusal may be the problem itself.
 _DENIAL_LINE: Final = Pattern(
     r"^(?:Hint: You are currently not seeing messages from other users|No journal files were opened due to insufficient"
     r" permissions|dmesg: read kernel buffer failed: Operation not permitted"

@@ -13,12 +13,12 @@ from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile
 from gpunode.facts.patterns import Pattern
 
 _VERSION_PARTS = Pattern(r"(\D*)(\d*)")
-# What grub-mkconfig passes over, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.
+# Files that grub-mkconfig skips, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.
 _NON_KERNEL_FILE_ENDING = Pattern(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|hmac)\Z|~\Z")
 
 
 def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return the key that sorts ``version`` as Debian's packages are sorted; epochs are not looked at.
+    """Return the key that sorts ``version`` as Debian's packages are sorted; epochs are ignored.
 
     Source: deb-version(7).
     """
@@ -26,7 +26,7 @@ def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:
 
 
 def _sort_key(text: str) -> tuple[int, ...]:
-    # The 0 at the end stands for the end of the part: after a tilde, before anything else.
+    # The final 0 marks the end of the part: it sorts after a tilde and before anything else.
     return (*(-1 if c == "~" else ord(c) if c.isalpha() else ord(c) + 0x110000 for c in text), 0)
 
 
@@ -37,7 +37,7 @@ def installed_kernels(images: Iterable[GlobMatch]) -> tuple[str, ...]:
 
 
 def kernels_with_headers(builds: Iterable[GlobMatch], sources: Iterable[GlobMatch]) -> frozenset[str]:
-    """Return the kernels whose build tree is there: a link into /usr/src outlives the package that it points to."""
+    """Return the kernels whose build tree exists: a link into /usr/src may outlive the package of its target."""
     trees = {found.path for found in sources}
     return frozenset(found.path.split("/")[3] for found in builds if _is_tree_present(found, trees))
 
@@ -45,12 +45,12 @@ def kernels_with_headers(builds: Iterable[GlobMatch], sources: Iterable[GlobMatc
 def _is_tree_present(build: GlobMatch, trees: set[str]) -> bool:
     if build.link is None:
         return True
-    # /lib is a link to /usr/lib, where Debian 13 has its relative links begin.
+    # /lib is a link to /usr/lib, where Debian 13's relative links start.
     target = posixpath.normpath(posixpath.join("/usr", posixpath.dirname(build.path).lstrip("/"), build.link))
     return target in trees if target.startswith("/usr/src/") else True
 
 
-# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  <date>" and, of the open modules,
+# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  <date>" and, for the open modules,
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (<user>)  <date>".
 _NVRM_VERSION_LINE = Pattern(
     r"^NVRM version:\s*NVIDIA UNIX (.{0,80}?Kernel Module.{0,40}?)\s+(\d+(?:\.\d+){1,3})\b", re.MULTILINE
@@ -61,7 +61,7 @@ def parse_proc_modules(text: str) -> frozenset[str]:
     """Return the names of the loaded modules, from /proc/modules.
 
     Raises:
-        ValueError: a line is not one of that file.
+        ValueError: if a line is not one of that file.
     """
     names = set()
     for line in text.splitlines():
@@ -76,7 +76,7 @@ def parse_nvrm_version(text: str) -> LoadedDriver:
     """Return the driver that is loaded, from /proc/driver/nvidia/version.
 
     Raises:
-        ValueError: no version is found.
+        ValueError: if no version is found.
     """
     match = _NVRM_VERSION_LINE.search(text)
     if match is None:
@@ -84,7 +84,7 @@ def parse_nvrm_version(text: str) -> LoadedDriver:
     return LoadedDriver(match[2], "Open" in match[1].split())
 
 
-# The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest come with it.
+# Only the main module: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest come with it.
 _MAIN_MODULE_FILE_NAME = Pattern(
     r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?"
 )
@@ -107,7 +107,7 @@ def read_dkms_links(links: Iterable[GlobMatch]) -> Mapping[tuple[str, str], str]
 
 
 def find_dkms_drivers(links: Iterable[GlobMatch]) -> Mapping[str, DkmsBuild]:
-    """Return the NVIDIA driver that DKMS holds to be installed, by kernel."""
+    """Return the NVIDIA driver that DKMS considers installed, by kernel."""
     builds = read_dkms_links(links).items()
     return {
         kernel: DkmsBuild(module, version)
@@ -117,7 +117,7 @@ def find_dkms_drivers(links: Iterable[GlobMatch]) -> Mapping[str, DkmsBuild]:
 
 
 def find_module_files(matches: Iterable[GlobMatch], links: Iterable[GlobMatch]) -> tuple[ModuleFile, ...]:
-    """Return the main NVIDIA modules among ``matches``, by path, with the version that DKMS or the path tells."""
+    """Return the main NVIDIA modules among ``matches``, by path, with their version according to DKMS or the path."""
     versions = {kernel: build.version for kernel, build in find_dkms_drivers(links).items()}
     paths = sorted({match.path for match in matches if _MAIN_MODULE_FILE_NAME.fullmatch(match.path.rpartition("/")[2])})
     return tuple(_make_module_file(path, versions) for path in paths)
@@ -131,7 +131,7 @@ def _make_module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
     return ModuleFile(kernel, path, versions.get(kernel, "") if dkms else "", dkms)
 
 
-# Of files of one name modprobe reads the first alone: modprobe.d(5).
+# If files have the same name, modprobe reads only the first: modprobe.d(5).
 MODPROBE_FOLDERS: Final = {
     "modprobe-d": "/etc/modprobe.d",
     "modprobe-d-run": "/run/modprobe.d",
@@ -139,7 +139,7 @@ MODPROBE_FOLDERS: Final = {
     "modprobe-d-lib": "/lib/modprobe.d",
 }
 MODULES_LOAD_FOLDER: Final = "/etc/modules-load.d"
-# Names of modules to load, one a line: at boot, and in the initramfs.
+# Names of modules to load, one per line: at boot, and in the initramfs.
 MODULE_LISTS: Final = ("/etc/modules", "/etc/initramfs-tools/modules")
 
 

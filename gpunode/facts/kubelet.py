@@ -41,7 +41,7 @@ _UNIT_FOLDERS: Final = {
 }
 _RANCHER_CRICTL_YAML: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
 _RANCHER_CONFIG_FILE: Final = "/etc/rancher/{}/config.yaml"
-# The environment in which k3s's installer has its unit run; read for K3S_NODE_NAME.
+# The environment files of the units of k3s's installer; read for K3S_NODE_NAME.
 _K3S_ENVIRONMENTS: Final = {unit: f"/etc/systemd/system/{unit}.env" for unit in ("k3s.service", "k3s-agent.service")}
 _MICROK8S_KUBELET_ARGS_FILE: Final = "/var/snap/microk8s/current/args/kubelet"
 _K0S_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
@@ -56,7 +56,7 @@ FILES: Final = (
     _MICROK8S_KUBELET_ARGS_FILE,
     _K0S_CONFIG_FILE,
 )
-# Folders read whole, by probe key.
+# Folders of which every file is read, by probe key.
 FOLDERS: Final = {
     **{key: f"{folder}/{_KUBELET_UNIT}.d" for key, folder in _UNIT_FOLDERS.items()},
     **{f"{product}-config-d": f"{_RANCHER_CONFIG_FILE.format(product)}.d" for product in ("k3s", "rke2")},
@@ -68,7 +68,7 @@ UNITS: Final[Mapping[KubeletKind, tuple[str, ...]]] = {
     "microk8s": ("snap.microk8s.daemon-kubelite.service",),
     "k0s": ("k0sworker.service", "k0scontroller.service"),
 }
-# What only a product that runs here, or ran here, leaves behind.
+# Files that exist only where the product runs or has run.
 _PRODUCT_MARKS: Final[Mapping[KubeletKind, str]] = {
     "k3s": _RANCHER_CRICTL_YAML.format("k3s"),
     "rke2": _RANCHER_CRICTL_YAML.format("rke2"),
@@ -84,7 +84,7 @@ _RUNTIME_SOCKETS: Final[Mapping[KubeletKind, str]] = {
 }
 _SNAP_VARIABLES: Final = {"SNAP_DATA": "/var/snap/microk8s/current", "SNAP_COMMON": "/var/snap/microk8s/common"}
 _CGROUP_DRIVERS: Final[Mapping[str, CgroupDriver]] = {"systemd": "systemd", "cgroupfs": "cgroupfs"}
-# Of k3s and RKE2.
+# For k3s and RKE2.
 _KUBELET_ARGUMENTS = Pattern(r"""(?m)^["']?kubelet-arg(\+?)["']?[ \t]*:(.*(?:\n(?:[ \t#-].*)?)*)""")
 _CPU_MANAGER_POLICY_ARGUMENT = Pattern(r"(?m)^[^#\n]*\bcpu-manager-policy=(\w+)")
 _K3S_NODE_NAME_ASSIGNMENT = Pattern(r"(?m)^[ \t]*K3S_NODE_NAME=(.*?)[ \t]*$")
@@ -146,7 +146,7 @@ def _presence_rank(facts: Facts, kind: KubeletKind) -> int:
 
 
 def _report_no_kubelet(facts: Facts) -> Fact[Kubelet | None]:
-    """Return that there is no kubelet, or Unknown if a place could not be read."""
+    """Report that there is no kubelet, or Unknown if a place could not be read."""
     looks = (
         *(facts.unit(names[0]) for names in UNITS.values()),
         *(facts.file(mark) for mark in _PRODUCT_MARKS.values()),
@@ -270,7 +270,7 @@ def _match_files(facts: Facts, place: str) -> Sequence[str]:
 def _read_rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """Read k3s or RKE2, which record the socket at every start and choose their cgroup driver then."""
     config, crictl = _RANCHER_CONFIG_FILE.format(kind), _RANCHER_CRICTL_YAML.format(kind)
-    # The last that has a key counts; former captures lack the folder.
+    # The last file that has a key wins; older captures lack the folder.
     files = [config, *(sorted(_match_files(facts, f"{config}.d/*.yaml")) if f"{config}.d" in facts.folders else ())]
     settings: dict[str, str | None] = {}
     for path in files:
@@ -310,7 +310,7 @@ def _find_cpu_policy(texts: Sequence[str], words: Sequence[str]) -> str:
 
 
 def _read_microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
-    """Read microk8s: one flag a line, with the snap's variables."""
+    """Read microk8s: one flag per line, with the snap's variables."""
     words = shlex.split(_read_text(facts, _MICROK8S_KUBELET_ARGS_FILE) or "", comments=True)
     flags = parse_flags(Template(word).safe_substitute(_SNAP_VARIABLES) for word in words)
     endpoint = flags.get("container-runtime-endpoint") or _RUNTIME_SOCKETS[kind]
@@ -350,7 +350,7 @@ def _parse_cgroup_driver(word: str | None) -> CgroupDriver | None:
 
 
 def socket_path(endpoint: str) -> str:
-    """Return the path of ``endpoint``, /var/run written as /run; one that is no Unix socket stays as it is."""
+    """Return the path of ``endpoint``, /var/run written as /run; an endpoint that is no Unix socket is kept."""
     path = endpoint.removeprefix("unix://")
     return "/run/" + path.removeprefix("/var/run/") if path.startswith("/var/run/") else path
 

@@ -19,8 +19,8 @@ class GpuLayout:
     Attributes:
         minors: N of each /dev/nvidiaN; excluded GPUs have none.
         uuids: of the initialised GPUs; the others do not report theirs.
-        mig_capabilities: N of each /dev/nvidia-caps/nvidia-capN that opens a MIG device: its compute instance and what
-            that is part of.
+        mig_capabilities: N of each /dev/nvidia-caps/nvidia-capN that opens a MIG device: those of its compute instance
+            and of its GPU instance.
     """
 
     minors: frozenset[int] = frozenset()

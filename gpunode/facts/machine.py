@@ -1,14 +1,14 @@
-"""The machine: its distribution, PCI devices, sort, Kubernetes provider, and whether it checks signatures at boot.
+"""The machine: its distribution, PCI devices, platform, Kubernetes provider, and whether it checks signatures at boot.
 
-os-release is read as os-release(5) says, PCI devices from ``lspci -Dvmmnnk`` (lspci(8), "Verbose format"), or from
-sysfs on nodes without lspci.
+os-release is parsed by os-release(5), PCI devices from ``lspci -Dvmmnnk`` (lspci(8), "Verbose format"), or from sysfs
+on nodes without lspci.
 
-A provider is known by a file that only its product makes. The cloud that a machine runs in is no sign: people run
-kubeadm and k3s there, too, with the same DMI vendor, the same provider ids and, on Azure, the same azure.json.
+A provider is identified by a file that only its product creates. The cloud is no evidence: people run kubeadm and k3s
+there, too, with the same DMI vendor, the same provider ids and, on Azure, the same azure.json.
 
 Sources: kind images/base/files/usr/local/bin/entrypoint; awslabs/amazon-eks-ami templates and nodeadm; Azure/AgentBaker
 parts/linux/cloud-init/artifacts; kubernetes/kubernetes cluster/gce/gci/configure-helper.sh; Bottlerocket os-release;
-openshift/machine-config-operator pkg/daemon/constants. Of Secure Boot: UEFI specification 2.10, 3.3; shim's README.tpm
+openshift/machine-config-operator pkg/daemon/constants. For Secure Boot: UEFI specification 2.10, 3.3; shim's README.tpm
 and mok.c (MokSBStateRT: shim's own validation is off); Documentation/filesystems/efivarfs.rst in the kernel's source: a
 variable's file begins with four bytes of attributes.
 """
@@ -95,7 +95,7 @@ def _make_sysfs_device(modalias: GlobMatch, driver: str | None) -> PciDevice:
     return PciDevice(address, vendor, device, base + sub, subsystem, driver)
 
 
-# The first that is there counts.
+# The first that exists is used.
 OS_RELEASE_FILES = ("/etc/os-release", "/usr/lib/os-release")
 _VARIABLE_ASSIGNMENT = Pattern(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
 _SHELL_WORD_PART = Pattern(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
@@ -144,7 +144,7 @@ def make_distro(values: Mapping[str, str]) -> Distro:
     )
 
 
-# What `systemd-detect-virt --list` (257) names; whatever else it prints is a virtual machine.
+# The containers that `systemd-detect-virt --list` (257) names; anything else that it prints is a virtual machine.
 _CONTAINER_VIRTUALIZATIONS = frozenset(
     ("systemd-nspawn", "lxc", "lxc-libvirt", "docker", "podman", "rkt", "openvz", "proot", "pouch", "container-other")
 )
@@ -153,15 +153,15 @@ _CONTAINER_VIRTUALIZATIONS = frozenset(
 def detect_platform(
     virt: str, *, kernel: str = "", dxg: bool = False, tegra: str = "", compatible: str = "", manager: str = ""
 ) -> Platform | None:
-    """Return the platform, what excludes a driver first; None without any evidence.
+    """Return the platform, with those that exclude a driver checked first; None without any evidence.
 
     Args:
-        virt: what systemd-detect-virt printed; empty where it is missing.
+        virt: what systemd-detect-virt printed; empty if it is missing.
         kernel: the running kernel's release.
         dxg: whether /dev/dxg is there.
         tegra: /etc/nv_tegra_release.
-        compatible: the device tree's, its strings ended by NUL bytes.
-        manager: the container's manager by its own files, such as /run/systemd/container.
+        compatible: that of the device tree, strings terminated by NUL bytes.
+        manager: the container's manager, found by its files, such as /run/systemd/container.
     """
     if virt == "wsl" or dxg or "microsoft" in kernel.lower():
         return Platform("wsl2", "/dev/dxg" if dxg else virt or kernel)
@@ -202,7 +202,7 @@ PROVIDER_NAMES: Final[Mapping[KubernetesProvider, str]] = {
 def find_provider(is_there: Callable[[str], Fact[bool]], distro: Fact[Distro]) -> Fact[KubernetesProvider | None]:
     """Return the provider that builds this node; None if its owner does.
 
-    ``is_there`` tells whether the mark of a probe is there; Bottlerocket and RHCOS say themselves what they are.
+    ``is_there`` tells whether a probe's mark exists; Bottlerocket and RHCOS identify themselves in os-release.
     """
     if isinstance(distro, Known) and distro.value.id in _PROVIDER_BY_DISTRO_ID:
         return Known(_PROVIDER_BY_DISTRO_ID[distro.value.id], distro.probe)
@@ -218,7 +218,7 @@ SECURE_BOOT_VARIABLE: Final = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93c
 SHIM_VALIDATION_VARIABLE: Final = "/sys/firmware/efi/efivars/MokSBStateRT-605dab50-e046-4300-abb6-3dd810dd8b23"
 SECURE_BOOT_PROBE_KEY: Final = "secure-boot-variable"
 SHIM_VALIDATION_PROBE_KEY: Final = "shim-validation-variable"
-# The key of doctor's look: `mokutil --sb-state`.
+# The key of doctor's probe: `mokutil --sb-state`.
 _MOKUTIL_PROBE_KEY: Final = "secure-boot"
 _MOKUTIL_SECURE_BOOT_STATE: Final = Pattern(r"SecureBoot (enabled|disabled)")
 

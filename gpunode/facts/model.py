@@ -56,7 +56,7 @@ PACKAGE_OF_PROGRAM: Final = {"systemd-detect-virt": "systemd", "lspci": "pciutil
 
 
 def need(fact: Known[T] | Unknown, what: str) -> T:
-    """Return the value of ``fact``, on which a decision rests.
+    """Return the value of ``fact``, on which a decision depends.
 
     Raises:
         Undetermined: if it is unknown.
@@ -90,7 +90,7 @@ def _advise(fact: Unknown) -> str:
 
 
 def known(fact: Known[T] | Unknown, default: T) -> T:
-    """Return the value of ``fact``, or ``default`` if it is unknown, where that does no harm."""
+    """Return the value of ``fact``, or ``default`` if it is unknown and that does no harm."""
     return default if isinstance(fact, Unknown) else fact.value
 
 
@@ -107,14 +107,14 @@ def file_matches(fact: Known[FileState | None] | Unknown, after: FileState | Unk
 def plan_file(
     facts: Facts, path: str, after: FileState | None, triggers: frozenset[Trigger] = frozenset()
 ) -> tuple[FileChange, ...]:
-    """Return the change that brings the file to ``after``; none where it is so. Raises Undetermined."""
+    """Return the change that sets the file to ``after``; none if it matches already. Raises Undetermined."""
     present = need(facts.file(path), f"what {path} holds")
     return () if present == after else (FileChange(path, present, after, triggers),)
 
 
 @dataclass(frozen=True, slots=True)
 class Distro:
-    """The distribution, in the words of os-release(5)."""
+    """The distribution, in the terms of os-release(5)."""
 
     id: str
     version_id: str
@@ -147,7 +147,7 @@ PlatformKind: TypeAlias = Literal["bare-metal", "vm", "container", "wsl2", "jets
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The sort of machine, and the evidence for it (``kvm``, ``lxc``, ``/dev/dxg``)."""
+    """The kind of machine, and the evidence for it (``kvm``, ``lxc``, ``/dev/dxg``)."""
 
     kind: PlatformKind
     detail: str = ""
@@ -190,8 +190,8 @@ class ModuleFile:
     """A built NVIDIA kernel module on disk.
 
     Attributes:
-        version: of the driver; empty when the path does not tell.
-        dkms: whether DKMS built it here; else a package brought it.
+        version: that of the driver; empty if the path does not contain it.
+        dkms: whether DKMS built it here; otherwise a package installed it.
     """
 
     kernel: str
@@ -211,7 +211,7 @@ class PackageSource:
     Attributes:
         line: its line in ``file``, from 1.
         signed_by: the keyring's path; empty when the entry names none.
-        relaxed: the options by which less is checked than by default, as ``trusted=yes``.
+        relaxed: the options that weaken the default checks, such as ``trusted=yes``.
         architectures: those that it is read for; empty for all of the system's.
     """
 
@@ -238,9 +238,9 @@ class Unit:
 
     Attributes:
         started_at: seconds since the epoch when its main process started; None when it does not run.
-        changed_at: when its state last changed, as it does at a start and at a reload; None when nobody can tell.
-        failed: it should run and could not: it has given up, or systemd will try again; it is not active then.
-        starting: it is active in name: it comes up just now, and may fail yet.
+        changed_at: when its state last changed, as it does at a start and at a reload; None if unknown.
+        failed: whether it should run but failed: for good, or until systemd restarts it; it is not active then.
+        starting: whether it counts as active but is still starting, and may yet fail.
     """
 
     state: ServiceState
@@ -262,7 +262,7 @@ class DkmsBuild:
 
 KubeletKind: TypeAlias = Literal["kubelet", "k3s", "rke2", "microk8s", "k0s"]
 CgroupDriver: TypeAlias = Literal["systemd", "cgroupfs"]
-# Who builds the host of a Kubernetes node in place of its owner.
+# The products that build the host of a Kubernetes node instead of its owner.
 KubernetesProvider: TypeAlias = Literal["kind", "eks", "bottlerocket", "aks", "gke", "openshift"]
 
 
@@ -271,14 +271,14 @@ class Kubelet:
     """The kubelet of the node.
 
     Attributes:
-        kind: the product that brings it; ``kubelet`` for one on its own, as kubeadm sets it up.
-        unit: the systemd unit that runs it; empty where only its files were found.
+        kind: the product that ships it; ``kubelet`` for a standalone one, as kubeadm sets it up.
+        unit: the systemd unit that runs it; empty if only its files were found.
         socket: the path of the container runtime's socket.
-        cgroup_driver: under which it runs pods; None where it decides that at its start.
+        cgroup_driver: the one with which it runs pods; None if it chooses that when it starts.
         data: the folder in which k3s and RKE2 keep what they generate; empty for the others.
-        node_name: what it was told to call its Node; empty where that is the host's name.
+        node_name: the Node name that it was given; empty if it uses the host's name.
         static_cpus: whether its CPU manager's policy is static.
-        labels: with which it registers its Node (``a=b,c=d``).
+        labels: those with which it registers its Node (``a=b,c=d``).
     """
 
     kind: KubeletKind
@@ -293,14 +293,14 @@ class Kubelet:
 
 @dataclass(frozen=True, slots=True)
 class MigGpu:
-    """A GPU as NVML shows it, as far as MIG goes.
+    """A GPU's MIG state, as NVML reports it.
 
     Attributes:
         index: NVML's, which is the order of the PCI bus.
         address: of the PCI bus, as sysfs writes it.
         layout: None for a GPU without MIG.
         pending: whether MIG is on after the next reset of the GPU.
-        clients: the processes that work on it, by number.
+        clients: the PIDs of the processes that use it.
     """
 
     index: int
@@ -334,14 +334,14 @@ class ModuleKey:
         key: the path of the private key, or the URI of one in hardware (``pkcs11:…``).
         certificate: the path of its certificate.
         has_key: whether the private key is there, and not empty. Its content is never read.
-        der: the certificate; empty where there is none.
-        is_der: whether the file holds it so, as mokutil and shim need it.
+        der: the certificate; empty if there is none.
+        is_der: whether the file is in DER, as mokutil and shim need it.
         enrolled: whether the firmware, or shim's own list, has the certificate.
         queued: whether the next boot asks at the console to enrol it.
         timeout_s: how long that boot waits for somebody at the console; -1 without a limit.
         signatures: of the modules that DKMS has built, by kernel.
-        is_made: whether a plan makes the key: its certificate is known after that.
-        is_half_named: whether a run was ended before it gave the certificate that it had made its name.
+        is_made: whether a plan makes the key; its certificate is known only after that.
+        is_half_named: whether a run ended before it renamed the certificate that it had made to its final name.
     """
 
     key: str
@@ -363,7 +363,7 @@ class MissingDependency:
 
     Attributes:
         package: the one to install.
-        version: the only one that will do; empty where others do as well.
+        version: the only one that meets it; empty if others do, too.
         needed_by: the installed package that depends on it.
         relation: as the package database writes it (``libcuda1 (= 580.178.04-1)``).
     """
@@ -382,7 +382,7 @@ class Dependencies(Protocol):
     ) -> tuple[MissingDependency, ...] | None:
         """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
 
-        None where none of the roots is installed in a version whose dependencies are known.
+        None if no root is installed in a version whose dependencies are known.
         """
         ...
 
@@ -398,44 +398,44 @@ Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that steps may decide on.
+    """Everything on which steps may base decisions.
 
     Attributes:
-        packages: those that there are, and those that left configuration files behind. Versions that stand beside one
-            another are packages of their own, see ``PackageId``.
+        packages: the installed ones, and those that left configuration files behind. Versions installed side by side
+            are separate packages, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program exists that runtimes are configured to run.
-        lost_programs: the toolkit's programs that its packages brought and that are not there any more.
-        replaced_programs: the toolkit's programs in whose place something small stands that no package brought, such
-            as a wrapper; larger files are compared by verify.
-        run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
+        lost_programs: the toolkit's programs that its packages installed and that no longer exist.
+        replaced_programs: the toolkit's programs replaced by a small file that no package installed, such as a wrapper;
+            verify compares larger files.
+        run_installer: whether NVIDIA's .run installer has installed a driver here, outside of all packages.
         dkms: the driver that DKMS says it has installed, by kernel.
-        layout: the GPUs and MIG instances of the loaded driver; None where none is loaded.
+        layout: the GPUs and MIG instances of the loaded driver; None if none is loaded.
         modules: names of the loaded kernel modules, as lsmod prints them.
-        architecture: in Debian's words (``amd64``).
+        architecture: in Debian's terms (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
-        folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
-        folder_modes: the permission bits of folders in which the package manager reads as another user than root.
-        changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
+        folders: those of which every file was read, with the probe: a file there that ``files`` lacks does not exist.
+        folder_modes: the permission bits of folders that the package manager reads as a user other than root.
+        changed_at: when a file was last written or restored, seconds since the epoch; only if known.
         modified_at: when files below /etc/modprobe.d and initramfs images were last written, in seconds (mtime).
-        exposed: the files that somebody else than root could replace by another, and by what right.
-        units: only those that steps ask about.
+        exposed: the files that users other than root could replace, and why.
+        units: only those that steps use.
         dependencies: what the installed packages depend on.
-        packages_interrupted: whether a change of packages was stopped in its middle.
-        unconfigured: the packages that are unpacked and not configured, where nothing worse is unfinished.
+        packages_interrupted: whether a change of packages was interrupted.
+        unconfigured: the packages that are unpacked but not configured, if nothing worse is unfinished.
         package_system: the ``PackageSystem`` by its id.
-        mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
+        mig: how the GPUs are partitioned, from NVML; None if it was not queried, as only some recipes need it.
         observed_on: the date of the evidence, in UTC, by the node's own clock.
-        kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
+        kubelet: the one that runs here, else the one that is set up here; Known(None) if there is none.
         rootless_docker: whether a user runs a dockerd without root.
         driver_libraries: the paths of every libcuda and libnvidia-ml where programs look for them.
-        leftovers: the paths of CUDA compilers and uninstallers in /usr/local, and of the driver's sources and builds of
-            DKMS: packages bring such, and so do installers that no package database knows.
-        secure_boot: whether the firmware lets the kernel load signed modules alone.
-        module_key: what signs the modules that DKMS builds; None where Secure Boot is not on, as it was not asked.
-        switch_bridges: the PCI addresses of the ConnectX bridges to NVSwitches that are not on the bus; None where they
-            were not looked for, as no GPU here is on such a board.
-        provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
+        leftovers: the paths of CUDA compilers and uninstallers in /usr/local, and of the driver's sources and DKMS
+            builds. They come from packages, or from installers that no package database knows.
+        secure_boot: whether the firmware makes the kernel load only signed modules.
+        module_key: what signs the modules that DKMS builds; None if Secure Boot is off, as it is not probed then.
+        switch_bridges: the PCI addresses of the ConnectX bridges to NVSwitches that are not on the bus; None if not
+            probed, as no GPU here is on such a board.
+        provider: who builds this Kubernetes node; Known(None) if its owner does.
     """
 
     distro: Fact[Distro]
@@ -494,7 +494,7 @@ class Facts:
         return Unknown("not captured", f"file:{path}")
 
     def text(self, path: str) -> str:
-        """Return the text of the file at ``path``; empty where it is absent, or unknown."""
+        """Return the text of the file at ``path``; empty if it is absent, or unknown."""
         state = known(self.file(path), None)
         return state.content.decode("utf-8", "replace") if state else ""
 

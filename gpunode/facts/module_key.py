@@ -1,9 +1,9 @@
-"""The key with which DKMS signs modules here, and what the firmware knows of it. Read only where Secure Boot is on.
+"""The key with which DKMS signs modules, and whether the firmware knows it. Read only if Secure Boot is on.
 
-Sources: /usr/sbin/dkms 3.0.10 and 3.2.2 (``prepare_signing``): the order of its settings, and that it makes both files
-anew where one is missing. shim's mok.c and mokutil.c 0.6: the variables. UEFI specification 2.10, 32.4.1: lists of
-signatures hold certificates as they are, in DER. kernel/scripts/sign-file.c: a signature names its certificate by
-the serial number.
+Sources: /usr/sbin/dkms 3.0.10 and 3.2.2 (``prepare_signing``): the order of its settings, and that it recreates both
+files if one is missing. shim's mok.c and mokutil.c 0.6: the variables. UEFI specification 2.10, 32.4.1: lists of
+signatures contain certificates as plain DER. kernel/scripts/sign-file.c: a signature names its certificate by the
+serial number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MODULE_SIGNATURE_KEY_PREFIX: Final = "module-signature:"
 # MokAuth is never read: it holds the hash of the one-time password.
 _ENROLLED_KEYS_GLOBS: Final = {
     "mok-list": f"{_EFIVARS}/MokListRT*-{_SHIM_VARIABLE_GUID}",
-    # The whole list where the variable is too small for it (Linux 5.10).
+    # The complete list, if the variable is too small for it (Linux 5.10).
     "mok-list-table": "/sys/firmware/efi/mok-variables/MokListRT*",
     "firmware-keys": f"{_EFIVARS}/db-d719b2cb-3d3a-11d3-a0d8-00c04fc2d0d2",
 }
@@ -59,7 +59,7 @@ def probe_module_key(evidence: Evidence, run_probe: Callable[[Probe], Capture]) 
     run_probe(Probe(_DKMS_CONFIG_FOLDER_PROBE_KEY, glob=f"{DKMS_CONFIG_FILE}.d/*.conf", content_kind="log"))
     key, certificate = find_key_files(evidence)
     if not key.startswith(PKCS11_KEY_PREFIX):
-        # Nothing of a private key is read: whatever is longer than nothing is left out.
+        # With a limit of 0, no content of a private key is read, only whether it is empty.
         run_probe(Probe(_PRIVATE_KEY_PROBE_KEY, glob=key, limit_bytes=0, content_kind="table"))
     run_probe(Probe(_CERTIFICATE_PROBE_KEY, path=certificate, content_kind="table"))
     run_probe(Probe(_UNNAMED_CERTIFICATE_PROBE_KEY, glob=f"{certificate}.new", contents=False, content_kind="table"))
@@ -80,7 +80,7 @@ def _built_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def find_key_files(evidence: Evidence) -> tuple[str, str]:
-    """Return the paths of the private key and of the certificate that DKMS takes."""
+    """Return the paths of the private key and of the certificate that DKMS uses."""
     settings: dict[str, str] = {}
     texts = [read_text(evidence, f"file:{DKMS_CONFIG_FILE}")]
     texts += [
@@ -91,16 +91,16 @@ def find_key_files(evidence: Evidence) -> tuple[str, str]:
             (match[1], match[2] or match[3] or match[4] or "") for match in _KEY_PATH_SETTING.finditer(text)
         )
     key, certificate = settings.get("mok_signing_key", ""), settings.get("mok_certificate", "")
-    # Ubuntu's pair counts only where no key is set: then a certificate that is set does not count either.
+    # Ubuntu's pair is used only if no key is set; a certificate that is set is then ignored.
     distro = derive_fact("os-release", lambda: parse_distro(read_text(evidence, "os-release")))
-    # DKMS compares the id alone: a relative of Ubuntu's is none.
+    # DKMS compares only the id: Ubuntu's derivatives do not count.
     if not key and isinstance(distro, Known) and distro.value.id == "ubuntu":
         return UBUNTU_KEY_FILES
     return key or DKMS_KEY_FILES[0], certificate or DKMS_KEY_FILES[1]
 
 
 def derive_module_key(evidence: Evidence) -> Fact[ModuleKey] | None:
-    """Return the key's state; None where Secure Boot is not on, for it is not looked at then."""
+    """Return the key's state; None if Secure Boot is off, as it is not probed then."""
     if _CERTIFICATE_PROBE_KEY not in evidence:
         return None
     return derive_fact(_CERTIFICATE_PROBE_KEY, lambda: _read_module_key(evidence))
@@ -142,7 +142,7 @@ def _read_signatures(evidence: Evidence) -> Iterator[tuple[str, ModuleSignature]
 
 
 def read_serial(der: bytes) -> int:
-    """Return a certificate's serial number; 0 for what is no certificate. Source: RFC 5280, 4.1."""
+    """Return a certificate's serial number; 0 if it is not a certificate. Source: RFC 5280, 4.1."""
     inner = _read_der_content(_read_der_content(der, 0x30), 0x30)
     if inner[:1] == b"\xa0":  # the version comes first, except in a certificate of version 1
         inner = inner[2 + int.from_bytes(inner[1:2], "big") :]
@@ -150,7 +150,7 @@ def read_serial(der: bytes) -> int:
 
 
 def _read_der_content(der: bytes, tag: int) -> bytes:
-    """Return the content of the first value; empty where it is of another tag."""
+    """Return the content of the first value; empty if its tag differs."""
     if len(der) < 2 or der[0] != tag:
         return b""
     size, start = der[1], 2

@@ -47,7 +47,7 @@ class UnreadNvmlValue(_NvmlError):
         return self.code not in {3, 13}
 
 
-# What a child of an older gpunode did not ask for.
+# For a value that the child of an older gpunode did not query.
 VALUE_NOT_QUERIED = UnreadNvmlValue(13, "FunctionNotFound")
 
 
@@ -58,13 +58,13 @@ class Gpu:
     Attributes:
         index: NVML's, in the order of the PCI bus.
         pci: the address as sysfs writes it (``0000:0f:00.0``).
-        memory_mib: all of it, as nvidia-smi counts.
-        ecc: whether it is on now; ``ecc_pending`` after the next reset. ``mig`` is the same.
-        instances: of MIG, where that is on.
+        memory_mib: the total, as nvidia-smi counts it.
+        ecc: whether it is on now; ``ecc_pending`` after the next reset. ``mig`` likewise.
+        instances: the MIG instances, if MIG is on.
         fabric: how far it is in registering with the NVSwitches: ``not supported``, ``not started``, ``in progress``,
             ``completed``, or ``failed with`` an error.
-        clients: the processes that work on it, by number.
-        failure: why the GPU as a whole does not answer; every reading holds it too then.
+        clients: the PIDs of the processes that use it.
+        failure: why the GPU does not answer at all; every value is then this error, too.
     """
 
     index: int
@@ -111,10 +111,10 @@ class NvmlInventory:
     """The driver and its GPUs.
 
     Attributes:
-        cuda: the newest CUDA version that the driver serves (``13.0``).
-        nvml: the library's version as it tells itself (``13.580.178.04``).
-        library: the file that the dynamic loader took.
-        libcuda_error: why the dynamic loader cannot load libcuda.so.1; empty where it can, or was not asked.
+        cuda: the newest CUDA version that the driver supports (``13.0``).
+        nvml: the library's version as it reports it (``13.580.178.04``).
+        library: the file that the dynamic loader chose.
+        libcuda_error: why the dynamic loader cannot load libcuda.so.1; empty if it can, or was not tried.
     """
 
     driver: str | UnreadNvmlValue
@@ -135,9 +135,9 @@ class NvmlFailure(_NvmlError):
     """A failure of NVML to start, or to count the GPUs.
 
     Attributes:
-        text: NVML's own words.
-        nvml: the library's version, where it could still say it; ``library`` the file that was loaded.
-        libcuda_error: as of ``NvmlInventory``.
+        text: NVML's own message.
+        nvml: the library's version, if it could still report it; ``library`` is the file that was loaded.
+        libcuda_error: as in ``NvmlInventory``.
     """
 
     text: str
@@ -175,7 +175,7 @@ def read_object(data: bytes, schema: int) -> Mapping[str, Any]:
     """Return the object that a child program printed.
 
     Raises:
-        ValueError: if it is none, or of another schema.
+        ValueError: if it is not an object, or of another schema.
     """
     try:
         answer = json.loads(data)
@@ -217,7 +217,7 @@ def _parse_inventory(answer: Mapping[str, object]) -> NvmlInventory:
 
 
 def _optional_text(answer: Mapping[str, object], key: str) -> str:
-    """Return an optional text; empty where a child of an older gpunode did not give it."""
+    """Return an optional text; empty if the child of an older gpunode did not return it."""
     text = answer.get(key)
     return text if isinstance(text, str) else ""
 
@@ -250,7 +250,7 @@ def parse_instance(row: object) -> MigInstance:
     """Parse a MIG instance, as the child prints it.
 
     Raises:
-        ValueError: it is none.
+        ValueError: if it is not one.
     """
     if not isinstance(row, dict) or not isinstance(compute := row.get("compute"), list):
         raise ValueError("a MIG instance is not an object with compute instances")
@@ -271,7 +271,7 @@ def require_typed(kind: type[T], row: Mapping[str, object], key: str) -> T:
     """Return the value of ``key``, which must be of exactly this type: a bool is no int.
 
     Raises:
-        ValueError: it is of another type, or not there.
+        ValueError: if it is of another type, or missing.
     """
     value = row.get(key)
     if type(value) is not kind:
@@ -291,7 +291,7 @@ def _parse_unread_value(value: Mapping[str, object]) -> UnreadNvmlValue:
 def describe_hang(what: str, error: str) -> str:
     """Describe a call that did not return; the child's last line names the call if it announces calls.
 
-    Where the host says how long it waited, that is the first line of ``error``: ``no answer within …``.
+    If the host reports how long it waited, that is the first line of ``error``: ``no answer within …``.
     """
     lines = error.strip().splitlines()
     within = lines.pop(0).removeprefix("no answer") if lines and lines[0].startswith("no answer within ") else ""
@@ -388,7 +388,7 @@ def driver_version(text: str) -> str:
 def compare_versions(loaded: str | None, library: str | None, package: str | None) -> tuple[VersionProblem, ...]:
     """Compare the driver versions of the loaded module, the NVML library and the installed package.
 
-    The package has the intended version. Missing ones are not compared: they are another finding.
+    The package has the intended version. Missing versions are not compared; they are reported separately.
     """
     module, nvml, wanted = (driver_version(text or "") for text in (loaded, library, package))
     loaded_module, package_name = "the loaded nvidia module", "the installed package"

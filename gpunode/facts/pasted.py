@@ -1,11 +1,11 @@
 """Reports as evidence: shell sessions, JSON lists of sources and texts, the log of nvidia-bug-report.sh.
 
-A shell session is split into commands and their outputs. Where nothing was typed, a text is cut where one of its
-paragraphs looks like the output of another command.
+A shell session is split into commands and their outputs. A text without typed commands is cut where a paragraph looks
+like the output of another command.
 
-Format of nvidia-bug-report's log, by the script of the 390 and 515 drivers and a log of the latter: sections stand
-between lines of 44 underscores; a file's begins with ``*** PATH`` and ``*** ls: …``, a missing one's with ``*** PATH
-does not exist``; a command's begins with the command. What a section says it skipped is unknown, not absent.
+Format of nvidia-bug-report's log, by the script of the 390 and 515 drivers and a log of the latter: lines of 44
+underscores separate the sections; a file's begins with ``*** PATH`` and ``*** ls: …``, a missing file's with ``*** PATH
+does not exist``, a command's with the command. What a section reports as skipped is unknown, not absent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def split_session(source: str, text: str) -> list[ShellStep]:
     text = cut_overlong_lines(text)
     lines = text.split("\n")
     seen = identify_source(source)
-    # A command's or a file's text has its own ways with a number sign, and with headings.
+    # In the text of a command or file, number signs and headings have meanings of their own.
     is_named = bool(seen.words or seen.subject or seen.kind not in {"text", "application"})
     if not is_named:
         heads = _add_headings(lines, _find_typed_commands(lines, is_named=False))
@@ -57,24 +57,23 @@ def split_session(source: str, text: str) -> list[ShellStep]:
     return _keep_latest([*_split_at_heads(first, lines, heads, is_named=True)]) if heads else [ShellStep(source, text)]
 
 
-# Nobody types so much between two commands that a longer text would be one.
+# A longer text is the output of one command, not a session.
 _MAX_TRANSCRIPT: Final = 100_000
 
 
-# ---- where a command was typed
+# ---- typed commands
 
-# What stands before a prompt: an environment of Python's, the time of day.
+# What may precede a prompt: a Python environment, the time of day.
 _TEXT_BEFORE_PROMPT: Final = r"(?:\([\w.-]{1,30}\)\s*)?(?:\[[\d:./ -]{4,30}(?:[AP]M)?\]\s{1,2}(?=\S{1,40}@))?"
-# A user, a host or a folder makes a prompt of what might be something else: "user@host:~$ lsmod",
-# "[root@gpu1 ~]# lspci", "host:~ # dmesg", SUSE's and fish's "user@host:~>", zsh's "➜  ~ lsmod", PowerShell's
-# "PS C:\Users\me>".
+# Prompts that a user, a host or a folder makes unmistakable: "user@host:~$ lsmod", "[root@gpu1 ~]# lspci",
+# "host:~ # dmesg", SUSE's and fish's "user@host:~>", zsh's "➜  ~ lsmod", PowerShell's "PS C:\Users\me>".
 _PROMPT_WITH_PLACE: Final = (
     r"(?:\[[^\]\n]{0,60}[@~/][^\]\n]{0,60}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?"
     r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]"
     r"|[\w.+-]{1,40}@[\w.-]{1,80}[: ][~/][^\s$#>]{0,80}>|➜ {1,2}[~/][^\s:]{0,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?"
     r"|(?:PS )?[A-Z]:\\[^>\n]{0,80}>|PS [~/][^>\n]{0,80}>"
 )
-# "$ lsmod"; "+ lsmod" is a command as `set -x` shows it. A dollar sign begins no line of a program's own.
+# "$ lsmod"; "+ lsmod" is a command as `set -x` shows it. No program prints lines that begin with $.
 _PLAIN_PROMPT: Final = (
     r"➜ {1,2}[\w.-]{1,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?|[A-Za-z][\w.-]{0,39}%(?= )|[\w.-]{1,40}[$#](?= )|\$|❯"
     r"|\+{1,2}(?= [a-z])"
@@ -85,9 +84,9 @@ _PROMPT_LINE: Final = Pattern(
 # The second line of zsh's prompts of two lines: "┌──(user㉿host)-[~]" above "└─$ lsmod".
 _PROMPT_TOP: Final = Pattern(r"^[┌╭]─[^\n]{1,160}$")
 _PROMPT_BOTTOM: Final = Pattern(r"^(?P<place>[└╰]─{1,3} ?[$#%❯>➤]?) (?P<command>\S[^\n]*)$")
-# Root's prompt, and zsh's: a comment begins so, too.
+# Root's prompt, and zsh's; comments begin the same way.
 _ROOT_PROMPT_OR_COMMENT: Final = Pattern(r"^(?P<place>)[#%] (?P<command>[a-z./]\S*[^\n]*)$")
-# Beside another prompt a line of plain words is a remark.
+# If there are other prompts, a line of plain words is a remark.
 _PLAIN_WORDS_REMARK: Final = Pattern(r"\w+(?: \w+){2,}$")
 # A prompt at which nothing was typed, or the first of two lines.
 _IDLE_PROMPT: Final = Pattern(
@@ -95,14 +94,14 @@ _IDLE_PROMPT: Final = Pattern(
     rf"|[\w.+-]{{1,40}}@[\w.-]{{1,80}}[: ] ?[~/][^\s$#>]{{0,80}} ?)"
     r"[$#%>]\s*|[┌╭]─[^\n]{1,160}"
 )
-# Docker names a container so, and a shell in it shows that as its host.
+# The ID of a Docker container, which a shell in it shows as its host.
 _CONTAINER_ID_AS_HOST: Final = Pattern(r"@[0-9a-f]{12}\b")
 
 _StepsByLine = Mapping[int, ShellStep]
 
 
 def _find_typed_commands(lines: Sequence[str], *, is_named: bool) -> _StepsByLine:
-    """Return the typed commands by line: known ones, and any behind an unmistakable prompt."""
+    """Return the typed commands by line: known ones, and any after an unmistakable prompt."""
     above = ("", *lines)
     found = {
         number: match
@@ -139,23 +138,23 @@ def _make_step(match: re.Match[str]) -> ShellStep:
     return ShellStep(f"{match['command']}{inside}", "", match.string[: match.start("command")].strip())
 
 
-# ---- where one is named
+# ---- named commands and files
 
 _SOURCE_HEADING: Final = Pattern(
     r"^(?P<begin>#{2,6}\s+|\*\*|==+\s*|--+\s+)?`?(?P<source>[^`\n]{2,120}?)`?(?P<end>:?\*\*:?|\s*==+|\s--+|:)?\s*$"
 )
-# What tools begin with that say where in a file something is: "/usr/src/nvidia-470/nv-caps.c: In function 'f':",
+# How tools begin a line about a place in a file: "/usr/src/nvidia-470/nv-caps.c: In function 'f':",
 # "/a/b.py:235: UserWarning:", "/tmp/ccX1b.s: Assembler messages:", "/usr/bin/ld: nv.o: in function 'f':".
 _SOURCE_FILE_LINE_START: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
 # What `ls -l` prints below a folder's name.
 _LS_TOTAL_LINE: Final = Pattern(r"total \d{1,12}$")
 _MARKDOWN_FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
-# A line that is a command and nothing else; of those that are English words as well, with an option or a path.
+# A line that is only a command; one whose name is also an English word needs an option or a path.
 _COMMAND_ON_LINE_OF_ITS_OWN: Final = Pattern(
     r"^(?:sudo )?(?!(?:find|which|type|service|env|time|watch|history|file|kind|snap|stat|command|exec|set|source|if)"
     r"(?: [^-/]*)?$)[a-z][\w.-]*(?: [^\n]{1,300})?(?<![.,:;!?])$"
 )
-# Of a sentence that begins with a program's name: "lsmod does not show it", "docker run fails here".
+# A sentence that begins with a program's name: "lsmod does not show it", "docker run fails here".
 _SENTENCE_ABOUT_PROGRAM: Final = Pattern(
     r"(?i)^(?:sudo )?[\w.-]+(?: [\w./-]+){0,2} (?:(?:is|are|was|were|has|had|does|do|did|ca|can|could|wo|would)"
     r"(?:n['’]t)?|cannot|still|never|always|also|now|and|but|shows|lists|says|said|sees|fails|works|worked|hangs|crashes|gives|gave"
@@ -166,7 +165,7 @@ _MAX_HEADING_WORDS: Final = 12
 
 
 def _add_headings(lines: Sequence[str], typed: _StepsByLine) -> _StepsByLine:
-    """Add to the typed commands those written as a heading or a line of their own over their output."""
+    """Add to the typed commands those written as a heading, or on a line of their own, above their output."""
     heads = dict[int, ShellStep]()
     source, before = "", ""
     for number, line in enumerate(lines):
@@ -235,7 +234,7 @@ def _split_answer(step: ShellStep, lines: Sequence[str]) -> tuple[Sequence[str],
 
 
 def _split_fenced_block(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return what one block of Markdown has of a command's output, and what is written behind the block."""
+    """Return the part of a command's output in one Markdown block, and the text after the block."""
     fences = [number for number, line in enumerate(lines) if _MARKDOWN_FENCE.match(line)]
     if not fences:
         return lines, ()
@@ -259,7 +258,7 @@ def _split_paragraphs(text: str) -> Iterator[str]:
     part, seen = "", None
     for paragraph in _BLANK_LINES.split(text, _MAX_PARAGRAPHS):
         other = identify_by_content(paragraph)
-        # Behind a table and a blank line is no more of it; a file goes on.
+        # A blank line ends a table, but not a file.
         is_over = seen is not None and seen.kind in TABLE_KINDS - {"file"}
         if part and (other or is_over) and other != seen:
             yield from _split_at_fences(part) if seen else (part,)
@@ -269,7 +268,7 @@ def _split_paragraphs(text: str) -> Iterator[str]:
 
 
 def _split_at_fences(text: str) -> Iterator[str]:
-    """Split the text into blocks of Markdown and what is between them: a fence is no part of a file."""
+    """Split the text into Markdown blocks and the text between them: a fence is no part of a file."""
     block, rest = _split_fenced_block(text.split("\n"))
     yield "\n".join(block)
     if rest:
@@ -277,20 +276,20 @@ def _split_at_fences(text: str) -> Iterator[str]:
 
 
 _BLANK_LINES: Final = Pattern(r"\n(?:[ \t]*\n)+")
-# Nobody pastes more things without a word between them.
+# Nobody pastes more pieces without any text between them.
 _MAX_PARAGRAPHS: Final = 300
 
 
 # ---- the same command again
 
-# A log has its later lines beside the earlier ones, and a program that failed once may fail again.
+# A log's later lines add to the earlier ones, and a program that failed once may fail again.
 _KINDS_KEEPING_EVERY_ANSWER: Final[frozenset[SourceKind]] = frozenset(
     {"kernel-log", "journal", "unit-log", "kubernetes-log", "audit", "make-log", "application", "text"}
 )
 _COMMAND_FAILED_WORDS: Final = Pattern(
     r"[Pp]ermission denied|not permitted|command not found|[Aa]ccess denied|must be root"
 )
-# At the same prompt another machine, or a container, may answer from here on.
+# After these, another machine or a container may answer at the same prompt.
 _SHELL_CHANGING_COMMAND: Final = Pattern(r"(?:sudo )?(?:ssh|docker|podman|kubectl|nerdctl|oc|chroot|su|exit|logout)\b")
 _USER_AND_HOST_IN_PROMPT: Final = Pattern(r"[\w.+-]{1,40}[@㉿][\w.-]{1,80}")
 
@@ -313,7 +312,7 @@ def _keep_latest(typed: Sequence[ShellStep]) -> list[ShellStep]:
 
 
 _REPORT_FORMAT_HINT: Final = 'a report is a JSON list of {"source": "the command or path", "text": "its output"}'
-# The probes whose answer a person can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
+# Probes whose output people can paste as it is; `lsmod` is not /proc/modules, `dpkg -l` not dpkg's status.
 _PROBE_KEY_BY_SOURCE: Final = {
     **{probe.path: probe.key for probe in PROBES if probe.path},
     **{" ".join(probe.argv): probe.key for probe in PROBES if probe.argv},
@@ -337,7 +336,7 @@ def parse_json_report(text: str, place: str) -> Evidence:
     return collect_pieces(tuple(_parse_entry(row, number, place, text)) for number, row in enumerate(rows, 1))
 
 
-# What people call the two, and how they write a text: as it is, as its lines, as the object that a command printed.
+# What people call the two fields. A text may be a string, a list of lines, or the object that a command printed.
 _JSON_FIELD_NAMES: Final = {
     "source": ("source", "command", "cmd", "path", "file", "name"),
     "text": ("text", "output", "stdout", "content"),
@@ -392,7 +391,7 @@ def parse_text_report(text: str, name: str = "") -> Evidence:
 _DEFAULT_SOURCE: Final = "pasted text"
 
 
-# A report has some dozens; each is looked at by hundreds of rules.
+# A report has a few dozen; hundreds of rules read each.
 MAX_REPORT_PIECES: Final = 5000
 
 
@@ -444,7 +443,7 @@ _SKIPPED_COMMAND_TEXT: Final = Pattern(
     r"^\s*(?:Skipping|skipped)\b|\b(?:is not installed|not found; skipping)\b", re.IGNORECASE
 )
 _BUG_REPORT_UNAME_LINE: Final = Pattern(r"^uname: (.*)$", re.MULTILINE)
-# Boots before this one, the X server's own, and blocks that no person reads.
+# Earlier boots, the X server's own log, and data that people do not read.
 _IGNORED_SECTION_TITLE: Final = Pattern(
     r"journalctl -b -[1-9]|_COMM=|coredumpctl|nvidia-debugdump|acpidump|Xorg\.|base64"
 )
@@ -454,7 +453,7 @@ _MAX_SECTION_LENGTH: Final = 8 << 20
 
 
 def is_bug_report(text: str) -> bool:
-    """Return True if ``text`` is such a log."""
+    """Return True if ``text`` is a log of nvidia-bug-report.sh."""
     return _BUG_REPORT_MARK.search(text[:8192]) is not None
 
 
@@ -495,7 +494,7 @@ def _strip_ls_line(text: str) -> str:
 
 def _read_command_section(title: str, rest: str) -> Iterator[tuple[str, str]]:
     title = title.removesuffix(":")
-    # An empty answer may be a complaint that the script threw away: it proves nothing.
+    # An empty answer proves nothing: the script may have discarded an error message.
     if (
         not _COMMAND_SECTION_TITLE.match(title)
         or title.endswith(" not present")

@@ -1,9 +1,9 @@
 """Regular expressions that are compiled on first use, and numbers of any length.
 
-doctor has a thousand. With one node's evidence most are never searched, since a word that they cannot match without is
-nowhere in it: compiling and searching them all took four times as long.
+doctor has a thousand. On one node's evidence most are never searched, since it lacks a word that every match contains:
+compiling and searching them all took four times as long.
 
-Python parses no integer of thousands of digits. Nothing in evidence counts that high, so it is not a number here.
+Python refuses integers of thousands of digits. No count in evidence is that high, so such text is not a number here.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-# Plain characters, an escape, a set of characters, what begins a group, what repeats; else one character.
+# Plain characters, an escape, a character set, the start of a group, a quantifier; else one character.
 _REGEX_TOKEN: Final = re.compile(
     r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
     r"|\{\d*,?\d*\}[?+]?|.",
     re.DOTALL,
 )
-# What an expression may begin with in place of flags.
+# Prefixes that an expression may have instead of flags.
 _FLAGS_BY_REGEX_PREFIX: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
 _REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
-# Characters by their numbers, and settings within the expression.
+# Characters given by number, and inline flags.
 _UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
-# Compiled on use: doctor alone asks.
+# Compiled on use: only doctor needs it.
 _REGEX_MATCHING_NEWLINE: Final = r"\\[sDW]|\[\^(?![^\]]*\\n)"
 _NEGATED_CHARACTER_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
-# Shorter words are everywhere and save nothing.
+# Shorter strings are in every text and save nothing.
 _MIN_REQUIRED_STRING_LENGTH: Final = 3
 
 
@@ -120,7 +120,7 @@ class Pattern:
 
     @property
     def is_line_based(self) -> bool:
-        r"""True if no match goes over a line's end, which a pattern says by ``\n`` outside a negated set."""
+        r"""True if no match spans a line end, which takes a ``\n`` outside a negated set."""
         if self._is_line_based is None:
             rest = _NEGATED_CHARACTER_SET.sub("", self.pattern)
             is_anchored = not self.flags & re.MULTILINE and any(one in rest for one in "^$")
@@ -130,7 +130,7 @@ class Pattern:
 
     @property
     def may_span_lines(self) -> bool:
-        r"""True if it has anything that a line's end matches, ``\s`` included."""
+        r"""True if any part of it can match a line end, ``\s`` included."""
         if self._may_span_lines is None:
             self._may_span_lines = (
                 not self.is_line_based or re.search(_REGEX_MATCHING_NEWLINE, self.pattern) is not None
@@ -140,7 +140,7 @@ class Pattern:
     def may_match(self, lowered: str) -> bool:
         """Return False if it cannot match the text whose lower case is ``lowered``."""
         words = self.words
-        for word in words:  # a loop: this is asked tens of thousands of times of one node
+        for word in words:  # a loop: called tens of thousands of times per node
             if word in lowered:
                 return True
         return not words
@@ -174,7 +174,7 @@ class Pattern:
         return (self._compiled or self.compiled).split(text, maxsplit)
 
 
-# What 64 bits hold, almost: more bytes, links or restarts than these are nowhere.
+# Just within 64 bits: no count of bytes, links or restarts is larger.
 _MAX_INTEGER_DIGITS: Final = 18
 
 

@@ -13,7 +13,7 @@ from gpunode.facts.evidence import Capture, ContentKind, Probe
 from gpunode.facts.patterns import Pattern
 from gpunode.packages import SYSTEMS
 
-# AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
+# The service in which AKS with managed GPUs runs NVIDIA's device plugin (Azure/AgentBaker, cse_config.sh).
 DEVICE_PLUGIN_SERVICE: Final = "nvidia-device-plugin.service"
 RESUME_SERVICE_FILE: Final = "/etc/systemd/system/gpunode-resume.service"
 RESUME_SERVICE: Final = RESUME_SERVICE_FILE.rpartition("/")[2]
@@ -34,22 +34,22 @@ MPS_UNIT_FILE: Final = "/etc/systemd/system/gpunode-mps.service"
 KERNEL_ARGUMENTS_FILE: Final = "/proc/cmdline"
 GRUB_DEFAULTS_FILE: Final = "/etc/default/grub"
 GRUB_DEFAULTS_FOLDER: Final = "/etc/default/grub.d"
-# While an enrolment is queued: the seconds that the firmware waited for somebody at the console before.
+# While an enrolment is queued: the former time in seconds that the firmware waits for somebody at the console.
 ENROLMENT_REQUEST_FILE: Final = "/var/lib/gpunode/secure-boot-request"
-# A folder a line, in which ld.so looks for libraries.
+# One folder per line, in which ld.so looks for libraries.
 LD_SO_CONFIG_FILE: Final = "/etc/ld.so.conf"
 LD_SO_CONFIG_FOLDER: Final = "/etc/ld.so.conf.d"
-# Where depmod's search order is set, the first folder first: depmod.d(5).
+# The folders with depmod's search order, the first one first: depmod.d(5).
 DEPMOD_FOLDERS: Final = ("/etc/depmod.d", "/run/depmod.d", "/usr/local/lib/depmod.d", "/lib/depmod.d")
 DRIVER_PARAMETERS_FILE: Final = "/proc/driver/nvidia/params"
-# Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
+# Wrappers are small, NVIDIA's programs have some megabytes: the content of a longer file is not read.
 _MAX_WRAPPER_SCRIPT_BYTES: Final = 64 << 10
 # The program that every runtime is configured to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_FILE_LIST: Final = SYSTEMS[0].file_list_path("nvidia-container-toolkit-base")
-# Whether the kernel takes signed modules alone: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
+# Whether the kernel loads only signed modules: Documentation/admin-guide/module-signing.rst, kernel_lockdown(7).
 SIG_ENFORCE, LOCKDOWN = SIGNATURE_FILES = ("/sys/module/module/parameters/sig_enforce", "/sys/kernel/security/lockdown")
-# What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
+# Files that steps read outside the folders below. Each step's row names its own, and a test compares the two.
 STEP_FILES: Final = (
     "/etc/profile.d/gpunode-cuda.sh",
     MIG_UNIT_FILE,
@@ -76,7 +76,7 @@ FILES: Final = (
     *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
     *kubelet.FILES,
 )
-# What NVIDIA's devices are called as CDI devices, and where their specifications lie; the last folder wins.
+# The CDI kind of NVIDIA's devices, and the folders of their specifications; the last folder wins.
 CDI_KIND: Final = "nvidia.com/gpu"
 CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
 CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
@@ -85,7 +85,7 @@ CDI_REFRESH_ENVIRONMENT_FILE: Final = "/etc/nvidia-container-toolkit/nvidia-cdi-
 _CDI_OUTPUT_PATH: Final = Pattern(
     r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?(/[^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE
 )
-# Folders read whole, by probe key: a file that the glob did not find there does not exist.
+# Folders of which every file is read, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.read_folders.items()},
     **kernels.MODPROBE_FOLDERS,
@@ -96,7 +96,7 @@ FOLDERS: Final = {
     **dict(zip(("cdi-etc", "cdi-run"), CDI_FOLDERS, strict=True)),
     **kubelet.FOLDERS,
 }
-# Where distributions, DKMS, NVIDIA's installer and people put a built nvidia.ko, below /lib/modules/<kernel>/.
+# Places of a built nvidia.ko below /lib/modules/<kernel>/: of distributions, DKMS, NVIDIA's installer and people.
 _MODULE_FILE_GLOBS: Final = {
     "modules-dkms": "updates/*/nvidia*.ko*",  # DKMS' is updates/dkms
     "modules-prebuilt": "kernel/nvidia-*/nvidia*.ko*",  # Ubuntu's linux-modules-nvidia-*
@@ -107,7 +107,7 @@ _MODULE_FILE_GLOBS: Final = {
     "modules-extra-below": "extra/*/nvidia*.ko*",
 }
 MODULE_FILE_PROBE_KEYS: Final = tuple(_MODULE_FILE_GLOBS)
-# The libraries by which programs reach a GPU, where packages and NVIDIA's .run installer put them, and where ld.so
+# The libraries through which programs reach a GPU, where packages and NVIDIA's .run installer put them, and where ld.so
 # looks before that: Debian's /etc/ld.so.conf.d/libc.conf names /usr/local/lib.
 DRIVER_LIBRARY_GLOBS: Final = {
     "cuda-libraries": "/usr/lib/*-linux-gnu/libcuda*.so*",
@@ -115,9 +115,9 @@ DRIVER_LIBRARY_GLOBS: Final = {
     "libcuda-files-local": "/usr/local/lib/libcuda.so*",
     "nvml-files-local": "/usr/local/lib/libnvidia-ml.so*",
 }
-# NVIDIA's .run installer leaves itself, and a link to it.
+# NVIDIA's .run installer installs itself, and a link to itself.
 RUN_INSTALLER_PROGRAMS: Final = ("/usr/bin/nvidia-installer", "/usr/bin/nvidia-uninstall")
-# What toolkits of a .run installer and drivers that are gone may have left: packages of today bring the same places.
+# Possible leftovers of .run toolkits and of removed drivers; current packages use the same places.
 LEFTOVER_GLOBS: Final = {
     "cuda-compilers": "/usr/local/cuda-*/bin/nvcc",
     "cuda-uninstallers": "/usr/local/cuda-*/bin/*uninstall*",
@@ -138,7 +138,7 @@ UNIT_PROPERTY_NAMES: Final = (
 _FOLDERS_IN_IMAGE: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 
 
-# What a person writes there line by line, in a grammar that has no place for a secret but an address.
+# Line-based files that people edit, and that can hold a secret only in a URL.
 _COMMENTED_CONFIG_PATHS: Final = (
     *(folder for system in SYSTEMS for folder in system.config_folders),
     *kernels.MODPROBE_FOLDERS.values(),
@@ -253,11 +253,11 @@ def standalone_kubelet_probe(units: Capture | None) -> Probe | None:
 def unit_probe(*names: str) -> Probe:
     """Return the probe of these units' state in systemd."""
     properties = ",".join(UNIT_PROPERTY_NAMES)
-    # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
+    # Microseconds and UTC: whether a daemon is older than its file must not depend on a time zone or on rounding.
     return _table_probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))
 
 
-# Reads sysfs as well, and the names of all devices that there are, which takes it 10 ms: only doctor shows names.
+# It also reads sysfs and the names of all known devices, which takes 10 ms; only doctor shows names.
 LSPCI_PROBE: Final = _table_probe("lspci", argv=("lspci", "-Dvmmnnk"))
 PROBES: Final = (*list_probes(), LSPCI_PROBE)
 

@@ -45,7 +45,7 @@ from gpunode.packages import system
 
 T = TypeVar("T")
 PLAN_PROBE_KEY: Final = "plan"
-# NVIDIA's installer, also where its link nvidia-uninstall is gone: its exit status says little, so success is that its
+# Works even if the link nvidia-uninstall is gone. The installer's exit status says little, so success means that its
 # programs are gone.
 UNINSTALL_RUN_DRIVER: Final = (
     "sh",
@@ -89,7 +89,7 @@ def _apply_change(facts: Facts, change: Change) -> Facts:
 
 def _with_command(facts: Facts, change: CommandChange) -> Facts:
     if change.runs_command(*UNINSTALL_RUN_DRIVER):
-        # What it restores or leaves behind only a look at the node shows.
+        # Only the node itself will show what it restores or leaves behind.
         gone = Unknown("known after the .run driver is uninstalled", PLAN_PROBE_KEY)
         return replace(facts, run_installer=Known(False, PLAN_PROBE_KEY), driver_libraries=gone, leftovers=gone)
     if change.runs_command("dkms"):
@@ -119,7 +119,7 @@ def _map_fact(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | 
 
 def _with_file(facts: Facts, change: FileChange) -> Facts:
     path, after = change.path, change.after
-    # Whoever reads it does so after the change, since the change owes a trigger for that.
+    # It is read after the change, since the change has a trigger for that.
     facts = replace(
         facts, changed_at=_without_path(facts.changed_at, path), modified_at=_without_path(facts.modified_at, path)
     )
@@ -189,7 +189,7 @@ def _project_package_state(before: PackageState | None, after: PackageState | Kn
 
 
 def _project_leftovers(fact: Fact[frozenset[str]], change: PackageChange) -> Fact[frozenset[str]]:
-    """Keep the toolkits in /usr/local, unless a package of CUDA leaves: of the rest only a look tells afterwards."""
+    """Keep the toolkits in /usr/local unless a CUDA package is removed; the rest must be probed again."""
     if not isinstance(fact, Known) or (change.after is None and change.id.name.startswith("cuda-")):
         return Unknown("known after packages are installed", PLAN_PROBE_KEY)
     return Known(frozenset(one for one in fact.value if one.startswith("/usr/local/")), PLAN_PROBE_KEY)
@@ -216,7 +216,7 @@ def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
         if driver is not None:
             paths = {kernel: f"/lib/modules/{kernel}/updates/dkms/nvidia.ko" for kernel in sorted(kernels)}
             return (*others, *(ModuleFile(kernel, path, driver[1], dkms=True) for kernel, path in paths.items()))
-        # Headers alone take nothing away of what DKMS built from a source that no package brought.
+        # Installing headers removes nothing that DKMS built from a source without a package.
         return others if is_rebuilt else former
 
     return replace(facts, module_files=_map_fact(facts.module_files, changed))

@@ -61,7 +61,7 @@ class EvidenceReader:
 
 
 def find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
-    """Return the matches of a glob as far as they were read; none where there is no answer, or a malformed one."""
+    """Return the matches of a glob as far as they were read; none if there is no answer, or a malformed one."""
     try:
         return decode_matches(evidence[key].data) if key in evidence else ()
     except (ValueError, KeyError, TypeError):
@@ -69,13 +69,13 @@ def find_matches(evidence: Evidence, key: str) -> tuple[GlobMatch, ...]:
 
 
 def read_text(evidence: Evidence, key: str) -> str:
-    """Return the text of an answer; empty where there is none."""
+    """Return the text of an answer; empty if there is none."""
     capture = evidence.get(key)
     return capture.text if capture is not None and capture.outcome == "ok" else ""
 
 
 def make_file_state(data: bytes, ownership: Ownership | None) -> FileState:
-    """Return the state of a file with this content; one without an owner is root's, and readable for all."""
+    """Return the state of a file with this content; without an owner it is root's, and readable for all."""
     own = ownership or _DEFAULT_OWNERSHIP
     return FileState(data, own.mode, own.uid, own.gid)
 

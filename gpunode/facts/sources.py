@@ -1,8 +1,8 @@
-"""The kind of a piece of evidence: by the command or path written over it, else by its content.
+"""The kind of a piece of evidence: by the command or path written above it, else by its content.
 
 People write ``dmesg``, ``sudo dmesg -T | tail``, ``$ journalctl -k -b``, ``cat /etc/docker/daemon.json (host)`` or
-``app log``; probes write paths and command lines. One table says of each kind which commands print it, which files hold
-it, how it looks, and what people call it.
+``app log``; probes write paths and command lines. One table has for each kind the commands that print it, the files
+that hold it, its appearance, and what people call it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ SourceKind: TypeAlias = Literal[
     "packages",  # dpkg -l, dpkg-query, apt list --installed, rpm -qa
     "package-owner",  # dpkg -S, rpm -qf
     "package-policy",  # apt-cache policy
-    "package-output",  # what apt, dpkg, dnf, zypper said
+    "package-output",  # output of apt, dpkg, dnf, zypper
     "package-history",  # /var/log/apt/history.log, /var/log/dpkg.log, dnf history
     "installer-log",  # NVIDIA's .run installer
-    "nvidia-smi",  # the table, -L, --query-gpu, and what it says when it fails
+    "nvidia-smi",  # the table, -L, --query-gpu, and its errors
     "nvidia-smi-q",
     "nvidia-smi-nvlink",
     "nvidia-smi-topo",
     "nvidia-smi-mig",
     "nvidia-smi-c2c",
-    "nvml",  # gpunode's own question, JSON
+    "nvml",  # gpunode's own query, JSON
     "nvidia-container-cli",
     "nvidia-ctk",
     "container-run",  # docker, podman, nerdctl, ctr: run, start, exec, compose
@@ -71,8 +71,8 @@ SourceKind: TypeAlias = Literal[
     "virtualization",  # systemd-detect-virt, virsh
     "application",  # a program that wants a GPU, and its log
     "exit-status",  # echo $?
-    "shell-history",  # history, ~/.bash_history: what was typed, not what was answered
-    "text",  # nothing of the above
+    "shell-history",  # history, ~/.bash_history: what was typed, without output
+    "text",  # none of the above
 ]
 SourcePlace: TypeAlias = Literal["host", "container"]
 
@@ -82,10 +82,10 @@ class Source:
     """The source of a piece of evidence.
 
     Attributes:
-        subject: the file, unit, module, pod or image that it is about; empty where there is none.
-        words: the command's words without what stands before it (sudo, assignments); empty for a file.
-        pattern: the pattern of a ``grep`` behind the command, or of one that read the file: the text holds only the
-            lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
+        subject: the file, unit, module, pod or image that it is about; empty if there is none.
+        words: the command's words without prefixes (sudo, assignments); empty for a file.
+        pattern: the pattern of a ``grep`` after the command, or of one that read the file: the text has only lines that
+            match it, all of them unless ``is_part``. Empty if no grep was used.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
         is_count: whether the text is the number of the lines, and not the lines.
@@ -117,14 +117,14 @@ class Source:
             return self.pattern in line
 
 
-# People type such patterns by hand, and a report may come from anybody: a repeated group of repetitions is no search.
+# Patterns are typed by hand, and a report may come from anybody: nested repetition is not run.
 _MAX_REGEX_LENGTH: Final = 200
 _MAX_REGEX_REPEATS: Final = 6
 _REGEX_REPEAT_OPERATOR: Final = Pattern(r"[*+}]")
 _REPEATED_REGEX_GROUP: Final = Pattern(r"\)[*+{]")
 
 
-# Options before a command's verb or operand. Each is read in one way only, so that a long line costs no time.
+# Options before a command's verb or operand. Each can match in only one way, so that a long line costs no time.
 _CLIENT_OPTIONS: Final = (
     r"(?: (?:-[nolcLApH]|--(?:namespace|kubeconfig|context|output|selector|container|host)) [^\s-]\S*| -\S+)*"
 )
@@ -145,11 +145,11 @@ class _KindRow:
     """A way to recognise a kind.
 
     Attributes:
-        command: how the command line begins; the group ``of`` is its subject.
-        path: of the file, matched at its end.
+        command: the start of the command line; the group ``of`` is its subject.
+        path: matched at the end of the file's path.
         looks: text that no other kind contains.
         label: what people call it.
-        subject: of what looks so.
+        subject: that of text matched by ``looks``.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class _KindRow:
         self.label = Pattern(label, re.IGNORECASE) if label else None
 
 
-# Of several rows that match, the first counts.
+# The first matching row counts.
 _SOURCE_KIND_ROWS: Final = (
     _KindRow(
         "lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by|^(?:nvidia|nouveau)\w* +\d{4,} +-?\d+(?: |$)"
@@ -350,8 +350,8 @@ _SOURCE_KIND_ROWS: Final = (
     _KindRow(
         "application",
         r"(?:python[\d.]*|nvcc|ollama|vllm|torchrun|deviceQuery|mpirun)",
-        # NCCL_DEBUG_FILE has a process's number where other logs have an ending. What any other program wrote of itself
-        # is a message, not a setting.
+        # NCCL_DEBUG_FILE ends in a PID where other logs have a suffix. What other programs print about themselves is a
+        # message, not a setting.
         r"nccl[\w.-]{0,80}debug[^/]{0,120}$|debug[\w.-]{0,80}nccl[^/]{0,120}$|nccl[^/]{0,120}\.\d{1,9}$"
         r"|\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$",
         r"^Traceback \(most recent|CUDA error|RuntimeError|torch\.",
@@ -382,7 +382,7 @@ _COMMANDS_WITHOUT_OUTPUT: Final = frozenset(
 )
 _GREP_PROGRAMS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 _TEXT_FILTERS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
-# They show a file, or a part of it; the file is what they are given last.
+# These show a file, or a part of it; the file is their last argument.
 _FILE_PRINTING_PROGRAMS: Final = frozenset(
     {
         "cat",
@@ -401,7 +401,7 @@ _FILE_PRINTING_PROGRAMS: Final = frozenset(
         "column",
     }
 )
-# They run a command line that they are given: in a shell of their own, on another host, in a container.
+# These run a command line: in another shell, on another host, in a container.
 _COMMAND_RUNNER: Final = Pattern(
     rf"(?:(?P<container>{_CONTAINER_ENGINE_COMMAND} exec|{_KUBECTL} exec)|{_KUBECTL} debug(?P<debug>)|ssh|ansible|pdsh"
     r"|clush|pssh"
@@ -410,7 +410,7 @@ _COMMAND_RUNNER: Final = Pattern(
 )
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
 _USERS_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?(?!\S)")
-# No command that a person or a probe writes is longer; what is, was made to cost time.
+# No person or probe writes a longer command; a longer one was made to cost time.
 _MAX_DESCRIPTION_LENGTH: Final = 4096
 _BLANK_INSIDE_WORD: Final = "\uf8ff"
 
@@ -620,7 +620,7 @@ def _sources_of_command(words: tuple[str, ...]) -> tuple[Source, ...]:
     return _as_tuple(_source_of_plain_command(words, line))
 
 
-# What a command is stands near its beginning.
+# The beginning of a command is enough to identify it.
 _MAX_COMMAND_LENGTH: Final = 600
 _RUNS_ON_NODE_ITSELF: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
 

@@ -1,10 +1,10 @@
 """Systemd units: from systemctl, or from systemd's folders if it does not run; and the command that starts one. Pure.
 
-The command is read from files and not from `systemctl show`: an image has no systemd to ask, and of a command line it
-prints neither the quotes nor what its variables hold.
+The command is read from files and not from `systemctl show`: an image has no running systemd, and `show` prints command
+lines without their quotes and without the values of their variables.
 
-Quotes are read by shlex, as systemd reads them in all that packages and administrators write. A quote that does not end
-makes its line void, for systemd 252 too (systemd-analyze verify), and an environment file has one value a line.
+shlex parses quotes as systemd does in everything that packages and administrators write. An unterminated quote makes
+its line invalid, for systemd 252 too (systemd-analyze verify). An environment file has one value per line.
 
 Source: systemd.unit(5), systemd.service(5) "Command lines", systemd.exec(5) "EnvironmentFile=".
 """
@@ -159,7 +159,7 @@ def unit_source_patterns(
     """Return the paths and patterns of all files that define the start of ``unit``, as known from ``files``."""
     own = tuple(f"{folder}/{unit}" for folder in folders)
     if not any(path in files for path in own):
-        return own  # drop-ins of what is not there say nothing
+        return own  # drop-ins of a missing unit have no effect
     dropped_in = (f"{folder}/{unit}.d/*.conf" for folder in folders)
     return (*own, *dropped_in, *_environment_files(_service_settings(files, unit, folders)))
 
@@ -200,7 +200,7 @@ def _service_settings(files: Mapping[str, bytes], unit: str, folders: tuple[str,
     return [(path, key, value) for path in order for key, value in _parse_service_section(files[path])]
 
 
-@lru_cache(maxsize=64)  # a run asks some units thirty times
+@lru_cache(maxsize=64)  # a run needs some units thirty times
 def _parse_service_section(data: bytes) -> tuple[tuple[str, str], ...]:
     section, found = "", []
     for line in _join_lines(data):
@@ -282,9 +282,9 @@ def _expand_words(words: Sequence[str], variables: Mapping[str, str]) -> Iterato
 
 
 def find_program_arguments(argv: Sequence[str], *names: str) -> Sequence[str] | None:
-    """Return the words behind a program's name, also where a wrapper runs it; None where it is not named.
+    """Return the words after a program's name, even if a wrapper runs it; None if it is not named.
 
-    A shell takes the whole command as one word. A later word may end in the name as well, as a folder of it does.
+    A shell gets the command as one word. A later word may end in the name, too, such as a folder of that name.
     """
     words = [word for one in argv for word in (split_words(one) if any(f"{n} " in one for n in names) else (one,))]
     places = [n for n, word in enumerate(words) if word.rpartition("/")[2] in names and "=" not in word]

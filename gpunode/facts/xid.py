@@ -47,11 +47,11 @@ class XidMessage:
     """An Xid message, or a fall off the bus, which counts as Xid 79 even if the driver gave no number.
 
     Attributes:
-        pci_address: PCI address as the message has it, without function; empty where it has none.
+        pci_address: PCI address as the message has it, without function; empty if it has none.
         instance: the MIG instance's number; empty without one.
-        process: the program's name; empty where the driver did not know it.
+        process: the program's name; empty if the driver did not know it.
         text: the message after code and process.
-        caused_by: the Xid that the driver itself names as the cause; 0 where it names none.
+        caused_by: the Xid that the driver itself names as the cause; 0 if it names none.
         device: PCI device id, where the message has it.
     """
 
@@ -71,8 +71,8 @@ class SxidMessage:
 
     Attributes:
         pci_address: of the switch.
-        fatal: None where the message does not say.
-        link: None where it names no link.
+        fatal: None if the message does not say.
+        link: None if it names no link.
     """
 
     code: int
@@ -88,7 +88,7 @@ class LinkError:
 
     Attributes:
         unit: in upper case (``RLW_SRC_TRACK``).
-        words: the numbers in brackets: what the interrupt said, its status, and more.
+        words: the numbers in brackets: the interrupt's information, its status, and more.
     """
 
     unit: str
@@ -98,7 +98,7 @@ class LinkError:
 
 
 def parse_xid(text: str) -> XidMessage | SxidMessage | None:
-    """Parse the fault in ``text``, one whole message; return None if it reports none."""
+    """Parse the fault in ``text``, one complete message; return None if it reports none."""
     if match := _SXID_LINE.search(text):
         fatal, link = _FATAL_OR_NONFATAL.search(match["rest"]), _NVLINK_NUMBER.search(match["rest"])
         return SxidMessage(

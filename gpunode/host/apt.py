@@ -1,6 +1,6 @@
 """Adapter for apt: simulate a transaction, execute exactly that one, and explain failures.
 
-Nothing here lowers what the host asks of a package: no unauthenticated install, no autoremove, no essential removal.
+It never weakens the host's package checks: no unauthenticated install, no autoremove, no removal of essentials.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from gpunode.redaction.secrets import redact_text as redact
 
 _QUERY_TIMEOUT_S = 120.0
 _REFRESH_TIMEOUT_S = 1800.0
-# DKMS builds for every installed kernel, on slow disks too; ending dpkg in its middle is worse than waiting.
+# DKMS builds for every installed kernel, and disks may be slow; killing dpkg halfway is worse than waiting.
 _TRANSACTION_TIMEOUT_S = 10800.0
 _URL_TIMEOUT_S = 300.0
 _MAX_OUTPUT_BYTES = 16 << 20
 _MAX_MAKE_LOG_BYTES = 4 << 20
-# Between the tries when a server or a repository fails; apt itself has tried each file three times more by then.
+# Pauses between tries when a server or repository fails; apt itself has retried each file three times by then.
 _RETRY_DELAYS_S = (2.0, 8.0, 20.0)
 _TRANSIENT_FAILURE_KINDS: frozenset[AptFailureKind] = frozenset({"network", "mid-sync"})
 
@@ -62,7 +62,7 @@ UNATTENDED_APT_ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
     "APT_LISTCHANGES_FRONTEND": "none",
     "APT_LISTBUGS_FRONTEND": "none",
-    # needrestart would restart containerd under running containers; gpunode restarts what it owes itself.
+    # needrestart would restart containerd under running containers; gpunode itself restarts what needs it.
     "NEEDRESTART_SUSPEND": "1",
     "NEEDRESTART_MODE": "l",
     "UCF_FORCE_CONFFOLD": "1",
@@ -75,7 +75,7 @@ def _apt_options(*settings: str) -> tuple[str, ...]:
     return tuple(word for setting in settings for word in ("-o", setting))
 
 
-# Said even where they are apt's defaults: the host's own configuration may say otherwise.
+# Set explicitly even where they are apt's defaults: the host's configuration may override those.
 _SIGNED_ARCHIVES_OPTIONS = _apt_options(
     "Acquire::AllowInsecureRepositories=false",
     "Acquire::AllowWeakRepositories=false",
@@ -94,11 +94,11 @@ _INSTALL_OPTIONS = (
         "APT::Get::allow-downgrades=false",
         "APT::Get::Force-Yes=false",
         "APT::Install-Suggests=false",
-        # With versions among the names nobody can tell what it names.
+        # Show-Versions mixes versions into the lists of names, which then cannot be parsed.
         "APT::Get::Show-Versions=false",
         "APT::Get::Upgrade=true",
         "APT::Get::Remove=true",
-        # What else would make the transaction another, or none at all, with apt content.
+        # Each of these would make apt silently run a different transaction, or none.
         *(f"APT::Get::{name}=false" for name in ("Only-Upgrade", "Purge", "ReInstall", "Mark-Auto", "Trivial-Only")),
         *(f"APT::Get::{name}=false" for name in ("Download-Only", "Print-URIs")),
     ),
@@ -110,14 +110,14 @@ _TRANSACTION_OPTIONS = (
     *_FETCH_OPTIONS,
     *_apt_options("APT::Get::Simulate=false"),
     *_apt_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
-    # Of several dpkg takes the last; apt's own files come before.
+    # dpkg uses the last of conflicting options, and those of apt's configuration files come first.
     *_apt_options("Dpkg::Options::=--refuse-bad-verify"),
 )
 _UPDATE_OPTIONS = ("-q", *_FETCH_OPTIONS, *_SIGNED_ARCHIVES_OPTIONS, *_apt_options("APT::Update::Error-Mode=any"))
 
 
 def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
-    """Return the options by which apt checks dates and certificates of ``uris``, whatever the host has configured.
+    """Return the options that make apt check dates and certificates of ``uris``, whatever the host has configured.
 
     An option for one host wins over the general one (methods/aptmethod.h, ``setPostfixForMethodNames``; apt 2.6.2).
     """
@@ -128,7 +128,7 @@ def _verification_options(uris: Iterable[str]) -> tuple[str, ...]:
 
 
 _TEMPORARY_FOLDER_PREFIX = "gpunode-"
-_TEMPORARY_FOLDER_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # hexadecimal; of earlier versions as tempfile makes them
+_TEMPORARY_FOLDER_NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # hexadecimal; earlier versions used tempfile's names
 _APT_STATE_FOLDER = "/var/lib/apt"
 
 _FailureHandler = Callable[[AptFailureKind, FinishedCommand], bool]
@@ -224,7 +224,7 @@ class Apt:
     def refresh(self, lists: Sequence[str]) -> None:
         """Update the package index of the sources in the files ``lists``, or of all if empty.
 
-        A list file that is not there any more has no index to refresh.
+        A list file that no longer exists has no index to refresh.
 
         Raises:
             ChangeFailed: if an index could not be fetched; the previous ones stay.
@@ -233,13 +233,13 @@ class Apt:
         present = [path for path in lists if files.read_file(path, root=self._root).outcome != "absent"]
         if lists and not present:
             return
-        # Of other archives, such as a frozen mirror without a valid date, the host's configuration decides.
+        # For other archives, such as a frozen mirror without a valid date, the host's configuration decides.
         checked = _verification_options(self._archive_uris(present)) if present else ()
         with (
             self._restrict_to_lists(present) as selection,
             _quarantine_lists(self._paths.lists, self._root) as set_aside,
         ):
-            # Set after the first try failed half way: a cache in between may be what is behind the repository.
+            # Set once a try has failed mid-sync: a proxy cache may lag behind the repository.
             uncached: list[str] = []
 
             def cure(kind: AptFailureKind, finished: FinishedCommand) -> bool:
@@ -252,7 +252,7 @@ class Apt:
             def attempt() -> FinishedCommand:
                 argv = ("apt-get", *_UPDATE_OPTIONS, *checked, *selection, *uncached, "update")
                 finished = self._run(argv, _REFRESH_TIMEOUT_S, status=True)
-                # An update that left out some index has failed, whatever it says.
+                # An update that skipped an index has failed, even if apt reports success.
                 is_incomplete = finished.ok and is_update_incomplete(_join_output(finished))
                 return replace(finished, exit_status=100) if is_incomplete else finished
 
@@ -267,15 +267,15 @@ class Apt:
         with _make_temporary_folder(self._paths.lists, self._root) as folder:
             self._give_to_sandbox(folder)
             target = f"{folder.path}/fetched"
-            # For file: it would leave a link, which means something else seen from outside its root.
+            # For file: URLs apt-helper would leave a symlink, which resolves differently from outside its root.
             source = f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
-            # apt's downloader knows no limit, so the kernel sets it.
+            # apt's downloader has no size limit, so the kernel enforces one.
             options = (*_FETCH_OPTIONS, *_verification_options((url,)))
             limited = ("prlimit", f"--fsize={limit_bytes}", "/usr/lib/apt/apt-helper")
             argv = (*limited, *options, "download-file", source, target)
 
             def too_large(_kind: AptFailureKind, finished: FinishedCommand) -> bool:
-                # The signal that the limit sends ends apt's method, where it is not ignored: gpunode's Python does.
+                # SIGXFSZ kills apt's method unless it is ignored, as it is in gpunode's Python; then the write fails.
                 if re.search(r"File too large|received signal 25\b", _join_output(finished)):
                     raise _too_large_error(url, limit_bytes)
                 with suppress(FileNotFoundError):
@@ -301,7 +301,7 @@ class Apt:
         return arguments(changes, self._find_in_dpkg_database(leaving))
 
     def _find_in_dpkg_database(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
-        """Return the packages known to dpkg, since an interrupted run may have removed some; all if it does not say."""
+        """Return the packages that dpkg knows, as an interrupted run may have removed some; all if the query fails."""
         if not packages:
             return frozenset()
         fields = "${Package} ${binary:Package} ${db:Status-Status}\n"
@@ -334,14 +334,14 @@ class Apt:
         except GpunodeError:
             if was_killed:
                 self._wait_for_dpkg()
-            # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later; and it
-            # forgets that a package is automatic when it is told to remove it, also when dpkg does not come to that.
-            # Killed, it has not noted either what it installed for others.
+            # apt drops a package's hold once dpkg has unpacked it, even if the transaction fails later. When told to
+            # remove an automatic package, it drops that mark even if dpkg never removes it. A killed apt has not yet
+            # marked its new dependencies as automatic.
             self._restore_marks(changes)
             raise
 
     def _wait_for_dpkg(self) -> None:
-        """Wait for the dpkg that outlives a killed apt: until it ends, nobody can tell what it has changed."""
+        """Wait for the dpkg that outlives a killed apt; until it exits, what it changes is unknown."""
         with suppress(GpunodeError):
             deadline = self._clock() + _TRANSACTION_TIMEOUT_S
             self._wait_until_free(self._paths.install_locks, deadline)
@@ -424,7 +424,7 @@ class Apt:
         return explain_failure(redact(action), said, complained, make_log=make_log, exit_status=finished.exit_status)
 
     def _run_transaction(self, argv: tuple[str, ...]) -> FinishedCommand:
-        """Run dpkg so that it survives even gpunode's own end."""
+        """Run apt or dpkg so that it survives even if gpunode is killed."""
         return self._run(argv, _TRANSACTION_TIMEOUT_S, status=argv[0] == "apt-get", survives_gpunode=True)
 
     def _run(
@@ -463,7 +463,7 @@ class Apt:
 
     @contextmanager
     def _restrict_to_lists(self, lists: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Yield the options that restrict apt to these list files and keep the index of the others."""
+        """Yield the options that restrict apt to these list files and keep the indexes of all others."""
         if not lists:
             yield ()
             return
@@ -476,7 +476,7 @@ class Apt:
     def _archive_uris(self, lists: Sequence[str]) -> Iterator[str]:
         """Yield the archives that the source lists name."""
         for path in lists:
-            with suppress(ValueError):  # apt itself says what is wrong with it
+            with suppress(ValueError):  # apt itself reports what is wrong with it
                 text = files.read_file(path, root=self._root).text
                 yield from (source.uri for source in sources.parse(path, text))
 
@@ -493,7 +493,7 @@ class Apt:
 def _make_temporary_folder(lists: str, root: str) -> Iterator[places.OpenedPath]:
     """Make a private temporary folder beside ``lists``, opened.
 
-    apt sees it, too, and its download user can enter the folders above it.
+    apt can read it, and its download user can enter its parent folders.
     """
     parent, name = posixpath.dirname(lists), f"{_TEMPORARY_FOLDER_PREFIX}{os.urandom(4).hex()}"
     try:
@@ -515,8 +515,8 @@ def _make_temporary_folder(lists: str, root: str) -> Iterator[places.OpenedPath]
 
 
 def _remove_folder(name: str, above: int) -> None:
-    """Remove a folder with all that is in it, as far as possible; not through a link."""
-    # By way of /proc: rmtree can start at an open folder only from Python 3.11 on.
+    """Remove a folder and its content as far as possible, without following links."""
+    # Through /proc, because rmtree accepts a directory descriptor only since Python 3.11.
     shutil.rmtree(f"/proc/self/fd/{above}/{name}", ignore_errors=True)
 
 
@@ -550,7 +550,7 @@ def _was_auto(change: PackageChange) -> bool:
 
 
 def _is_automatic_still(change: PackageChange) -> bool:
-    """Return whether a package is to be marked as automatic if a failed transaction left it installed."""
+    """Return whether to mark a package as automatic if a failed transaction left it installed."""
     if not change.exists_after:
         return _was_auto(change)
     return not change.exists_before and change.known_final_state is not None and change.known_final_state.auto
@@ -613,5 +613,5 @@ def parse_apt_progress(line: str) -> Progress | None:
         percent = float(fields[1])
     except ValueError:
         return None
-    # NaN is no progress either.
+    # This range check also rejects NaN.
     return Progress(_PHASE_BY_STATUS_KIND[kind], percent, fields[2].strip()) if 0 <= percent <= 100 else None

@@ -1,4 +1,4 @@
-"""Find out from its output why apt or dpkg failed, and make the error. Pure."""
+"""Classify failures of apt and dpkg by their output, and make the error. Pure."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg
 _DKMS_BUILD_FAILED = re.compile(
     r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE
 )
-# The packages of kernels have DKMS build every module that there is.
+# Kernel packages make DKMS build every registered module.
 _KERNEL_PACKAGE_PREFIXES = ("linux-headers-", "linux-image-")
 _OTHER_MODULE_MAKE_LOG = re.compile(r"/(?P<module>(?!nvidia)[\w][\w.+-]*)/(?P<version>\w[\w.+~-]*)/build/make\.log\Z")
-# dkms 3.2 (Debian 13); that of Debian 12 passes over it.
+# Printed by dkms 3.2 (Debian 13); dkms of Debian 12 skips a broken module.
 _DKMS_SOURCE_BROKEN = re.compile(r"^Error! ([a-z][\w+-]*/\d[\w.+~-]*) is broken!$", re.MULTILINE)
 
-# The first that is found in apt's own messages wins: one failure makes apt print several, the cause before its effects.
+# The first match in apt's own messages wins: one failure makes apt print several, the cause before its effects.
 _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     ("interrupted", ("dpkg was interrupted",)),
     ("disk", (_DISK_FULL.pattern,)),
@@ -57,7 +57,7 @@ _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     # Commands of DPkg::Pre-Invoke, Pre-Install-Pkgs, Post-Invoke and APT::Update's own: apt.conf(5).
     ("hook", ("Problem executing scripts", "Failure running script")),
     ("network", ("does the network require authentication",)),
-    # Of the last of these apt also says that a certificate is wrong.
+    # With the last of these, apt also reports a bad certificate.
     (
         "temporary",
         ("Couldn't create temporary file", "Unable to mkstemp", r"Splitting up \S+ into data and signature failed"),
@@ -86,7 +86,7 @@ _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     ("certificate", (r"certificate verif",)),
     ("refused", (r"\(111: Connection refused\)",)),
     ("network", (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",)),
-    # apt says this of a repository whose InRelease it did not get for one of the reasons above, too.
+    # apt also prints this for a repository whose InRelease it could not fetch for one of the reasons above.
     ("signature", (r"is (not|no longer) signed\.|provides only weak security information",)),
     ("held", ("Held packages were changed",)),
     (
@@ -102,10 +102,10 @@ _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
 
 
 def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> AptFailureKind:
-    """Return the cause of a failed run of apt or dpkg; its status is 128 + N if signal N ended it."""
+    """Return the cause of a failed run of apt or dpkg; ``exit_status`` is 128 + N if signal N killed it."""
     everything = f"{stdout}\n{stderr}"
     if _DPKG_FAILED.search(everything):
-        # What a maintainer script prints is its own: "connection refused" there is no failure of apt's download.
+        # Ignore what maintainer scripts print: a "connection refused" there is no failed download.
         return _classify_dpkg(everything)
     messages_text = "\n".join(messages(everything, "EW"))
     if "unmet dependencies" in stdout:
@@ -153,7 +153,7 @@ _DPKG_PACKAGE_LINE_STARTS = (
 
 
 def quote_failure(output: str) -> str:
-    """Return the output about the first failed package, at most so many lines."""
+    """Return the output about the first failed package, at most ``_MAX_QUOTED_LINES`` lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     end = next((number for number, line in enumerate(lines) if line.startswith("dpkg: error processing ")), -1) + 2
     if end == 1:
@@ -167,7 +167,7 @@ def explain_failure(
 ) -> GpunodeError:
     """Make the error for a failed run of apt.
 
-    ``action`` goes on from "could not"; ``make_log`` is the content of the file that ``find_build_log`` names.
+    ``action`` follows "could not"; ``make_log`` is the content of the file that ``find_build_log`` names.
     """
     everything = f"{stdout}\n{stderr}"
     kind = classify_failure(stdout, stderr, exit_status)

@@ -39,7 +39,7 @@ def _describe_versions() -> str:
     import distro
 
     try:
-        # Its other sources are programs that it would look for in the caller's PATH.
+        # distro's other sources are programs, which it would look up in the caller's PATH.
         system = distro.LinuxDistribution(include_lsb=False, include_uname=False, include_oslevel=False).name(
             pretty=True
         )
@@ -52,7 +52,7 @@ def _describe_versions() -> str:
 def save_rule_tracebacks(tracebacks: Sequence[str]) -> str:
     """Write the tracebacks of failed rules, and return the path; empty if there are none or writing fails.
 
-    A rule fails again at every run, even by a timer, so the same text is kept once.
+    A broken rule fails at every run, even from a timer, so the same text is stored once.
     """
     if not tracebacks:
         return ""

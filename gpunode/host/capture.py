@@ -1,4 +1,4 @@
-"""Captures, which replace nodes: probed like one, saved without secrets, and read as untrusted input."""
+"""Captures of nodes: probed like a node, saved without secrets, and read as untrusted input."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 CAPTURE_SCHEMA_VERSION: Final = 2
 CAPTURE_INDEX_NAME: Final = "capture.json"
 _PROBE_ROWS_FIELD: Final = "probes"
-# What schema 1 calls otherwise; it also has ``captures`` for ``probes``.
+# Keys that schema 1 names differently; it also has ``captures`` for ``probes``.
 _SCHEMA_1_RENAMED_KEYS: Final[Mapping[str, str]] = {"holds": "content_kind", "changed": "ctime"}
 MAX_UNPACKED_BYTES: Final = 96 << 20
 MAX_ARCHIVE_MEMBERS: Final = 4096
-# A real one is some hundred kilobytes; both bound the time that reading takes.
+# A real capture has a few hundred kilobytes; both limits bound the time to read one.
 MAX_PACKED_BYTES: Final = 64 << 20
 MAX_INDEX_BYTES: Final = 8 << 20
-# Of one member, and of all; programs that pack a capture again write some hundred bytes. Pythons without the mend of
-# CVE-2024-6232 take a time that grows with the square of the length.
+# Per member, and for all members; programs that repack a capture write a few hundred bytes. Python without the fix for
+# CVE-2024-6232 needs time quadratic in the length.
 _MAX_EXTENDED_HEADER_BYTES: Final = 4096
 _MAX_ALL_EXTENDED_BYTES: Final = 512 << 10
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -54,7 +54,7 @@ _NAME_READABLE_CAPTURE_HINT: Final = "name an existing capture that you may read
 _RETAKE_CAPTURE_HINT: Final = "take the capture again with `gpunode capture FILE`"
 
 
-# Where a capture comes from, for what is said of it: a path, or the words for a stream.
+# The source of a capture, for messages: a path, or the description of a stream.
 CapturePlace: TypeAlias = Path | str
 
 
@@ -87,7 +87,7 @@ class CaptureHost:
 def save_capture(evidence: Evidence, path: Path) -> None:
     """Write ``evidence``, redacted and private, as an archive.
 
-    Law: ``load(path) == redact(evidence)``.
+    Law: ``load_capture(path) == redact(evidence)``.
 
     Raises:
         UsageError: if it cannot be written there.
@@ -141,7 +141,7 @@ def _make_row(key: str, capture: Capture) -> dict[str, object]:
     if capture.ownership is not None:
         own = capture.ownership
         row.update(encode_ownership(own))
-        # Of the other files it would only make two captures of one state differ.
+        # For other probes the time would only make two captures of the same state differ.
         if own.ctime is not None and key.startswith("file:"):
             row["ctime"] = round(own.ctime, 6)
     return row
@@ -160,7 +160,7 @@ def _member_name(key: str, taken: set[str]) -> str:
 def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
     import tarfile
 
-    # No times and no names of this node: two captures of the same state are the same bytes.
+    # Store no times and no names of this node: two captures of the same state are the same bytes.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
@@ -181,7 +181,7 @@ def load_capture(path: Path) -> Evidence:
     with _explain_read_errors(path):
         if path.is_dir():
             return _load_folder(path)
-        if path.exists() and not path.is_file():  # a pipe would keep us waiting for ever
+        if path.exists() and not path.is_file():  # opening a pipe could block forever
             raise _unrecognised_error(path, b"")
         with path.open("rb") as file:
             return _load_file(file, path)
@@ -214,7 +214,7 @@ def _explain_read_errors(place: CapturePlace) -> Iterator[None]:
             f"{place} cannot be read", why=error.strerror or str(error), hint=_NAME_READABLE_CAPTURE_HINT
         ) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, EOFError, *unpacking_errors) as error:
-        # Of a name that is looked for in vain, Python says the name alone.
+        # The text of a KeyError is only the missing key.
         why = f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
         raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_RETAKE_CAPTURE_HINT}") from error
 
@@ -235,7 +235,7 @@ def _load_file(file: IO[bytes], path: Path) -> Evidence:
 
 
 def _unrecognised_error(path: Path, start: bytes) -> UsageError:
-    from gpunode.facts.pasted import is_bug_report  # with the readers of pasted text
+    from gpunode.facts.pasted import is_bug_report  # defined with the readers of pasted text
 
     if is_bug_report(start.decode("utf-8", "replace")):
         kind = "it is the log of nvidia-bug-report.sh, which lacks files that this command needs"
@@ -298,7 +298,7 @@ def _read_archive(file: ByteSource, path: CapturePlace) -> Mapping[str, bytes]:
         MAX_UNPACKED_BYTES + MAX_ARCHIVE_MEMBERS * 2048,
         f"unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB",
     )
-    # Of a stream that is read once from its beginning, gzip asks for nothing but read(), and so does tarfile.
+    # gzip and tarfile call only read() on a stream that is read once from its start.
     unpacked = gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
     metered = _LimitedStream(unpacked, path, most, limit_message)
     members: dict[str, bytes] = {}
@@ -364,7 +364,7 @@ def _read_regular_file(folder: Path, name: str, limit: int) -> bytes:
     if (folder / "data").is_symlink():
         raise _harmful_error(folder, "data", "is a link, not a folder")
     try:
-        # Neither a link out of the folder nor a pipe that never ends.
+        # Do not follow a link out of the folder, and do not block on a pipe.
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise KeyError(name) from error
@@ -415,7 +415,7 @@ def _decode_capture(row: Mapping[str, Any], read_member: Callable[[str], bytes],
         raise ValueError(f"unknown outcome {str(outcome)[:40]!r}")
     if not isinstance(row.get("source"), str) or not isinstance(row.get("error", ""), str):
         raise ValueError("source or error is not text")
-    # One of an older gpunode says nothing; its secrets were taken out when it was made.
+    # Captures of an older gpunode lack this field; their secrets were removed when they were taken.
     content_kind: Any = row.get("content_kind", "log")
     if content_kind not in get_args(ContentKind):
         raise ValueError(f"unknown kind of content {str(content_kind)[:40]!r}")
@@ -436,7 +436,7 @@ def _decode_capture(row: Mapping[str, Any], read_member: Callable[[str], bytes],
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFormat:
-    """A file format that is no report: what it is, worded to follow "it is", and advice."""
+    """A file format that is not a report: its description, which follows "it is", and advice."""
 
     what: str
     how: str
@@ -484,5 +484,5 @@ def unreadable_format(data: bytes) -> UnreadableFormat | None:
         return _UNPACKED_TAR_FORMAT
     head = data[:_HEAD_BYTES]
     controls = sum(byte < 32 and byte not in _TEXT_CONTROL_CHARACTERS for byte in head)
-    # Text in UTF-16 with a mark before it is read.
+    # Text in UTF-16 with a byte order mark is accepted.
     return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY_FORMAT

@@ -20,9 +20,9 @@ _MOUNT_POINT_PLACEHOLDER = b"# gpunode mounts another file over this one while i
 def prepare_root(runner: Runner) -> Iterator[None]:
     """Keep commands in the root of ``runner`` from starting services, and give them this machine's name servers.
 
-    Both are files that are mounted over a file of the root, for the command alone (``host/namespaces.py``). If the
-    root has none, an inert placeholder is made and removed at the end. A policy-rc.d of the image stays
-    the image's decision. For ``/`` there is nothing to do.
+    Both are files mounted over a file of the root, for the command only (``host/namespaces.py``). If the root lacks
+    that file, an inert placeholder is made and removed at the end. A policy-rc.d of the image stays in force. For ``/``
+    there is nothing to do.
 
     Raises:
         UsageError: if not root, or there is no system.
@@ -63,7 +63,7 @@ def _refuse_without_system(root: str) -> None:
 def _make_mount_point(path: str, root: str, stack: ExitStack) -> str:
     """Resolve ``path`` inside the root, with a placeholder file until the stack is closed.
 
-    A link may lead to a folder that only a running system has (``/run/systemd/resolve``); it is made, and goes.
+    A link may lead to a folder that only a running system has (``/run/systemd/resolve``), which is made and removed.
     """
     leads, made = files.make_parents(path, root=root)
     stack.callback(places.remove_folders, made, root=root)

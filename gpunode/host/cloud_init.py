@@ -14,12 +14,12 @@ from gpunode.host.process import Runner
 
 CLOUD_INIT_PROGRAM = "cloud-init"
 _CLOUD_INIT_UNIT_PREFIXES = ("cloud-init", "cloud-config.", "cloud-final.")
-# The stages that come after a login is possible. Source: cloud-init@22.4.2:systemd/, names unchanged in 25.1.
+# The stages that run after logins are possible. Source: cloud-init@22.4.2:systemd/, names unchanged in 25.1.
 _LATE_UNITS = ("cloud-config.service", "cloud-final.service")
-# `cloud-init status --wait` and its like run for a user and wait themselves.
+# Commands such as `cloud-init status --wait` are run by a user and only wait.
 _STAGE_ARGUMENTS = (b"init", b"modules", b"single", b"--all-stages")
 _QUERY_TIMEOUT_S = 20.0
-_POLL_S = 1.0  # a look goes through /proc and asks systemctl
+_POLL_S = 1.0  # each poll scans /proc and runs systemctl
 
 
 def wait_until_done(
@@ -121,7 +121,7 @@ def _is_stage_process(pid: int, proc: Path) -> bool:
 
 
 def _delays_boot(runner: Runner, unit: str) -> bool:
-    """Return True if the boot waits for ``unit``, and so may cloud-init's last stage.
+    """Return True if the boot, and perhaps cloud-init's last stage, waits for ``unit``.
 
     Source: cloud-init@22.4.2:systemd/cloud-final.service.tmpl, After=multi-user.target; cloud-init@25.1 does all its
     stages in one process, which waits for that unit.

@@ -52,7 +52,7 @@ class ClusterIdentity:
     """The cluster that kubectl talks to, and the user it logs in as.
 
     Attributes:
-        uid: of the namespace kube-system, which identifies a cluster; the server if the credential may not read it.
+        uid: the uid of the namespace kube-system, which identifies a cluster; the server if the user may not read it.
         version: of its API server (``v1.36.2``).
         client: the version of kubectl.
     """
@@ -91,9 +91,9 @@ class DryRunResult:
 class Cluster:
     """The cluster of a context.
 
-    Its methods raise what ``explain_failure`` makes of kubectl's words: UsageError for a kubeconfig that is wrong,
-    Refused for credentials that are rejected, Forbidden for a request that they do not permit, Undetermined if the
-    cluster does not answer, else ChangeFailed.
+    Its methods raise the errors that ``explain_failure`` derives from kubectl's output: UsageError for a bad
+    kubeconfig, Refused for credentials that are rejected, Forbidden for a request that they do not permit, Undetermined
+    if the cluster does not answer, else ChangeFailed.
 
     Args:
         context: a context of the user's kubeconfig; empty for the current one.
@@ -133,11 +133,11 @@ class Cluster:
 
     @cached_property
     def _config(self) -> Mapping[str, Any]:
-        """The part of the kubeconfig for the context, whose name every later call gets."""
+        """The kubeconfig's part for the context, which every later call names."""
         done = self._try(("config", "view", "--minify", "-o", "json"), only_reads=True)
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
         if host and b"current-context must exist" in done.stderr:
-            # It answered nevertheless: in a pod, without a kubeconfig, kubectl is the pod's service account.
+            # kubectl works nevertheless: in a pod without a kubeconfig, it uses the pod's service account.
             return {"clusters": [{"cluster": {"server": f"https://{host}:{port}"}}]}
         if not done.ok:
             raise explain_failure(done)
@@ -197,7 +197,7 @@ class Cluster:
     def list_kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
         """Return kinds of objects of this cluster, as ``list`` takes them.
 
-        With a ``group`` they are that API group's, and another group that fails does not matter.
+        With ``group``, return only that API group's kinds, and ignore failures of other groups.
         """
         options = (f"--api-group={group}", *options) if group else options
         done = self._try(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), only_reads=True)
@@ -335,7 +335,7 @@ class Cluster:
     def _try(
         self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
     ) -> FinishedCommand:
-        # With an option about requests kubectl would not become the service account of the pod that it is in.
+        # With --request-timeout, kubectl would not use the service account of the pod that it runs in.
         is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
         words = [word for word in words if not (is_in_pod and word == _REQUEST_TIMEOUT)]
         return self._runner.run(
@@ -363,7 +363,7 @@ _JSON_OUTPUT: Final = ("--show-managed-fields", "-o", "json")
 def choose_kubectl() -> tuple[str, ...]:
     """Return the command that starts kubectl as a user types it: the first whose program is here.
 
-    One that takes a kubeconfig of its own has it named, for those that have to reach the same cluster.
+    A distribution's own kubeconfig is passed explicitly, so that other programs can reach the same cluster.
     """
     found = next((one for one in _KUBECTL_COMMANDS_TO_TRY if find_program(one[0])), ("kubectl",))
     path = Path(find_program(found[0]) or "/")
@@ -415,12 +415,12 @@ def _git_version(versions: Mapping[str, Any], component: str) -> str:
 
 
 def _batches(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:
-    """Yield the objects in batches: kubectl requests each by itself, 50 a second, and has a minute in all."""
+    """Yield the objects in batches: kubectl requests each separately, 50 a second, and has one minute in total."""
     return (objects[at : at + _MAX_OBJECTS_PER_REQUEST] for at in range(0, len(objects), _MAX_OBJECTS_PER_REQUEST))
 
 
 def _without_content(objects: Sequence[Body]) -> Sequence[Body]:
-    """Return the objects with their kind, namespace and name alone."""
+    """Return the objects with only their kind, namespace and name."""
     metadata = (
         {key: one["metadata"][key] for key in ("name", "namespace") if one["metadata"].get(key)} for one in objects
     )

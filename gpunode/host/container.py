@@ -25,12 +25,12 @@ from gpunode.host.ownership import explain_writable_by_others
 if TYPE_CHECKING:
     from gpunode.host.process import FinishedCommand, Runner
 
-# What libnvidia-ml.so.1 of every branch is linked with beside libc, in whose folder they are.
+# Besides libc, libnvidia-ml.so.1 of every branch links these; they are in the same folder as libc.
 _GLIBC_LIBRARIES = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 _DRIVER_LIBRARY_PREFIXES = ("libnvidia", "libcuda")
 _IMAGE_ETC_FILES = {"/etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n", "/etc/passwd": b"root:x:0:0:root:/:/\n"}
 _IMAGE_FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib", "/etc/ld.so.conf.d")  # noqa: S108
-# What uname(2) calls an architecture → Debian's and Ubuntu's multiarch folder, and OCI's name of it.
+# uname(2)'s machine name → the multiarch folder of Debian and Ubuntu, and OCI's architecture name.
 _ARCHITECTURES_BY_MACHINE = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
 
 
@@ -59,10 +59,10 @@ def find_host_libraries(ldd_output: str) -> frozenset[str]:
 def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, command: Iterable[str]) -> bytes:
     """Return an archive for ``ctr images import`` and ``docker load``; the same bytes for the same arguments.
 
-    It is an OCI layout (image-spec 1.0) that also holds the manifest.json of ``docker save``, which docker before 25
-    asks for.
+    It is an OCI layout (image-spec 1.0) with the manifest.json of ``docker save`` added, which docker before 25
+    requires.
 
-    ``libraries`` has their bytes by path; ``machine`` is the architecture, as uname(2) calls it.
+    ``libraries`` maps paths to contents; ``machine`` is the architecture, as uname(2) calls it.
 
     Raises:
         ValueError: if NVIDIA has no driver for this architecture.
@@ -80,7 +80,7 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
     layer = add_blob("layer.v1.tar", _make_tar({**libraries, **_IMAGE_ETC_FILES}, _IMAGE_FOLDERS))
-    # Where toolkits of various ages and modes mount the libraries; not all of them refresh ld.so.cache.
+    # Toolkits mount the libraries in different folders, by version and mode, and not all refresh ld.so.cache.
     folders = (*(f"/{triplet}" for triplet, _ in _ARCHITECTURES_BY_MACHINE.values()), "64")
     places = ":".join(f"{root}{folder}" for folder in folders for root in ("/usr/lib", "/lib"))
     environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={places}"]
@@ -111,7 +111,7 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
 
 
 def _make_tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
-    """Return an archive of ``files`` and ``folders`` with the folders above them, sorted; of root, and of 1970."""
+    """Return an archive of ``files``, ``folders`` and their parents: sorted, owned by root, dated 1970."""
     above = {str(parent) for path in (*files, *folders) for parent in PurePosixPath(path).parents}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -129,7 +129,7 @@ def _encode_json(value: object) -> bytes:
 
 
 UUID_QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
-# `utility` is what brings nvidia-smi and NVML into a container (NVIDIA container toolkit, driver capabilities).
+# `utility` provides nvidia-smi and NVML in a container (NVIDIA container toolkit, driver capabilities).
 _CONTAINER_ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
 _NVIDIA_SMI_PATHS = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi")
 _LDD_TIMEOUT_S = 10.0
@@ -147,7 +147,7 @@ class ContainerCommands:
 
     Attributes:
         load: takes the image from standard input.
-        force_remove: removes a container whose run did not end well.
+        force_remove: removes a container whose run failed.
         remove: removes all the rest.
     """
 
@@ -162,9 +162,9 @@ class ContainerCommands:
 def containerd_commands(token: str, *, binary: str = "/usr/bin/nvidia-container-runtime") -> ContainerCommands:
     """Return the commands for containerd, in a namespace of their own, so Kubernetes never sees the container.
 
-    ctr does not go through the CRI plugin and its handlers. ``binary`` is therefore the runtime that the handler names
-    (``BinaryName``): what is shown is that this binary gives a container the GPUs; that the handler names it is shown
-    by containerd's own view of its configuration.
+    ctr bypasses the CRI plugin and its handlers, so ``binary`` is the runtime that the handler names (``BinaryName``).
+    The check shows that this binary gives a container the GPUs; containerd's own view of its configuration shows that
+    the handler names it.
     """
     name = f"gpunode-{token}"
     reference = f"localhost/gpunode-check:{token}"
@@ -196,7 +196,7 @@ def docker_commands(token: str) -> ContainerCommands:
 def podman_commands(token: str) -> ContainerCommands:
     """Return the commands for podman, which takes the GPUs as CDI devices.
 
-    Without SELinux's confinement, which denies containers /dev/nvidia* on hosts with SELinux.
+    SELinux confinement is off, since it denies containers /dev/nvidia* on hosts with SELinux.
     """
     return _engine_commands("podman", token, "--device", "nvidia.com/gpu=all", "--security-opt", "label=disable")
 

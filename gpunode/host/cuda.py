@@ -19,7 +19,7 @@ from gpunode.host.child import child_command, print_json_answer_and_exit
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Probe
 
-# Without persistence each GPU is woken first, which takes seconds; sixteen of them fit.
+# Without persistence mode each GPU is initialised first, which takes seconds; this suffices for sixteen.
 CUDA_TEST_TIMEOUT_S = 180.0
 VECTOR_LENGTH = 1 << 20
 _THREADS_PER_BLOCK = 256
@@ -145,7 +145,7 @@ class _Driver:
 
     def _error_string(self, function: str, code: int) -> str:
         text = ctypes.c_char_p()
-        # It fails for a code that it does not know, and then leaves the pointer null.
+        # For an unknown code the call fails and leaves the pointer null.
         self._library[function](ctypes.c_int(code), ctypes.byref(text))
         return (text.value or b"unknown error").decode("utf-8", "replace")
 
@@ -154,7 +154,7 @@ def _make_vectors() -> tuple[array[float], array[float], array[float]]:
     """Return two addends and their sums, which fill the mantissa to detect a GPU that drops bits."""
     a = array("f", (i * 7919 % 65521 / 64 for i in range(VECTOR_LENGTH)))
     b = array("f", (i * 3571 % 65519 / 128 - 256 for i in range(VECTOR_LENGTH)))
-    # Rounded once to double and once to float, which for one addition is the same as rounded once to float.
+    # Each sum is rounded to double, then to float; for one addition that equals rounding to float directly.
     return a, b, array("f", map(float.__add__, a, b))
 
 
@@ -208,7 +208,7 @@ def _add_vectors(driver: _Driver, device: ctypes.c_int, a: array[float], b: arra
         pa, pb, psum = (_allocate_memory(driver, owned, size) for _ in range(3))
         for pointer, values in ((pa, a), (pb, b)):
             driver("cuMemcpyHtoD_v2", pointer, _address_of(values), ctypes.c_size_t(size))
-        # What the kernel does not write must not pass for what it wrote in an earlier run.
+        # Overwrite the memory, so that the results of an earlier run cannot pass for this one's.
         driver("cuMemsetD32_v2", psum, ctypes.c_uint(_NAN_BITS), ctypes.c_size_t(len(a)))
         _launch_kernel(driver, function, (pa, pb, psum, ctypes.c_uint(len(a))))
         driver("cuCtxSynchronize")

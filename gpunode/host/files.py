@@ -1,6 +1,6 @@
 """A node's files: read without ever blocking, replaced atomically and durably, and never outside the node's root.
 
-Where a path leads is ``places``' business.
+``places`` resolves the paths.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TOLERATED_RMDIR_ERRNOS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY,
 def read_file(path: str, limit: int = _MAX_FILE_BYTES, *, root: str = "/") -> Capture:
     """Read a file, without blocking or raising, whatever kind of file it is.
 
-    One longer than ``limit`` bytes counts as failed, since half a file is no evidence.
+    A file longer than ``limit`` bytes counts as failed, since half a file is no evidence.
     """
     try:
         with open_path(path, root) as place:
@@ -64,14 +64,12 @@ def capture_error(source: str, error: OSError) -> Capture:
     why = error.strerror or str(error)
     if error.errno in ABSENT_ERRNOS:
         return Capture(source, "absent", error=why)
-    is_denied = error.errno in _ACCESS_DENIED_ERRNOS and not isinstance(
-        error, ForeignLinkError
-    )  # which root is told, too
+    is_denied = error.errno in _ACCESS_DENIED_ERRNOS and not isinstance(error, ForeignLinkError)  # raised for root, too
     return Capture(source, "denied" if is_denied else "failed", error=why)
 
 
 def _read_opened_path(place: OpenedPath, limit: int, source: str) -> Capture:
-    # Asked before it is opened: opening a device can start it, and a named pipe would wait for a writer.
+    # Check the type before opening: opening a device can start it, and a named pipe would wait for a writer.
     status = os.lstat(place.name, dir_fd=place.folder)
     if not stat.S_ISREG(status.st_mode):
         return Capture(source, "failed", error=f"{OTHER_FILE_KIND_ERROR_PREFIX}{_describe_kind(status)}")
@@ -99,7 +97,7 @@ def _describe_kind(status: os.stat_result) -> str:
 
 def make_ownership(status: os.stat_result, exposed: str = "") -> Ownership:
     """Return owner, mode and times of a file's status."""
-    # From before the clock was set back: such a date says nothing about what came later.
+    # A future time is from before the clock was set back, and tells nothing about the order of events.
     changed = status.st_ctime if status.st_ctime <= time.time() else None
     return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed, exposed, status.st_mtime)
 
@@ -160,7 +158,7 @@ def _replace_opened_path(place: OpenedPath, path: str, state: FileState, prechec
         _write_metadata_and_content(fd, path, state, place if former else None)
         precheck(_read_opened_state(place, path))
         os.rename(name, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
-    # Above a new file also folders that were there: a run that was killed may have made them and not synced them.
+    # For a new file sync all folders above it, too: a killed run may have made them without syncing them.
     _sync_parent(place, f"{path} was replaced, but a power cut may bring the old one back", new=former is None)
 
 
@@ -176,7 +174,7 @@ def _sync_parent(place: OpenedPath, otherwise: str, *, new: bool = False) -> Non
 
 
 def _read_opened_state(place: OpenedPath, path: str) -> FileState | None:
-    """Return the current state; of an overlong file its beginning, which matches no expectation."""
+    """Return the current state; for an overlong file its beginning, which matches no expectation."""
     _refuse_unless_file(path, place.status())
     with suppress(FileNotFoundError):
         capture = _read_opened_path(place, _MAX_FILE_BYTES, path)
@@ -205,9 +203,9 @@ def refuse_unreplaceable(path: str, *, root: str = "/") -> None:
         Refused: if it is a folder, device, pipe, socket or mount point, has other names, is sealed by chattr(1) or
             fs-verity, or its file system is mounted read-only.
     """
-    # What else is wrong there is found, and said, by whoever makes the change.
+    # Other problems are found and reported when the change is made.
     with suppress(OSError):
-        # Where the first missing folder would be made, it is that which must be allowed.
+        # If folders are missing, check the place where the first one would be made.
         nearest = next(iter(missing_folders(path, root=root)), path)
         with open_path(nearest, root) as place:
             _replaceable_status(place, nearest)
@@ -247,7 +245,7 @@ def _temporary_file(folder: int) -> Iterator[tuple[str, int]]:
     try:
         yield name, fd
     finally:
-        # It was synced, so closing has nothing to tell; a draft that cannot be taken away is swept by the next run.
+        # The file is synced, so errors on closing do not matter; the next run removes a draft that is left over.
         with suppress(OSError):
             os.close(fd)
         with suppress(OSError):
@@ -257,7 +255,7 @@ def _temporary_file(folder: int) -> Iterator[tuple[str, int]]:
 def _write_metadata_and_content(fd: int, path: str, state: FileState, former: OpenedPath | None) -> None:
     """Write flags, content, owner, attributes and mode, in this order.
 
-    btrfs takes the flag C of an empty file alone; a change of owner clears capabilities and set-id bits.
+    btrfs accepts the flag C only on an empty file; a change of owner clears capabilities and set-id bits.
     """
     if former is not None:
         _copy_flags(former.folder, former.name, fd)
@@ -272,7 +270,7 @@ def _write_metadata_and_content(fd: int, path: str, state: FileState, former: Op
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write all of ``content``, which one call may not do; nothing is synced."""
+    """Write all of ``content``, which may take several calls; do not sync."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
@@ -317,7 +315,7 @@ def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = lambd
     ``precheck`` is called with the current state right before the removal; it raises to cancel it.
 
     Raises:
-        Refused: if the replacement would lose something; see ``refuse_unreplaceable``.
+        Refused: if the removal would lose something; see ``refuse_unreplaceable``.
         ChangeFailed: if it could not be removed; nothing has changed.
     """
     try:
@@ -335,7 +333,7 @@ def remove_file(path: str, *, root: str = "/", precheck: PreReplaceCheck = lambd
 def candidate_file(path: str, content: bytes, *, root: str = "/") -> Iterator[str]:
     """Write a temporary root-only file beside ``path``, and yield its path inside ``root``.
 
-    Beside it, so that relative paths in the content mean the same.
+    It is beside ``path`` so that relative paths in the content mean the same.
 
     Raises:
         ChangeFailed: if it could not be written.
@@ -378,11 +376,11 @@ def _write_error(path: str, verb: str, error: OSError, then: str = "; the file i
     )
 
 
-# They hold a digest of the old content and belong to it alone.
+# These hold a digest of the old content, so they are not copied.
 _CONTENT_BOUND_ATTRIBUTES = frozenset({"security.ima", "security.evm"})
-# What a folder's default ACL gives to every new file in it.
+# A folder's default ACL sets this on every new file in it.
 _ACL_ATTRIBUTE = "system.posix_acl_access"
-# The file system has no room or no life: nothing that the attribute is to blame for.
+# The disk is full or failing, so the attribute is not to blame.
 _DISK_FAILURE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS of linux/fs.h: declared with a long, though an int is passed.
 _GET_FLAGS, _SET_FLAGS = (
@@ -396,7 +394,7 @@ _LEFT_UNCHANGED = "it was left as it is"
 
 def _read_attributes(folder: int, name: str) -> tuple[tuple[str, bytes], ...]:
     """Return the extended attributes not bound to the current content. Raises OSError."""
-    # By way of /proc, since the calls on a name cannot start at an open folder.
+    # Through /proc, since the xattr calls take no directory descriptor.
     path = f"/proc/self/fd/{folder}/{name}"
     names = sorted(set(_list_attributes(path)) - _CONTENT_BOUND_ATTRIBUTES)
     return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in names)
@@ -412,7 +410,7 @@ def _list_attributes(path: str) -> list[str]:
 
 
 def _restore_attributes(path: str, attributes: Sequence[tuple[str, bytes]], fd: int) -> None:
-    """Set the ``attributes`` attributes, and remove an ACL inherited from the folder."""
+    """Set ``attributes``, and remove an ACL inherited from the folder."""
     present: dict[str, bytes] = {}
     with suppress(OSError):
         present.update((name, os.getxattr(fd, name)) for name in os.listxattr(fd))
@@ -438,7 +436,7 @@ def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
 
 
 def _copy_flags(folder: int, name: str, fd: int) -> None:
-    """Copy the flags (chattr(1)) of the file ``name``; refuse those that no new file can have."""
+    """Copy those flags (chattr(1)) of the file ``name`` that a new file can have."""
     with _open_for_flags(folder, name) as old:
         wanted = _read_flags(old) & _COPIED_CHATTR_FLAGS
     present = _read_flags(fd)
@@ -500,7 +498,7 @@ def _separate_hard_link_command(path: str) -> str:
 
 
 def _refuse_mount_point(path: str, folder: int, name: str) -> None:
-    """Refuse if the file is a mount point, as single files in containers are: the kernel lets none be replaced."""
+    """Refuse if the file is a mount point, as files in containers can be: the kernel does not let it be replaced."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         is_mount_point = _mount_id(fd) != _mount_id(folder)

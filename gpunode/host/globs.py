@@ -19,7 +19,7 @@ def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -
     Without matches the outcome is ok and the data empty. If a folder cannot be listed, the outcome is denied or failed,
     and the data holds the matches found elsewhere.
 
-    The content of a file longer than ``limit`` bytes is left out. Where ``contents`` are read, folders are left out.
+    The content of a file longer than ``limit`` bytes is left out. If ``contents`` are read, folders are left out.
     """
     problems: list[OSError] = []
     encoded_matches = encode_matches(

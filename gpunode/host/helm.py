@@ -22,12 +22,12 @@ from gpunode.host.process import Runner
 
 _READ_TIMEOUT_S: Final = 60.0
 _MAX_OUTPUT_BYTES: Final = 64 << 20
-# Releases in every state; --all is Helm 3's alone, and Helm 4 shows them by itself.
+# Releases in every state; only Helm 3 has --all, and Helm 4 lists all of them without it.
 _ALL_RELEASES: Final = (
     *("list", "--all-namespaces", "--max", "0"),
     *("--deployed", "--failed", "--pending", "--superseded", "--uninstalled", "--uninstalling"),
 )
-# It returns after images are pulled and controllers are ready.
+# Helm returns after images are pulled and controllers are ready.
 _RELEASE_TIMEOUT_S: Final = 1800.0
 
 
@@ -55,7 +55,7 @@ class Helm:
     def list_releases(
         self, *, charts: Collection[str] = (), places: Collection[tuple[str, str]] = ()
     ) -> tuple[HelmRelease, ...]:
-        """Return the releases of these charts or with these namespaces and names in the cluster, failed ones too."""
+        """Return the cluster's releases, even failed ones, of these charts or with these namespaces and names."""
         return tuple(
             replace(one, values=self._run_for_json("get", "values", one.name, "--namespace", one.namespace) or {})
             for one in self._list_all_releases()

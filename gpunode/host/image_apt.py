@@ -1,7 +1,7 @@
 """Simulate apt for a mounted root with this machine's apt, without running any program of that root.
 
-The root is somebody else's data. What apt needs of it is copied to a folder of our own, so no link in it leads
-anywhere, and apt reads it as nobody, without privileges. Its apt.conf is not among that: it may name programs to run.
+The root is untrusted. What apt needs of it is copied to a folder of our own, so that links in it lead nowhere, and apt
+reads the copy as nobody, without privileges. The root's apt.conf is not copied: it may name programs to run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _COPIED_FILE_GLOBS: Final = (
     "/etc/apt/preferences",
     "/etc/apt/preferences.d/*",
 )
-# Of all files together: an image may hold any number of sparse ones. Universe of Ubuntu 24.04 is 70 MB unpacked.
+# For all files together: an image may hold many sparse files. Ubuntu 24.04's universe index is 70 MB unpacked.
 _MAX_COPIED_BYTES: Final = 512 << 20
-_NOBODY_ID: Final = "65534"  # Debian Policy 9.2.2: of nobody and of nogroup
+_NOBODY_ID: Final = "65534"  # nobody and nogroup (Debian Policy 9.2.2)
 _UNPRIVILEGED_COMMAND_PREFIX: Final = (
     "setpriv",
     f"--reuid={_NOBODY_ID}",
@@ -60,7 +60,7 @@ def simulate_image(root: str, changes: Sequence[PackageChange]) -> Simulation:
     if not words:
         return Simulation(())
     try:
-        # Not where TMPDIR says: nobody may not enter every folder of root's.
+        # Not in TMPDIR: the user nobody may be unable to enter root's folders.
         with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/var/tmp") as folder:
             _copy_apt_state(root, Path(folder), native)
             argv = (*(_UNPRIVILEGED_COMMAND_PREFIX if os.geteuid() == 0 else ()), *SIMULATE_COMMAND, *words)
@@ -78,7 +78,7 @@ def _failed_simulation(why: str) -> Simulation:
 
 
 def _copy_apt_state(root: str, folder: Path, native: str) -> None:
-    """Copy what apt needs of ``root`` to ``folder``, with an apt.conf by which it reads nothing else."""
+    """Copy what apt needs of ``root`` to ``folder``, with an apt.conf that makes apt read nothing else."""
     folder.chmod(0o750)
     if os.geteuid() == 0:
         os.chown(folder, 0, int(_NOBODY_ID))
@@ -103,7 +103,7 @@ def _copy_apt_state(root: str, folder: Path, native: str) -> None:
 
 def _make_configuration(folder: Path, architectures: Iterable[str]) -> str:
     """Return an apt.conf with every path in ``folder``: no other apt.conf is read, and no dpkg is run."""
-    native, *_ = names = [name for name in architectures if name.isalnum()]  # into quotes goes no quote
+    native, *_ = names = [name for name in architectures if name.isalnum()]  # names are put into quotes
     settings = {
         "Dir": f"{folder}/",
         "Dir::State::status": f"{folder}{_DPKG_STATUS_FILE}",

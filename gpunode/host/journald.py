@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 JOURNALD_SOCKET = Path("/run/systemd/journal/socket")
-# A datagram must fit the socket's buffer, 200 KiB by default; what is longer is no use in a log.
+# A datagram must fit the socket's buffer, 200 KiB by default; longer values are of no use in a log.
 _MAX_FIELD_BYTES = 8192
 # journald takes a message in microseconds; the buffer may be full for a moment when many come at once.
 _SEND_TIMEOUT_S = 0.1

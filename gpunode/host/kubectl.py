@@ -15,8 +15,8 @@ from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undete
 from gpunode.host.process import PATH, FinishedCommand
 from gpunode.redaction.secrets import redact_text as redact
 
-# --show-managed-fields, which gpunode needs to tell its own fields from those of others, came with it: kubernetes issue
-# 107947 names the change, number 96878. Debian 12 packages 1.20.
+# 1.21 added --show-managed-fields, which gpunode needs to tell its own fields from those of others (kubernetes issue
+# 107947 names the change, number 96878). Debian 12 packages 1.20.
 MIN_KUBECTL_VERSION: Final = (1, 21)
 # kubectl supports API servers of one minor version to either side. Source: kubernetes.io, "Version Skew Policy".
 _MAX_MINOR_VERSION_SKEW: Final = 1
@@ -52,14 +52,14 @@ _NO_CLUSTER_CONFIGURED: Final = re.compile(
 _KUBECONFIG_FILE_UNREADABLE: Final = re.compile(
     r"error loading config file \"([^\"\n]+)\"|unable to read (?:certificate|client)-\S+ (\S+)"
 )
-# The API server answered, and an aggregated API behind it did not: each group with its version and why, after commas.
+# The API server answered, but an aggregated API did not: each group with version and reason, after commas.
 # Source: client-go discovery, ErrGroupDiscoveryFailed.
 _INCOMPLETE_API_LIST_ERROR: Final = "unable to retrieve the complete list of server APIs: "
 _FAILED_API_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)")
-# The API server answered, and quotes why it could not reach somebody else.
+# The API server answered, and quotes why it could not call a webhook.
 _WEBHOOK_FAILED: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
 _REQUEST_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
-# A right that is missing; admission plugins forbid in other words.
+# A missing permission; admission plugins word their refusals differently.
 USER_FORBIDDEN: Final = re.compile(r"is forbidden: User .+ cannot ")
 _ADMISSION_REFUSED: Final = re.compile(r"is forbidden: (?!User )|denied (?:the )?request")
 _KIND_NOT_FOUND: Final = re.compile(
@@ -89,7 +89,7 @@ def redacted_error_text(finished: FinishedCommand) -> str:
     output = _FIELD_CONFLICT_ADVICE.sub(
         "", _KUBECTL_LOG_ENTRY.sub("", (finished.stderr.strip() or finished.stdout.strip()).decode("utf-8", "replace"))
     )
-    # The reason follows, which is no secret. A plugin that is retried prints the same again.
+    # Keep redact() from taking the reason for a secret. A plugin that is retried prints the same lines again.
     output = output.replace("getting credentials: ", "getting credentials, ")
     lines = dict.fromkeys(line for line in redact(output).splitlines() if line.strip())
     return "\n".join([*lines][:_MAX_ERROR_LINES])
@@ -129,7 +129,7 @@ def _login_problems(output: str) -> Iterator[GpunodeError]:
             hint="list them:\nkubectl config get-contexts",
         )
     if match := _KUBECONFIG_FILE_UNREADABLE.search(output):
-        # That of k3s, k0s and kubeadm is for root alone.
+        # The kubeconfig of k3s, k0s and kubeadm is readable by root only.
         repair = "run the same command with sudo" if "permission denied" in reason else "correct the file"
         yield UsageError(
             f"kubectl cannot read {match[1] or match[2]}",
@@ -286,7 +286,7 @@ def split_errors(output: str) -> list[str]:
 
 
 SEARCH_PATH: Final = f"{PATH}:/snap/bin"
-# Their messages are parsed, so they are English; a terminal's codes are of no use.
+# Messages are parsed, so they must be in English and without terminal codes.
 _DROPPED_VARIABLE_NAMES: Final = frozenset({"LANG", "LANGUAGE", "TERM"})
 # HELM_KUBECONTEXT, HELM_KUBETOKEN and others point Helm at another cluster than kubectl.
 _DROPPED_VARIABLE_PREFIXES: Final = ("LC_", "HELM_KUBE")

@@ -51,7 +51,7 @@ _MAX_SIGNING_KEY_BYTES = 1 << 20
 _COMMAND_TIMEOUT_S = 7200.0
 _MODULE_TIMEOUT_S = 120.0
 _INITRAMFS_PATIENCE_S = 600.0
-# dockerd takes a reload at once, and is not asked again later.
+# dockerd applies a reload at once, so its configuration is not checked again later.
 _DAEMON_PATIENCE_S = 5.0
 
 
@@ -124,7 +124,7 @@ class LocalHost:
         Raises:
             Busy: if one held a lock past the timeout.
         """
-        # The usual places, without asking the package manager for others: a node with nothing to do pays nothing.
+        # Check the usual paths without querying the package manager, so that a node with nothing to do stays fast.
         locks = [f"/{lock}" for system in SYSTEMS for lock in system.lock_files]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress, root=self.root)
 
@@ -141,7 +141,7 @@ class LocalHost:
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """Simulate the package manager; return None without one.
 
-        Without consent to run programs of a mounted root, this machine's is used with that root's state.
+        Without consent to run programs of a mounted root, use this machine's package manager with that root's state.
         """
         if self.root != "/" and self.runner.consent is None:
             from gpunode.host.package_manager import simulate_in_root
@@ -160,15 +160,15 @@ class LocalHost:
         return workloads.find_disturbable_workloads() if self.root == "/" else Workloads()
 
     def check_candidate_files(self, expectation: RuntimeExpectation, changes: Sequence[FileChange], /) -> str:
-        """Check the candidates with the runtime's own parser; see ``find_runtime.check_candidate_files``."""
+        """Check the candidates with the runtime's own parser; see ``runtime.check_candidate_files``."""
         return runtime.check_candidate_files(self.runner, expectation, changes)
 
     def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
-        """Check the written files with the runtime's own parser; see ``find_runtime.check_written``."""
+        """Check the written files with the runtime's own parser; see ``runtime.check_written_config``."""
         runtime.check_written_config(self.runner, expectation)
 
     def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
-        """Check that the running daemon has the configuration; see ``find_runtime.find_daemon_contradiction``."""
+        """Check that the running daemon has the configuration; see ``runtime.find_daemon_contradiction``."""
         since = time() - _DAEMON_PATIENCE_S
         if not (said := runtime.find_daemon_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
             return
@@ -181,7 +181,7 @@ class LocalHost:
         )
 
     def read_effective_config(self, name: str) -> ObservedConfig | None:
-        """Return the container runtime's configuration; see ``find_runtime.read_effective``."""
+        """Return the container runtime's configuration; see ``runtime.read_effective_settings``."""
         return runtime.read_effective_settings(self.runner, name)
 
     def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
@@ -219,11 +219,11 @@ class LocalHost:
         try:
             if change.before is None:
                 new_folders = places.missing_folders(change.path, root=self.root)
-                # A file that neither is nor shall be there: its folders outlived it, and they are what goes.
+                # If the file is already gone and stays so, only the folders recorded earlier are removed.
                 return replace(change, folders=new_folders) if change.after else change
             kept = files.read_attributes(change.path, root=self.root)
         except OSError:
-            return change  # whoever makes the change finds out what is wrong there, and says it
+            return change  # applying the change reports what is wrong
         return replace(change, before=replace(change.before, xattrs=kept))
 
     def apply(self, changes: Sequence[Change], /) -> None:
@@ -312,7 +312,7 @@ class LocalHost:
 
         from gpunode.host.package_manager import UNATTENDED_ENVIRONMENT
 
-        # A repair of packages, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
+        # Package repairs, DKMS builds and reboots must not run in the middle of another program's transaction.
         self.wait_for_package_managers()
         with self._prepared_root():
             done = self.runner.run(
@@ -354,7 +354,7 @@ class LocalHost:
             yield TriggerResult(one, 0.0, f"{one.target} is gone") if one in gone else TriggerResult(one, seconds)
 
     def _rebuild_initramfs(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
-        # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
+        # Concurrent rebuilds delete each other's drafts; a kernel installation or a killed run's child may be at it.
         self.wait_for_package_managers()
         argv = SYSTEMS[0].rebuild_initramfs_command("all")
         if self.root == "/":
@@ -435,9 +435,9 @@ _MAX_OS_RELEASE_BYTES = 1 << 16
 def read_live_distribution(root: str = "/") -> Distro | None:
     """Return the distribution in ``root``; None if ``distro`` cannot tell.
 
-    ``LinuxDistribution(root_dir=…)`` would follow an absolute link out of the root, so each file is found inside it and
-    handed over by the folder in which it stands. Of ``distro`` only os-release is asked: its other sources are programs
-    that it looks for in the caller's PATH.
+    ``LinuxDistribution(root_dir=…)`` would follow an absolute link out of the root, so each file is resolved inside it
+    and passed by its open folder. ``distro`` reads only os-release: its other sources are programs, which it would look
+    up in the caller's PATH.
     """
     import distro
 

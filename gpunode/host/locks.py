@@ -20,10 +20,10 @@ from gpunode.redaction.secrets import redact_text as redact
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK_STRUCT_FORMAT = "hhqqi0q"
-# No longer: between two looks a signal is not heeded.
+# Kept short: a signal is not handled between two polls.
 _POLL_INTERVAL_S = 0.2
 _MAX_COMMAND_LENGTH = 160
-# In the environment of every package manager that gpunode starts, and so in that of all that they start.
+# Set for every package manager that gpunode starts, and inherited by all of its children.
 STARTED_BY_GPUNODE_VARIABLE = ("GPUNODE_STARTED", "1")
 
 
@@ -34,7 +34,7 @@ class LockHolder:
     Attributes:
         pid: 0 if the kernel does not report it, as for a process outside this PID namespace.
         command: its shortened command line, secrets redacted; empty if it has exited.
-        orphan: True if it was started by a gpunode that is gone, since this one has gpunode's lock.
+        orphan: True if an earlier gpunode started it, which must be gone, since this one holds gpunode's lock.
     """
 
     path: str
@@ -54,7 +54,7 @@ def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> Lo
     try:
         with places.open_path(path, root) as place:
             status = place.status()
-            # Asked before it is opened: opening a device can start it.
+            # Check the type before opening: opening a device can start it.
             if status is None or not stat.S_ISREG(status.st_mode):
                 return None
             pid = _query_lock_pid(place)
@@ -76,7 +76,7 @@ def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolde
 
 
 def _query_lock_pid(place: places.OpenedPath) -> int | None:
-    """Return the holder's PID by F_GETLK, which needs the file open for reading and takes no lock."""
+    """Return the holder's PID with F_GETLK, which needs the file open for reading and takes no lock."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
         fd = os.open(place.name, flags, dir_fd=place.folder)
@@ -91,7 +91,7 @@ def _query_lock_pid(place: places.OpenedPath) -> int | None:
 
 
 def _search_proc_locks(status: os.stat_result, proc: Path) -> int | None:
-    """Return the holder's PID by /proc/locks, for users who may not open the file (mode 0640)."""
+    """Return the holder's PID from /proc/locks, for users who may not open the file (mode 0640)."""
     try:
         table = (proc / "locks").read_text()
     except OSError:
@@ -155,7 +155,7 @@ def wait_while(
 ) -> None:
     """Wait until ``get_holder`` returns None.
 
-    ``error`` makes the error raised at ``deadline``, which is on ``clock``, of the holder and the seconds waited.
+    ``error`` makes the error raised at ``deadline`` (on ``clock``) from the holder and the seconds waited.
     """
     started = clock()
     while holder := get_holder():

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-# nvidia-smi gives a GPU's reset no limit; NVIDIA's own mig-manager unit gives all of them 480 s.
+# nvidia-smi sets no limit for a GPU reset; NVIDIA's own mig-manager unit allows 480 s for all GPUs.
 TIMEOUT_S = 240.0
-_NO_SUCH_PROFILE_ERROR_CODES = frozenset({2, 3})  # InvalidArgument, NotSupported: mig-parted passes over both, too
+_NO_SUCH_PROFILE_ERROR_CODES = frozenset({2, 3})  # InvalidArgument, NotSupported: mig-parted ignores both, too
 
 
 def child_argv() -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def _list_instances(nvml: Any, kind: Any, profile: Any, call: Any, parent: Any) 
 
 
 def _short_profile_name(profile: Any) -> str:
-    """Return ``1g.10gb`` of ``MIG 1g.10gb``."""
+    """Return ``1g.10gb`` for ``MIG 1g.10gb``."""
     name = profile.name
     text = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
     return text.removeprefix("MIG ")
@@ -101,8 +101,8 @@ def apply_layout(request: dict[str, Any]) -> dict[str, object]:
     """Set the GPU's layout to ``after``; on a failure, ``doing`` names the step.
 
     Returns:
-        ``result``: done; pending, where MIG mode changes with the GPU's next reset; changed, where the GPU was neither
-        as before nor as after; failed, with NVML's error.
+        ``result``: done; pending if MIG mode changes at the GPU's next reset; changed if the layout was neither
+        ``before`` nor ``after``; failed, with NVML's error.
     """
     import pynvml
 

@@ -1,4 +1,4 @@
-"""Changing a GPU's MIG layout by the child program ``gpunode.host.mig``, with rollback on failure."""
+"""Changing a GPU's MIG layout with the child program ``gpunode.host.mig``, with rollback on failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.host.process import Runner
 
 
 def apply_mig_change(runner: Runner, change: MigChange) -> None:
-    """Set the GPU's layout to ``change.after``, perhaps with its next reset.
+    """Set the GPU's layout to ``change.after``, possibly at its next reset.
 
     Raises:
         Conflict: if the layout was changed meanwhile.

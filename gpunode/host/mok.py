@@ -1,6 +1,6 @@
-"""The enrolment of a key queued with a one-time password, which a terminal shows once and nothing keeps.
+"""Queued enrolment of a key, with a one-time password that is shown once on a terminal and never stored.
 
-Sources: mokutil.c 0.6 (``--hash-file`` takes a crypt(3) hash); MokManager reads the keyboard as a US one.
+Sources: mokutil.c 0.6 (``--hash-file`` takes a crypt(3) hash); MokManager assumes a US keyboard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TYPEABLE_PASSWORD: Final = re.compile(r"[A-Za-z0-9]{8,16}")
 
 @dataclass(frozen=True, slots=True)
 class ChosenPassword:
-    """A one-time password that somebody chose; empty where one is to be made.
+    """A one-time password that the user chose; empty if one must be generated.
 
     Attributes:
         file: the path of the file that it was read from; empty for a pipe.
@@ -43,10 +43,10 @@ class ChosenPassword:
     inode: tuple[int, int] = (0, 0)
 
     def remove_file(self) -> None:
-        """Remove the file, once the password is used; whatever has taken its place since stays."""
+        """Remove the file once the password is used, unless another file has taken its place."""
         with suppress(OSError):
             place, name = os.path.split(self.file)
-            # Whoever owns the folder may put a link to another file there, or move the folder itself.
+            # The folder's owner may put a link to another file there, or move the folder itself.
             folder = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 now = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -62,9 +62,9 @@ def is_mok_import(change: Change) -> bool:
 
 
 def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> ChosenPassword:
-    """Return the chosen password of an enrolment among ``changes``; empty where there is none, or one is to be made.
+    """Return the chosen password of an enrolment among ``changes``; empty if there is none.
 
-    Read before anything changes, and once: what a pipe holds is gone then.
+    Call it once, before anything changes: a pipe can be read only once.
 
     Raises:
         Refused: if nobody would see a new password, or the file has none that may be used.
@@ -140,7 +140,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
     """
     *_, hash_file = change.argv
     chosen, password = password, password or make_password()
-    # Not logged: the log of commands keeps what they print.
+    # Without the log, which would keep the hash that openssl prints.
     hashed = Runner(runner.root).run(
         ("openssl", "passwd", "-6", "-stdin"), timeout_s=_MOKUTIL_TIMEOUT_S, stdin=f"{password}\n".encode()
     )
@@ -155,7 +155,7 @@ def queue_enrolment(runner: Runner, change: CommandChange, terminal: str = TERMI
     try:
         with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(hashed.stdout)
-        # Shown first: a request whose password nobody has seen cannot be confirmed.
+        # Show the password first: without it the request cannot be confirmed.
         if not chosen:
             with os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w", encoding="ascii") as screen:
                 screen.write(

@@ -1,13 +1,13 @@
 """Isolation of one command in a mounted root, so that it sees nothing else of this machine.
 
-chroot(8) holds nobody who is root: mkdir, chroot and a few ``..`` lead out, and so do mknod of the disk, ptrace of a
-host process and a kernel module. So the command gets mount, pid, IPC and UTS namespaces of its own, the root by
-pivot_root(2), a /dev without disks, a /sys for reading only, and the few capabilities that maintainer scripts need. The
-kernel's keys and new user namespaces need no capability, so a seccomp filter forbids them. All mounts are in its own
-namespace: nothing is left to unmount, whatever is killed.
+chroot(8) does not confine root: mkdir, chroot and a few ``..`` lead out, and so do mknod of the disk, ptrace of a host
+process and a kernel module. So the command gets its own mount, pid, IPC and UTS namespaces, the root by pivot_root(2),
+a /dev without disks, a read-only /sys, and the few capabilities that maintainer scripts need. The kernel's keys and new
+user namespaces need no capability, so a seccomp filter forbids them. All mounts are in the command's namespace: nothing
+is left to unmount, whatever is killed.
 
-This file is run as a script by an isolated Python and imports nothing of gpunode. From the root on, it imports nothing
-at all: what it would find there is the image's.
+An isolated Python runs this file as a script, which imports nothing of gpunode. Once in the root, it imports nothing at
+all: any module there is the image's.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _MOUNT_FLAGS: Final = {
 _UMOUNT_DETACH_FLAG: Final = 2
 _SET_DUMPABLE, _CAPBSET_DROP, _CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL = 4, 24, 47, 4
 _CAPABILITY_VERSION_3: Final = 0x20080522
-# Docker's default set, without what can leave the root or make devices (SYS_CHROOT, MKNOD) and without the network's.
+# Docker's default set, without those that can leave the root or make devices (SYS_CHROOT, MKNOD) and the network's.
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, AUDIT_WRITE (useradd's PAM), SETFCAP (ping's postinst).
-# DAC_READ_SEARCH is none of them: open_by_handle_at(2) opens any file of the disk with it.
+# DAC_READ_SEARCH is left out: with it, open_by_handle_at(2) opens any file of the disk.
 _KEPT_CAPABILITIES: Final = (0, 1, 3, 4, 5, 6, 7, 29, 31)
 
 _DEVICE_NODE_NAMES: Final = ("null", "zero", "full", "random", "urandom", "tty")
@@ -53,9 +53,9 @@ _DEVICE_LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1"
 # Source: runc's default specification. A write below /proc/sys or to sysrq-trigger reaches the kernel of this machine.
 _READ_ONLY_PROC_ENTRIES: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _HIDDEN_PROC_ENTRIES: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
-# Keys belong to a user id, and no namespace here separates those: root's, such as Kerberos tickets and those of
-# encrypted folders, would be the command's. In a user namespace of its own it would have every capability again.
-# Sources: <linux/audit.h> for the architectures, unistd.h of each for add_key, request_key, keyctl; clone, unshare.
+# Keys belong to a user id, and no namespace here separates those: the command would have root's, such as Kerberos
+# tickets and keys of encrypted folders. In a user namespace of its own it would regain every capability. Sources:
+# <linux/audit.h> for the architectures, unistd.h of each for add_key, request_key, keyctl; clone, unshare.
 _FILTERED_SYSTEM_CALLS: Final = (
     (0xC000003E, (248, 249, 250), (56, 272)),  # x86_64
     (0x40000003, (286, 287, 288), (120, 310)),  # i386
@@ -69,7 +69,7 @@ _CREATE_RULESET, _RESTRICT_SELF, _SCOPE_ABSTRACT_SOCKETS = 444, 446, 1
 # <linux/bpf_common.h>, <linux/seccomp.h>; a filter sees the call's number at 0, the architecture at 4, arguments at 16.
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
-# invoke-rc.d(8): 101 forbids the action; maintainer scripts go on as if the service were none of their business.
+# invoke-rc.d(8): 101 forbids the action; maintainer scripts then go on without it.
 _POLICY_RC_SCRIPT: Final = "#!/bin/sh\nexit 101\n"
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -81,13 +81,13 @@ def isolated_command(root: str, argv: Sequence[str], *, policy: str = "", resolv
     ``policy`` and ``resolver`` are the files in the root over which a policy-rc.d that forbids every start and this
     machine's resolv.conf are mounted; none if empty.
     """
-    # -I and -S: neither the caller's environment nor a .pth file has a say.
+    # -I and -S: neither the caller's environment nor .pth files have any effect.
     return (sys.executable, "-I", "-S", os.path.abspath(__file__), root, policy, resolver, *argv)
 
 
 def main(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoReturn:
     """Run the command and exit with its status, or with ``EXIT_NOT_ISOLATED`` if it cannot be isolated."""
-    # Whoever ends the command signals the whole process group: the command hears it, and these two await its end.
+    # Signals for the command go to its whole process group: the command handles them, and these two wait for it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -104,7 +104,7 @@ def main(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoReturn
 def _run_init(root: str, policy: str, resolver: str, argv: Sequence[str]) -> NoReturn:
     """Run as process 1 of the namespace: start the command, reap, and end everything by exiting."""
     try:
-        # Its /proc/1/exe is this machine's Python, which the image's root could open to write without this.
+        # /proc/1/exe is this machine's Python; without this call, the image's root could open it for writing.
         _require_call_success(_libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
         sys.meta_path.clear()
         _mount_root(root, policy, resolver)
@@ -152,7 +152,7 @@ def _bind_mount(source: str, target: str, flags: int = 0) -> None:
 
 def _mount_root(root: str, policy: str, resolver: str) -> None:
     """Mount ``root`` and everything it needs, and make it the working directory."""
-    # Otherwise what is mounted here would be mounted for everybody.
+    # Otherwise mounts made here would propagate to the whole machine.
     _mount_filesystem("", "/", "", _REC | _PRIVATE)
     _mount_filesystem(root, root, "", _BIND | _REC)
     for place, flags in _mounts_below(root):
@@ -161,7 +161,7 @@ def _mount_root(root: str, policy: str, resolver: str) -> None:
     if _is_folder("proc"):
         _mount_filesystem("proc", "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
         _restrict_proc()
-    # mkosi's scripts see none.
+    # There is no /sys in mkosi's scripts.
     if _is_folder("sys") and os.path.isdir("/sys"):
         _bind_mount("/sys", "sys", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
     if _is_folder("dev"):
@@ -222,7 +222,7 @@ def _make_devices() -> None:
     for name in _DEVICE_NODE_NAMES:
         if os.path.exists(f"/dev/{name}"):
             os.close(os.open(f"dev/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            # Read-only: not the device, but the mode and the owner of this machine's own node.
+            # Read-only protects the mode and owner of this machine's own node; the device stays writable.
             _bind_mount(f"/dev/{name}", f"dev/{name}", _RDONLY | _NOSUID | _NOEXEC)
     for name, target in _DEVICE_LINKS.items():
         os.symlink(target, f"dev/{name}")
@@ -252,7 +252,7 @@ def _enter_root() -> None:
 def _exec_command(argv: Sequence[str]) -> NoReturn:
     """Replace this process by the command, with few capabilities."""
     _scope_abstract_sockets()
-    _install_system_call_filter()  # afterwards it may not
+    _install_system_call_filter()  # needs a capability that is dropped next
     _drop_capabilities()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -272,8 +272,8 @@ def _exec_command(argv: Sequence[str]) -> NoReturn:
 def _scope_abstract_sockets() -> None:
     """Keep the command from the abstract sockets of this machine's daemons, which would take it for root.
 
-    They belong to the network's namespace, which is shared. Older kernels than Linux 6.12 and those without Landlock
-    cannot do that, and the command runs all the same.
+    They belong to the network namespace, which is shared. Kernels before Linux 6.12 or without Landlock cannot do this,
+    and the command runs all the same.
     """
     attributes = struct.pack("=QQQ", 0, 0, _SCOPE_ABSTRACT_SOCKETS)  # file system, network, scopes
     ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
@@ -297,7 +297,7 @@ def _filter_instructions() -> Iterator[tuple[int, int, int, int]]:
             (_LOAD, 0, 0, 0),
             (_AT_LEAST, 0, 1, _X32),
             (_RETURN, 0, 0, _ERROR | errno.ENOSYS),
-            # Its flags are in memory, which a filter cannot read; without it libraries take clone.
+            # clone3's flags are in memory, which a filter cannot read; without clone3, libraries use clone.
             (_EQUAL, 0, 1, _CLONE3),
             (_RETURN, 0, 0, _ERROR | errno.ENOSYS),
             *(row for key in keys for row in ((_EQUAL, 0, 1, key), (_RETURN, 0, 0, _ERROR | errno.EPERM))),

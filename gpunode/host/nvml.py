@@ -1,7 +1,7 @@
 """Query NVML in a child program, so that a driver call that never returns cannot hang gpunode.
 
 ``python -m gpunode.host.nvml`` prints one JSON object and exits with 0 if it could print it; what the answer means is
-in ``gpunode.facts.nvml``. With ``gpunode.host.mig``, the only user of pynvml.
+in ``gpunode.facts.nvml``. Only this module and ``gpunode.host.mig`` use pynvml.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def query_nvml() -> dict[str, object]:
     """Query NVML's values, or the reason for having none, in the form that ``facts.nvml.parse_answer`` reads."""
     import pynvml
 
-    # No nvmlShutdown: the end of the process does the same, and it is one more call that could block.
+    # No nvmlShutdown: process exit does the same, and the call could block.
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()

@@ -1,7 +1,7 @@
 """Write output files that the user requested: complete or not at all, through open folders.
 
-The folder above is opened once, by the walk that follows no link of another user's. What is made in it is made, checked
-and renamed by that descriptor, so the owner of the folder can spoil the result but reach nothing outside of it.
+The parent folder is opened once, without following another user's links. Files are made, checked and renamed through
+that descriptor, so the folder's owner can spoil the result but reach nothing outside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO, TypeAlias
 from gpunode.host import places
 
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# Larger than any file that gpunode writes: one that somebody else puts there must not fill the memory.
+# Larger than any file that gpunode writes; a file that somebody else puts there must not exhaust memory.
 _MAX_READ_BYTES = 64 << 20
 ContentWriter: TypeAlias = Callable[[IO[bytes]], object]
 
@@ -130,7 +130,7 @@ class OutputFolder:
 
 @contextmanager
 def open_output_folder(path: Path) -> Iterator[OutputFolder]:
-    """Open the folder at ``path``, made if needed with those above it.
+    """Open the folder at ``path``; create it and its parents if needed.
 
     Raises:
         NotADirectoryError: if something else is there.
@@ -150,7 +150,7 @@ def open_output_folder(path: Path) -> Iterator[OutputFolder]:
 
 
 def _open_inner_folder(name: str, folder: int, *, make: bool) -> int:
-    """Return the open folder ``name``, which is no link."""
+    """Return the open folder ``name``, which must not be a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if make:
         with suppress(FileExistsError):
@@ -158,14 +158,14 @@ def _open_inner_folder(name: str, folder: int, *, make: bool) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # what some file systems say of a link
+        if error.errno == errno.ELOOP:  # some file systems report a link this way
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from error
         raise
 
 
 @contextmanager
 def _open_plain_file(name: str, folder: int) -> Iterator[IO[bytes] | None]:
-    """Yield the open file; None if it is none, such as a link, a folder or a pipe, or may not be read."""
+    """Yield the open file; None if it is not a plain file (a link, folder or pipe) or may not be read."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, dir_fd=folder)
@@ -206,10 +206,10 @@ def create_output(path: Path, content: bytes) -> None:
 def _link_draft(draft: str, name: str, folder: int) -> None:
     """Link ``draft`` as ``name``, which must be free."""
     try:
-        # Not a rename, which would replace what has come there meanwhile.
+        # A rename would replace a file that has appeared meanwhile.
         os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        # FAT and some network file systems have no second names.
+        # FAT and some network file systems have no hard links.
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
             raise
         if name in places.list_names(folder):
@@ -231,5 +231,5 @@ def _create_draft(name: str, folder: int, write: ContentWriter, mode: int) -> No
     with os.fdopen(os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=folder), "wb") as file:
         write(file)
         file.flush()
-        os.fchmod(file.fileno(), mode)  # whatever the umask: another user's program may read it
+        os.fchmod(file.fileno(), mode)  # ignore the umask: another user's program may have to read it
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Trust checks of the folders and files of gpunode: root would obey what another user could put there."""
+"""Trust checks of gpunode's folders and files: root must not act on what another user can put there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpunode.command import command
 from gpunode.errors import Refused
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# linux/posix_acl_xattr.h and linux/posix_acl.h: a version, then entries of whom they are for, rights and an id.
+# linux/posix_acl_xattr.h and linux/posix_acl.h: a version, then entries of tag, permissions and id.
 _ACL_HEADER, _ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP, _ACL_WRITE = 4, 0x02, 0x04, 0x08, 0x02
 
 
@@ -33,7 +33,7 @@ def explain_untrusted_folder(folder: Path) -> str:
         return "it is a dangling link" if folder.is_symlink() else ""
     except PermissionError:
         raise
-    except OSError as error:  # such as links in a circle
+    except OSError as error:  # such as a symlink loop
         return error.strerror or str(error)
     if status.st_uid not in ours:
         return f"it belongs to uid {status.st_uid}"
@@ -100,13 +100,13 @@ def _relevant_paths(path: Path) -> Iterator[Path]:
 
 
 def _describe_writers(place: Path, status: os.stat_result, trusted: frozenset[int]) -> str:
-    """Describe who but its owner and ``trusted`` users can write there; empty if nobody."""
+    """Describe who other than its owner and ``trusted`` users can write there; empty if nobody can."""
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return ""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
     if not status.st_mode & stat.S_IWGRP:
-        return ""  # with an ACL these bits are its mask (acl(5)), so that lets nobody else write either
+        return ""  # with an ACL these bits are its mask (acl(5)), so nobody else can write
     for tag, number in _group_writers(place, status.st_gid):
         if tag == _ACL_USER and number not in trusted:
             return _describe_user(number)
@@ -116,10 +116,10 @@ def _describe_writers(place: Path, status: os.stat_result, trusted: frozenset[in
 
 
 def _group_writers(place: Path, gid: int) -> Iterator[tuple[int, int]]:
-    """Yield who can write by the group bits: the file's group, or the users and groups of its ACL."""
+    """Yield who can write through the group bits: the file's group, or the users and groups of its ACL."""
     try:
         acl = os.getxattr(place, "system.posix_acl_access")
-    except OSError:  # it has none, or its file system knows none
+    except OSError:  # no ACL, or the file system has none
         yield _ACL_GROUP_OBJ, gid
         return
     for tag, rights, number in struct.iter_unpack("<HHI", acl[_ACL_HEADER:]):
@@ -128,7 +128,7 @@ def _group_writers(place: Path, gid: int) -> Iterator[tuple[int, int]]:
 
 
 def _has_members(gid: int) -> bool:
-    """Return whether the group has members but root; Debian's ``staff``, of /usr/local, has none."""
+    """Return whether the group has members other than root; Debian's ``staff``, of /usr/local, has none."""
     import grp
     import pwd
 
@@ -152,10 +152,10 @@ def read_regular_file(name: str, folder: int, limit: int, *, private: bool = Fal
     """Read a file that gpunode wrote in the open ``folder``, without blocking.
 
     Raises:
-        OSError: if it is a link or no regular file; it is longer than ``limit`` bytes; or it should be ``private``, and
-            is another user's or open to others.
+        OSError: if it is a link or no regular file; if it is longer than ``limit`` bytes; or if it should be
+            ``private`` but belongs to another user or is open to others.
     """
-    # Asked before it is opened: opening a device can start it.
+    # Check the type before opening: opening a device can start it.
     if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", name)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,7 +1,6 @@
 """Path resolution inside a node's root, one component at a time on open folders.
 
-A symbolic link, absolute or with ``..``, leads to where it leads *inside* the root, and nobody who moves a
-folder meanwhile can change that.
+Symbolic links, absolute or with ``..``, are resolved *inside* the root, even if somebody moves a folder meanwhile.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class OpenedPath:
     """A resolved path: an open folder and a name in it.
 
     Attributes:
-        folders: those above, open, the root first; missing ones are not among them.
+        folders: descriptors of the folders above, the root first, without missing ones.
         made_folders: those that were made.
-        missing: those that would have to be made, outermost first; from the first on only ``names`` tell the place.
+        missing: those that would have to be made, outermost first; they are in ``names`` but not in ``folders``.
     """
 
     folders: list[int]
@@ -54,7 +53,7 @@ class OpenedPath:
         """Enter the folder ``name``; a missing one is made with ``mode`` if ``make``, and noted if ``pretend``."""
         if pretend and (self.is_missing or self._is_absent(name)):
             self.names.append(name)
-            self.missing += [] if self.path in self.missing else [self.path]  # ``a/../a`` comes by twice
+            self.missing += [] if self.path in self.missing else [self.path]  # ``a/../a`` visits it twice
             return
         try:
             self.folders.append(_open_folder(name, self.folder))
@@ -114,13 +113,13 @@ def _describe_folder_exposure(path: str, status: os.stat_result) -> str:
         return f"{path} belongs to uid {status.st_uid}"
     mode = stat.S_IMODE(status.st_mode)
     by_others = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and status.st_gid not in {0, os.getegid()})
-    # Of a sticky folder nobody but an entry's owner can take anything away.
+    # In a sticky folder only an entry's owner can remove it.
     return f"others can write to {path} (mode {mode:04o})" if by_others and not mode & stat.S_ISVTX else ""
 
 
 def _make_folder(name: str, folder: int, mode: int) -> None:
-    """Make a folder as a package would: with ``mode`` and root's, regardless of umask and set-group-id bits."""
-    # Made with its mode: after a power cut the folder may be there and what was changed of it afterwards not.
+    """Make a folder as a package would: with ``mode``, owned by root, regardless of umask and set-group-id bits."""
+    # Create it with its mode: after a power cut the folder may exist without a later chmod.
     os.mkdir(name, mode, dir_fd=folder)
     try:
         os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder)
@@ -155,7 +154,7 @@ def list_names(folder: int) -> list[str]:
 
 
 def read_link_target(name: str, folder: int) -> str | None:
-    """Return the target of a symbolic link; None if it is none or does not exist."""
+    """Return the target of a symbolic link; None if it is not a link or does not exist."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:
@@ -171,7 +170,7 @@ def split_path_reversed(path: str) -> list[str]:
 
 @contextmanager
 def open_path(path: str, root: str, *, make: bool = False) -> Iterator[OpenedPath]:
-    """Resolve ``path`` inside ``root``; the last component may be missing, and with ``make`` its folders.
+    """Resolve ``path`` inside ``root``; the last component may be missing, and its folders are made with ``make``.
 
     On an error, folders that were made are removed again if they are empty.
     """
@@ -226,8 +225,8 @@ def _walk_path(place: OpenedPath, path: str, *, make: bool = False, pretend: boo
             if links > _MAX_FOLLOWED_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             target, owner = _read_link_and_owner(part, place.folder)
-            # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
-            # links, root's, and those that lead a user to what is his.
+            # Apply the kernel's rule for /tmp (protected_symlinks, proc_sys_fs(5)) everywhere: follow links of this
+            # user and of root, and those whose owner also owns the target.
             if owner not in {0, os.geteuid()}:
                 place.exposed = place.exposed or f"its path contains a link made by uid {owner}"
                 todo.append(_OwnerCheck("/".join(("", *place.names, part)), owner))
@@ -265,7 +264,7 @@ def open_folder(path: str, *, root: str = "/") -> Iterator[int]:
 def resolve_path(path: str, *, root: str = "/", pretend: bool = False) -> str:
     """Resolve every symbolic link of ``path`` inside ``root``, and return the path in it.
 
-    With ``pretend`` also where folders would have to be made.
+    With ``pretend``, folders may be missing.
 
     Raises:
         OSError: if a folder is missing, or links form a loop.

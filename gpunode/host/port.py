@@ -94,7 +94,7 @@ class HostView(Protocol):
         ...
 
     def read_live_distribution(self) -> Distro | None:
-        """Return the distribution as this machine, or the mounted root, has it now; None if only the evidence tells."""
+        """Return the present distribution of this machine or the mounted root; None if only the evidence has it."""
         ...
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:

@@ -1,8 +1,8 @@
 """Running commands to their end, however they behave; the only user of ``sh``.
 
-``sh`` starts and reaps what may change a system. What only reads is spawned: a run that finds nothing to do need not
-import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). Streams, time limits and process
-groups are our own (docs/decisions/0030-sh-starts-distro-names.md).
+``sh`` starts and reaps commands that may change a system. Commands that only read are spawned, so that a run that finds
+nothing to do need not import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). Streams,
+time limits and process groups are our own (docs/decisions/0030-sh-starts-distro-names.md).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _TERM_PATIENCE_S = 5.0
 _KILL_PATIENCE_S = 5.0
-# A command's exit status is this and N if signal N ended it, as in a shell.
+# The exit status is this plus N if signal N ended the command, as in a shell.
 SIGNAL_EXIT_STATUS_BASE = 128
-# One that only reads has nothing to put in order before its end, and nobody waits for what it leaves.
+# A command that only reads has nothing to clean up, and its leftover output is not needed.
 _READ_ONLY_COMMAND_PATIENCE_S = 0.5
 # How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
 _PIPE_PATIENCE_S = 1.0
@@ -109,12 +109,12 @@ class OutputPump:
         return code if code >= 0 else SIGNAL_EXIT_STATUS_BASE - code
 
     def _end_group(self) -> None:
-        """End the whole process group: by SIGTERM, then by SIGKILL."""
+        """End the whole process group: with SIGTERM, then with SIGKILL."""
         to_end, to_die = self._patience_s
         self._signal_group(signal.SIGTERM)
         self._pump_until(time.monotonic() + to_end, to_end)
         self._signal_group(signal.SIGKILL)
-        # A process in uninterruptible sleep, as a stuck driver call makes it, outlives even that and is left behind.
+        # A process in uninterruptible sleep, as in a stuck driver call, survives even SIGKILL and is left behind.
         if self._pump_until(time.monotonic() + to_die, _PIPE_PATIENCE_S):
             self._process.wait()
 
@@ -159,7 +159,7 @@ class OutputPump:
 
 
 def _open_exit_descriptor(pid: int) -> int | None:
-    """Open a descriptor that becomes readable when the process exits; None if the kernel has none."""
+    """Open a descriptor that becomes readable when the process exits; None if the kernel has no pidfd."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -168,7 +168,7 @@ def _open_exit_descriptor(pid: int) -> int | None:
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-# Its reader may end before the writer does; only then is the rest thrown away.
+# If the reader exits before the writer, discard the rest.
 _PIPE_RELAY_SCRIPT = "trap '' PIPE; /bin/cat 2>/dev/null || exec /bin/cat >/dev/null"
 _EMPTY_ENV: Mapping[str, str] = {}
 
@@ -257,12 +257,12 @@ class Runner:
     ) -> FinishedCommand:
         """Run a command to its end or, after ``timeout_s``, end its whole process group.
 
-        It runs in its own session, so Ctrl-C does not reach it. Signals to gpunode are handled after its end. Daemons
-        that it starts live on.
+        It runs in its own session, so Ctrl-C does not reach it. Signals to gpunode are handled after it ends. Daemons
+        that it starts keep running.
 
         Args:
             argv: the program by name or absolute path; ``{status_fd}`` in it becomes the number of the status pipe.
-            timeout_s: after which it gets SIGTERM, and SIGKILL 5 s later.
+            timeout_s: the time after which it gets SIGTERM, and SIGKILL 5 s later.
             stdin: its whole standard input.
             env: added to the environment, which is otherwise fixed but for the proxies.
             limit_bytes: how much of each output stream is kept.
@@ -345,7 +345,7 @@ def proxy_variables() -> dict[str, str]:
 def _find_program(program: str) -> str | None:
     """Return the program's absolute path in our PATH, not the caller's."""
     candidates = [program] if "/" in program else [f"{folder}/{program}" for folder in PATH.split(":")]
-    # os.path says no where a folder on the way may not be entered; Path raises.
+    # os.path returns False if a parent folder may not be entered; Path raises.
     return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), None)  # noqa: PTH113
 
 
@@ -397,7 +397,7 @@ class _Descriptors:
         self._close({self.stdin, self.child_out, self.child_err, self.child_status} & self._open)
 
     def _close(self, fds: set[int]) -> None:
-        # Each exactly once: a number that is closed twice may by then be another thread's.
+        # Close each exactly once: the second time, the number may belong to another thread's file.
         self._open -= fds
         for fd in fds:
             os.close(fd)
@@ -408,7 +408,7 @@ class _Descriptors:
     def __exit__(self, *_: object) -> None:
         self._close(set(self._open))
         for relay in self._relays:
-            relay.is_alive()  # reaps it; one that a daemon keeps busy stays with that daemon
+            relay.is_alive()  # reaps it; a relay whose pipe a daemon still uses lives as long as that daemon
 
 
 def _start_process(
@@ -423,7 +423,7 @@ def _start_process(
 ) -> Any:
     """Return the running process, or why there is none.
 
-    With ``spawn`` it is started in the C library: no copy of this process is made, and ``sh`` is not needed.
+    With ``spawn``, posix_spawn starts it: this process is not forked, and ``sh`` is not needed.
     """
     program = _find_program(argv[0])
     if program is None:
@@ -438,8 +438,8 @@ def _start_process(
             return _StartFailure(126, f"{argv[0]}: {error.strerror}")
     import sh
 
-    # All three streams are descriptors of ours, so sh reads nothing and starts no thread that would. bg is 1 and
-    # not True, for which sh would have the child ignore SIGHUP, and with it every daemon that the child starts.
+    # All three streams are our descriptors, so sh reads nothing and starts no reader thread. bg is 1, not True: with
+    # True the child, and every daemon that it starts, would ignore SIGHUP.
     options: dict[str, Any] = {
         "_in": stdin,
         "_out": out,
@@ -494,7 +494,7 @@ def hold_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in former:
-            # None: one that was not installed from Python, which cannot be put back by it.
+            # None: the handler was not installed from Python, so Python cannot restore it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for one in dict.fromkeys(came):
             signal.raise_signal(one)

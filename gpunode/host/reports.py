@@ -65,7 +65,7 @@ def read_report(name: str) -> Evidence:
         raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
 
 
-# What a shell writes for <(COMMAND), and others for a pipe that is open already; on a named pipe nobody may be writing.
+# The path a shell writes for <(COMMAND), and others of open pipes; a named pipe may have no writer, so none is read.
 _DESCRIPTOR_PATH: Final = re.compile(r"/(?:dev|proc/self)/fd/(?P<number>\d{1,9})|/dev/stdin")
 
 
@@ -239,7 +239,7 @@ def _is_packed_capture(head: bytes) -> bool:
         return False
 
 
-# A tar archive's first block, and more than enough of a packed file to unpack it from, however badly it is packed.
+# The first block of a tar archive, and enough of a packed file to unpack that block, however badly compressed.
 _TAR_BLOCK_BYTES: Final = 512
 _MAX_HEAD_BYTES: Final = 64 << 10
 
@@ -283,7 +283,7 @@ def _is_json_list(text: str) -> bool:
     except (ValueError, RecursionError) as error:
         if start.startswith("{"):
             return bool(_DAMAGED_JSON_CAPTURE_LIST.search(start))
-        # A number of so many digits, or so deep a nesting, that nobody reads it: JSON all the same.
+        # Other errors come from too many digits or too deep nesting, so it is still JSON.
         return not isinstance(error, json.JSONDecodeError) or bool(_DAMAGED_JSON_LIST_START.match(start))
     return isinstance(document.get("evidence"), list) if isinstance(document, dict) else True
 
@@ -296,7 +296,7 @@ _DAMAGED_JSON_CAPTURE_LIST: Final = re.compile(r'"evidence"\s*:\s*\[')
 def _unpack(data: bytes, place: str) -> tuple[bytes, str]:
     """Unpack ``data`` as far as possible; return the content and the error, empty if none.
 
-    Of several members, as nvidia-bug-report.sh writes them: one for each of its sections.
+    It may have several gzip members: nvidia-bug-report.sh writes one for each of its sections.
     """
     unpacked = bytearray()
     file = gzip.GzipFile(fileobj=io.BytesIO(data))

@@ -1,4 +1,4 @@
-"""Disk space for what a run does beside its files, checked before anything is changed."""
+"""Checks of the disk space that a run needs beyond its own files, before anything is changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refuse_unusable_boot(
     if not any(trigger.kind == "initramfs" for trigger in triggers_of(changes)):
         return
     boot, images = Path(root, "boot"), SYSTEMS[0].initramfs_image_path("*").lstrip("/")
-    with suppress(OSError):  # whoever rebuilds it finds out what is wrong there
+    with suppress(OSError):  # the rebuild itself reports what is wrong there
         # An image's partitions may be mounted elsewhere.
         if root == "/" and not boot.is_mount() and _has_own_boot(Path("/etc/fstab")):
             raise Refused(
@@ -77,10 +77,10 @@ def _has_own_boot(fstab: Path) -> bool:
 def refuse_removal_without_room(
     changes: Sequence[Change], root: str = "/", free_bytes: Callable[[Path], int] = _free_bytes
 ) -> None:
-    """Refuse to remove a .run driver where its successor may not fit: no rollback brings it back.
+    """Refuse to remove a .run driver if its successor may not fit: no rollback can restore it.
 
     Raises:
-        Refused: a file system has less room than the packages and the build of the module take.
+        Refused: if a file system has less room than the packages and the build of the module need.
     """
     if not any(change.runs_command(*UNINSTALL_RUN_DRIVER) for change in changes):
         return

@@ -23,7 +23,7 @@ from gpunode.runtimes.found import contents_of_states, probe_states
 from gpunode.runtimes.model import CRIO_CONFIG
 
 _RUNTIME_QUERY_TIMEOUT_S = 30.0
-# What a daemon takes whose configuration names none.
+# The default of a daemon whose configuration names none.
 _BUILT_IN_DEFAULT_RUNTIME = "runc"
 # dockerd below 23.
 _VALIDATE_OPTION_UNKNOWN = b"unknown flag: --validate"
@@ -64,7 +64,7 @@ class _Trial:
         )
 
     def explain_missing(self, program: str) -> str:
-        """Explain why there was no program to ask."""
+        """Explain why the program could not be run."""
         root = self.runner.root
         if root == "/" or self.runner.consent:
             return f"{program} is not installed{'' if root == '/' else f' in {root}'}"
@@ -107,7 +107,7 @@ def _validate_containerd_candidates(trial: _Trial) -> str:
     with ExitStack() as stack:
         imported = containerd_editing.staged_imports(trial.after, desired, [change.path for change in trial.changes])
         staged = {
-            # A new file's folder may be yet to be made, and a kill would leave it there.
+            # A new file's folder may not exist yet, and a killed run would leave it behind.
             path: stack.enter_context(
                 files.candidate_file(main if path in new else path, content, root=trial.runner.root)
             )
@@ -154,7 +154,7 @@ def _validate_docker_candidate(trial: _Trial) -> str:
     from gpunode.runtimes import docker
 
     main, content = trial.expectation.path, trial.after.get(trial.expectation.path, b"")
-    # With its own flags, for it starts with no directive that stands in both places.
+    # Pass the daemon's own flags: dockerd rejects a directive that is given both as a flag and in the file.
     flags = docker.list_dockerd_flags(trial.files_before, trial.desired)
     words = ("dockerd", *flags, "--validate", "--config-file", "{}")
     validated, path = trial.run_on_candidate(content, *words)
@@ -168,10 +168,10 @@ def _validate_docker_candidate(trial: _Trial) -> str:
         return "checked: `dockerd --validate` accepts it"
     said = _quote_last_lines(validated, path, main)
     former, former_path = trial.run_on_candidate(trial.files_before.get(main, b"{}"), *words)
-    # It names what it does not know in any order.
+    # dockerd lists unknown directives in any order.
     was, now = (sorted(text.replace(",", " ").split()) for text in (_quote_last_lines(former, former_path, main), said))
     if not former.ok and was == now:
-        # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
+        # The error is not due to this change; for example, dockerd does not find its proxy binary.
         return f"checked: it has the intended settings (`dockerd --validate` rejects the old file, too: {said})"
     raise trial.rejected_error("dockerd", said)
 
@@ -190,7 +190,7 @@ def list_differences(expectation: RuntimeExpectation, observed: ObservedConfig) 
 
 
 def _validate_crio_candidates(trial: _Trial) -> str:
-    # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
+    # Check before anything is staged: an image without CRI-O may have no temporary folder either.
     if trial.run("crio", "--version").is_program_missing:
         return f"checked: it has the intended settings ({trial.explain_missing('crio')})"
     read, said = _run_crio_config(trial.runner, trial.after, trial.desired)
@@ -208,13 +208,13 @@ def _validate_crio_candidates(trial: _Trial) -> str:
 def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> tuple[FinishedCommand, str]:
     """Run ``crio config`` on the candidates; return it and its last line.
 
-    They are in a temporary folder: in CRI-O's own folder it would read the current ones, too.
+    The candidates are in a temporary folder: from its own folder, CRI-O would read the current files, too.
     """
     from gpunode.runtimes import crio
 
     place = Path(tempfile.gettempdir())
     if runner.root != "/":
-        # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
+        # Use the folder of gpunode's lock: an image's /tmp may be missing, another user's, or a link out of it.
         place = Path(runner.root + files.make_parents("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
         staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.files_in_order(configs, desired))}
@@ -228,7 +228,7 @@ def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> 
         )
         said = _quote_last_lines(read)
         for path, name in staged.items():
-            # The root file's name begins its folder's, too.
+            # The main file's name is also a prefix of its folder's name.
             said = path.join(re.split(rf"{re.escape(name.replace(folder, inside))}(?!\.d)", said))
     return read, said
 
@@ -236,7 +236,7 @@ def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> 
 def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> None:
     """Check with the runtime's parser, if any, that its written files mean what was intended.
 
-    containerd's candidates were read with the imports that gpunode assumed; now it follows its own.
+    containerd's candidates were read with the imports that gpunode assumed; now containerd follows its own.
 
     Raises:
         ChangeFailed: if they do not.
@@ -266,9 +266,9 @@ def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> Non
 def find_daemon_contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
     """Return how the running daemon still differs from the intended configuration after ``patience_s``; empty if not.
 
-    A daemon that cannot be queried contradicts nothing. dockerd keeps its former configuration when it cannot use the
-    file on SIGHUP, says so in its log alone, and would not start with that file again. CRI-O leaves out a handler whose
-    binary it does not find. containerd cannot be asked: its parser was, before the file was written.
+    A daemon that cannot be queried contradicts nothing. dockerd keeps its former configuration if it cannot use the
+    file on SIGHUP, reports that only in its log, and would not start with that file again. CRI-O drops a handler whose
+    binary it does not find. containerd cannot be queried: its parser was, before the file was written.
     """
     if find_runtime(expectation.runtime).live_config_source not in {"docker info", "crio status"}:
         return ""
@@ -338,7 +338,7 @@ def _effective_docker(runner: Runner) -> ObservedConfig | None:
     except (ValueError, KeyError, AttributeError, TypeError):
         handlers = {}
     if not finished.ok or not handlers:
-        # Of a daemon that it cannot reach, info speaks in errors of its template (20.10).
+        # If the daemon cannot be reached, `docker info` prints errors of its template (20.10).
         raise _no_answer_error("docker", _run_read_only(runner, "docker", "version"))
     return ObservedConfig(handlers, str(answer["default"]) or None)
 
@@ -346,7 +346,7 @@ def _effective_docker(runner: Runner) -> ObservedConfig | None:
 def _effective_crio(runner: Runner) -> ObservedConfig | None:
     told = _run_read_only(runner, "crio", "status", "config")
     if told.is_program_missing or b"o help topic" in told.stdout + told.stderr:
-        # Before 1.29 it was a program of its own.
+        # Before 1.29 it was a separate program.
         told = _run_read_only(runner, "crio-status", "config")
     if told.is_program_missing:
         return None

@@ -25,7 +25,7 @@ _CDI_REFRESH_UNIT = "nvidia-cdi-refresh.service"
 _START_TIMEOUT_S = 180.0
 _SYSTEMCTL_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
-# How long dockerd may take from saying that it reads its file again to what came of it.
+# How long dockerd may take from logging that it reloads its file to logging the result.
 _RELOAD_REJECTION_WAIT_S = 10.0
 _UNIT_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,MainPID,NRestarts,Result,CanReload,ConditionResult"
 _TRANSITIONAL_STATES = frozenset({"activating", "deactivating", "reloading"})
@@ -36,7 +36,7 @@ class Services:
     """Control of the units of the runner's system.
 
     Attributes:
-        root: where the driver is looked for.
+        root: where to look for the driver.
         settle_s: how long a unit is watched after its start; one with a bad configuration may take seconds to fail.
     """
 
@@ -69,7 +69,7 @@ class Services:
             verb = "start" if change.after.active else "stop"
             self._run_verb(verb, change.unit, f"did not {verb}")
         if self.is_systemd_running and not change.after.enabled and not change.after.active:
-            # A failed start would be told of long after the unit's file is gone, and call the system degraded.
+            # Otherwise systemd would call the system degraded long after the unit's file is gone.
             self._systemctl("reset-failed", change.unit)
 
     def run_or_skip_triggers(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
@@ -113,7 +113,7 @@ class Services:
         return TriggerResult(trigger, down, had_failed=has_unit_failed(before))
 
     def _start(self, trigger: Trigger) -> TriggerResult:
-        """Start a service that let go of the GPUs, unless no driver that it can work with is loaded."""
+        """Start a service that released the GPUs, unless no driver that it can use is loaded."""
         unit, shown = trigger.target, self._read_properties(trigger.target)
         if shown.get("LoadState") != "loaded":
             return TriggerResult(trigger, 0.0, f"{unit} is {shown.get('LoadState') or 'unknown'} here")
@@ -128,7 +128,7 @@ class Services:
         return TriggerResult(trigger, time.monotonic() - started)
 
     def _explain_unfit_driver(self) -> str:
-        """Explain why nothing can use the GPUs yet; empty if the loaded driver is one whose libraries are there."""
+        """Explain why nothing can use the GPUs yet; empty if the libraries of the loaded driver are installed."""
         libraries = [path.name for path in self.root.glob("usr/lib/*-linux-gnu/libnvidia-ml.so.*")]
         if not libraries:
             return "no driver is installed"
@@ -185,7 +185,7 @@ class Services:
             time.sleep(0.2)
 
     def _refresh_cdi(self, trigger: Trigger) -> TriggerResult:
-        """Write the CDI specification by the toolkit's unit or, if that does not run, by nvidia-ctk."""
+        """Write the CDI specification with the toolkit's unit or, if that does not run, with nvidia-ctk."""
         if self._runner.root != "/":
             return TriggerResult(trigger, 0.0, "it is written after the image has booted")
         started = time.monotonic()
@@ -199,7 +199,7 @@ class Services:
                     done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}", generate
                 )
         listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
-        # It succeeds with no device, too, and says so on standard error alone.
+        # It also succeeds without any device, and reports that only on standard error.
         if not any(line.startswith(f"{CDI_KIND}=") for line in listed.text.splitlines()):
             raise _missing_specification_error(listed.last_lines(6), generate)
         return TriggerResult(trigger, time.monotonic() - started)
@@ -207,7 +207,7 @@ class Services:
     def _run_cdi_unit(self) -> bool:
         """Start the toolkit's unit; return whether it exists and ran, since its conditions may not be met.
 
-        That of toolkit 1.18.0 looks for nvidia.ko in modules.dep, which Debian calls nvidia-current.ko.
+        The unit of toolkit 1.18.0 looks for nvidia.ko in modules.dep; Debian calls it nvidia-current.ko.
         """
         if not self.is_systemd_running or self._read_properties(_CDI_REFRESH_UNIT).get("LoadState") != "loaded":
             return False
@@ -278,7 +278,7 @@ class Services:
 
     def last_log_lines(self, unit: str, since: float) -> str:
         """Return what the unit logged since then, or its systemctl status without a journal."""
-        # Beside --since, -n takes the first lines, not the last; newest first it takes the last (systemd 252).
+        # With --since, -n takes the first lines, not the last; with -r, too, it takes the last (systemd 252).
         told = self._log_since(unit, since, "-r", "-n", "20")
         if told.ok and told.stdout.strip():
             return "\n".join(reversed(told.last_lines().splitlines()))
@@ -286,7 +286,7 @@ class Services:
 
     def _log_since(self, unit: str, since: float, *options: str) -> FinishedCommand:
         """Return the unit's log since then, in the order given by ``options``."""
-        # What a daemon wrote just before its end may still be on its way to the journal.
+        # What a daemon wrote just before it exited may not have reached the journal yet.
         self._runner.run(("journalctl", "--sync"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
         asked = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
         return self._runner.run(asked, timeout_s=_SYSTEMCTL_TIMEOUT_S)

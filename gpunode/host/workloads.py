@@ -14,14 +14,14 @@ from gpunode.facts.patterns import Pattern
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.redaction.secrets import redact_text as redact
 
-# Of /dev/nvidia0 and /dev/nvidiactl (Linux, Documentation/admin-guide/devices.txt); other numbers are drawn at boot.
+# For /dev/nvidia0 and /dev/nvidiactl (Linux, Documentation/admin-guide/devices.txt); others are assigned at boot.
 _NVIDIA_DEVICE_MAJOR: Final = 195
 _CONTAINERD_SHIM_PROGRAM: Final = "containerd-shim"
 _MAX_COMMAND_LENGTH_SHOWN: Final = 80
-# In /proc/PID/cgroup, of systemd's driver and of cgroupfs': systemd writes a pod's UID with underscores.
+# In /proc/PID/cgroup, by the systemd or the cgroupfs driver; systemd writes a pod's UID with underscores.
 _CONTAINER_ID: Final = Pattern(r"[0-9a-f]{64}")
 _POD_UID_IN_CGROUP: Final = Pattern(r"[/-]pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
-# A user names the groups below it at will, also after a unit of the system's.
+# Users choose the names of cgroups below it, so one may look like a system unit.
 _USER_SLICE_CGROUP: Final = Pattern(r"^\d+:[^:\n]*:/user\.slice/", re.MULTILINE)
 _SERVICE_IN_CGROUP: Final = Pattern(r"/system\.slice/(?:[^/]+\.slice/)*(?P<unit>[^/]+\.service)")
 # A folder for each pod: namespace, name and UID (kubernetes, pkg/kubelet/kuberuntime, BuildPodLogsDirectory).
@@ -65,12 +65,12 @@ def _list_descriptors(folder: Path) -> Iterator[Path]:
 
 
 def _is_gpu_device(descriptor: Path, majors: frozenset[int]) -> bool:
-    """Return whether an open file is an NVIDIA device, wherever a container has its node."""
+    """Return whether an open file is an NVIDIA device, whatever path a container gives its node."""
     with suppress(OSError):  # it has been closed meanwhile
         target = str(descriptor.readlink())
         if target.startswith("/dev/nvidia"):
             return True
-        # Only what has the name is looked at: the file system of another file may not answer.
+        # Stat only files of that name: the file system of any other file may not respond.
         if target.rpartition("/")[2].startswith("nvidia"):
             found = descriptor.stat()
             return stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in majors

@@ -1,4 +1,4 @@
-"""Package systems: what each one's files and answers mean, and what is written for it. Pure; one folder each."""
+"""Package systems: the meaning of each one's files and answers, and the files written for it. Pure; one folder each."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from gpunode.package_id import PackageId
 from gpunode.packages.version import has_prefix, without_epoch
 
 NOT_SIMULATED_PREFIX: Final = "not simulated: "
-# A relation that nothing meets may be of a virtual name. The package manager, told to install that, takes the one
-# package that provides it ("Note, selecting 'libpam-systemd' instead of 'default-logind'"), and says nothing
-# of the name. It refuses where there is no such package, or a choice of several.
+# An unmet relation may name a virtual package. Told to install that, the package manager takes its only provider
+# ("Note, selecting 'libpam-systemd' instead of 'default-logind'"), and does not report the name. It refuses if there is
+# no provider, or a choice of several.
 ANY_PROVIDER: Final = KnownAfter("", "dependency", auto=True)
 
 
@@ -24,7 +24,7 @@ class Action:
     Attributes:
         version: after the transaction; empty for a removal.
         former: before it; empty for a new package.
-        origin: of the archive that it comes from, as the package manager prints it (``Debian:12.5/stable``).
+        origin: that of its archive, as the package manager prints it (``Debian:12.5/stable``).
         downgrade: whether ``version`` comes before ``former``.
     """
 
@@ -41,8 +41,8 @@ class Simulation:
     """The package manager's simulation of a transaction.
 
     Attributes:
-        problem: its refusal, verbatim; or, after ``NOT_SIMULATED_PREFIX``, why it was not asked.
-        manager: as people call it.
+        problem: its refusal, verbatim; or, after ``NOT_SIMULATED_PREFIX``, why there was no simulation.
+        manager: its usual name.
     """
 
     actions: tuple[Action, ...]
@@ -51,12 +51,12 @@ class Simulation:
 
 
 def leaves_config_files(change: PackageChange) -> bool:
-    """Return whether the package goes and its configuration files stay."""
+    """Return whether the package is removed and its configuration files stay."""
     return isinstance(change.after, PackageState) and change.after.config_files_only
 
 
 def is_downgrade(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
-    """Return whether an installed package goes back to an older version, in the order of ``is_older``."""
+    """Return whether an installed package is downgraded, in the order of ``is_older``."""
     if change.before is None or not change.exists_before:
         return False
     match change.after:
@@ -69,7 +69,7 @@ def is_downgrade(change: PackageChange, is_older: Callable[[str, str], bool]) ->
 
 
 def differences_from_plan(changes: Sequence[PackageChange], simulation: Simulation) -> tuple[str, ...]:
-    """The differences between a simulation and the plan, a sentence each; none when they agree."""
+    """Return the differences between a simulation and the plan, a sentence each; none if they agree."""
     if simulation.problem:
         return (f"{simulation.manager} refuses: {simulation.problem}",)
     manager, planned = simulation.manager, {change.id: change for change in changes}

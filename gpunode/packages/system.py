@@ -1,4 +1,4 @@
-"""The interface of a package system to the rest of gpunode: one row, of which all steps and workflows read."""
+"""The interface of a package system to the rest of gpunode: one row that all steps and workflows use."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class PackageFacts:
     """The facts of the package database and its configuration.
 
     Attributes:
-        architecture: in Debian's words (``amd64``).
-        interrupted: whether a change of packages was stopped in its middle.
-        unconfigured: the packages that are unpacked and not configured, where nothing worse is unfinished.
-        folder_modes: the permission bits of folders in which the package manager reads as another user than root.
+        architecture: in Debian's terms (``amd64``).
+        interrupted: whether a change of packages was interrupted.
+        unconfigured: the packages that are unpacked but not configured, if nothing worse is unfinished.
+        folder_modes: the permission bits of folders that the package manager reads as a user other than root.
         toolkit_checksums: the MD5 sums that the toolkit's packages came with, by path.
     """
 
@@ -45,7 +45,7 @@ class Archive:
     """An archive that has a package version.
 
     Attributes:
-        part: suite and component (``bookworm/main``); mostly nothing for a flat repository.
+        part: suite and component (``bookworm/main``); usually empty for a flat repository.
     """
 
     uri: str
@@ -65,27 +65,27 @@ class Database(Protocol):
     """The answers of a package database beyond ``Facts``, for changes that depend on every file."""
 
     def packages(self) -> Mapping[PackageId, PackageState]:
-        """All packages by id. Raises ValueError if the database cannot be read."""
+        """Return all packages by id. Raises ValueError if the database cannot be read."""
         ...
 
     def half_installed(self) -> frozenset[str]:
-        """The names of packages that have lost some of their files. Raises ValueError if that is unknown."""
+        """Return the names of packages that lost some of their files. Raises ValueError if that is unknown."""
         ...
 
     def list_unfinished(self) -> frozenset[str]:
-        """The names of packages with which a transaction has not finished. Raises ValueError if that is unknown."""
+        """Return the names of packages that a transaction has not finished. Raises ValueError if that is unknown."""
         ...
 
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
-        """The configuration files that go with each of ``packages`` in a purge, by name."""
+        """Return the configuration files that a purge removes with each of ``packages``, by name."""
         ...
 
     def shipped_conffiles(self) -> Mapping[str, str]:
-        """The configuration files that packages ship now, each with the MD5 sum of it as shipped."""
+        """Return the configuration files that packages ship now, each with its MD5 sum as shipped."""
         ...
 
     def obsolete_conffiles(self) -> Mapping[str, str]:
-        """The configuration files that no package ships any more, each with the MD5 sum of it as shipped."""
+        """Return the configuration files that no package ships any more, each with its MD5 sum as shipped."""
         ...
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
@@ -98,86 +98,85 @@ class Database(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSystem:
-    """A way to install packages; all that depends on the package system is in its row.
+    """A way to install packages; everything that depends on the package system is in its row.
 
     Attributes:
         id: as ``Facts`` name it.
-        manager: as people call it.
+        manager: its usual name.
 
-        database_file: which a node with this system has.
-        journal_glob: the files with changes that an interrupted transaction has not written to ``database_file``; a
-            glob.
+        database_file: the file by which a node with this system is known.
+        journal_glob: a glob of the files with changes that an interrupted transaction has not written to
+            ``database_file``.
         lock_files: the files that are locked while packages change, below /.
-        probes: what its facts are read from.
-        probed_files: the files among them, by probe key, that steps ask for, too.
+        probes: those from which its facts are read.
+        probed_files: the files among them, by probe key, that steps use, too.
         other_read_files: also read, each by its path.
         read_folders: also read, completely, by probe key.
-        config_folders: the places of configuration that people write line by line, without secrets.
-        table_folders: the places of files that no person writes.
-        pin_file: what holds the driver at its branch.
-        cuda_pin_file: what keeps the distribution's own CUDA packages out.
+        config_folders: the places of line-based configuration that people edit, without secrets.
+        table_folders: the places of files that people do not edit.
+        pin_file: the file that holds the driver at its branch.
+        cuda_pin_file: the file that keeps the distribution's own CUDA packages out.
 
-        read: the facts that the answers to ``probes`` give.
-        parse_database: what the content of ``database_file`` says.
+        read: the facts from the answers to ``probes``.
+        parse_database: the database in the content of ``database_file``.
         list_journaled: the names of the packages that a file of the journal is about.
-        file_list_path: the file with the paths that a package has, as old as its last installation.
-        diversions_file: the file with the paths that packages do not have where their lists say.
-        find_owners: the packages that have paths, by path, from these lists by the package's name and the diversions.
-        set_aside_file_globs: the globs of what the package manager puts beside configuration files that somebody
+        file_list_path: the file that lists a package's paths; it is as old as its last installation.
+        diversions_file: the file with the paths that are not where packages' lists say.
+        find_owners: the packages that own paths, by path, from these lists by the package's name and the diversions.
+        set_aside_file_globs: globs of the files that the package manager puts beside configuration files that somebody
             edited.
-        checksums_path: the file with the MD5 sums of a package's files as it brought them, by path.
+        checksums_path: the file with the MD5 sums of a package's files as shipped, by path.
         parse_checksums: these sums, by path.
-        parse_source_list: the entries of a file, by path and text, that lists repositories; None where it lists none.
+        parse_source_list: the entries of a file, by path and text, that lists repositories; None if it lists none.
             Raises ValueError.
-        contradict: whether two entries are for one archive, as an architecture has it, and disagree on how packages of
-            it are checked, so that the package manager reads no source at all.
+        contradict: whether two entries are for one archive, for an architecture, and disagree on how its packages are
+            checked, so that the package manager reads no source at all.
 
-        kernel_of_headers: the kernel whose headers a package has; empty where it has none.
+        kernel_of_headers: the kernel whose headers a package has; empty if it has none.
         parse_prebuilt_name: the kernel and the driver's branch for which a package has a built module; None for others.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
-        builds_all_dkms_modules: whether to configure a package has DKMS build all its modules: a kernel's.
+        builds_all_dkms_modules: whether configuring a package makes DKMS build all its modules, as a kernel's does.
         is_older: whether the first version comes before the second.
 
-        plan_repository: a repository is enabled, and nothing else names the same archive with another key.
-        refuse_missing_components: the refusal where the release's own archive is enabled without some of the named
+        plan_repository: the changes that enable a repository, and remove entries for its archive with another key.
+        refuse_missing_components: the refusal if the release's own archive is enabled without some of the named
             components.
-        refuse_excluded_files: the refusal where the node's settings keep paths out of what is unpacked; patterns of
-            paths with what each is for.
-        note_relaxed_checks: a note for every setting by which the node checks packages less than by default, or cannot.
+        refuse_excluded_files: the refusal if the node's settings keep needed paths from being unpacked; takes patterns
+            of paths with the purpose of each.
+        note_relaxed_checks: a note for each setting that weakens the node's default checks of packages, or breaks them.
         render_driver_pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version,
             or not at all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then
             those that are never mixed with the distribution's.
-        render_cuda_pin: the content of ``cuda_pin_file``: packages that fit the patterns never come from archives of
+        render_cuda_pin: the content of ``cuda_pin_file``: packages that match the patterns never come from archives of
             these origins.
-        pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
+        pinned_version: the exact driver version that such a content holds; empty if it holds a branch.
         packages_at_pinned_version: the installed packages whose version such a content wants.
-        note_overriding_records: a note for every setting that decides over one of the named packages before
+        note_overriding_records: a note for each setting that decides about one of the named packages before
             ``pin_file`` does.
         note_diversions: a note for every file with one of the words in its path that is not its package's own.
-        repair_change: what finishes changes that were stopped in their middle, and makes every package whole.
-        finish_command: the command by which people have such changes finished.
+        repair_change: the change that finishes interrupted changes and completes every package.
+        finish_command: the command with which people finish such changes.
 
         find_named_packages: every word of a refused transaction that may be a package.
         versions_not_found: the packages that no archive has in the requested version, from a refusal.
         hint_on_refusal: what to do about a refused transaction while the package index is fresh.
-        archives_probe: what tells the archives of each version of the packages.
+        archives_probe: the probe of the archives of each version of the packages.
         parse_archives: the archives by a package's name and version, from the answer to it.
         is_entry_for_archive: whether an entry of the sources is for an archive.
-        trusted_folder: whose keys vouch for an archive that names no key of its own.
-        common_keyring: the one file of such keys that older instructions filled.
+        trusted_folder: the folder whose keys are trusted for an archive that names no key of its own.
+        common_keyring: the single file of such keys that older instructions use.
 
         command_programs: those that the commands below, and hints, begin with.
-        install: the command by which people install packages.
-        reinstall: the command that installs packages anew, in the version that they have; without one in the newest.
+        install: the command with which people install packages.
+        reinstall: the command that reinstalls packages in their present version, or else in the newest.
         reinstall_change: the same, unattended; the first three words do not depend on the packages.
-        changed_files_probe: what compares the files of a package with the checksums that came with it.
+        changed_files_probe: the probe that compares the files of a package with the checksums shipped with it.
         parse_changed_files: the paths that differ or are missing, from the answer to it.
         purge: the command that removes packages and their configuration files.
         unhold_command: the command that lets packages change again.
         autoremove_command: the command that removes what nothing needs.
 
-        rebuild_initramfs_command: the command that makes the initramfs of a kernel anew, or with ``all`` of every
-            kernel.
+        rebuild_initramfs_command: the command that rebuilds the initramfs of a kernel, or of every kernel with ``all``.
         initramfs_image_path: where the initramfs of a kernel is; with ``*`` a pattern for those of all kernels.
     """
 

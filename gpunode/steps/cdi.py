@@ -35,7 +35,7 @@ CDI_REFRESH_UNIT = "nvidia-cdi-refresh.service"
 REFRESH_PATH_UNIT = "nvidia-cdi-refresh.path"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
 _TOOLKIT_BASE_PACKAGE = PackageId("nvidia-container-toolkit-base")
-# The first toolkit whose package brings the units.
+# The first toolkit whose package has the units.
 _FIRST_VERSION_WITH_UNITS = (1, 18)
 _ALL_GPUS_DEVICE = "all"
 KEPT_FRESH_PHRASE = "; the toolkit's units keep it fresh"
@@ -95,7 +95,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _stale_unrequested_spec_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """Yield what is wrong with specifications that nobody asks for and nothing rewrites; engines read them as well."""
+    """Yield problems of specifications that nobody requests and nothing rewrites; engines read them as well."""
     loaded = _expected_driver(facts)
     if loaded is None or not loaded.version:
         return
@@ -124,7 +124,7 @@ def needs_specification(recipe: Recipe, facts: Facts) -> bool:
 
 
 def requests_cdi(recipe: Recipe) -> bool:
-    """Return True if by the recipe containers get GPUs as CDI devices."""
+    """Return True if the recipe makes containers get GPUs as CDI devices."""
     row = CONTAINER_RUNTIMES.get(recipe.runtime.name)
     return row is not None and (row.cdi_support != "switch" or recipe.runtime.cdi is True)
 
@@ -167,13 +167,13 @@ def spec_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
 
 
 def _configured_folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
-    """Return the folders that the runtime's own files name, else the standard's."""
+    """Return the folders that the runtime's own files name, else the standard folders."""
     try:
         row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
         folders = inspect_from_facts(facts, row).cdi_folders
     except (Refused, Undetermined):
-        return CDI_FOLDERS  # the runtime's own step says what is wrong
-    # /var/run leads to /run wherever systemd is.
+        return CDI_FOLDERS  # the runtime's own step reports what is wrong
+    # /var/run is a link to /run on every host with systemd.
     whole = (re.sub("^/run/", "/var/run/", posixpath.normpath(folder)) for folder in folders)
     return tuple(dict.fromkeys(whole)) or CDI_FOLDERS
 
@@ -245,7 +245,7 @@ def _is_of_other_driver(spec: CdiSpec, loaded: LoadedDriver) -> bool:
 
 
 def _explain_missed_folder(name: str, written: str, places: Sequence[str]) -> str:
-    """Return that the runtime does not look where the specification is written, and what to change."""
+    """Explain that the runtime does not look where the specification is written, and what to change."""
     from gpunode.runtimes import podman
 
     wanted = json.dumps([*dict.fromkeys((*places, *CDI_FOLDERS))])

@@ -37,9 +37,9 @@ from gpunode.steps.selection import (
 )
 
 CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
-# Of NVIDIA's repositories in cuda_repositories.csv that for Ubuntu 22.04 goes back farthest.
+# Among NVIDIA's repositories in cuda_repositories.csv, that for Ubuntu 22.04 goes back farthest.
 _OLDEST_PACKAGED_RELEASE: Final = (11, 7)
-# No LD_LIBRARY_PATH: programs find the libraries by the run path or by ld.so.conf.d, which the packages bring.
+# No LD_LIBRARY_PATH: programs find the libraries by the run path, or by the packages' files in ld.so.conf.d.
 _PATH_SCRIPT_TEMPLATE: Final = """\
 # Written by gpunode: the CUDA toolkit that its recipe names comes first in PATH.
 case ":$PATH:" in
@@ -54,7 +54,7 @@ class _DriverLimit:
     """The driver that programs of the toolkit will run on.
 
     Attributes:
-        version: empty where there is none, or none is known.
+        version: empty if there is none, or none is known.
         branch: 0 in the same cases.
     """
 
@@ -106,7 +106,7 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def find_components(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return what came along with the toolkit that the recipe asks for, as far as it is installed."""
+    """Return the installed packages that came along with the toolkit that the recipe requests."""
     releases = {cuda.release_of_toolkit_package(one.name) for one in find_chosen_toolkit_packages(recipe, facts)}
     packages = known(facts.packages, {})
     return tuple(
@@ -134,7 +134,7 @@ def find_installed_toolkit(facts: Facts) -> CudaToolkit:
 
 
 def _refuse_run_toolkit(version: Version, facts: Facts) -> Refusal | None:
-    """Refuse a release that is there already and belongs to no package: its files would be lost to a rollback."""
+    """Refuse a release that is installed outside of packages: a rollback could not restore its files."""
     release = format_release(version)
     if (removal := find_run_toolkits(facts).get(release)) is None:
         return None
@@ -204,14 +204,14 @@ def _find_driver_limit(recipe: Recipe, facts: Facts) -> _DriverLimit | Refusal:
 
 
 def _find_oldest_and_newest_gpu(facts: Facts) -> tuple[GpuModel | None, GpuModel | None]:
-    """Return the GPUs with the lowest and the highest compute capability; None where none is known."""
+    """Return the GPUs with the lowest and the highest compute capability; None if none is known."""
     models = [model for model in find_models(known(facts.devices, ())) if model.compute_capability]
     models.sort(key=lambda model: cuda.parse_version(model.compute_capability))
     return (models[0], models[-1]) if models else (None, None)
 
 
 def _find_first_release(facts: Facts) -> Version:
-    """Return the oldest release that compiles for the newest GPU; empty where that is unknown."""
+    """Return the oldest release that compiles for the newest GPU; empty if that is unknown."""
     _, newest = _find_oldest_and_newest_gpu(facts)
     return cuda.first_for_capability(cuda.parse_version(newest.compute_capability)) if newest else ()
 
@@ -223,7 +223,7 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)
-    # Of an installed release parts count where the recipe asks for no more.
+    # An installed part of a release counts if the recipe requests no more than that.
     there = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
     kept = {*installed_releases(facts), *_complete_releases(there, recipe)}
     working = [v for v in kept if v >= first and _check_release(v, facts, driver) == v]
@@ -236,7 +236,7 @@ def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Versi
         limits.append(compiles)
     if driver.branch and (runs := cuda.newest_supported_by_driver(driver.version or str(driver.branch))):
         limits.append(runs)
-    # Nor does an upgrade go back: the run after it would keep the newer release again.
+    # An upgrade does not go back either: the next run would keep the newer release again.
     return _check_release(max([min(limits), *working]), facts, driver)
 
 
@@ -252,7 +252,7 @@ def _check_release(version: Version, facts: Facts, driver: _DriverLimit) -> Vers
                 why=f"the newest releases are {listed}",
                 hint='set cuda.version to one of them, or to "auto"',
             )
-        # A newer one needs what that needs, or more; the note says that the table does not have it.
+        # A newer release needs at least what the newest listed one needs; the note says that the table lacks it.
         release = replace(newest_listed, version=version)
     oldest, _ = _find_oldest_and_newest_gpu(facts)
     if oldest is not None and release.oldest_capability > cuda.parse_version(oldest.compute_capability):
@@ -279,7 +279,7 @@ def _refuse_old_driver(release: CudaRelease, driver: _DriverLimit) -> Refusal:
 
 
 def installed_releases(facts: Facts) -> list[Version]:
-    """Return the releases of which the whole toolkit or a compiler is installed as a package, oldest first."""
+    """Return the releases of which the complete toolkit or a compiler is installed as a package, oldest first."""
     packages = known(facts.packages, {})
     names = (package.name for package, state in packages.items() if not state.config_files_only)
     found = (
@@ -289,13 +289,13 @@ def installed_releases(facts: Facts) -> list[Version]:
 
 
 def _complete_releases(packages: Collection[PackageId], recipe: Recipe) -> set[Version]:
-    """Return the releases of which ``packages`` have all that the recipe asks for."""
+    """Return the releases of which ``packages`` have all that the recipe requests."""
     releases = {version for package in packages if (version := cuda.release_of_toolkit_package(package.name))}
     return {one for one in releases if {*packages}.issuperset(map(PackageId, toolkit_packages(one, recipe.cuda.parts)))}
 
 
 def _plan_pin(version: Version, facts: Facts) -> tuple[FileChange, ...]:
-    """Return the pin that keeps packages of the same names out, where the distribution has such."""
+    """Return the pin that keeps out the distribution's packages of the same names, if it has any."""
     family = family_of(facts)
     if isinstance(family, Refusal) or not family.cuda_archive_origins:
         return ()
@@ -318,7 +318,7 @@ def _explain_choice(version: Version, facts: Facts, driver: _DriverLimit) -> str
 
 
 def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str]:
-    """Yield what of a release newer than the driver works. Source: CUDA compatibility guide, minor versions."""
+    """Yield which parts of a release newer than the driver work. Source: CUDA compatibility guide, minor versions."""
     if cuda.find(version) is None:
         yield (
             f"CUDA {format_release(version)} is newer than gpunode's tables, which do not say which driver it needs; "
@@ -335,7 +335,7 @@ def _compatibility_notes(version: Version, driver: _DriverLimit) -> Iterator[str
 
 
 def _older_than_gpu_notes(version: Version, facts: Facts) -> Iterator[str]:
-    """Yield that the release is older than a GPU, for which only the driver compiles then."""
+    """Yield a note if the release is older than a GPU, for which only the driver can then compile."""
     first, (_, newest) = _find_first_release(facts), _find_oldest_and_newest_gpu(facts)
     if newest is not None and version < first:
         yield (
@@ -352,7 +352,7 @@ def _side_by_side_notes(version: Version, facts: Facts) -> Iterator[str]:
 
 
 def find_chosen_toolkit_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return the packages of the chosen release; none where there is none."""
+    """Return the packages of the chosen release; none if there is none."""
     if _refuse_jetson(facts) or _refuse_foreign_driver(recipe, facts):
         return ()
     driver = _find_driver_limit(recipe, facts)

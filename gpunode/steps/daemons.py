@@ -1,4 +1,4 @@
-"""NVIDIA's daemons: the one that keeps the driver loaded, and the one by which programs share a GPU (MPS)."""
+"""NVIDIA's daemons: the one that keeps the driver loaded, and the one with which programs share a GPU (MPS)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PERSISTENCED_UNIT = "nvidia-persistenced.service"
 
 
 def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the daemon enabled, and running once the driver is loaded."""
+    """Plan to enable the daemon, and to run it once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
         return Planned((), "not requested", is_requested=False)
     if driver_awaits_enrolment(recipe, facts) and not preexisting_driver(recipe, facts):
@@ -57,7 +57,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {PERSISTENCED_UNIT}")
     chosen = choose_driver(recipe, facts)
-    # It cannot talk to a module of another version.
+    # The daemon does not work with a module of another version.
     can_run = isinstance(chosen, Choice) and is_chosen_driver_loaded(known(facts.loaded_driver, None), chosen)
     wanted = ServiceState(enabled=True, active=unit.state.active or (can_run and facts.can_start(PERSISTENCED_UNIT)))
     if unit.exists and unit.state == wanted:
@@ -76,7 +76,7 @@ PERSISTENCE_STEP = Step(
 
 MPS_SERVICE: Final = MPS_UNIT_FILE.rpartition("/")[2]
 # Source: NVIDIA, "Multi-Process Service": "Considerations", "Environment Variables", "Common Tasks".
-# The default /tmp/nvidia-mps can be taken by any user before the daemon makes it, hence the folder in /run.
+# Any user can take the default /tmp/nvidia-mps before the daemon makes it, hence the folder in /run.
 MPS_PIPE_DIRECTORY: Final = "/run/nvidia-mps"
 _MPS_PIPE_DIRECTORY_NOTE: Final = (
     f"MPS: a program takes part only with CUDA_MPS_PIPE_DIRECTORY={MPS_PIPE_DIRECTORY} in its environment; a container "
@@ -89,7 +89,7 @@ _MPS_ISOLATION_NOTE: Final = (
 
 
 def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the daemon's unit, enabled, and running once the driver is loaded."""
+    """Plan the daemon's unit; enable it, and run it once the driver is loaded."""
     if not recipe.mps.enabled:
         return Planned((), "not requested", _note_left_mps(facts), is_requested=False)
     if refused := refuse_mps_with_others(recipe) or _refuse_mps_of_divided_gpus(recipe, facts):
@@ -113,7 +113,7 @@ def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _note_left_mps(facts: Facts) -> tuple[str, ...]:
-    """Return a note where the daemon of an earlier recipe is still enabled, or runs."""
+    """Return a note if the daemon of an earlier recipe is still enabled, or runs."""
     fact, written = facts.unit(MPS_SERVICE), facts.files.get(MPS_UNIT_FILE)
     is_gpunodes = isinstance(written, Known) and written.value is not None
     if not is_gpunodes or not isinstance(fact, Known) or not (fact.value.state.enabled or fact.value.state.active):
@@ -123,7 +123,7 @@ def _note_left_mps(facts: Facts) -> tuple[str, ...]:
 
 
 def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
-    """Return the refusal of [mps] in a recipe that shares the GPUs in another way, too; None where it does not."""
+    """Return the refusal of [mps] in a recipe that also shares the GPUs in another way; None if it does not."""
     if not recipe.mps.enabled:
         return None
     if recipe.kubernetes is not None and recipe.kubernetes.stack != "none":
@@ -145,7 +145,7 @@ def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:
 
 
 def _refuse_mps_of_divided_gpus(recipe: Recipe, facts: Facts) -> Refusal | None:
-    """Return the refusal of [mps] on GPUs that somebody else than this recipe shares; None where nobody does."""
+    """Return the refusal of [mps] on GPUs that somebody other than this recipe shares; None if nobody does."""
     layout, kubelet = known(facts.layout, None), known(facts.kubelet, None)
     if layout is not None and layout.mig_capabilities and not recipe.mig.layout:
         return Refusal(
@@ -222,10 +222,10 @@ _SERVICES_STOP_FIRST_REASON: Final = (
 
 
 def find_worst_gpu_loss(changes: Collection[Change], pending_triggers: Collection[Trigger] = ()) -> GpuLoss | None:
-    """Return the most severe loss that ``changes`` and ``pending_triggers`` mean to users of GPUs; else None.
+    """Return the most severe loss that ``changes`` and ``pending_triggers`` cause for users of GPUs; else None.
 
     A driver's packages count as soon as one of its version is replaced or removed: programs that start meanwhile find
-    no GPU, and the fabric manager's end aborts those that run (ABORT_CUDA_JOBS_ON_FM_EXIT in its user guide).
+    no GPU, and stopping the fabric manager aborts those that run (ABORT_CUDA_JOBS_ON_FM_EXIT in its user guide).
     """
     unloads = any(change.module.startswith("nvidia") and not change.after for change in ModuleChange.of_kind(changes))
     uninstalls = any(change.runs_command(*UNINSTALL_RUN_DRIVER) for change in changes)
@@ -244,7 +244,7 @@ def _removes_or_replaces_driver(change: PackageChange) -> bool:
 
 
 def plan_service_stops(changes: Collection[Change], facts: Facts) -> tuple[ServiceChange, ...]:
-    """Return the stop of each running service that holds what ``changes`` take; a trigger starts it again."""
+    """Return the stop of each running service that uses what ``changes`` take away; a trigger starts it again."""
     loss = find_worst_gpu_loss(changes)
     if loss not in ("driver", "layout"):
         return ()

@@ -20,7 +20,7 @@ from gpunode.steps.selection import WantedDriver, wanted_driver
 
 
 def inactive_fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """Yield that GPUs joined by NVSwitches need a service that is not running, where gpunode installs no driver."""
+    """Yield a note if GPUs joined by NVSwitches need a service that does not run, and gpunode installs no driver."""
     fabric, driver = find_fabric(facts), wanted_driver(recipe, facts)
     is_coming = isinstance(driver, WantedDriver) or (isinstance(driver, Planned) and driver.is_deferred)
     # CUDA starts without IMEX, which joins the memory of several trays.
@@ -41,7 +41,7 @@ def inactive_fabric_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
 
 
 _OTHER_GPU_VENDORS = {"1002": "AMD", "8086": "Intel"}
-# What was looked at, by the probe that told.
+# The place that was inspected, by its probe.
 _PLACE_NAME_BY_PROBE = {"pci-modalias": "/sys/bus/pci/devices"}
 
 
@@ -85,7 +85,7 @@ def _plan_detection(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _unmet_expectations(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
-    """Yield what of ``[expect]`` the PCI bus already contradicts; verify compares the rest."""
+    """Yield the parts of ``[expect]`` that the PCI bus already contradicts; verify compares the rest."""
     names = sorted({find_model(device.device).name for device in usable if find_model(device.device).listed})
     count_text = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
     if expect.gpus not in {None, len(usable)}:
@@ -124,7 +124,7 @@ def _refuse_foreign_lock(lock: VersionLock, facts: Facts) -> Refusal | None:
 
 
 def _supported_family_or_refusal(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
-    """Check the distribution's family, which the driver needs; without one any relative of Debian will do."""
+    """Check the distribution's family, which the driver needs; without one any relative of Debian is supported."""
     if wants_driver(recipe, facts):
         return family_of(facts)
     distro = need(facts.distro, "which distribution this is")
@@ -214,7 +214,7 @@ def _collect_notes(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts)
 
 
 def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
-    """Yield a note for each device that ``--gpu`` names and that is no GPU."""
+    """Yield a note for each device that ``--gpu`` names and that is not a GPU."""
     if facts.devices.probe != GPU_OPTION:
         return
     for device in known(facts.devices, ()):

@@ -1,4 +1,4 @@
-"""The driver: its branch pinned, old drivers out of the way, its packages installed."""
+"""The driver: pin its branch, remove old drivers, install its packages."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 
 def plan_driver_pin(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the pin that makes packages of other branches no candidates; leave a pinning package that agrees.
+    """Plan the pin that excludes packages of other branches; keep a pinning package that agrees.
 
     NVIDIA's pinning package cannot be installed together with the driver: pins are read before a transaction starts, so
-    the newest branch would be taken.
+    the newest branch would be installed.
     """
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
@@ -90,7 +90,7 @@ def _describe_pin(branch: int, exact: str) -> str:
 
 
 def _are_compatible(pinned: str, chosen: Choice) -> bool:
-    """Return whether both leave some version: one is the other, or the branch of it."""
+    """Return whether some version satisfies both: one is the other, or the branch of it."""
     wanted = chosen.exact or str(chosen.branch)
     return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
 
@@ -99,7 +99,7 @@ DRIVER_PIN_STEP = Step("driver-pin", "driver branch", "sources", plan_driver_pin
 
 
 def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the uninstallation of a .run driver where the command line asks for it."""
+    """Plan the uninstallation of a .run driver if the command line requests it."""
     if not recipe.remove_runfile_driver:
         return Planned((), "only --remove-runfile-driver asks for this", is_requested=False)
     from gpunode.steps.leftovers import plan_run_driver_uninstall  # loaded on use
@@ -110,7 +110,7 @@ def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> StepOutcome:
 RUN_DRIVER_STEP = Step("run-driver", ".run driver", "sources", plan_run_driver_removal, for_driver=True)
 
 
-# It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
+# It replaces files of packages silently; only its own uninstaller knows which.
 _RUN_INSTALLER_REFUSAL = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
     why="/usr/bin/nvidia-installer or /usr/bin/nvidia-uninstall is there; two drivers in the same places do not work",
@@ -122,11 +122,11 @@ _RUN_INSTALLER_REFUSAL = Refusal(
 def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the purge of exactly the installed driver packages of another version: no pattern, not the toolkit.
 
-    Each has its reason, see ``purge_reason``: a package that builds the same kernel module, or works with one version
-    of it alone. What leaves because it needs one of these, or conflicts with what comes, the package manager says.
+    Each has its reason, see ``purge_reason``: it builds the same kernel module, or works with only one version of it.
+    The package manager decides what leaves because it needs one of these, or conflicts with new packages.
 
-    A package of the same name in NVIDIA's repository is replaced rather than purged; which these are only the index
-    tells, so the transaction's resolution settles it.
+    A package of the same name in NVIDIA's repository is replaced rather than purged; only the index tells which these
+    are, so the transaction's resolution settles it.
     """
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
@@ -138,12 +138,12 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
         return leftovers
     chosen = driver.chosen
     installed, strays = installed_driver_packages(facts), mismatched_packages(recipe, facts, driver)
-    # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
+    # Packages that a lock names, or that are of the installed driver in another version, are not purged but replaced.
     kept = {*driver.packages(recipe), *locked_driver_packages(recipe), *strays, *tools_of_mismatched(strays, installed)}
     # The fabric manager moves with the driver.
     of_fabric = fabric_packages(recipe, facts)
     kept.update(of_fabric)
-    # The modules of the other flavour say which version the driver keeps, so they leave with the step that brings it.
+    # The other flavour's modules show which version the driver keeps, so the step that installs it removes them.
     kept.add(driver.rival)
     old = {
         package: state
@@ -184,7 +184,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
-    """Return whether a package builds a driver's modules, and no folder is there that may be their source."""
+    """Return whether a package builds a driver's modules, and no folder exists that may be their source."""
     ending = f"-{upstream(purge.states[0])}"
     there = known(facts.leftovers, frozenset({ending}))
     return system(facts).builds_driver(purge.id) and not any(path.endswith(ending) for path in there)
@@ -193,7 +193,7 @@ def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
 def _find_dependent_removal(
     driver: WantedDriver, old: Collection[PackageId], kept_packages: Collection[PackageId], facts: Facts
 ) -> DependentRemoval | None:
-    """Return the departure of what needs one of the ``old`` packages, or the modules of the other flavour."""
+    """Return the removal of what needs one of the ``old`` packages, or the modules of the other flavour."""
     packages = known(facts.packages, {})
     if driver.rival not in packages and not any(is_cuda_metapackage(package.name) for package in packages):
         return None
@@ -208,7 +208,7 @@ def _explain_conflicts(
     moves: Sequence[PackageChange],
     departure: DependentRemoval | None,
 ) -> str:
-    """Return why packages leave, or get another version."""
+    """Return why packages are removed, or get another version."""
     # Prebuilt modules have the version of their kernel.
     known_versions = {upstream(state.version) for state in old.values()} - {""}
     versions = ", ".join(sorted(known_versions or {state.version for state in old.values()}))
@@ -220,7 +220,7 @@ def _explain_conflicts(
 
 
 def _check_foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
-    """Return why files of no package block the installation, and notes on those that do not."""
+    """Return why unpackaged files block the installation, and notes on those that do not."""
     notes = _note_leftovers(facts)
     has_strays = any(not file.dkms for file in known(facts.module_files, ()))
     if not has_strays and not known(facts.driver_libraries, frozenset()):
@@ -232,7 +232,7 @@ def _check_foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | 
 
 
 def _note_leftovers(facts: Facts) -> tuple[str, ...]:
-    """Return the notes on leftovers; most nodes have no sign of any, so what knows them is loaded on use."""
+    """Return the notes on leftovers; most nodes have no sign of any, so their module is loaded on use."""
     installed = known(facts.packages, {})
     versions = tuple({f"{sign}{upstream(state.version)}" for state in installed.values() for sign in "-/"})
     loader = (known(file, None) for path, file in facts.files.items() if path.startswith(LD_SO_CONFIG_FILE))
@@ -250,13 +250,13 @@ def _note_leftovers(facts: Facts) -> tuple[str, ...]:
 
 
 def _is_helper(package: PackageId, state: PackageState) -> bool:
-    """Return whether a package goes where it is of no use, and only the package manager knows whether it is."""
+    """Return whether a package leaves if nothing needs it, which only the package manager knows."""
     is_relation = purge_reason(package.name, state.version) == "relation"
     return is_relation and not state.config_files_only and not package.name.startswith(STANDALONE_PREFIX)
 
 
 def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
-    """Return whether a package is of another driver version and cannot stand beside the chosen one."""
+    """Return whether a package is of another driver version and cannot coexist with the chosen one."""
     if name in STANDALONE_TOOL_PACKAGES and (branch_of(version) == chosen.branch or chosen.source == "distro"):
         return False
     if chosen.source == "distro" and name in SEPARATELY_VERSIONED_IN_DISTROS:
@@ -267,7 +267,7 @@ def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
 CONFLICTS_STEP = Step("conflicts", "old drivers", "packages", plan_conflicting_driver_purge, for_driver=True)
 
 
-# In the paths of what a driver's packages bring.
+# Parts of the paths of files in a driver's packages.
 _DIVERTIBLE_FILES = (
     "libcuda.so",
     "libnvidia-ml.so",
@@ -295,7 +295,7 @@ _PURPOSE_BY_FIRMWARE_GLOB = dict.fromkeys(
 
 
 def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan every driver package of the scope in the chosen branch; upgrade a satisfied one only when asked."""
+    """Plan every driver package of the scope in the chosen branch; upgrade a satisfied one only on request."""
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
@@ -310,10 +310,10 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     of_fabric = () if FABRIC_STEP.id in recipe.skip else fabric_packages(recipe, facts)
     strays = tuple(one for one in mismatched_packages(recipe, facts, driver) if one not in of_fabric)
     along = tools_of_mismatched(strays, packages)
-    # Of the same version by another build: named with its revision, because the installed one counts as newer.
+    # Other builds of the same version are named with their revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
     rebuilt = [package for package in foreign if package in names or package.name in STANDALONE_TOOL_PACKAGES]
-    # With a lock also what came along with them, each in its own version.
+    # With a lock, also packages that came along with them, each in its own version.
     locked = find_packages_off_lock(recipe, packages, locked_driver_packages(recipe))
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
@@ -330,7 +330,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     purposes |= _PURPOSE_BY_FIRMWARE_GLOB if chosen.flavour == "open" else {}
     if wanted and (refused := system(facts).refuse_excluded_files(facts, purposes)):
         return refused
-    # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
+    # An installed driver keeps its version: missing packages, and those that strayed from it, get that version.
     version = kept_driver_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else version_prefix(chosen), "driver")
     states = ((package, packages.get(package)) for package in wanted)
@@ -368,7 +368,7 @@ def _target_state(
     before: PackageState | None,
     otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
-    """Return the state to bring about; a dependency goes on counting as one."""
+    """Return the target state; a dependency stays marked as one."""
     if (own := package_version_prefix(package, driver.chosen)) != version_prefix(driver.chosen):
         otherwise = KnownAfter(own, "the driver's")
     came_along = before is not None and before.auto and not before.config_files_only
@@ -385,7 +385,7 @@ def _reboot_warning(chosen: Choice, facts: Facts) -> tuple[str, ...]:
 
 
 def _may_replace_signed_modules(driver: WantedDriver, facts: Facts) -> bool:
-    """Return whether a distribution has signed the present modules, and nobody knows if that is of consequence."""
+    """Return whether a distribution has signed the present modules, and it is unknown whether that matters."""
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
     return isinstance(facts.secure_boot, Unknown) and is_prebuilt and not driver.modules
 

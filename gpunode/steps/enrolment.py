@@ -1,4 +1,4 @@
-"""The enrolment of the key that DKMS signs modules with: made where there is none, queued, confirmed at the console."""
+"""The enrolment of the key with which DKMS signs modules: made if missing, queued, confirmed at the console."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KEY_BACKUP_FOLDER: Final = "/var/lib/gpunode/module-key"
 _MODULE_KEY_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
 _ENDLESS: Final = -1
 _REQUIRED_TOOL_PACKAGES: Final = ("mokutil", "openssl")
-# As DKMS 3.2.2 makes it. Both files are complete before either has its name: DKMS would replace half a pair. A pair
-# that something else has made meanwhile is left as it is, and one whose key alone has its name is finished; what is
-# empty counts as missing, as it does in the plan.
+# As DKMS 3.2.2 makes it. Both files are complete before either gets its name, since DKMS would replace half a pair. A
+# pair that something else has made meanwhile is kept, and one of which only the key has its name is completed; an empty
+# file counts as missing, as it does in the plan.
 _MAKE_KEY_SCRIPT: Final = """\
 set -eu
 umask 077
@@ -51,7 +51,7 @@ mv "$2.new" "$2"
 
 
 def plan_enrolment(facts: Facts) -> StepOutcome:
-    """Plan the key made, and its enrolment queued; wait for the console until the firmware has it."""
+    """Plan to make the key and to queue its enrolment; wait for the console until the firmware has it."""
     key = need(facts.module_key or _MODULE_KEY_NOT_PROBED, "which key signs kernel modules")
     if refused := _refuse_unusable(key):
         return refused
@@ -88,12 +88,12 @@ def _describe_key(key: ModuleKey) -> str:
 
 
 def certificate_fingerprint(key: ModuleKey) -> str:
-    """Return the certificate's SHA-256 fingerprint; empty where there is none."""
+    """Return the certificate's SHA-256 fingerprint; empty if there is none."""
     return sha256(key.der).hexdigest() if key.der else ""
 
 
 def is_trusted(key: ModuleKey, facts: Facts) -> bool:
-    """Return whether the kernel takes modules that this key signed: it is enrolled, or has signed the loaded driver."""
+    """Return whether the kernel accepts this key's modules: it is enrolled, or has signed the loaded driver."""
     if key.enrolled:
         return True
     kernels, loaded = known(facts.kernels, Kernels(None, ())), known(facts.loaded_driver, None)
@@ -109,7 +109,7 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
     if not key.der or not key.has_key:
         gone, there = (key.key, key.certificate) if key.der else (key.certificate, key.key)
         export = "\n`mokutil --export` writes the enrolled certificates to files, MOK-0001.der and so on"
-        # Another place is what a file says, of a capture too: not to be copied into a shell unread.
+        # Another path comes from a file, perhaps of a capture, so it must not be copied into a shell unread.
         is_usual = there in {*DKMS_KEY_FILES, *UBUNTU_KEY_FILES}
         give_up = command("sudo", "mv", there, f"{there}.old") if is_usual else f"move {there} away"
         return Refusal(
@@ -134,7 +134,7 @@ def _refuse_unusable(key: ModuleKey) -> Refusal | None:
 
 
 def _plan_enrolment_request(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
-    """Yield what queues the enrolment: the key where there is none, the firmware's patience, and the request itself."""
+    """Yield the changes that queue the enrolment: a missing key, the firmware's timeout, and the request itself."""
     if request is None:
         yield FileChange(ENROLMENT_REQUEST_FILE, None, FileState(f"{key.timeout_s}\n".encode(), 0o600))
     if not key.has_key or not key.der:
@@ -148,7 +148,7 @@ def _plan_enrolment_request(key: ModuleKey, request: FileState | None) -> Iterat
 
 
 def _plan_timeout_restore(key: ModuleKey, request: FileState | None) -> Iterator[Change]:
-    """Yield what puts the firmware's patience back as it was before the request."""
+    """Yield the changes that restore the firmware's timeout from before the request."""
     if request is None:
         return
     yield FileChange(ENROLMENT_REQUEST_FILE, request, None)
@@ -218,7 +218,7 @@ def _rebuild_commands(kernel: str, facts: Facts) -> Iterator[str]:
 
 
 def require_same_key(before: Fact[ModuleKey] | None, after: Fact[ModuleKey] | None) -> None:
-    """Stop if the certificate was replaced between two looks, as DKMS does where half of a pair is gone.
+    """Stop if the certificate was replaced between two probes, as DKMS does if half of a pair is gone.
 
     Raises:
         ChangeFailed: if it was.

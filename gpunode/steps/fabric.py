@@ -45,7 +45,7 @@ class Fabric:
     """The switches that join this machine's GPUs.
 
     Attributes:
-        seen: the evidence, as people read it: ``4 NVSwitches``.
+        seen: the evidence, for messages: ``4 NVSwitches``.
     """
 
     kind: FabricKind
@@ -60,8 +60,8 @@ class Fabric:
 def find_fabric(facts: Facts) -> Fabric | None:
     """Return what joins this machine's GPUs; None for GPUs without switches.
 
-    Switches up to Hopper are on the PCI bus. Those of Blackwell are behind ConnectX bridges, which say so. The GPU
-    tells as well: its modules are sold on such boards alone.
+    Switches up to Hopper are on the PCI bus. Those of Blackwell are behind ConnectX bridges, which identify themselves.
+    The GPU model shows them as well: some are sold only on such boards.
     """
     devices = known(facts.devices, ())
     switches = [
@@ -86,7 +86,7 @@ def find_fabric(facts: Facts) -> Fabric | None:
 
 
 def _find_bridges(facts: Facts, devices: Iterable[PciDevice]) -> list[str]:
-    """Return the addresses of the bridges to this machine's switches, but for those that a virtual machine has."""
+    """Return the addresses of the bridges to this machine's switches, without those passed to a virtual machine."""
     probed_bridges = known(facts.switch_bridges or _BRIDGES_NOT_PROBED, ())
     if facts.devices.probe == GPU_OPTION:
         return []
@@ -98,7 +98,7 @@ def _leaves_switches_to_host(facts: Facts, devices: Iterable[PciDevice]) -> bool
     if not isinstance(facts.platform, Known) or facts.platform.value.kind != "vm":
         return False
     if isinstance(facts.switch_bridges, Known):
-        return True  # no card of the machine is a bridge, else its fabric was found by that
+        return True  # a bridge among the machine's cards would have shown the fabric
     return all(device.vendor != MELLANOX_VENDOR_ID for device in devices)
 
 
@@ -124,7 +124,7 @@ def plan_fabric_packages(recipe: Recipe, facts: Facts) -> StepOutcome:
     locked, free = tuple(map(PackageId, needed.version_locked)), tuple(map(PackageId, needed.unlocked))
     if recipe.lock is not None and (unlocked := [one for one in (*locked, *free) if one not in recipe.lock.packages]):
         return refuse_package_without_lock(recipe.lock, unlocked[0])
-    # Of a driver that is still to come the branch alone may be known, and what is there of it is of another version.
+    # For a driver still to come only the branch may be known, and what is installed of it has another version.
     is_version_open = of_driver.endswith(".") and "driver" not in recipe.skip
     present_versions = {one: packages[one].version for one in locked if one in packages}
     missing = [
@@ -160,7 +160,7 @@ def _fabric_packages(fabric: Fabric, driver: WantedDriver, facts: Facts) -> Fabr
 
 
 def wanted_fabric_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return the packages of this machine's fabric; none where gpunode installs no driver."""
+    """Return the packages of this machine's fabric; none if gpunode installs no driver."""
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver) or fabric is None:
         return ()
@@ -169,14 +169,14 @@ def wanted_fabric_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...
 
 
 def _old_switch_notes(facts: Facts) -> Iterator[str]:
-    """Yield that switches are there which no driver of today binds."""
+    """Yield a note on switches that no current driver binds."""
     devices = find_nvswitches(known(facts.devices, ()))
     if any(device.device in UNSUPPORTED_SWITCH_IDS and device.driver != VFIO_DRIVER for device in devices):
         yield UNSUPPORTED_NOTE
 
 
 def _needless_manager_notes(facts: Facts) -> Iterator[str]:
-    """Yield that a fabric manager is enabled where there is nothing for it to do."""
+    """Yield a note on a fabric manager that is enabled but has nothing to do."""
     unit = facts.unit(MANAGER_UNIT)
     has_switches = bool(find_nvswitches(known(facts.devices, ())))  # of a DGX-2, or passed through
     if not has_switches and isinstance(unit, Known) and unit.value.exists and unit.value.state.enabled:
@@ -187,7 +187,7 @@ def _needless_manager_notes(facts: Facts) -> Iterator[str]:
 
 
 def _possible_switch_board_notes(facts: Facts) -> Iterator[str]:
-    """Yield that an image's GPUs may sit on a board with switches, which only their own ids tell."""
+    """Yield a note if an image's GPUs may be on a board with switches, which only the switches' ids tell."""
     if facts.devices.probe != GPU_OPTION:
         return
     models = (find_model(gpu.device) for gpu in find_own_gpus(known(facts.devices, ())))
@@ -216,10 +216,10 @@ def plan_bridge_module(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "no NVSwitch of this machine is behind a ConnectX bridge", is_requested=False)
     changes: list[Change] = [*plan_file(facts, FABRIC_MODULES_FILE, FileState(_MODULES_TEXT.encode()))]
     loaded = facts.modules.value if isinstance(facts.modules, Known) else None
-    # Without the card's own module the kernel has no InfiniBand at all, and whoever brings it loads both.
+    # Without the card's own module the kernel has no InfiniBand at all, and whoever installs it loads both.
     if loaded is not None and "mlx5_ib" in loaded and BRIDGE_MODULE not in loaded:
         changes.append(ModuleChange(BRIDGE_MODULE, False, True))
-    # Of an image, and of a machine that --gpu describes, the modules here tell nothing.
+    # The modules here say nothing about an image, or about a machine that --gpu describes.
     is_here = loaded is not None and not facts.is_image and facts.devices.probe != GPU_OPTION
     notes = (_MISSING_MLX5_IB_NOTE,) if is_here and "mlx5_ib" not in (loaded or ()) else ()
     return Planned(tuple(changes), f"the fabric manager reaches the NVSwitches through {BRIDGE_MODULE}", notes)
@@ -232,7 +232,7 @@ _MISSING_MLX5_IB_NOTE: Final = (
 
 
 def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the fabric's service enabled, and running once the driver of its version is loaded."""
+    """Plan to enable the fabric's service, and to run it once the driver of its version is loaded."""
     driver, fabric = wanted_driver(recipe, facts), find_fabric(facts)
     if not isinstance(driver, WantedDriver):
         return driver
@@ -243,7 +243,7 @@ def plan_fabric_service(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), f"systemd does not say ({fact.reason})", is_deferred=True)
     unit = fact.value
     if unit.masked:
-        # Kubernetes' DRA driver runs IMEX in pods, and then masks it.
+        # Kubernetes' DRA driver runs IMEX in pods, and then masks the unit.
         notes = () if fabric.kind == "rack" else (f"{fabric.unit} is masked, so CUDA does not start here",)
         return Planned((), f"{fabric.unit} is masked", notes)
     package = PackageId(_fabric_packages(fabric, driver, facts).version_locked[0])

@@ -1,4 +1,4 @@
-"""Parts of a fabric that are on the node already: they move with the driver, and make room for those that come."""
+"""Installed parts of a fabric: they move with the driver, and make room for new ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpunode.steps.selection import WantedDriver, kept_driver_version
 
 
 def plan_moves_of_skipped_step(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
-    """Return what brings the parts that are there to the driver's version, where their own step is left out.
+    """Return the changes that bring the installed parts to the driver's version, if their own step is skipped.
 
-    They work only with the driver of their exact version, also where somebody else installed them.
+    They work only with the driver of their exact version, whoever installed them.
     """
     if FABRIC_STEP.id not in recipe.skip:
         return ()
@@ -33,7 +33,7 @@ def plan_moves_of_skipped_step(recipe: Recipe, facts: Facts, driver: WantedDrive
 
 
 def find_rival_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
-    """Return the installed parts that have the files of those that come, under a name with a branch in it.
+    """Return the installed parts that have the same files as the new ones, under a name with a branch in it.
 
     Ubuntu's archive has the branch in the names of all releases; NVIDIA dropped it at 580.
     """

@@ -28,7 +28,7 @@ from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, w
 GPUDIRECT_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _MODULES_FILE_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
 _KERNEL_MAJOR_MINOR: Final = Pattern(r"(\d+)\.(\d+)")
-# Not a mainline build for Ubuntu (6.5.13-060513-generic), nor somebody's own kernel.
+# Excludes mainline builds for Ubuntu (6.5.13-060513-generic) and self-built kernels.
 _UBUNTU_KERNEL: Final = Pattern(r"\d+\.\d+\.0-\d{1,4}-[a-z].*")
 # The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS: NVIDIA's, and Ubuntu's own from 26.04 on
 # (https://ubuntu.com/server/docs/how-to/networking/install-doca-ofed/).

@@ -6,7 +6,7 @@ from gpunode.catalog.gpus import GpuModel, find_model, is_nvswitch
 from gpunode.facts.model import PciDevice
 
 NVIDIA_VENDOR_ID = "10de"
-# Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
+# Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds only these and bridges of class 0680
 # (nv-pci-table.c, open-gpu-kernel-modules).
 GPU_CLASS_CODES = frozenset({"0300", "0302"})
 BRIDGE_CLASS_CODE = "0680"
@@ -18,7 +18,7 @@ CLASS_CODE_BY_DEVICE_KIND = {
     "PCI bridge": "0604",
 }
 UNKNOWN_CLASS_CODE = "0880"
-# Where the GPUs come from that the user names for another machine.
+# The option with which the user names the GPUs of another machine.
 GPU_OPTION = "--gpu"
 VFIO_DRIVER = "vfio-pci"
 

@@ -33,12 +33,12 @@ PLATFORM_QUESTION = "whether this is bare metal, a virtual machine or a containe
 
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
-    """Return whether the driver is gpunode's to install: the recipe asks for it, and the kernel is this machine's."""
+    """Return whether gpunode installs the driver: the recipe requests it, and the kernel is this machine's."""
     return recipe.driver.version != "none" and need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver
 
 
 def family_of(facts: Facts) -> Family | Refusal:
-    """Return the distribution's family, or why gpunode does not work on it."""
+    """Return the distribution's family, or why gpunode does not support it."""
     distro = need(facts.distro, "which distribution this is")
     found = family(distro)
     if found is None:
@@ -55,10 +55,10 @@ PINNING_PACKAGE_PREFIX = "nvidia-driver-pinning-"
 BRANCH_KINDS: Final = frozenset({"lts", "production"})
 """The kinds of branches that a recipe may name in place of a branch."""
 _BRANCH_IN_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
-# What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
+# The libraries through which programs reach a GPU: Debian's and NVIDIA's, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARY_PACKAGE_NAME = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
 _CUDA_OR_NVML_PACKAGES = frozenset({"libcuda1", "libnvidia-ml1"})
-# Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
+# Several firmware versions may be installed side by side; nothing on a GPU needs the others at its version.
 _PREFIXES_WITH_OWN_VERSION = (STANDALONE_PREFIX, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
 
 
@@ -68,8 +68,8 @@ class PreexistingDriver:
 
     Attributes:
         version: of its libraries, and of its modules on disk.
-        loaded: what the running kernel has; of the same branch.
-        prebuilt: whether a package brought the modules, so that none is built here.
+        loaded: the driver in the running kernel; of the same branch.
+        prebuilt: whether a package contains the modules, so that none is built here.
     """
 
     version: str
@@ -79,14 +79,14 @@ class PreexistingDriver:
 
     @property
     def reason(self) -> str:
-        """Why nothing is done to it, and how to have another."""
+        """Why it is kept, and how to get another."""
         return self.chosen.reason
 
 
 def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None:
     """Return the driver of somebody else's packages, if it works, is maintained and drives every GPU.
 
-    Its packages have other names than NVIDIA's. To complete it by those would be to replace it, under Secure Boot by
+    Its packages have other names than NVIDIA's. Completing it with NVIDIA's would replace it, under Secure Boot with
     modules whose key the firmware may not know.
     """
     if recipe.driver.version == "none" or not (
@@ -105,11 +105,11 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     modules = _are_running_modules_from_dkms(version, facts) if branch_of(version) == branch else ()
     if chosen is None or not modules or not is_version_of(version, chosen):
         return None
-    # Of prebuilt modules the branch alone is known: they were upgraded with the libraries, and wait for a reboot.
+    # For prebuilt modules only the branch is known: they were upgraded with the libraries, and wait for a reboot.
     if version != loaded.version and any(modules):
         return None
     flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
-    # A recipe that asks for the distribution's own driver has gpunode manage that one, and replace NVIDIA's.
+    # A recipe that requests the distribution's own driver makes gpunode manage that one, and replace NVIDIA's.
     sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
     theirs = (replace(chosen, flavour=flavour, source=source) for flavour in flavours for source in sources)
     if any(
@@ -125,7 +125,7 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
 
 
 def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
-    """Return the loaded driver as a choice, if it drives all GPUs and is what the recipe asks for."""
+    """Return the loaded driver as a choice, if it drives all GPUs and satisfies the recipe."""
     devices = known(facts.devices, ())
     if flavour not in allowed_flavours(recipe) or any(
         gpu.driver not in {None, "nvidia"} for gpu in find_own_gpus(devices)
@@ -145,7 +145,7 @@ def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour:
 
 
 def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
-    """Return the one version of the installed driver and its libraries; empty for none, or for two."""
+    """Return the common version of the installed driver and its libraries; empty for none, or for two."""
     found = {
         package: version
         for package in driver_packages(packages)
@@ -160,7 +160,7 @@ def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
 
 
 def _are_running_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ...]:
-    """Return of each module of ``version`` for the running kernel whether DKMS built it."""
+    """Return for each module of ``version`` for the running kernel whether DKMS built it."""
     running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
     files = (file for file in known(facts.module_files, ()) if file.kernel == running)
     return tuple(file.dkms for file in files if file.version and f"{version}.".startswith(f"{file.version}."))
@@ -168,7 +168,7 @@ def _are_running_modules_from_dkms(version: str, facts: Facts) -> tuple[bool, ..
 
 def pinned_by_nvidia_package(packages: Mapping[PackageId, PackageState]) -> str:
     """Return the branch or version that NVIDIA's pinning package holds; empty when none is installed."""
-    # By the name first: a node has a thousand packages, and every step asks this.
+    # Filter by name first: a node has a thousand packages, and every step calls this.
     held = (one for one in packages if one.name.startswith(PINNING_PACKAGE_PREFIX) and is_at_version(packages[one], ""))
     branches_held = sorted(package.name.removeprefix(PINNING_PACKAGE_PREFIX) for package in held)
     return next((one for one in branches_held if one[:1].isdigit()), "")
@@ -202,15 +202,15 @@ def is_branch_of_kind(number: int, kind: str) -> bool:
 
 
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
-    """Return every package of any driver on the node, the residue of removed ones included."""
+    """Return every package of any driver on the node, including leftovers of removed ones."""
     packages = need(facts.packages, "which packages are installed")
     return {package: packages[package] for package in sorted(driver_packages(packages))}
 
 
 def has_driver(packages: Mapping[PackageId, PackageState]) -> bool:
-    """Return whether a kernel module or a library of a driver is among the installed of these driver packages.
+    """Return whether any of these driver packages is an installed kernel module or library of a driver.
 
-    What else belongs to one does not make it: libxnvctrl0 comes with OpenMPI and Chromium.
+    Other parts do not make a driver: libxnvctrl0 comes with OpenMPI and Chromium.
     """
     return any(
         _LIBRARY_PACKAGE_NAME.fullmatch(package.name) or purge_reason(package.name, state.version) == "same-module"
@@ -222,7 +222,7 @@ def has_driver(packages: Mapping[PackageId, PackageState]) -> bool:
 def packages_with_library(
     library: Literal["libcuda1", "libnvidia-ml1"], packages: Mapping[PackageId, PackageState]
 ) -> dict[PackageId, PackageState]:
-    """Return the installed packages that bring a library: Debian's and NVIDIA's of its name, or Ubuntu's for both."""
+    """Return the installed packages with a library: Debian's and NVIDIA's of its name, or Ubuntu's with both."""
     return {
         package: state
         for package, state in sorted(packages.items())
@@ -241,7 +241,7 @@ def installed_branches(facts: Facts) -> tuple[int, ...]:
 
 
 def branch_of(version: str) -> int:
-    """Return the driver branch of a package version; 0 when the package has versions of its own."""
+    """Return the driver branch of a package version; 0 if the package has its own versions."""
     match = _BRANCH_IN_VERSION.match(without_epoch(version))
     return int(match[1]) if match else 0
 
@@ -262,9 +262,9 @@ def version_prefix(chosen: Choice) -> str:
 
 
 def package_version_prefix(package: PackageId, chosen: Choice) -> str:
-    """Return the start of the version that a package of the chosen driver must have; empty where any will do.
+    """Return the start of the version that a package of the chosen driver must have; empty if any will do.
 
-    A distribution has tools with versions of their own within the branch; those of prebuilt modules are a kernel's.
+    In a distribution, some tools have their own versions within the branch, and prebuilt modules have a kernel's.
     """
     if chosen.source == "distro" and package.name in SEPARATELY_VERSIONED_IN_DISTROS:
         return f"{chosen.branch}."
@@ -273,7 +273,7 @@ def package_version_prefix(package: PackageId, chosen: Choice) -> str:
 
 
 def is_version_of(version: str, chosen: Choice) -> bool:
-    """Return whether a driver's version (``580.95.05``) is the chosen one; for prebuilt modules the branch counts."""
+    """Return whether a driver's version (``580.95.05``) is the chosen one, or of its branch for prebuilt modules."""
     return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
 
 
@@ -285,7 +285,7 @@ def is_at_version(state: PackageState | None, version: str) -> bool:
 def plan_manual_marks(
     packages: Mapping[PackageId, PackageState], requested: Iterable[PackageId]
 ) -> tuple[PackageChange, ...]:
-    """Return changes that mark those of ``requested`` as manual which are installed and marked as automatic."""
+    """Return the changes that mark installed packages of ``requested`` as manual if they are marked as automatic."""
     states = ((package, packages.get(package)) for package in requested)
     return tuple(
         PackageChange(package, state, replace(state, auto=False))

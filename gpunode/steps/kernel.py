@@ -46,7 +46,7 @@ _PURPOSE_BY_HEADER_GLOB: Final = {"/usr/src/linux-headers-*": "DKMS needs the he
 
 
 def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the headers of every kernel that must have the driver, for DKMS, and of those that upgrades bring."""
+    """Plan the headers of every kernel that must have the driver, for DKMS, and of kernels from later upgrades."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
@@ -86,7 +86,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned(
             marked, explain_manual_marks(marked, facts) if marked else f"headers for {listed} are installed", notes
         )
-    # Those of one kernel go with it, as those do that the metapackage brings.
+    # Headers of a single kernel are marked as automatic, like those that the metapackage installs.
     any_version = KnownAfter(why="headers", auto=bool(metas))
     states = {one: PackageState(of) if of else replace(any_version, auto=False) for one, of in versions.items()}
     changes = tuple(PackageChange(one, packages.get(one), states.get(one, any_version)) for one in missing)
@@ -97,9 +97,9 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, PackageState]) -> str:
-    """Return the version of the kernel's own metapackage where that is from backports; empty elsewhere.
+    """Return the version of the kernel's own metapackage if that is from backports; else empty.
 
-    Unless told a version, the package manager takes a new package from the release, whose headers are other kernels'.
+    Without a version, the package manager installs the release's package, with headers of other kernels.
     """
     image, present = packages.get(PackageId(meta.name.replace("-headers-", "-image-"))), packages.get(meta)
     stays = present is not None and (present.held or (is_at_version(present, "") and "~bpo" in present.version))
@@ -125,7 +125,7 @@ _DEVICE_FILE_PARAMETER: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P
 
 
 def driver_hazard_notes(facts: Facts) -> tuple[str, ...]:
-    """Return a note for every line by which modules or device files will not be as the driver needs them."""
+    """Return a note for each line that keeps modules or device files from being as the driver needs them."""
     loads = (load_line for load_line in module_load_lines(facts) if load_line.words[0] in RIVAL_MODULES)
     rivals = (f"{load.file}:{load.line} loads {load.words[0]} by name, which ignores any blacklist" for load in loads)
     removals = (f"{note}: remove it" for note in (*rivals, *_modprobe_directive_notes(facts)))
@@ -142,7 +142,7 @@ def _modprobe_directive_notes(facts: Facts) -> Iterator[str]:
 
 
 def _device_group(facts: Facts) -> int:
-    """Return the group that any option gives the device files, 0 for root's: modprobe joins options of all files."""
+    """Return the group that options set for the device files, 0 for root: modprobe joins the options of all files."""
     options = [
         word for line in modprobe_directives(facts) if line.words[:2] == ("options", "nvidia") for word in line.words
     ]
@@ -152,9 +152,9 @@ def _device_group(facts: Facts) -> int:
 
 
 def _describe_directive_harm(words: tuple[str, ...], group: int) -> str:
-    """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
+    """Return how a directive of modprobe harms the NVIDIA driver; empty if it does not.
 
-    ``group`` is what the device files get.
+    ``group`` is the group of the device files.
     """
     match words:
         case ("blacklist", module) if module in _DRIVER_MODULES:
@@ -176,7 +176,7 @@ def _describe_directive_harm(words: tuple[str, ...], group: int) -> str:
 
 
 def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
-    """Yield a note for every kernel argument of the next boot, or of this one where the boot loader has it no more."""
+    """Yield a note for each kernel argument of the next boot, or of this one if the boot loader no longer has it."""
     said = set()
     group = _device_group(facts)
     settings = sorted(one for one in facts.files if one.startswith(f"{GRUB_DEFAULTS_FOLDER}/") and one.endswith(".cfg"))
@@ -208,7 +208,7 @@ def _argument_effect(word: str, group: int) -> str:
 
 
 def _closed_device_notes(facts: Facts) -> Iterator[str]:
-    """Yield a note where the loaded driver gives its device files a mode that only root can use."""
+    """Yield a note if the loaded driver gives its device files a mode that only root can use."""
     parameters = {
         match["what"]: int(match["value"])
         for match in _DEVICE_FILE_PARAMETER.finditer(facts.text(DRIVER_PARAMETERS_FILE))
@@ -218,7 +218,7 @@ def _closed_device_notes(facts: Facts) -> Iterator[str]:
 
 
 def _describe_closed_mode(mode: int, group: int) -> str:
-    """Return what a mode of the device files does to users; empty where others, or a group of its own, may open them.
+    """Return how a mode of the device files affects users; empty if others, or a separate group, may open them.
 
     Source: the README of the NVIDIA driver, "How can I specify the permissions of the device files?".
     """
@@ -241,7 +241,7 @@ def _parse_parameter(text: str) -> int | None:
 
 
 def _old_initramfs_notes(facts: Facts) -> Iterator[str]:
-    """Yield a note for each initramfs of a kernel that will boot and that was made before the blacklist was."""
+    """Yield a note for each initramfs that will boot and is older than the blacklist."""
     written = facts.modified_at.get(NOUVEAU_BLACKLIST_FILE)
     kernels = facts.kernels.value.wanted if not isinstance(facts.kernels, Unknown) else ()
     for kernel in kernels:
@@ -263,7 +263,7 @@ options nouveau modeset=0
 
 
 def plan_blacklist(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the file that keeps nouveau and nova off the card, in the initramfs too."""
+    """Plan the file that keeps nouveau and nova off the card, even in the initramfs."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     notes = driver_hazard_notes(facts)
@@ -291,17 +291,17 @@ NOUVEAU_STEP = Step(
 
 
 def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan a module of the chosen version on disk for every kernel that must have one.
+    """Plan to have a module of the chosen version on disk for every kernel that must have one.
 
-    The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
-    what counts. Where DKMS believes that a file is there which is not, it skips the build and has to be overruled.
+    The driver's package makes DKMS build them; ``dkms autoinstall`` may exit 0 although it skipped a build, so only the
+    files count. If DKMS believes that a missing file exists, it skips the build and must be overruled.
     """
     if preexisting := preexisting_driver(recipe, facts):
         return _plan_preexisting(preexisting, facts)
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
-    # The libraries are of the installed version, and another module of the branch does not work with them.
+    # The libraries are of the installed version, and work with no other module of the branch.
     chosen = replace(driver.chosen, exact=installed_driver_version(facts, driver) or driver.chosen.exact)
     kernels = need(facts.kernels, "which kernels are installed")
     if driver.modules:
@@ -330,14 +330,14 @@ def plan_module_build(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _has_module_source(driver: WantedDriver, facts: Facts) -> bool:
-    """Return whether the source of the installed modules is there, as far as that is known."""
+    """Return whether the source of the installed modules exists; True if that is unknown."""
     state = known(facts.packages, {}).get(PackageId(driver.family.dkms_package(driver.chosen)))
     found = facts.leftovers
     if state is None or state.config_files_only or not isinstance(found, Known) or found.probe == PLAN_PROBE_KEY:
         return True
     cut_short = facts.packages_interrupted
     if isinstance(cut_short, Known) and (cut_short.value or cut_short.probe == PLAN_PROBE_KEY):
-        return True  # a package that was half gone is installed anew before
+        return True  # a package that was half gone is reinstalled first
     return any(one.startswith("/usr/src/") and one.endswith(f"-{upstream(state.version)}") for one in found.value)
 
 
@@ -362,7 +362,7 @@ def _build_command(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
 def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:
     """Return the wanted kernels for which no module of the chosen driver is on disk."""
     files = need(facts.module_files, "which NVIDIA modules are built")
-    # Of a prebuilt one the branch alone is known; of one without a version, only DKMS tells that it is the driver's.
+    # For a prebuilt one only the branch is known; for one without a version, only DKMS tells that it is the driver's.
     of_branch = replace(chosen, exact="")
     fitting = (one for one in files if not one.version or is_version_of(one.version, chosen if one.dkms else of_branch))
     built = {file.kernel for file in fitting if file.version or file.dkms}
@@ -370,7 +370,7 @@ def kernels_without_module(chosen: Choice, kernels: Kernels, facts: Facts) -> tu
 
 
 def plan_module_load(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the installed module as the loaded one; wait for a reboot where only that can change it."""
+    """Plan to load the installed module; wait for a reboot if only that can change the loaded one."""
     if (preexisting := preexisting_driver(recipe, facts)) and preexisting.loaded.version != preexisting.version:
         versions = f"{preexisting.loaded.version}, and the libraries are {preexisting.version}"
         return Blocked("reboot", f"the kernel still runs driver {versions}")
@@ -384,7 +384,7 @@ def plan_module_load(recipe: Recipe, facts: Facts) -> StepOutcome:
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _compare_loaded(loaded, driver.chosen, installed_driver_version(facts, driver))
-    if lacks_enrolment(recipe, facts):  # of a recipe that leaves the key to somebody else
+    if lacks_enrolment(recipe, facts):  # the recipe leaves the key to somebody else
         return Blocked("console", "the firmware lacks this machine's key, so the kernel would reject the module")
     if rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
@@ -393,7 +393,7 @@ def plan_module_load(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _compare_loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> StepOutcome:
-    """Compare the loaded driver with the installed one by version: libraries work with a module of theirs alone."""
+    """Compare the loaded driver with the installed one by version: libraries work only with a module of their own."""
     flavour = "open" if loaded.open_module else "proprietary"
     if is_chosen_driver_loaded(loaded, chosen) and installed in {"", loaded.version}:
         return Planned((), f"driver {loaded.version}, {flavour} modules, is loaded")

@@ -1,7 +1,7 @@
-"""Notes on what .run installers, old packages and old guides have left, and what each breaks.
+"""Notes on leftovers of .run installers, old packages and old guides, and what each breaks.
 
-None of that stops the package manager. Files of a .run driver do: the driver is uninstalled on request, files beside it
-are refused.
+None of these stops the package manager. Files of a .run driver do: the driver is uninstalled on request, files without
+their uninstaller are refused.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NVCC_PATH: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
 _TOOLKIT_UNINSTALLER_PATH: Final = Pattern(
     r"/usr/local/cuda-[\d.]+/bin/(?:uninstall_cuda_[\d.]+(?:\.pl)?|cuda-uninstaller)"
 )
-# Builds and sources of the driver alone: nvidia-fs and its like have versions of another form.
+# Only builds and sources of the driver: nvidia-fs and similar modules have versions of another form.
 _DKMS_SOURCE_FOLDER: Final = Pattern(r"/usr/src/nvidia-(?:[a-z-]+-)?(?P<version>\d{3}\.\d+(?:\.\d+)?)")
 _DKMS_TREE_FOLDER: Final = Pattern(r"/var/lib/dkms/(?P<module>nvidia[a-z-]*)/(?P<version>\d{3}\.\d+(?:\.\d+)?)")
 _STRAY_MODULE_FOLDER: Final = Pattern(r"/lib/modules/[^/]+/(?:updates|extra)/")
-# By release from 9.0 on: the package with the compiler.
+# The packages with the compiler, by release from 9.0 on.
 _COMPILER_PACKAGES: Final = ("cuda-nvcc-", "cuda-compiler-", "cuda-core-")
-# In ld.so's configuration: the linker's stand-ins, CUDA's compatibility package, a driver's own folder of old packages.
+# In ld.so's configuration: the linker's stubs, CUDA's compatibility package, a driver folder of old packages.
 _STUBS_FOLDER: Final = Pattern(r".*/stubs")
 _COMPAT_FOLDER: Final = Pattern(r".*/cuda[^/]*/compat")
 _OLD_DRIVER_LIBRARY_FOLDER: Final = Pattern(r"(?:/usr/lib(?:32|64)?|/usr/local|/opt)/nvidia(?:-\d+)?(?:/lib(?:64)?)?")
@@ -54,7 +54,7 @@ def find_leftovers(facts: Facts) -> Iterator[str]:
 
 
 def note_run_driver(facts: Facts) -> Iterator[str]:
-    """Yield a note on a .run driver. Setup refuses such a node, so no step has one."""
+    """Yield a note on a .run driver. Setup refuses such a node, so no step has this note."""
     if known(facts.run_installer, default=False):
         yield (
             "NVIDIA's .run installer has installed a driver: it belongs to no package, so no upgrade reaches it; setup "
@@ -71,7 +71,7 @@ def _note_toolkits(facts: Facts) -> Iterator[str]:
 
 
 def find_run_toolkits(facts: Facts) -> dict[str, str]:
-    """Return the toolkits that belong to no package, by release (``12.6``), with what removes each."""
+    """Return the toolkits that belong to no package, by release (``12.6``), with the command that removes each."""
     if _is_package_change_interrupted(facts):
         return {}  # a package's own files may be there already
     installed = known(facts.packages, {})
@@ -129,7 +129,7 @@ def _note_shadowing_folders(facts: Facts) -> Iterator[str]:
 def _list_loader_folders(facts: Facts, path: str) -> Iterator[tuple[str, int, str]]:
     """Yield the lines of a file and of those that it includes, in the order in which ldconfig reads them."""
     state = known(facts.file(path), None)
-    # Unread, it is taken to be as distributions have it.
+    # A file that was not read is assumed to be the distribution's default.
     text = state.content.decode("utf-8", "replace") if state else "include" if path == LD_SO_CONFIG_FILE else ""
     for number, line in enumerate(text.splitlines(), 1):
         folder = line.split("#")[0].strip()
@@ -141,7 +141,7 @@ def _list_loader_folders(facts: Facts, path: str) -> Iterator[tuple[str, int, st
 
 
 def _explain_shadowing(folder: str) -> str:
-    """Return what breaks where ld.so looks in ``folder`` first; empty for a folder without the driver's libraries."""
+    """Return what breaks if ld.so looks in ``folder`` first; empty for a folder without the driver's libraries."""
     if _STUBS_FOLDER.fullmatch(folder):
         return (
             "the libcuda.so and libnvidia-ml.so there are for linkers alone, and every program that loads one fails "
@@ -178,7 +178,7 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
     try:
         keys = list_key_fingerprints(state.content)
     except ValueError:
-        return  # the package manager itself says what it cannot read there
+        return  # the package manager itself reports what it cannot read there
     if any(key.endswith(_WITHDRAWN_KEY_ID) for key in keys):
         yield (
             f"{path} has NVIDIA's key {_WITHDRAWN_KEY_ID}, which NVIDIA withdrew in 2022. {system(facts).manager} "
@@ -187,7 +187,7 @@ def _note_withdrawn_key(facts: Facts) -> Iterator[str]:
         )
 
 
-# The uninstaller does not rebuild it, and the old module or the file against nouveau may be in it.
+# The uninstaller does not rebuild it, and it may contain the old module or the file against nouveau.
 _INITRAMFS_TRIGGERS: Final = frozenset({Trigger("initramfs")})
 _UNINSTALLER_REMAINS_NOTE: Final = (
     "the uninstaller restores files that the .run installer had replaced, and leaves /var/log/nvidia-installer.log, "
@@ -202,7 +202,7 @@ _RUN_DRIVER_REMOVAL_NOTES: Final = (
 def plan_run_driver_uninstall(facts: Facts) -> StepOutcome:
     """Plan the uninstallation of a .run driver, in a stage before the packages.
 
-    Debian's nvidia-installer-cleanup would meet it in the transaction otherwise, and fails there without a terminal.
+    Otherwise Debian's nvidia-installer-cleanup would find it in the transaction, and fails there without a terminal.
     """
     if not known(facts.run_installer, default=False):
         return Planned((), "NVIDIA's .run installer has no driver here")
@@ -221,22 +221,22 @@ def plan_run_driver_uninstall(facts: Facts) -> StepOutcome:
 
 _DRIVER_LIBRARY_PATH: Final = Pattern(r"/lib(?:cuda|nvidia-ml)\.so\.(?P<version>\d{3}\.\d+(?:\.\d+)?)\Z")
 _LOCAL_FOLDER: Final = "/usr/local/"
-# Where the installer puts modules without DKMS, and no package does.
+# The installer puts modules here without DKMS; no package does.
 _INSTALLER_MODULE_FOLDER: Final = "/kernel/drivers/video/"
 _COMPAT_PACKAGE_PREFIX: Final = "cuda-compat-"
-# In the names of NVIDIA's installers.
+# The machine's name in the names of NVIDIA's installers.
 _MACHINE_BY_ARCHITECTURE: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def refuse_runfile_leftovers(facts: Facts) -> Refusal | None:
-    """Return the refusal of a node with files of a .run driver whose uninstaller is gone; None where there are none.
+    """Return the refusal of a node with files of a .run driver whose uninstaller is gone; None if there are none.
 
-    The files that packages bring too would be overwritten, and no rollback has their bytes. A library is known by the
-    version in its name: a package brings its own version.
+    Files that packages contain, too, would be overwritten, and no rollback has their bytes. A library is identified by
+    the version in its name: a package has its own version.
 
-    While a change of packages is interrupted there is no telling: a package system unpacks the new files before it
-    removes the old ones, and records the new version after that. Setup asks again after the repair. Packages that are
-    only not configured are unpacked and recorded.
+    While a change of packages is interrupted this is unknown: a package system unpacks the new files before it removes
+    the old ones, and records the new version after that. Setup checks again after the repair. Packages that are only
+    not configured are unpacked and recorded.
     """
     if _is_package_change_interrupted(facts):
         return None
@@ -282,15 +282,15 @@ def _unpackaged_libraries(facts: Facts) -> list[str]:
 
 
 def _is_package_change_interrupted(facts: Facts) -> bool:
-    """Return whether a change of packages stopped in its middle, be its repair planned or not."""
+    """Return whether a change of packages was interrupted, even if its repair is planned."""
     fact = facts.packages_interrupted
     return (known(fact, default=True) and not facts.unconfigured) or fact.probe == PLAN_PROBE_KEY
 
 
 def _installed_upstream_versions(facts: Facts) -> frozenset[str]:
-    """Return the upstream versions of whatever is installed: drivers have packages of any name (nvidia-linux-grid-550).
+    """Return the upstream versions of all installed packages: a driver's may have any name (nvidia-linux-grid-550).
 
-    CUDA's compatibility libraries are in a folder of their own, so that their version says nothing of other files.
+    CUDA's compatibility libraries are in a folder of their own, so their version says nothing about other files.
     """
     installed = need(facts.packages, "which packages are installed").items()
     return frozenset(
@@ -302,7 +302,7 @@ def _installed_upstream_versions(facts: Facts) -> frozenset[str]:
 
 def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
     """Return the refusal of the ``lost`` packages of headers, whose files are gone: DKMS would build nothing."""
-    # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which lies there, too.
+    # linux-headers-6.1.0-37-amd64 needs linux-headers-6.1.0-37-common, which is below /usr/src, too.
     stems = tuple(package.name.rpartition("-")[0] for package in lost)
     packages = sorted(known(facts.packages, {}).items())
     reinstall = system(facts).reinstall({one: state for one, state in packages if one.name.startswith(stems)})
@@ -317,13 +317,13 @@ _LOST_SOURCE_PHRASE: Final = "the driver's source in /usr/src, which its package
 
 
 def note_lost_module_source(driver: WantedDriver, facts: Facts) -> str:
-    """Return a note on modules that are built, and whose source is gone."""
+    """Return a note on built modules whose source is gone."""
     anew = _reinstall_modules_hint(driver, facts)
     return f"{_LOST_SOURCE_PHRASE}, so later kernels come without a driver: `sudo {anew}` brings it back"
 
 
 def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
-    """Return the refusal of ``kernels`` for which nothing can build modules, or of what leaves the source out."""
+    """Return the refusal of ``kernels`` for which nothing can build modules, or of what excludes the source."""
     return system(facts).refuse_excluded_files(facts, PURPOSE_BY_SOURCE_GLOB) or Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
         why=_LOST_SOURCE_PHRASE,
@@ -331,7 +331,7 @@ def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], fact
     )
 
 
-# Source: dkms 3.2.2, whose `remove` ends with 4 there; that of dkms 3.0.10 ends with 0.
+# Source: `dkms remove` exits with 4 there in dkms 3.2.2, and with 0 in dkms 3.0.10.
 _FIRST_DKMS_THAT_NEEDS_THE_SOURCE: Final = "3.2"
 
 
@@ -363,16 +363,16 @@ def _reinstall_modules_hint(driver: WantedDriver, facts: Facts) -> str:
 
 
 def list_stray_modules(facts: Facts) -> tuple[ModuleFile, ...]:
-    """Return the modules where neither Debian's packages nor its DKMS put any (updates/dkms is DKMS')."""
+    """Return the modules in places that neither Debian's packages nor its DKMS use (updates/dkms is DKMS')."""
     return tuple(
         file for file in known(facts.module_files, ()) if _STRAY_MODULE_FOLDER.match(file.path) and not file.dkms
     )
 
 
 def refuse_hand_placed_modules(driver: WantedDriver, facts: Facts) -> Refusal | None:
-    """Return the refusal of modules that a kernel could load in place of those that the driver brings.
+    """Return the refusal of modules that a kernel could load in place of the driver's own.
 
-    Nothing else would tell before the end: DKMS builds its own beside them.
+    Otherwise this would show only at the end: DKMS builds its own beside them.
     """
     kernels = known(facts.kernels, Kernels(None, ())).wanted
     found = [module for module in _find_shadowing_modules(driver, facts) if module.kernel in kernels]
@@ -408,7 +408,7 @@ def _move_away_commands(folder: str) -> Iterator[str]:
 
 
 def _find_shadowing_modules(driver: WantedDriver, facts: Facts) -> tuple[ModuleFile, ...]:
-    """Return the stray modules that depmod does not certainly pass over for the driver's own."""
+    """Return the stray modules that depmod may prefer to the driver's own."""
     own = "kernel" if driver.modules else "updates/dkms"
     is_debians = driver.chosen.source == "distro" and not driver.modules
     order = read_depmod_order(facts)
@@ -417,7 +417,7 @@ def _find_shadowing_modules(driver: WantedDriver, facts: Facts) -> tuple[ModuleF
         folder, _, name = stray.path.rpartition("/")
         module = name.partition(".")[0]
         place = folder.removeprefix(f"/lib/modules/{stray.kernel}/")
-        # Debian's own are nvidia-current, which modprobe is told to load for nvidia.
+        # Debian's own are called nvidia-current, which modprobe is configured to load for nvidia.
         if module.startswith("nvidia-current") != is_debians:
             return False
         return not order.is_first(own, place, module.replace("-", "_"), stray.kernel)

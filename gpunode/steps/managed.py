@@ -1,4 +1,4 @@
-"""Nodes whose host a provider builds: what it brings is left alone, and what it leaves to its users is set up."""
+"""Nodes whose host a provider builds: what it provides is left alone, and what it leaves to its users is set up."""
 
 from __future__ import annotations
 

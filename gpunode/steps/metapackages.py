@@ -1,4 +1,4 @@
-"""Metapackages of CUDA (``cuda-12-6``) and of a driver: which leave with what they need, and what of them stays."""
+"""Metapackages of CUDA (``cuda-12-6``) and of a driver: which leave with their dependencies, and what stays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpunode.steps.installed_driver import installed_driver_packages, is_at_vers
 
 @dataclass(frozen=True, slots=True)
 class DependentRemoval:
-    """The packages that leave because they need the driver, and the marks that keep the toolkit that they brought."""
+    """The packages that leave because they need the driver, and the marks that keep the toolkit that they installed."""
 
     packages: Mapping[PackageId, PackageState]
     marks: tuple[PackageChange, ...]
@@ -31,9 +31,9 @@ class DependentRemoval:
 def plan_dependent_removal(
     leaving: Collection[PackageId], kept_packages: Collection[PackageId], facts: Facts
 ) -> DependentRemoval | None:
-    """Return the departure of what needs, directly or not, a driver's package that is ``leaving``.
+    """Return the removal of packages that need, directly or not, a driver's package that is ``leaving``.
 
-    What is ``kept_packages`` stays, or is replaced.
+    ``kept_packages`` stay, or are replaced.
     """
     if isinstance(facts.dependencies, Unknown):
         return None

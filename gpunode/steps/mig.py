@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes
 
 MIG_MANAGER_UNIT: Final = "nvidia-mig-manager.service"
-# In a drop-in it enables the unit as a file does: all of this is configuration that a rollback puts back.
+# A drop-in enables the unit by a file, so all of this is configuration that a rollback restores.
 _WANTS_DROP_IN_CONTENT: Final = b"# Written by gpunode.\n[Unit]\nWants=gpunode-mig.service\n"
 _DAEMON_RELOAD_TRIGGERS: Final = frozenset({Trigger("daemon-reload")})
-# What starts containers or lists GPUs for them.
+# Units that start containers or list GPUs for them.
 _UNITS_STARTED_AFTER_MIG: Final = (
     "containerd.service docker.service crio.service kubelet.service k3s.service k3s-agent.service rke2-server.service "
     "rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-containerd.service "
@@ -120,7 +120,7 @@ def _refuse_mig_manager(facts: Facts) -> None:
 
 
 def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
-    """Refuse a layout for GPUs without MIG by the catalog, even before a driver is installed."""
+    """Refuse a layout for GPUs that have no MIG according to the catalog, even before a driver is installed."""
     from gpunode.catalog import mig  # loaded on use: few nodes are partitioned
 
     models = [gpus.find_model(gpu.device) for gpu in find_own_gpus(known(facts.devices, ()))]
@@ -136,7 +136,7 @@ def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
 
 
 def _current_gpus(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
-    """Return the GPUs as NVML shows them, or the plan that waits for that."""
+    """Return the GPUs as NVML reports them, or the plan that waits for that."""
     if facts.is_image:
         return Planned((), "set by the first `gpunode setup` on the booted node", is_deferred=True)
     if isinstance(plan_module_load(recipe, facts), Blocked):
@@ -291,11 +291,11 @@ def _unit_changes(facts: Facts, layouts: Mapping[str, MigLayout]) -> Iterator[Fi
 
 
 def render_mig_unit(divided: Mapping[str, MigLayout]) -> bytes:
-    """Return the unit that partitions the GPUs at boot, by nvidia-smi.
+    """Return the unit that partitions the GPUs at boot, with nvidia-smi.
 
-    Not by gpunode: the driver brings nvidia-smi, always to the same place, while gpunode may have moved or gone. One
-    GPU that cannot be divided does not keep the others from it. The driver forgets instances with every boot, and newer
-    GPUs the mode, too. nvidia-mig-manager's unit also waits for nvidia-persistenced and the fabric manager.
+    Not with gpunode: the driver always installs nvidia-smi in the same place, while gpunode may have moved or gone. A
+    GPU that cannot be partitioned does not keep the others from it. The driver forgets instances with every boot, and
+    on newer GPUs the mode, too. nvidia-mig-manager's unit also waits for nvidia-persistenced and the fabric manager.
     """
     lines = " \\\n".join(f"  {_nvidia_smi_commands(uuid, layout)} || failed=1;" for uuid, layout in divided.items())
     return f"""# Written by gpunode: makes the MIG layout of its recipe again at each boot.

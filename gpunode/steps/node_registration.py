@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 KUBELET_ENVIRONMENT_FILE: Final = "/etc/default/kubelet"
 _EXTRA_ARGS_VARIABLE: Final = "KUBELET_EXTRA_ARGS"
-# The last assignment counts; what has escapes, or quotes within, is left to whoever wrote it.
+# The last assignment counts; one with escapes or inner quotes is not edited.
 _EXTENDABLE_EXTRA_ARGS_LINE: Final = Pattern(rf"""^{_EXTRA_ARGS_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
 _ANY_EXTRA_ARGS_LINE: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_EXTRA_ARGS_VARIABLE}[ \t]*=", re.MULTILINE)
 
 # An item of a YAML list, or a blank line or comment between two.
 _LIST_LINE: Final = Pattern(r"""(?P<indent> *)(?:- *(["']?)(?P<item>[^"'#]*?)\2 *)?(?:#.*)?""")
-# What kubeadm writes from nodeRegistration.taints and from a KubeletConfiguration.
+# The taints that kubeadm writes from nodeRegistration.taints and from a KubeletConfiguration.
 _TAINT_SETTING_BY_FILE: Final = {
     "/var/lib/kubelet/kubeadm-flags.env": Pattern(r"--register-with-taints[= ]\S"),
     "/var/lib/kubelet/config.yaml": Pattern(r"^registerWithTaints:[ \t]*(?:\n[ \t]*-|\[[ \t]*\{)", re.MULTILINE),
@@ -125,7 +125,7 @@ def registration_labels(kubernetes: Kubernetes) -> dict[str, str]:
 def _joined_node_notes(
     facts: Facts, kind: KubeletKind, labels: Sequence[str], taints: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return what is left to do for a node that joined before: the kubelet leaves its Node as it is."""
+    """Return what is left to do for a node that joined before: the kubelet does not change an existing Node."""
     if not has_joined_cluster(facts, kind):
         return ()
     name = (kubelet.node_name if (kubelet := known(facts.kubelet, None)) else "") or "NODE"
@@ -146,7 +146,7 @@ def _reads_environment_file(facts: Facts) -> bool:
 
 
 def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
-    """Return the environment file with these among the kubelet's flags; None where its syntax is not understood."""
+    """Return the environment file with these among the kubelet's flags; None if its syntax is not understood."""
     text = content.decode("utf-8", "surrogateescape")
     matches = list(_EXTENDABLE_EXTRA_ARGS_LINE.finditer(text))
     if len(matches) != len(_ANY_EXTRA_ARGS_LINE.findall(text)):
@@ -176,7 +176,7 @@ def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[s
 
 
 def _add_rancher_items(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
-    """Return the file of config.yaml.d with these in its lists; None where its syntax is not understood."""
+    """Return the file of config.yaml.d with these in its lists; None if its syntax is not understood."""
     text = content.decode("utf-8", "surrogateescape")
     lines = text.splitlines() or ["# Written by gpunode: this node registers with these, beside those of other files."]
     for heading, items in (("node-label+:", labels), ("node-taint+:", taints)):
@@ -199,7 +199,7 @@ def _add_rancher_items(content: bytes, labels: Sequence[str], taints: Sequence[s
 
 
 def _are_settings_kept(before: str, after: str, items_by_key: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether ``after`` is one YAML mapping with these items, and with all else that ``before`` says."""
+    """Return whether ``after`` is one YAML mapping with these items, and with everything else in ``before``."""
     from gpunode import yaml  # loaded on use: few nodes have such a file with other lines
 
     try:

@@ -21,7 +21,7 @@ from gpunode.steps.selection import WantedDriver, choose_driver
 
 
 def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan NVIDIA's repository only for what the distribution's own archive does not have beside the driver."""
+    """Plan NVIDIA's repository only for packages that the distribution's own archive lacks beside the driver."""
     chosen = choose_driver(recipe, facts)
     if isinstance(chosen, Refusal):
         return chosen
@@ -40,7 +40,7 @@ def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def find_foreign_packages(packages: Iterable[PackageId], driver: WantedDriver) -> tuple[PackageId, ...]:
-    """Return those of ``packages`` that are of another packager's driver than the distribution's own."""
+    """Return those of ``packages`` that belong to another packager's driver, not the distribution's own."""
     found = sorted(driver_packages(packages))
     return tuple(package for package in found if is_foreign_driver_package(driver.family, driver.chosen, package.name))
 
@@ -60,7 +60,7 @@ def find_other_packagers(
 
 
 def require_prebuilt_modules(driver: WantedDriver, kernels: Kernels, facts: Facts) -> StepOutcome:
-    """Plan nothing, since packages bring the modules; refuse where they have not."""
+    """Plan nothing, since packages contain the modules; refuse if one is missing."""
     if lacking := kernels_without_module(driver.chosen, kernels, facts):
         packages = known(facts.packages, {})
         there = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}

@@ -23,9 +23,9 @@ from gpunode.steps.selection import WantedDriver, installed_driver_version, want
 
 
 def plan_repair(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan what makes every package whole, where a change of packages was stopped in its middle.
+    """Plan the repair of packages after an interrupted change.
 
-    A driver's module that did not build is not built once more where its package leaves for the wanted driver.
+    A driver's module that failed to build is not built again if its package leaves for the wanted driver.
     """
     notes = tuple(system(facts).note_relaxed_checks(facts))
     if not need(facts.packages_interrupted, "whether a package change was interrupted"):
@@ -40,10 +40,10 @@ def plan_repair(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> frozenset[PackageId]:
-    """Return the packages that ``changes`` take away before any is configured; none where the repair comes first.
+    """Return the packages that ``changes`` remove before any is configured; none if the repair comes first.
 
-    They are all that is unconfigured, or those of a driver whose modules would be built once more: their own
-    configuration builds them, and so does that of a kernel's packages, which runs DKMS.
+    These are all unconfigured packages, or those of a driver whose modules would be built again: configuring them
+    builds the modules, and so does configuring a kernel's packages, which runs DKMS.
     """
     if not facts.unconfigured:
         return frozenset()
@@ -56,12 +56,12 @@ def find_packages_leaving_first(facts: Facts, changes: Iterable[Change]) -> froz
 
 
 def _plan_driver_changes(recipe: Recipe, facts: Facts) -> Iterator[Change]:
-    """Yield what the packages of drivers will change.
+    """Yield the changes of driver packages.
 
-    A driver that waits for its key, or for a .run driver to leave, counts as one that comes: the old modules need no
-    other build for it.
+    A driver that waits for its key, or for a .run driver to leave, counts as coming: the old modules need no further
+    build for it.
     """
-    from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_STEP  # both need what is here
+    from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_STEP  # both import this module
 
     # An upgrade would replace the packages of a driver that stays, too.
     desired = replace(recipe, upgrade=False, skip=(*recipe.skip, "secure-boot"))
@@ -83,10 +83,10 @@ def plan_driver_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def plan_cuda_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the CUDA repository where the driver or the CUDA toolkit come from it."""
+    """Plan the CUDA repository if the driver or the CUDA toolkit come from it."""
     if not wants_driver(recipe, facts) and not wants_cuda_toolkit(recipe):
         return Planned((), "this driver is not managed by gpunode")
-    # With it, the next upgrade would bring NVIDIA's packages over those of another maker.
+    # With the repository, the next upgrade would replace another packager's packages with NVIDIA's.
     if preexisting := preexisting_driver(recipe, facts):
         return Planned((), preexisting.reason)
     family = family_of(facts)
@@ -108,7 +108,7 @@ def plan_cuda_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _missing_cuda_repository_hint(facts: Facts) -> str:
-    """Return what to do where only the CUDA toolkit needs NVIDIA's repository, and there is none."""
+    """Return what to do if only the CUDA toolkit needs NVIDIA's repository, and there is none."""
     return (
         'use a release that has one, or set cuda.version = "none" and take your distribution\'s own toolkit:\n'
         f"sudo {system(facts).install(('nvidia-cuda-toolkit',))}"
@@ -126,12 +126,12 @@ def plan_toolkit_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def wants_cuda_toolkit(recipe: Recipe) -> bool:
-    """Return whether the recipe asks for a CUDA toolkit on the host."""
+    """Return whether the recipe requests a CUDA toolkit on the host."""
     return recipe.cuda.version != "none"
 
 
 def wants_container_toolkit(recipe: Recipe) -> bool:
-    """Return whether the container toolkit is gpunode's to install."""
+    """Return whether gpunode installs the container toolkit."""
     return recipe.runtime.name != "none" and recipe.toolkit.version != "none"
 
 
@@ -154,14 +154,14 @@ def desired_state(
 def find_packages_off_lock(
     recipe: Recipe, packages: Mapping[PackageId, PackageState], requested: Iterable[PackageId]
 ) -> tuple[PackageId, ...]:
-    """Return those of ``requested`` that are installed in another version than the lock holds."""
+    """Return those of ``requested`` whose installed version is not the locked one."""
     locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
     there = (package for package in requested if package in locked and is_at_version(packages.get(package), ""))
     return tuple(package for package in there if packages[package].version != locked[package])
 
 
 def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:
-    """Return the locked packages of no other step: the driver, and its dependencies."""
+    """Return the locked packages that belong to no other step: the driver, and its dependencies."""
     from gpunode.steps.table import STEPS  # which imports this module's users
 
     owners = [step.packages.is_owned for step in STEPS if step.packages]
@@ -183,7 +183,7 @@ def refuse_held_packages(
 
 
 def merge_hold_refusals(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
-    """Return the first of ``refusals``; where it is for a hold, with the holds of all others in one command."""
+    """Return the first of ``refusals``; if it is for a hold, with the holds of all others in one command."""
     first, *others = refusals
     held = tuple(dict.fromkeys(chain.from_iterable(refusal.held for refusal in refusals)))
     if not first.held or held == first.held:
@@ -201,7 +201,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan to install what the recipe's packages need, directly or not, and the node lacks.
 
     Each missing package is named to the package manager, which refuses to do anything to a node with unmet
-    dependencies unless all of them are named. What these need in turn is installed with them.
+    dependencies unless all of them are named. Their own dependencies are installed with them.
     """
     packages = need(facts.packages, "which packages are installed")
     if not isinstance(facts.dependencies, Known):
@@ -225,7 +225,7 @@ def plan_missing_dependencies(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _requested_packages(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> Iterator[PackageId]:
-    """Yield the packages that the other steps ask for."""
+    """Yield the packages that the other steps request."""
     from gpunode.steps.table import STEPS  # which imports this module's users
 
     if driver is not None:
@@ -238,13 +238,13 @@ def _requested_packages(recipe: Recipe, facts: Facts, driver: WantedDriver | Non
 def _missing_dependency_state(
     recipe: Recipe, facts: Facts, driver: WantedDriver | None, missing: MissingDependency
 ) -> PackageState | KnownAfter:
-    """Return the state to bring about: a dependency, in the locked version, the only one that will do, or any."""
+    """Return the target state: a dependency, in the locked version, the only one that will do, or any."""
     anyhow: PackageState | KnownAfter = ANY_PROVIDER
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
     is_nvidias = driver is not None and driver.chosen.source == "nvidia"
     if driver is not None and is_nvidias and missing.package.name in driver_versioned_packages(driver.chosen.branch):
-        # Whoever needs another version, the driver has one.
+        # A package of the driver has the driver's version, whatever version is needed.
         version = "" if recipe.upgrade else installed_driver_version(facts, driver)
         anyhow = KnownAfter(f"{version}-" if version else version_prefix(driver.chosen), "driver", auto=True)
     return replace(desired_state(recipe, missing.package, anyhow), auto=True)
@@ -257,7 +257,7 @@ CUDA_PROFILE_SCRIPT: Final = "/etc/profile.d/gpunode-cuda.sh"
 
 
 def plan_cuda_toolkit(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the toolkit that the recipe asks for; see ``cuda_release``."""
+    """Plan the toolkit that the recipe requests; see ``cuda_release``."""
     if not wants_cuda_toolkit(recipe):
         return Planned((), "the recipe asks for no CUDA toolkit", is_requested=False)
     from gpunode.steps.cuda_release import plan_toolkit

@@ -1,4 +1,4 @@
-"""The container runtime: installed where it is missing, and configured to run NVIDIA's handler."""
+"""The container runtime: installed if it is missing, and configured to run NVIDIA's handler."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _plan_missing_runtime(
 def _plan_installed_runtime(
     recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]
 ) -> StepOutcome:
-    """Return the package that provides the runtime, in the locked version where there is one."""
+    """Return the package that provides the runtime, in the locked version if there is one."""
     present, lock = packages[package], recipe.lock
     if lock is not None and package not in lock.packages:
         return refuse_package_without_lock(lock, package)
@@ -187,11 +187,11 @@ def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> 
     target = RuntimeTarget(row, desired, present, facts, choice.notes)
     lacks = find_missing_toolkit(facts, row)
     if lacks and facts.is_image:
-        lacks = replace(lacks, install=None)  # nobody told the facts where the image is mounted
+        lacks = replace(lacks, install=None)  # the facts do not say where the image is mounted
     refuse_missing_default_program(target, lacks)
     planned = plan_configuration(target)
     if not planned.changes:
-        planned = replace(planned, expectation=None)  # what is closed below is no news to a parser
+        planned = replace(planned, expectation=None)  # a parser does not see changes of write access
     planned = _restrict_files(
         target, replace(planned, changes=(*planned.changes, *_service_changes(row, facts, present)))
     )
@@ -207,7 +207,7 @@ def _plan_configuration(recipe: Recipe, facts: Facts, choice: ChosenRuntime) -> 
 
 
 def _uses_cdi_for_pods(recipe: Recipe) -> bool:
-    """Return whether pods of this runtime are to get their GPUs by CDI where they can.
+    """Return whether pods of this runtime should get their GPUs by CDI if they can.
 
     kind's pods run in kind's own containerd, inside docker containers.
     """
@@ -218,7 +218,7 @@ def _uses_cdi_for_pods(recipe: Recipe) -> bool:
 
 
 def _notes_on_recipe(recipe: Recipe, target: RuntimeTarget, observed: ObservedConfig) -> Iterator[str]:
-    """Yield what the recipe does not ask for, or asks for differently; ``observed`` is what the files say now."""
+    """Yield what the recipe lacks or wants differently; ``observed`` is what the files have now."""
     row, desired, kubelet = target.row, target.desired, kubelet_using(target.row, target.facts)
     if (
         recipe.runtime.cgroup_driver == "systemd"
@@ -241,13 +241,13 @@ def _notes_on_recipe(recipe: Recipe, target: RuntimeTarget, observed: ObservedCo
 
 
 def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
-    """Return ``planned`` with files that name programs for root to run closed to other writers."""
+    """Return ``planned`` with only root allowed to write files that name programs for root to run."""
     row, facts, present = target.row, target.facts, target.present
     own = [
         path for path in (*present, *_TOOLKIT_CONFIG_FILES) if path in row.own_files or path in _TOOLKIT_CONFIG_FILES
     ]
     found = {change.path: change for change in restrict_to_root(facts, own)}
-    # Who may write to a file is no setting that takes a restart.
+    # Write access is no setting, so a reload suffices if the runtime can reload.
     trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
     touched = {change.path for change in FileChange.of_kind(planned.changes)}
     edited = (change.restrict_writes_to_root() if change.subject in found else change for change in planned.changes)
@@ -269,11 +269,11 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
 
 
 def find_missing_toolkit(facts: Facts, row: Runtime) -> MissingProgram | None:
-    """Return the program of the runtime as missing; None where it is there, or this plan brings it."""
+    """Return the runtime's program if it is missing; None if it exists, or this plan installs it."""
     if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
         return None
     packages = facts.packages
-    # The program is in one of the first two, by the toolkit's age.
+    # The program is in one of the first two, depending on the toolkit's version.
     is_planned = isinstance(packages, Known) and packages.probe == PLAN_PROBE_KEY
     if is_planned and any(is_at_version(known(packages, {}).get(one), "") for one in TOOLKIT_PACKAGES[:2]):
         return None
@@ -284,7 +284,7 @@ def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig
     return DesiredConfig(
         default=recipe.runtime.set_as_default is True,
         not_default=recipe.runtime.set_as_default is False,
-        # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
+        # A product sets one driver for its kubelet and containerd; a recipe for kubeadm's kubelet does not apply to it.
         systemd_cgroup=recipe.runtime.cgroup_driver == "systemd" and not row.product,
         enable_cdi=recipe.runtime.cdi is True,
         version=packaged_version(row, known(facts.packages, {})),
@@ -293,7 +293,7 @@ def _desired_config(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig
 
 
 def _plan_deferred(row: Runtime, fact: Unknown) -> Planned:
-    """Plan a file whose content is known after the package that brings it is installed."""
+    """Plan a file whose content is known once the package that contains it is installed."""
     promise = Deferred("the package's file, with NVIDIA's runtime added", f"{row.packages[0]} is installed")
     reason = f"{row.packages[0]} installs its own configuration; NVIDIA's runtime is added to it"
     if file_matches(fact, promise):
@@ -302,9 +302,9 @@ def _plan_deferred(row: Runtime, fact: Unknown) -> Planned:
 
 
 def _service_changes(row: Runtime, facts: Facts, present: States) -> tuple[Change, ...]:
-    """Return what starts and enables a runtime that does not run; nothing where systemd does not say.
+    """Return the change that starts and enables a runtime that does not run; none if systemd does not tell.
 
-    One that is part of more is left alone, and one that would fail with its files as they are is not started.
+    A product's runtime is left alone, and one that would fail with its present files is not started.
     """
     fact = facts.unit(row.unit)
     if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
@@ -333,7 +333,7 @@ class RuntimeTarget:
         row: as it is located on this node.
         present: the files that it reads.
         facts: of its unit, of the kubelet that uses it, and when its files were changed.
-        notes: what the user should know of the choice of ``row``.
+        notes: what the user should know about the choice of ``row``.
     """
 
     row: Runtime
@@ -344,19 +344,19 @@ class RuntimeTarget:
 
     @property
     def main(self) -> str:
-        """The file at the top, whether it changes or not."""
+        """The main file, whether it changes or not."""
         return self.desired.config or self.row.config
 
     @property
     def is_default_config(self) -> bool:
-        """True if ``main`` is the file that the runtime reads by itself."""
+        """True if ``main`` is the file that the runtime reads by default."""
         config = self.desired.config
         usual = replace(self.desired, config="")
         return not config or config == self.row.locate_row(self.row, contents_of_states(self.present), usual).config
 
     @property
     def own(self) -> frozenset[str]:
-        """The files that say what it does; of the others that it reads some say how it is started."""
+        """The files that configure it; some of the others that it reads define how it is started."""
         return frozenset({self.main, self.desired.drop_in, *self.row.own_files} - {"", *self.row.generated_files})
 
     @property
@@ -367,10 +367,10 @@ class RuntimeTarget:
 
     @property
     def trigger(self) -> Trigger | None:
-        """The trigger after which its daemon has read all of its files; None where nothing need, or no unit runs it.
+        """The trigger after which its daemon has read all of its files; None if it need not, or no unit runs it.
 
-        A reload does not apply docker's features: if ctk is to set them, it is unknown whether dockerd has read them.
-        Somebody else's edit of them is no reason for setup to stop containers.
+        A reload does not apply docker's features: if ctk should set them, it is unknown whether dockerd has read them.
+        Setup does not stop containers because somebody else edited them.
         """
         files = contents_of_states(self.present)
         unwritten = {path: content for path, content in files.items() if path != self.main}
@@ -416,7 +416,7 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
     planned = plan_edits(target, edited, f"{registers}; {edited.how}", meant)
     if not planned.changes and row.unit and not row.product:
         planned = replace(planned, reason=f"{target.main} {registers}")
-    # What is said of the edited files again is about them, not about the edits.
+    # Notes that are given again for the edited files are about the files, not about the edits.
     lasting = row.configure(written, desired).notes if planned.change_notes else ()
     passing = tuple(note for note in planned.change_notes if note not in lasting)
     notes = (*planned.notes, *lasting)
@@ -433,7 +433,7 @@ def plan_edits(target: RuntimeTarget, edited: ConfigEdit, reason: str, expected:
         target: the runtime.
         edited: its files.
         reason: why they change.
-        expected: what its parser must find in them; what a product makes of its files is there after its next start.
+        expected: what its parser must find in them; a product generates its files only at its next start.
     """
     row, files = target.row, contents_of_states(target.present)
     expectation = None if row.product else expected
@@ -473,7 +473,7 @@ def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned 
         if unread := [path for path in target.present if path in target.own and changed_at.get(path, 0.0) > since]:
             return plan_reread(target, unread, f"{unread[0]} was changed after {row.unit} last read it")
     is_told = unit is not None and unit.started_at is not None
-    # ctk asks for no restart of what it knows nothing of.
+    # ctk requests no restart for a unit whose state is unknown.
     if (
         edited.restart_reason
         and row.config in changed_at

@@ -1,7 +1,7 @@
-"""Secure Boot: the kernel takes the modules that DKMS builds only once their key is enrolled.
+"""Secure Boot: the kernel accepts the modules that DKMS builds only once their key is enrolled.
 
-The driver comes after its key. Its packages keep nouveau off the card, so a node that was rebooted with the driver and
-without the key would have neither. Few nodes have Secure Boot on, so what enrols a key is loaded on use.
+The driver is installed after its key. Its packages keep nouveau off the card, so a node rebooted with the driver and
+without the key would have neither. Few nodes have Secure Boot on, so ``enrolment`` is loaded on use.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ENFORCEMENT_ARGUMENT: Final = "module.sig_enforce"
 
 
 def driver_awaits_enrolment(recipe: Recipe, facts: Facts) -> bool:
-    """Return whether the driver has to wait: modules that DKMS builds would not load, as their key is not enrolled.
+    """Return whether the driver has to wait: modules that DKMS builds would not load until their key is enrolled.
 
-    A recipe that leaves the step out waits for nobody: it says that somebody else sees to the key.
+    A recipe that skips the step does not wait: it says that somebody else takes care of the key.
     """
     return SECURE_BOOT_STEP.id not in recipe.skip and lacks_enrolment(recipe, facts)
 
@@ -44,7 +44,7 @@ def _brings_signed_modules(recipe: Recipe, facts: Facts) -> bool:
 
 
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
-    """Plan the key enrolled that DKMS signs modules with; see ``enrolment``."""
+    """Plan the enrolment of the key with which DKMS signs modules; see ``enrolment``."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode", is_requested=False)
     if preexisting := preexisting_driver(recipe, facts):
@@ -70,9 +70,9 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _refuse_unsignable(facts: Facts) -> Refusal | None:
-    """Refuse a kernel that takes signed modules alone without Secure Boot: no key that DKMS has is one of its own.
+    """Refuse a kernel that requires signed modules without Secure Boot: it trusts no key that DKMS has.
 
-    Without Secure Boot the kernel does not trust the keys that shim has. Source: security/integrity/platform_certs/
+    Without Secure Boot the kernel does not trust shim's keys. Source: security/integrity/platform_certs/
     load_uefi.c, ``load_uefi_certs``.
     """
     why = _explain_signature_policy(facts)
@@ -89,7 +89,7 @@ def _refuse_unsignable(facts: Facts) -> Refusal | None:
 
 
 def _explain_signature_policy(facts: Facts) -> str:
-    """Return what says that the kernel takes signed modules alone; empty where nothing does."""
+    """Return what makes the kernel require signed modules; empty if nothing does."""
     arguments = facts.text(KERNEL_ARGUMENTS_FILE).split()
     enforcing_words = [
         word

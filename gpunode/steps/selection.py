@@ -62,8 +62,8 @@ class WantedDriver:
     """The driver chosen for this node, as its distribution packages it.
 
     Attributes:
-        modules: the packages of prebuilt kernel modules for this node's kernels; none where DKMS builds them.
-        foreign_archives: those that are never mixed with the distribution's own driver, where it is the chosen one.
+        modules: the packages of prebuilt kernel modules for this node's kernels; none if DKMS builds them.
+        foreign_archives: those that are never mixed with the distribution's own driver, if it is the chosen one.
     """
 
     family: Family
@@ -109,16 +109,16 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
 
 
 def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Refusal | None:
-    """Refuse the chosen branch where the other packager's driver of the same branch is installed, under the same names.
+    """Refuse the chosen branch if the other packager's driver of the same branch is installed, under the same names.
 
-    Neither would leave for the other: what is there counts as the wanted driver, whose other packages join it. Debian's
-    nvidia-alternative then keeps replacing and removing the links to NVIDIA's libraries (seen with 535.309.01 of both).
+    Neither would replace the other: installed packages count as the wanted driver, and its other packages join them.
+    Debian's nvidia-alternative then keeps replacing and removing the links to NVIDIA's libraries (535.309.01).
     """
     if family.signs_own_modules:  # Ubuntu's own have other names
         return None
     packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
     there = [one for one in _PACKAGES_OF_BOTH_SOURCES if is_at_version(packages.get(one), f"{chosen.branch}.")]
-    # Of a planned package the branch alone is known.
+    # For a planned package only the branch is known.
     revisions = {package: packages[package].version.partition("-")[2] for package in there}
     # NVIDIA's packages for Debian have the revision 1; Debian's own have 0+deb12u1 or 2.
     nvidias = {one for one, revision in revisions.items() if revision == "1" or _UBUNTU_VERSION_MARK in revision}
@@ -164,10 +164,10 @@ def choose_from_source(
 def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     """Choose the driver for this node's GPUs.
 
-    A lock has priority. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
-    installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of
-    it. An upgrade of a branch that has ended goes on to a newer one, not back. With ``lts`` or ``production`` an
-    installed branch of that kind is also kept when NVIDIA has a newer one of it.
+    A lock has priority. If the recipe leaves the branch to gpunode, NVIDIA's pinning package comes next, then the
+    installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which installs its newest
+    version. An upgrade of a branch that has ended moves to a newer one, never back. With ``lts`` or ``production`` an
+    installed branch of that kind is kept even if NVIDIA has a newer one of it.
     """
     present = find_models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
@@ -239,7 +239,7 @@ def _choose_successor_branch(recipe: Recipe, facts: Facts, models: tuple[GpuMode
 def _pinned_version(found: Family, chosen: Choice, facts: Facts) -> str:
     """Return the exact version pinned by gpunode; empty if it pins a branch.
 
-    A lock or ``--driver VERSION`` wrote it. Without them a later run leaves it so, else it would undo what was asked.
+    A lock or ``--driver VERSION`` wrote it. A later run without them keeps it, so as not to undo the request.
     """
     package_system = system(facts)
     present = known(facts.file(package_system.pin_file), None)
@@ -283,10 +283,10 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
     if not fitting:
         refused, unlocked = outcomes[0], choose_from_source(facts, models, replace(recipe.driver, version="auto"))
         if isinstance(refused, Refusal) and isinstance(unlocked, Choice):
-            # Another version or other modules, which the refusal advises, the lock would overrule.
+            # The lock would overrule the other version or modules that the refusal advises.
             return replace(refused, hint=_OTHER_GPUS_LOCK_HINT)
         return refused
-    # Of prebuilt modules each kernel has its own, which no lock holds.
+    # Each kernel has its own prebuilt modules, which no lock contains.
     drivers = [WantedDriver(family, chosen) for chosen in fitting]
     for driver in drivers:
         if lock.packages.keys() >= {*driver.packages(recipe)}:
@@ -336,7 +336,7 @@ def _fitting_choices(recipe: Recipe, facts: Facts, models: tuple[GpuModel, ...])
 def kept_driver_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
     """Return the kept driver's version, by the package of its kernel modules; empty if none is kept.
 
-    Also in the other flavour: a change of flavour is no request for another version.
+    This includes the other flavour: a change of flavour is no request for another version.
     """
     return "" if recipe.upgrade or recipe.lock is not None else installed_driver_version(facts, driver)
 
@@ -347,9 +347,9 @@ def installed_driver_version(facts: Facts, driver: WantedDriver) -> str:
 
 
 def module_package_version(facts: Facts, driver: WantedDriver) -> str:
-    """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there.
+    """Return the complete version of the chosen driver's package of kernel modules; empty if there is none.
 
-    Of modules built for Ubuntu that on Debian give way to the other flavour it is that of Debian's, which come instead.
+    If modules built for Ubuntu are replaced by the other flavour on Debian, it is the version of Debian's package.
     """
     packages = known(facts.packages, {})
     if driver.chosen.source == "distro":
@@ -389,8 +389,8 @@ def packages_built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[Packa
 def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
     """Return the installed driver packages that do not, or will not, match the version of its kernel modules.
 
-    They work in one version alone. With a lock each has a version to be compared with; where one exact version takes
-    the place of another, what is of the old one conflicts with it.
+    They work in only one version. None with a lock, which has a version for each; none if one exact version replaces
+    another, since packages of the old one then conflict.
     """
     version = kept_driver_version(recipe, facts, driver)
     if recipe.lock is not None or (driver.chosen.exact and not version):
@@ -398,7 +398,7 @@ def mismatched_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     branch = driver.chosen.branch
     loose = STANDALONE_TOOL_PACKAGES if driver.chosen.source == "nvidia" else SEPARATELY_VERSIONED_IN_DISTROS
     found = version_locked_packages(known(facts.packages, {}), branch, loose)
-    # What is of another branch leaves with that one, unless it strayed into a driver that stays.
+    # Packages of another branch leave with that branch, unless they strayed into a driver that stays.
     fitting = (one for one, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
     return tuple(package for package in fitting if package != driver.rival)
 

@@ -27,7 +27,7 @@ TOOLKIT_CONFIG_FILE = "/etc/nvidia-container-runtime/config.toml"
 CONFIG_PACKAGE = TOOLKIT_PACKAGES[1]
 # nvidia-container-toolkit-base was split off then (NVIDIA/nvidia-container-toolkit 8de95932, v1.11.0).
 _FIRST_IN_FOUR_PACKAGES = (1, 11)
-# kind gives its nodes GPUs by these mounts, which a container cannot make for itself.
+# kind gives its nodes GPUs through these mounts, which a container cannot make for itself.
 VOLUME_MOUNTS_KEY = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
@@ -37,14 +37,14 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         return Planned((), "the recipe has no container runtime")
     packages = need(facts.packages, "which packages are installed")
     diverted = tuple(system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
-    # A diverted one would be put elsewhere again.
+    # A diverted program would be diverted again.
     lost = tuple(
         path for path in known(facts.lost_programs, ()) if not any(note.startswith(f"{path} ") for note in diverted)
     )
     wanted = _choose_version(recipe, packages)
     if isinstance(wanted, Refusal):
         return wanted
-    # Without a version none is there yet, they differ, or the newest is asked for: all of them come in one version.
+    # Without a version none is installed, they differ, or the newest is requested: all of them get one version.
     there = {name for name in TOOLKIT_PACKAGES if is_at_version(packages.get(name), "")} if wanted else set()
     names = tuple(name for name in TOOLKIT_PACKAGES if name not in there or packages[name].version != wanted)
     if held_packages := [name for name in names if name in packages and packages[name].held]:
@@ -63,7 +63,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
         reason = anew.reason or (f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
         return Planned((*anew.changes, *marked), reason, notes)
-    # Without a pin the newest is taken, so a version that is known is asked for by its whole name.
+    # Without a pin the newest would be installed, so a known version is requested in full.
     after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
     states = ((name, packages.get(name)) for name in names)
     changes = tuple(PackageChange(name, now, replace(after, auto=_is_dependency(name, now))) for name, now in states)
@@ -72,15 +72,15 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts: Facts) -> Planned | Refusal:
-    """Plan the four packages installed anew in ``version``, since somebody has deleted ``lost``.
+    """Plan to reinstall the four packages in ``version``, since somebody has deleted ``lost``.
 
-    Also beside a change of versions, which unpacks no package that has its version already.
+    Also beside a change of versions, which does not unpack packages that already have their version.
     """
     if refused := system(facts).refuse_excluded_files(facts, dict.fromkeys(lost, "containers need it to use the GPU")):
         return refused
     purpose = f"{join_names(lost)} {'is' if len(lost) == 1 else 'are'} gone, although the package is installed"
     anew = system(facts).reinstall_change({one: PackageState(version) for one in TOOLKIT_PACKAGES}, purpose)
-    # CRI-O leaves a handler out whose program is not there when it starts.
+    # CRI-O drops a handler whose program is missing when it starts.
     row = find_runtime(recipe.runtime.name)
     triggers = frozenset(
         {Trigger("restart", row.unit)} if row.live_config_source == "crio status" and not facts.is_image else ()
@@ -89,7 +89,7 @@ def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts
 
 
 def _replaced_program_notes(facts: Facts) -> Iterator[str]:
-    """Yield a note for each program of the toolkit in whose place something else stands; it may be meant."""
+    """Yield a note for each program of the toolkit that something else replaces, perhaps on purpose."""
     packages = known(facts.packages, {})
     anew = system(facts).reinstall(
         {package: packages[package] for package in TOOLKIT_PACKAGES if is_at_version(packages.get(package), "")}
@@ -99,12 +99,12 @@ def _replaced_program_notes(facts: Facts) -> Iterator[str]:
 
 
 def _changed_config_notes(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """Yield that the toolkit's own configuration is gone, or says otherwise than the toolkit does by itself."""
+    """Yield a note if the toolkit's own configuration is gone, or differs from the toolkit's defaults."""
     fact = facts.file(TOOLKIT_CONFIG_FILE)
     if isinstance(fact, Unknown):
         return
     if (state := fact.value) is None:
-        # The postinst of this package writes it (nvidia-ctk config --in-place); without it the defaults hold.
+        # The postinst of this package writes it (nvidia-ctk config --in-place); without it the defaults apply.
         if fact.probe != PLAN_PROBE_KEY and is_at_version(known(facts.packages, {}).get(CONFIG_PACKAGE), ""):
             again = sudo_gpunode("ctk", "config", "--in-place")
             yield f"{TOOLKIT_CONFIG_FILE} is missing, so the toolkit uses its own defaults: `{again}` writes it again"

@@ -1,4 +1,4 @@
-"""dpkg and apt, as Debian, Ubuntu and what derives from them have them: their row in the table of package systems."""
+"""dpkg and apt of Debian, Ubuntu and their derivatives: their row in the table of package systems."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _KERNEL_PACKAGE_PREFIXES: Final = tuple(
 )
 _KERNEL_HEADERS_PACKAGE: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
 
-# A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up. Where a package
-# was unpacked before one that it needs, dpkg cannot finish it, and apt gets what is missing; it may take nothing away.
+# Keep configuration files that the user changed: nobody is there to answer dpkg, which would give up. If a package was
+# unpacked before its dependencies, dpkg cannot configure it; apt installs what is missing, but may remove nothing.
 _KEEP_CONFFILES_OPTIONS = ("--force-confdef", "--force-confold")
 _CONFIGURE_COMMAND = ("dpkg", *_KEEP_CONFFILES_OPTIONS, "--configure", "-a")
 _APT_COMMAND_START = (
@@ -47,9 +47,9 @@ _APT_COMMAND_START = (
     *(word for option in _KEEP_CONFFILES_OPTIONS for word in ("-o", f"Dpkg::Options::={option}")),
 )
 _FIX_BROKEN_COMMAND = (*_APT_COMMAND_START, "--fix-broken", "install")
-# dpkg neither configures nor removes a package that may have lost some of its files (half-installed, or unpacked and to
-# be reinstalled), and apt sees nothing broken in it: it has to be told to install it anew, together with what it needs.
-# Which these are is known only once dpkg has read what it noted before it ended.
+# dpkg neither configures nor removes a package that may have lost files (half-installed, or unpacked and to be
+# reinstalled), and apt sees nothing broken in it, so apt must be told to reinstall it with its dependencies. Which
+# packages these are is known only after dpkg has processed its journal.
 _LIST_HALF_INSTALLED_SCRIPT = (
     r"dpkg-query -W -f '${db:Status-Eflag} ${db:Status-Status} ${binary:Package}\n' | "
     r"sed -n -e 's/^reinstreq [a-z-]* //p' -e 's/^ok half-installed //p'"
@@ -57,7 +57,7 @@ _LIST_HALF_INSTALLED_SCRIPT = (
 _REINSTALL_COMMAND = shlex.join((*_APT_COMMAND_START, "--fix-broken", "--reinstall", "install"))
 _REINSTALL_HALF_INSTALLED_SCRIPT = f'set -- $({_LIST_HALF_INSTALLED_SCRIPT}); [ $# -eq 0 ] || {_REINSTALL_COMMAND} "$@"'
 _BEGIN, _END = shlex.join(_CONFIGURE_COMMAND), f"{shlex.join(_CONFIGURE_COMMAND)} || {shlex.join(_FIX_BROKEN_COMMAND)}"
-# The last word is the script's name, which is what people read of it.
+# The last word is the script's name, which is all that people see of it.
 _SCRIPT_NAME = "dpkg --configure -a, apt-get --reinstall install, apt-get --fix-broken install"
 _REPAIR_ARGV = ("sh", "-c", f"{_BEGIN}; {{ {_REINSTALL_HALF_INSTALLED_SCRIPT}; }} && {{ {_END}; }}", _SCRIPT_NAME)
 
@@ -83,7 +83,7 @@ def _read_package_facts(reader: EvidenceReader) -> PackageFacts:
         interrupted=derive_fact("dpkg-updates", lambda: status.was_interrupted(rows, updates())),
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
-        # apt's own user must enter the folder of keyrings.
+        # apt's own user must be able to enter the folder of keyrings.
         folder_modes={
             match.path: match.ownership.mode
             for match in find_matches(reader.evidence, _KEYRING_FOLDER_PROBE_KEY)
@@ -128,12 +128,12 @@ def _builds_driver(package: PackageId) -> bool:
 
 
 def _builds_all_dkms_modules(package: PackageId) -> bool:
-    """Return whether it is a kernel's; dkms has scripts in /etc/kernel/postinst.d and header_postinst.d."""
+    """Return whether it is a kernel package: dkms has scripts in /etc/kernel/postinst.d and header_postinst.d."""
     return package.name.startswith(_KERNEL_PACKAGE_PREFIXES)
 
 
 def _plan_repository(repository: Repository, facts: Facts) -> StepOutcome:
-    from gpunode.packages.deb import repositories  # loaded on use, as is what it loads: the reader of keyrings
+    from gpunode.packages.deb import repositories  # loaded on use, since it loads the reader of keyrings
 
     return repositories.plan(repository, facts)
 
@@ -159,7 +159,7 @@ def _have_contradicting_checks(one: PackageSource, other: PackageSource, archite
 
 
 def _note_relaxed_checks(facts: Facts) -> Iterator[str]:
-    """A note for every option by which the node's own apt checks less than by default, and for keys it cannot read."""
+    """Yield a note for each option that weakens the default checks of the node's apt, and for keys it cannot read."""
     for folder in facts.folder_modes:
         if closed := sources.explain_closed_keyring_folder(folder, facts):
             yield f"{closed}: chmod 0755 {folder}"
@@ -176,7 +176,7 @@ def _note_relaxed_checks(facts: Facts) -> Iterator[str]:
 
 
 def _note_diversions(facts: Facts, words: Collection[str]) -> Iterator[str]:
-    """A note for every diversion by hand of a file whose path has one of ``words``."""
+    """Yield a note for each manual diversion of a file whose path has one of ``words``."""
     for path, target in status.manual_diversions(facts.text(status.DIVERSIONS_FILE)):
         if any(word in path for word in words):
             yield (
@@ -190,17 +190,17 @@ def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
 
 
 def _reinstall_change(packages: Mapping[PackageId, PackageState], purpose: str) -> CommandChange:
-    # The word after the script is what people read of it.
+    # The word after the script is its name, which is all that people see of it.
     script = (
         f'held=$(apt-mark showhold); {shlex.join(_APT_COMMAND_START)} --reinstall install "$@"; code=$?; '
-        # What is unpacked by its name loses its hold.
+        # A package that is unpacked by its name loses its hold.
         '[ -z "$held" ] || apt-mark -qq hold $held; exit $code'
     )
     return CommandChange(("sh", "-c", script, _reinstall(packages), *_name_with_versions(packages)), purpose)
 
 
 def _name_with_versions(packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
-    # Without its version a package would be upgraded, where there is a newer one.
+    # Without its version a package would be upgraded if there is a newer one.
     return (f"{package}={state.version}" if state.version else str(package) for package, state in packages.items())
 
 

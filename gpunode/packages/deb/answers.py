@@ -16,15 +16,15 @@ from gpunode.packages.deb import preferences
 from gpunode.packages.system import Archive
 
 _MAX_MADISON_BYTES = 16 << 20
-# Debian Policy 5.6.7, and the architecture that apt puts behind it.
+# Debian Policy 5.6.7, and the architecture that apt appends.
 _PACKAGE_NAME = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
 _DPKG_VERIFY_LINE = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<path>/.*)")
 _KERNEL_HEADERS_PACKAGE = Pattern(r"(?:linux|proxmox|pve)-headers-(?:\d[\w.+-]*\w|[\w-]+(?=' was not found))")
 # apt-pkg/cacheset.cc.
 _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
-# apt writes no user name and no password, and no slash at the end. Source: apt, ::URI::ArchiveOnly.
+# apt prints no user name, no password and no final slash. Source: apt, ::URI::ArchiveOnly.
 _URL_USERINFO = Pattern(r"(?<=://)[^/@]*@")
-# The quotes are those of the node's language.
+# The quotes depend on the node's language.
 _DRIVER_VERSION_NOT_FOUND = Pattern(
     r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found"
 )
@@ -38,18 +38,18 @@ _UNMET_DEPENDENCIES_MESSAGE = Pattern(r"Unmet dependencies\. Try")
 
 
 def find_named_packages(refusal: str) -> frozenset[PackageId]:
-    """Every word of a refusal that may be a package, with its architecture and without."""
+    """Return every word of a refusal that may be a package, with its architecture and without."""
     found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE_NAME.findall(refusal)]
     return frozenset((*found, *(PackageId(package.name) for package in found)))
 
 
 def versions_not_found(refusal: str) -> tuple[tuple[PackageId, str], ...]:
-    """The packages that no archive has in the version that was requested, each with that version."""
+    """Return the packages that no archive has in the requested version, each with that version."""
     return tuple((PackageId.of(name), version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
 
 
 def hint_on_refusal(refusal: str, facts: Facts) -> str:
-    """Return what to do about a refusal that a fresh index did not help."""
+    """Return what to do about a refusal that persists with a fresh index."""
     return (
         _hint_on_held_packages(refusal)
         or _hint_on_downgrades(refusal, facts)
@@ -67,7 +67,7 @@ def hint_on_refusal(refusal: str, facts: Facts) -> str:
 
 
 def _hint_on_unwanted_dependencies(problem: str) -> str:
-    """Return what to do about dependencies that apt will not take, such as one on hold that is not installed."""
+    """Return what to do about dependencies that apt refuses to install, such as a held one that is not installed."""
     names = sorted(set(_UNWANTED_DEPENDENCY.findall(problem)))
     return (
         f"a hold, a pin or a conflict keeps {', '.join(names)} out; what is held, and what a pin says:\n"
@@ -79,7 +79,7 @@ def _hint_on_unwanted_dependencies(problem: str) -> str:
 
 
 def _hint_on_held_packages(problem: str) -> str:
-    """Return how packages are released that somebody holds, even where they are not installed."""
+    """Return how to release packages that somebody holds, even if they are not installed."""
     match = _CHANGED_HELD_PACKAGES_LIST.search(problem)
     names = match[1].split() if match else []
     unhold = command("sudo", "apt-mark", "unhold", *names)
@@ -106,7 +106,7 @@ def _hint_on_downgrades(problem: str, facts: Facts) -> str:
 
 
 def _hint_on_foreign_preferences(problem: str, facts: Facts) -> str:
-    """Return which of the user's own preferences are about the packages that a refusal names."""
+    """Return which of the user's own preferences concern the packages that a refusal names."""
     places = ", ".join(preferences.list_foreign_records(facts, find_named_packages(problem)))
     return (
         f"the index is fresh, and {places} decides which of these packages apt may take: remove that pin, or let it "
@@ -119,7 +119,7 @@ def _hint_on_foreign_preferences(problem: str, facts: Facts) -> str:
 def _hint_on_missing_headers(problem: str, facts: Facts) -> str:
     """Return what to do when the archive lacks the headers of an installed kernel, which may be older or newer.
 
-    An archive has those of its newest kernel alone, mostly: an upgraded node only has to be rebooted.
+    Most archives have only those of their newest kernel: an upgraded node only has to be rebooted.
     """
     if (match := _KERNEL_HEADERS_PACKAGE.search(problem)) is None:
         return ""
@@ -138,7 +138,7 @@ def _hint_on_missing_headers(problem: str, facts: Facts) -> str:
 
 
 def _hint_on_missing_driver_version(problem: str) -> str:
-    """Return what to do when the archive does not have the installed driver's version any more."""
+    """Return what to do when the archive no longer has the installed driver's version."""
     if (match := _DRIVER_VERSION_NOT_FOUND.search(problem)) is None:
         return ""
     return (
@@ -149,7 +149,7 @@ def _hint_on_missing_driver_version(problem: str) -> str:
 
 
 def _hint_on_lost_version(problem: str, facts: Facts) -> str:
-    """Return what to do when the archive has no more the version of which a part is installed, and maybe held."""
+    """Return what to do when the archive no longer has a version that is partly installed, and perhaps held."""
     if not (lacking := versions_not_found(problem)):
         return ""
     package, version = lacking[0]
@@ -164,10 +164,10 @@ def _hint_on_lost_version(problem: str, facts: Facts) -> str:
 
 
 def _hint_on_missing_repository(problem: str) -> str:
-    """Return which step adds the archive of packages that no source has: a run of single steps may lack it."""
-    from gpunode.distros.family import TOOLKIT_PACKAGES  # only where apt refuses
+    """Return which step adds the archive of packages that no source has: a run of selected steps may lack it."""
+    from gpunode.distros.family import TOOLKIT_PACKAGES  # only if apt refuses
 
-    # Ubuntu's archive alone has such names.
+    # Only Ubuntu's archive has such names.
     names = (name for name in packages_not_found(problem) if not name.startswith("linux-") and "-server" not in name)
     missing = {*map(PackageId, names)}
     steps = {"toolkit-repository": missing.intersection(TOOLKIT_PACKAGES), "cuda-repository": driver_packages(missing)}
@@ -181,7 +181,7 @@ def _hint_on_missing_repository(problem: str) -> str:
 
 
 def _hint_on_unmet_dependencies(problem: str) -> str:
-    """Return what to do about packages that were broken before, of which gpunode did not name every one to apt."""
+    """Return what to do about packages that were broken before, and that gpunode did not all name to apt."""
     if _UNMET_DEPENDENCIES_MESSAGE.search(problem) is None:
         return ""
     return (
@@ -197,21 +197,21 @@ def archives_probe(packages: Collection[PackageId]) -> Probe:
 
 
 def parse_archives(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
-    """The archives by package and version, as ``apt-cache madison`` lists them: one row for each."""
+    """Return the archives by package and version, from the rows that ``apt-cache madison`` prints."""
     archives: dict[tuple[str, str], dict[Archive, None]] = {}
     for line in table.splitlines():
         name, _, rest = line.partition("|")
         version, _, index = rest.partition("|")
         words = index.split()
         if len(words) > 1 and words[-1] == "Packages":
-            # Before the last word stands the architecture, except for a flat repository, which has none.
+            # The architecture precedes the last word, except for a flat repository, which has none.
             archive = Archive(words[0], words[1] if len(words) > 2 else "")
             archives.setdefault((name.strip(), version.strip()), {})[archive] = None
     return {key: tuple(archives) for key, archives in archives.items()}
 
 
 def changed_files_probe(package: PackageId) -> Probe:
-    """Return what compares a package's files with dpkg's checksums of them; diverted ones where they stand."""
+    """Return the command that compares a package's files, wherever diverted, with dpkg's checksums."""
     return Probe(f"changed-files:{package}", argv=("dpkg", "--verify", str(package)), timeout_s=60.0)
 
 

@@ -1,4 +1,4 @@
-"""APT's configuration files, apt.conf(5): the options that a node's apt is given; and where dpkg has its own."""
+"""APT's configuration files, apt.conf(5), and the options that they set; the places of dpkg's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ APT_CONF_FOLDER: Final = "/etc/apt/apt.conf.d"
 APT_CONF_FILE: Final = "/etc/apt/apt.conf"
 DPKG_CONFIG_FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
 DPKG_MAIN: Final = "/etc/dpkg/dpkg.cfg"
-# As apt reads a folder of its own: other names are passed over.
+# apt ignores other names in its configuration folder.
 _APT_CONF_FILE_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.conf)?|[A-Za-z0-9_.-]{1,255}\.conf")
 _APT_CONF_TOKEN = Pattern(r"//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|\"[^\"\n]*\"|[{};\n]|[^\s{};\"]+")
 _TRUE_WORDS = frozenset({"yes", "true", "with", "on", "enable", "1"})
@@ -50,7 +50,7 @@ def is_apt_conf_file(path: str) -> bool:
 
 
 def relaxes_archive_checks(name: str, value: str) -> bool:
-    """Return whether apt, with this option, asks less of an archive than it does by default."""
+    """Return whether this option makes apt check archives less than by default."""
     word = value.lower()
     if name == "dpkg::options":
         return word in _RELAXING_DPKG_OPTIONS
@@ -62,12 +62,12 @@ def relaxes_archive_checks(name: str, value: str) -> bool:
 
 
 def is_always_overridden(name: str) -> bool:
-    """Return whether gpunode's own runs of apt override the option always, and not for its own archives alone."""
+    """Return whether gpunode's runs of apt always override the option, and not only for gpunode's own archives."""
     return _OPTIONS_RELAXING_IF_OFF.fullmatch(name) is None
 
 
 def parse(file: str, text: str) -> tuple[Option, ...]:
-    """The options that ``text``, the content of ``file``, sets; what is malformed is passed over."""
+    """Return the options that ``text``, the content of ``file``, sets; malformed parts are skipped."""
     return tuple(_options(file, text))
 
 

@@ -1,7 +1,7 @@
-"""Which dependencies of installed packages are met, by dpkg's status alone.
+"""The dependencies of installed packages, met and unmet, according to dpkg's status alone.
 
 Sources: deb-control(5) on relations, Debian Policy 7.1 and 7.5 on versions and provided names, dpkg's
-deparchsatisfied() on architectures. The tests ask apt-get check the same.
+deparchsatisfied() on architectures. The tests compare the results with apt-get check.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class InstalledRelations:
     ) -> tuple[MissingDependency, ...] | None:
         """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
 
-        What ``packages`` have in another version than the database is from a plan: that meets a relation in whatever
-        version, and its own relations are known only as far as the plan stays in the same branch. A package that a
-        plan already brings, changes or takes away is not missing, even where a relation stays unmet: the transaction
-        finds out who needs it. Nor is a package that is half-installed: to make it whole is the repair's work.
+        Packages whose version differs from the database's are from a plan: they meet a relation in any version, and
+        their own relations are known only if the plan stays in the same branch. A package that a plan already installs,
+        changes or removes is not missing, even if a relation stays unmet: the transaction finds out who needs it. Nor
+        is a half-installed package: completing it is the repair's work.
         """
         installed = _Installed.of(self.entries, packages)
         known = [root for root in dict.fromkeys(roots) if installed.relations_of(root) is not None]
         if not known:
             return None
         before = packages_of(self.entries)
-        # The other steps of the stage, which stand before, ask for these: nothing is asked for twice.
+        # Earlier steps of the stage already request the others: nothing is requested twice.
         return tuple(
             dependency
             for dependency in _iter_missing(installed, known)
@@ -81,9 +81,9 @@ class InstalledRelations:
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         """Return those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
-        Those ``changing`` their version, or coming back, are there afterwards; what they need then the database does
-        not say, so it is not checked. A dependency needs one of ``leaving`` only when nothing that stays meets it too.
-        What recommends a package does not need it.
+        Packages ``changing`` their version, or returning, are there afterwards; the database does not have their new
+        dependencies, so these are not checked. A dependency needs a package in ``leaving`` only if nothing that stays
+        meets it, too. A recommendation is not a need.
         """
         present = packages_of(self.entries)
         installed, coming = _Installed.of(self.entries, present), {package.name for package in changing}
@@ -126,11 +126,11 @@ def _iter_missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class _Installed:
-    """The packages that are there, by the names that they answer to.
+    """The packages that are there, by every name under which they can be found.
 
     Attributes:
-        by_name: of what the database has; ``planned`` are those of which only a plan tells.
-        providing: what the database has and provides other names than its own.
+        by_name: those in the database; ``planned`` has those that only a plan installs.
+        providing: those in the database that provide names other than their own.
     """
 
     native: str
@@ -142,7 +142,7 @@ class _Installed:
 
     @staticmethod
     def of(entries: Sequence[DpkgEntry], packages: Mapping[PackageId, PackageState]) -> _Installed:
-        """Return what is installed by both: the database, and what a plan has made of it."""
+        """Return what is installed according to the database, as changed by a plan."""
         native = native_architecture(entries)
         rows = {
             package_id_of(entry, native): entry
@@ -154,7 +154,7 @@ class _Installed:
         return _Installed(native, packages, rows, _by_name(rows), _by_name(present - rows.keys()), providing)
 
     def relations_of(self, package: PackageId) -> DpkgEntry | None:
-        """Return the database's entry of a package; None where a plan brings another version than that entry's."""
+        """Return the database's entry of a package; None if a plan installs another version than that entry's."""
         entry, state = self.rows.get(package), self.packages.get(package)
         if entry is None or state is None or state.config_files_only:
             return None
@@ -166,7 +166,7 @@ class _Installed:
     ) -> Iterator[tuple[Sequence[Alternative], frozenset[PackageId]]]:
         """Yield each relation of ``entry`` with the packages that meet it.
 
-        Those that provide the name count where none has it, or ``with_providers``: they could take its place.
+        Providers of the name count if no package has it, or ``with_providers``: they could take its place.
         """
         for clause in parse_clauses(f"{entry.pre_depends},{entry.depends}"):
             found = (package for wanted in clause for package in self._find_satisfying(wanted, entry, with_providers))
@@ -177,7 +177,7 @@ class _Installed:
         yield from named
         if with_providers or not named:
             yield from self._find_providers(wanted, dependent)
-        # Neither version nor relations of what only a plan brings are known.
+        # Version and relations of a package that only a plan installs are unknown.
         yield from self.planned.get(wanted.name, ())
 
     def _find_providers(self, alternative: Alternative, dependent: DpkgEntry) -> Iterator[PackageId]:
@@ -234,7 +234,7 @@ def _has_architecture(offered: DpkgEntry, qualifier: str, dependent: DpkgEntry, 
 
 
 def _effective_architecture(architecture: str, native: str) -> str:
-    """Return the architecture that counts: packages for all count as the native one."""
+    """Return the effective architecture: packages for all count as the native one."""
     return native if architecture in {"", "all"} else architecture
 
 

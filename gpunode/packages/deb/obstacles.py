@@ -1,4 +1,4 @@
-"""Settings of the node that keep out what a driver needs: components that no source names, paths left out.
+"""Settings of the node that block what a driver needs: components that no source names, paths not unpacked.
 
 Sources: sources.list(5); dpkg.cfg(5) and dpkg(1) on the filters of paths that dpkg does not unpack.
 """
@@ -25,7 +25,7 @@ _SUITES_NAMED_BY_AGE: Final = frozenset({"stable", "oldstable", "oldoldstable", 
 def refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refusal | None:
     """Return the refusal of a node whose entries for its own archive leave some of ``components`` out.
 
-    None where no entry is for that archive, such as with a mirror that has one flat folder: only apt knows then.
+    None if no entry is for that archive, such as with a mirror that has one flat folder: only apt can tell then.
     """
     codename = need(facts.distro, "which distribution this is").codename
     own = [source for source in known(facts.sources, ()) if _is_release_archive_entry(source, codename)]
@@ -63,7 +63,7 @@ def _is_release_archive_entry(source: PackageSource, codename: str) -> bool:
 
 
 _DPKG_CONFIG_FILE_NAME: Final = Pattern(r"[A-Za-z0-9_-]{1,255}")
-# lib/dpkg/options.c (dpkg 1.21): one sign after the name, a space or =, then spaces; quotes around the value fall.
+# lib/dpkg/options.c (dpkg 1.21): a space or = after the name, then spaces; quotes around the value are dropped.
 _PATH_FILTER_LINE: Final = Pattern(
     r"path-(?P<does>ex|in)clude(?:=|[^A-Za-z0-9-]=?)\s*(?P<quote>[\"']?)(?P<glob>.*)(?P=quote)"
 )
@@ -79,7 +79,7 @@ class _PathFilter:
 def refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
     """Return the refusal of a node whose dpkg unpacks none of the files that something needs.
 
-    ``uses`` has by a pattern of paths, as dpkg takes it, what the files are for.
+    ``uses`` maps patterns of paths, in dpkg's syntax, to the purpose of the files.
     """
     rules = tuple(_read_filters(facts))
     exclusions = {paths: rule for paths in uses if (rule := _find_exclusion(rules, paths))}
@@ -101,7 +101,7 @@ def refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | No
 
 
 def _find_exclusion(rules: tuple[_PathFilter, ...], paths: str) -> _PathFilter | None:
-    """Return the filter that keeps ``paths`` out; the last one that fits decides (src/main/filters.c)."""
+    """Return the filter that excludes ``paths``; the last match decides (src/main/filters.c)."""
     last = next((rule for rule in reversed(rules) if fnmatchcase(paths, rule.glob)), None)
     return last if last and last.excludes else None
 

@@ -1,4 +1,4 @@
-"""APT's preferences, apt_preferences(5): which record decides over a package. Of those that fit, the first does."""
+"""APT's preferences, apt_preferences(5), where the first matching record decides about a package."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gpunode.packages.version import without_epoch
 
 PREFERENCES_FILE: Final = "/etc/apt/preferences"
 PREFERENCES_FOLDER: Final = "/etc/apt/preferences.d"
-# As apt reads a folder of its own: other names are passed over.
+# apt ignores other names in its preferences folder.
 _PREFERENCES_FILE_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.pref)?|[A-Za-z0-9_.-]{1,255}\.pref")
 
 PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-nvidia"
 CUDA_PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-cuda"
 
-# Above 1000 apt goes back to an older version where a newer one is installed; below 0 it never takes a version.
+# Above 1000 apt even downgrades a package to this version; below 0 it never installs the version.
 _WANTED, _NEVER = 1001, -1
 _EXACT_DRIVER_PIN_LINE = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
 _DRIVER_PACKAGE_GLOBS = ("libnvidia-*", "nvidia-*")
@@ -52,7 +52,7 @@ class Record:
 
     Attributes:
         line: where it begins in ``file``, from 1.
-        packages: names, globs and regular expressions (``/…/``), architectures left out.
+        packages: names, globs and regular expressions (``/…/``), without architectures.
         pin: what it is about: ``version 580.*``, ``release o=Debian``.
     """
 
@@ -62,7 +62,7 @@ class Record:
     pin: str
 
     def names(self, package: str) -> bool:
-        """Return whether it is about ``package`` by name; one about all packages is weaker than any that is."""
+        """Return whether it names ``package``; a record about all packages is weaker than any that does."""
         return any(_matches_pattern(pattern, package) for pattern in self.packages if pattern != "*")
 
 
@@ -78,7 +78,7 @@ def _is_read_from_folder(path: str) -> bool:
 
 
 def parse(file: str, text: str) -> tuple[Record, ...]:
-    """The records of ``text``, the content of ``file``; what is none is passed over."""
+    """Return the records of ``text``, the content of ``file``; anything else is skipped."""
     return tuple(_parse_records(file, text))
 
 
@@ -110,21 +110,21 @@ def _matches_pattern(pattern: str, package: str) -> bool:
 
 
 def render_driver_pin(choice: Choice, origins: Sequence[str], foreign: Sequence[str] = ()) -> bytes:
-    """The text of PIN_FILE: driver packages come from NVIDIA's repository and in the chosen version, or not at all.
+    """Return the text of PIN_FILE: driver packages come from NVIDIA's repository in the chosen version, or not at all.
 
-    Of the records that match a version, apt takes the first (apt_preferences(5)): the distribution's own packages
-    are out even where their version would fit, then what fits is wanted, then the rest is out, so that a name that
-    the chosen branch lacks never brings in another branch. NVIDIA's repository is not named by its origin: a mirror
-    may have another. ``:any`` holds foreign architectures too. The globs catch what NVIDIA may add to the branch;
-    they are in one record alone, since every apt command on the node pays for each of them.
+    apt uses the first record that matches a version (apt_preferences(5)): the first excludes the distribution's own
+    packages even in a fitting version, the second prefers what fits, the third excludes the rest, so that a name that
+    the chosen branch lacks never brings in another branch. NVIDIA's repository is not identified by its origin, since a
+    mirror's may differ. ``:any`` also holds foreign architectures. The globs catch what NVIDIA may add to the branch;
+    they are in one record only, since each slows down every apt command on the node.
 
-    ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
-    ``foreign``: the archives that are never mixed with the distribution's own driver, where that is the chosen one.
+    ``origins``: prefixes of the Origin of archives whose own driver packages are never mixed with NVIDIA's.
+    ``foreign``: the archives that are never mixed with the distribution's own driver, if that is the chosen one.
     """
     names = driver_versioned_packages(choice.branch)
     version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
     if choice.source == "distro":
-        # No third record: what is of another version, such as nvidia-modprobe, is so in the distribution.
+        # No third record: the distribution itself has other versions of some packages, such as nvidia-modprobe.
         records = [
             *(_render_record(names, f"release {one}", _NEVER) for one in foreign),
             _render_record(names, f"version {version}", _WANTED),
@@ -139,14 +139,14 @@ def render_driver_pin(choice: Choice, origins: Sequence[str], foreign: Sequence[
 
 
 def render_cuda_pin(patterns: Sequence[str], origins: Sequence[str]) -> bytes:
-    """Return the text of CUDA_PIN_FILE: packages that fit ``patterns`` never come from archives of ``origins``."""
+    """Return the text of CUDA_PIN_FILE: packages that match ``patterns`` never come from archives of ``origins``."""
     record = _render_record(tuple(patterns), f"release o=/^({'|'.join(origins)})/", _NEVER)
     return f"{_CUDA_PIN_HEADER}\n{record}".encode()
 
 
 @lru_cache(maxsize=16)
 def _render_record(names: tuple[str, ...], pin: str, priority: int) -> str:
-    # Remembered: on a node that is held at an exact version every driver step compares the file with its text.
+    # Cached: on a node that is held at an exact version every driver step compares the file with its text.
     listed = " ".join(f"{name}:any" for name in names)
     package = textwrap.fill(
         f"Package: {listed}", width=120, subsequent_indent=" ", break_on_hyphens=False, break_long_words=False
@@ -155,13 +155,13 @@ def _render_record(names: tuple[str, ...], pin: str, priority: int) -> str:
 
 
 def pinned_version(content: bytes) -> str:
-    """The exact driver version at which a text of ``pin`` holds the driver; empty where it holds a branch."""
+    """Return the exact driver version at which a text of PIN_FILE holds the driver; empty if it holds a branch."""
     match = _EXACT_DRIVER_PIN_LINE.search(content)
     return match[1].decode() if match else ""
 
 
 def packages_at_pinned_version(content: bytes, packages: Mapping[PackageId, PackageState]) -> frozenset[PackageId]:
-    """Return the installed ``packages`` whose version is the one that a text of ``pin`` wants."""
+    """Return the installed ``packages`` whose version is the one that a text of PIN_FILE pins."""
     records = parse(PIN_FILE, content.decode("utf-8", "replace"))
     wanted = [(record, record.pin.removeprefix("version ")) for record in records if record.pin.startswith("version ")]
 
@@ -187,7 +187,7 @@ def list_foreign_records(facts: Facts, packages: Iterable[PackageId]) -> Iterato
 
 
 def note_overriding_records(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
-    """A note for every record that apt reads before PIN_FILE and that decides over one of the packages ``names``."""
+    """Yield a note for each record that apt reads before PIN_FILE and that decides about one of the ``names``."""
     for path in takewhile(lambda path: path != PIN_FILE, files_in_order({*facts.files, PIN_FILE})):
         for record in parse(path, facts.text(path)):
             name = next(filter(record.names, names), "")
@@ -197,6 +197,6 @@ def note_overriding_records(facts: Facts, choice: Choice, names: Collection[str]
 
 
 def _pins_chosen_branch(pin: str, choice: Choice) -> bool:
-    """Return whether a record is about the chosen versions, which it may want as much as it likes."""
+    """Return whether a record is about the chosen versions, which it may pin at any priority."""
     kind, _, version = pin.partition(" ")
     return kind == "version" and f"{version.strip().rstrip('*-')}.".replace("..", ".").startswith(f"{choice.branch}.")

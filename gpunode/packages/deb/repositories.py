@@ -15,8 +15,8 @@ from gpunode.packages.deb.sources import explain_closed_keyring_folder
 
 # apt reads keyrings as the user _apt.
 _OTHERS_READ_MODE_BIT = 0o004
-# apt-transport-mirror(1), apt-transport-tor(1): what stands before the plus fetches by the method after it.
-# Of a port apt reads the number: 08443 is 8443.
+# apt-transport-mirror(1), apt-transport-tor(1): the transport before the plus fetches through the one after it. apt
+# reads a port as a number: 08443 is 8443.
 _ARCHIVE_URI_START = re.compile(
     r"\A(?:mirror|(?:[a-z0-9.-]+\+)*https?)://(?:[^/@]*@)?([^/:@]+)(?::0*(?:80|443)(?=/|\Z)|(:)0*(?=\d))?",
     re.IGNORECASE,
@@ -27,10 +27,10 @@ _PERCENT_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 def have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     """Return whether two entries are for one archive and disagree on its key, or on what apt checks.
 
-    apt then reads no source at all ("Conflicting values set for option Signed-By"). It takes entries for one archive
-    whose lists it would keep in one file, so neither the scheme nor where the path ends and the suite begins matters,
-    nor whether an entry is for source packages. Source: apt 2.6, ``debReleaseIndex``;
-    tests/conformance/apt/test_contradicting_sources.py asks apt itself.
+    apt then reads no source at all ("Conflicting values set for option Signed-By"). For apt, entries are for one
+    archive if it would store their lists in one file: the scheme, the border between path and suite, and whether an
+    entry is for source packages do not matter. Source: apt 2.6, ``debReleaseIndex``;
+    tests/conformance/apt/test_contradicting_sources.py compares with apt itself.
     """
     if not (one.enabled and other.enabled) or (one.signed_by, one.relaxed) == (other.signed_by, other.relaxed):
         return False
@@ -38,14 +38,14 @@ def have_contradicting_checks(one: PackageSource, other: PackageSource, architec
 
 
 def _comparable_address(source: PackageSource, architecture: str) -> tuple[str, str]:
-    """Return the address and suite by which entries are compared; the suite is empty where it is a path."""
+    """Return the address and suite by which entries are compared; the suite is empty if it is a path."""
     if source.suite.endswith("/"):
         return _normalize_uri(f"{source.uri}/{source.suite}", architecture), ""
     return _normalize_uri(source.uri, architecture), source.suite
 
 
 def _normalize_uri(uri: str, architecture: str) -> str:
-    """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
+    """Return ``uri`` normalized: its architecture put in, the host in lower case, no scheme."""
     unescaped = _PERCENT_ESCAPE.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", architecture))
     parts: list[str] = []
     for part in _ARCHIVE_URI_START.sub(lambda match: match[1].lower().rstrip(".") + (match[2] or ""), unescaped).split(
@@ -59,9 +59,9 @@ def _normalize_uri(uri: str, architecture: str) -> str:
 
 
 def plan(repository: Repository, facts: Facts) -> StepOutcome:
-    """The repository's list and keyring, and nothing else that names the same archive with another key."""
+    """Plan the repository's list and keyring, and remove entries that name the same archive with another key."""
     sources = need(facts.sources, "which apt sources there are")
-    # Entries outside the own list that name the archive in another way, or by another address of it.
+    # Entries of other files that name the archive differently, or by another address of it.
     others = (source for source in sources if source.file != repository.list_file)
     rivals = tuple(source for source in others if _describe_key_bypass(source, repository))
     if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
@@ -146,7 +146,7 @@ def _plan_keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigg
 
 
 def _restore_modes(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
-    """Mode and owner of list and keyring put right, where only they are wrong; a list of somebody else's stays so."""
+    """Return the corrections of mode and owner of list and keyring; somebody else's list is left as it is."""
     own = [repository.list_file] if _choose_list_file(repository, sources) == repository.list_file else []
     states = ((path, known(facts.file(path), None)) for path in (repository.keyring, *own))
     return [
@@ -157,7 +157,7 @@ def _restore_modes(repository: Repository, sources: Sequence[PackageSource], fac
 
 
 def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:
-    """Return whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
+    """Return whether a keyring has exactly the wanted keys, in the binary form that apt requires of a ``.gpg``."""
     from gpunode.catalog.openpgp import list_key_fingerprints  # loaded on use: a new node has no keyring yet
 
     try:
@@ -167,7 +167,7 @@ def _is_exact_keyring(keyring: bytes, key: SigningKey) -> bool:
 
 
 def _choose_list_file(repository: Repository, sources: Sequence[PackageSource]) -> str:
-    """The list file that names the repository as it should be: a hand-made one, or gpunode's own."""
+    """Return the list file that names the repository as it should be: a hand-made one, or gpunode's own."""
     return next((s.file for s in sources if _is_correct_entry(s, repository)), repository.list_file)
 
 
@@ -201,7 +201,7 @@ def _describe_key_bypass(source: PackageSource, repository: Repository) -> str:
 
 
 def _plan_list_file(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
-    """The list file, unless ``sources``, those that stay, name the archive rightly already."""
+    """Return the change of the list file; none if ``sources``, those that stay, name the archive correctly."""
     own = [source for source in sources if source.file == repository.list_file]
     clashes = any(source.enabled and _describe_key_bypass(source, repository) for source in own)
     if not clashes and any(_is_correct_entry(source, repository) for source in sources):
@@ -212,13 +212,13 @@ def _plan_list_file(repository: Repository, sources: Sequence[PackageSource], fa
 
 
 def _is_for_repository(source: PackageSource, repository: Repository) -> bool:
-    """Return whether an enabled entry is for this repository, be it for its source packages."""
+    """Return whether an enabled entry is for this repository, or for its source packages."""
     address, _ = _comparable_address(source, repository.architecture)
     return source.enabled and address == _normalize_uri(repository.uri, repository.architecture)
 
 
 def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[PackageSource]) -> bool:
-    """Return whether removing a whole list file takes nothing else away."""
+    """Return whether removing a list file disables no other archive."""
     entries = (source for source in sources if source.file == file and source.enabled)
     return file != "/etc/apt/sources.list" and all(
         source.source_package or _is_for_repository(source, repository) or _describe_key_bypass(source, repository)
@@ -227,7 +227,7 @@ def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[Pa
 
 
 def _has_unrelated_entries(repository: Repository, sources: Sequence[PackageSource]) -> bool:
-    """Return whether the own list file names archives that have nothing to do with this one, such as by its key."""
+    """Return whether gpunode's own list file also names archives that are unrelated to this one, as by their key."""
     own = [
         source for source in sources if source.file == repository.list_file and source.signed_by != repository.keyring
     ]
@@ -235,5 +235,5 @@ def _has_unrelated_entries(repository: Repository, sources: Sequence[PackageSour
 
 
 def source_list(uri: str, signed_by: str) -> bytes:
-    """A source list of one line for a flat repository, as NVIDIA's own packages and instructions write it."""
+    """Return a one-line source list of a flat repository, in the form of NVIDIA's own packages and instructions."""
     return f"deb [signed-by={signed_by}] {uri} /\n".encode()

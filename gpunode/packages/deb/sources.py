@@ -14,14 +14,14 @@ _SOURCE_LINE_WORD = Pattern(r"(?:\[[^\]]{0,2000}\]|\"[^\"]*\"|[^\s\[\"])+")
 _TEXT_BEFORE_COMMENT = Pattern(r"(?:\[[^\]]{0,2000}\]|[^#\[])*")
 _URI = Pattern(r"[A-Za-z][A-Za-z0-9+.-]{0,40}:\S")
 _FALSE_WORDS = frozenset({"no", "false", "without", "off", "disable", "0"})
-# Options that make apt check less, where they are on and where they are off. Source: sources.list(5).
+# Options that weaken apt's checks, if they are on and if they are off. Source: sources.list(5).
 _OPTIONS_RELAXING_IF_ON = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
 _OPTIONS_RELAXING_IF_OFF = ("check-valid-until", "check-date")
 _SOURCE_LIST_FILE_NAME = Pattern(r"[A-Za-z0-9_.-]{1,255}\.(?:list|sources)")
 
 
 def is_source_list(path: str) -> bool:
-    """Return whether apt reads ``path`` as a list of sources; in sources.list.d it passes over any other name."""
+    """Return whether apt reads ``path`` as a list of sources; it ignores any other name in sources.list.d."""
     folder, _, name = path.rpartition("/")
     return path == "/etc/apt/sources.list" or (
         folder == "/etc/apt/sources.list.d" and _SOURCE_LIST_FILE_NAME.fullmatch(name) is not None
@@ -29,7 +29,7 @@ def is_source_list(path: str) -> bool:
 
 
 def explain_closed_keyring_folder(folder: str, facts: Facts) -> str:
-    """Return that apt's own user cannot enter a folder of keyrings; empty where it can."""
+    """Explain that apt's own user cannot enter a folder of keyrings; empty if it can."""
     mode = facts.folder_modes.get(folder, 0o755)
     if mode & 0o001:
         return ""
@@ -39,10 +39,10 @@ def explain_closed_keyring_folder(folder: str, facts: Facts) -> str:
 
 
 def parse(path: str, text: str) -> tuple[PackageSource, ...]:
-    """The archives that ``text``, the content of ``path``, names; those that are switched off are marked so.
+    """Return the archives that ``text``, the content of ``path``, names; those that are disabled are marked so.
 
     Raises:
-        ValueError: an entry is malformed: apt would not read it either.
+        ValueError: if an entry is malformed; apt would not read it either.
     """
     return tuple(_parse_deb822(path, text) if path.endswith(".sources") else _parse_one_line_style(path, text))
 
@@ -57,14 +57,14 @@ def _parse_one_line_style(path: str, text: str) -> Iterator[PackageSource]:
 
 
 def _split_source_line(line: str) -> list[str]:
-    # A bracket that nothing closes ends what can be read; so every other is closed, and the search is linear.
+    # An unclosed bracket ends the readable part; so every other is closed, and the search is linear.
     closed, bracket, rest = line.rpartition("]")
     bare = _TEXT_BEFORE_COMMENT.match(closed + bracket + rest.partition("[")[0])
     return [word.replace('"', "") for word in _SOURCE_LINE_WORD.findall(bare[0] if bare else "")]
 
 
 def _parse_commented_entry(path: str, number: int, line: str) -> Iterator[PackageSource]:
-    """Yield the entry that a comment switches off; a comment that is prose, or no valid entry, is none."""
+    """Yield the entry that a comment disables; a comment that is prose or no valid entry is skipped."""
     words = _split_source_line(line)
     if words:
         with suppress(ValueError):
@@ -94,7 +94,7 @@ def _parse_bracketed_options(word: str) -> Mapping[str, str]:
 
 
 def _relaxing_options(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The options that make apt check less than it does by default."""
+    """Return the options that weaken apt's default checks."""
     given = {key: value.lower() for key, value in options.items() if value}
     on = (key for key in _OPTIONS_RELAXING_IF_ON if given.get(key, "no") not in _FALSE_WORDS)
     off = (key for key in _OPTIONS_RELAXING_IF_OFF if given.get(key) in _FALSE_WORDS)
@@ -131,7 +131,7 @@ def _parse_deb822_paragraph(path: str, start: int, lines: list[str]) -> Iterator
 
 
 def _parse_deb822_fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str], int]:
-    """The fields of a paragraph by lower-case name, and the line of the first."""
+    """Return the fields of a paragraph by lower-case name, and the line of the first."""
     fields: dict[str, list[str]] = {}
     values: list[str] | None = None
     first = 0

@@ -1,4 +1,4 @@
-"""dpkg's status, apt's extended_states, relations and diversions, read without dpkg. Linear, a pattern a paragraph."""
+"""dpkg's status, apt's extended_states, relations and diversions, read without dpkg in linear time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PACKAGE_NAME_FIELD = Pattern(r"\nPackage: (\S+)(?=\n)")
 # dpkg(1), "Package states": `dpkg --configure -a` makes these installed.
 _UNCONFIGURED_STATES = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
 PRESENT_STATES = _UNCONFIGURED_STATES | {"installed"}
-# It has lost some of its files, and counts as absent; it can only be installed anew.
+# The package has lost some of its files, and counts as absent; it can only be reinstalled.
 HALF_INSTALLED_STATE = "half-installed"
 _UNFINISHED_STATES = _UNCONFIGURED_STATES | {HALF_INSTALLED_STATE}
 
 
 @dataclass(frozen=True, slots=True)
 class DpkgEntry:
-    """A paragraph of the status file, in dpkg's words; relations as they stand there."""
+    """A paragraph of the status file, in dpkg's terms; relations are verbatim."""
 
     name: str
     want: str
@@ -41,10 +41,10 @@ class DpkgEntry:
 
 
 def parse_status(text: str) -> tuple[DpkgEntry, ...]:
-    """The paragraphs of a status file.
+    """Return the paragraphs of a status file.
 
     Raises:
-        ValueError: a paragraph has no name or no status.
+        ValueError: if a paragraph has no name or no status.
     """
     return tuple(_make_dpkg_entry(fields) for fields in _parse_status_paragraphs(text))
 
@@ -66,10 +66,10 @@ def _make_dpkg_entry(fields: Mapping[str, str]) -> DpkgEntry:
 def native_architecture(dpkg_entries: Sequence[DpkgEntry]) -> str:
     """Return the architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
 
-    A root folder without dpkg, as image builders make them, has that of its packages, if they agree.
+    A root folder without dpkg, as image builders make them, has the architecture of its packages, if they agree.
 
     Raises:
-        ValueError: dpkg is not among the packages, and they have several architectures or none.
+        ValueError: if dpkg is not among the packages, and they have several architectures or none.
     """
     of_dpkg = [entry.architecture for entry in dpkg_entries if entry.name == "dpkg" and entry.status != "not-installed"]
     architectures = set(of_dpkg[:1]) or {entry.architecture for entry in dpkg_entries} - {"all", ""}
@@ -79,7 +79,7 @@ def native_architecture(dpkg_entries: Sequence[DpkgEntry]) -> str:
 
 
 def packages(dpkg_entries: Sequence[DpkgEntry], extended_states: str = "") -> Mapping[PackageId, PackageState]:
-    """The packages that are there or left configuration behind."""
+    """Return the packages that are installed or left configuration behind."""
     native = native_architecture(dpkg_entries)
     auto = {
         (fields.get("Package"), fields.get("Architecture", native))
@@ -99,7 +99,7 @@ def packages(dpkg_entries: Sequence[DpkgEntry], extended_states: str = "") -> Ma
 
 
 def package_id_of(entry: DpkgEntry, native: str) -> PackageId:
-    """Return what the package of ``entry`` is known by, where ``native`` is the architecture of dpkg itself."""
+    """Return the id of the package of ``entry``; ``native`` is the architecture of dpkg itself."""
     return PackageId(entry.name, "" if entry.architecture in {native, "all", ""} else entry.architecture)
 
 
@@ -110,7 +110,7 @@ def _is_auto(entry: DpkgEntry, native: str, auto: set[tuple[str | None, str]]) -
 
 
 def was_interrupted(dpkg_entries: Iterable[DpkgEntry], updates: Iterable[str]) -> bool:
-    """Return whether dpkg stopped in the middle: a package is not whole, or its journal in ``updates`` is there.
+    """Return whether dpkg was interrupted: a package is unfinished, or ``updates`` has dpkg's journal.
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
@@ -120,8 +120,8 @@ def was_interrupted(dpkg_entries: Iterable[DpkgEntry], updates: Iterable[str]) -
 def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> frozenset[PackageId]:
     """Return the packages whose maintainer scripts have yet to configure them, or failed to.
 
-    None where dpkg's journal has later states, and where a package lost some of its files: that has to be mended first.
-    Triggers that wait are no obstacle: whatever dpkg does next processes them.
+    None if dpkg's journal has later states, or if a package lost some of its files: that has to be repaired first.
+    Pending triggers are no obstacle: whatever dpkg does next processes them.
     """
     if _has_journal(updates) or any(one.status == HALF_INSTALLED_STATE or one.must_be_reinstalled for one in found):
         return frozenset()
@@ -145,7 +145,7 @@ class Status:
     text: str
 
     def packages(self) -> Mapping[PackageId, PackageState]:
-        """Return the packages that there are."""
+        """Return all packages."""
         return packages(parse_status(self.text))
 
     def half_installed(self) -> frozenset[str]:
@@ -153,11 +153,11 @@ class Status:
         return frozenset(entry.name for entry in parse_status(self.text) if entry.status == HALF_INSTALLED_STATE)
 
     def list_unfinished(self) -> frozenset[str]:
-        """Return those that dpkg has not finished with, also for want of a trigger."""
+        """Return those that dpkg has not finished, including those with pending triggers."""
         return frozenset(entry.name for entry in parse_status(self.text) if entry.status in _UNFINISHED_STATES)
 
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
-        """Return the configuration files that dpkg keeps for each of these packages and takes along in a purge."""
+        """Return the configuration files that dpkg keeps for each of these packages and removes in a purge."""
         files_by_package: dict[str, tuple[str, ...]] = {}
         unshipped, wanted = self.obsolete_conffiles(), frozenset(packages)
         for paragraph in self.text.split("\n\n"):
@@ -165,7 +165,7 @@ class Status:
             listed = _CONFFILES.search(paragraph)
             name, architecture = fields.get("Package", "").strip(), fields.get("Architecture", "").strip()
             if listed and not wanted.isdisjoint((PackageId(name), PackageId(name, architecture))):
-                # "PATH MD5 [obsolete]": a purge takes those, too, that no package ships any more.
+                # "PATH MD5 [obsolete]": a purge also removes files that no package ships any more.
                 rows = (line.split() for line in listed[1].splitlines())
                 taken = (row[0] for row in rows if len(row) == 2 or (row[2:] == ["obsolete"] and row[0] in unshipped))
                 files_by_package[name] = (*files_by_package.get(name, ()), *taken)
@@ -188,7 +188,7 @@ class Status:
         return [line.split() for listed in _CONFFILES.finditer("\n" + self.text) for line in listed[1].splitlines()]
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
-        """Return those of the packages ``leaving`` that others still need; see ``find_needed``."""
+        """Return those of the packages ``leaving`` that others still need; see ``InstalledRelations.find_needed``."""
         from gpunode.packages.deb.dependencies import InstalledRelations  # which imports this module
 
         return InstalledRelations(found).find_needed(leaving, changing) if (found := parse_status(self.text)) else {}
@@ -203,7 +203,7 @@ class Alternative:
 
     Attributes:
         qualifier: the required architecture: empty for that of the depending package, ``any``, or a name.
-        operator: empty where every version will do.
+        operator: empty if any version will do.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Alternative:
 
 
 def parse_clauses(field: str) -> Iterator[tuple[Alternative, ...]]:
-    """Yield each clause of a field such as Depends, with its alternatives in order; what is no relation is left out."""
+    """Yield each clause of a field such as Depends, its alternatives in order; malformed relations are left out."""
     for clause in filter(str.strip, field.split(",")):
         matches = filter(None, map(_ALTERNATIVE.match, clause.split("|")))
         if found := tuple(Alternative(match[1], match[2] or "", match[3] or "", match[4] or "") for match in matches):
@@ -228,7 +228,7 @@ _MANUAL_DIVERTER = ":"
 
 
 def parse_checksums(text: str) -> Mapping[str, str]:
-    """Return the MD5 sums of a package's files, by path: ``SUM  PATH`` without the first slash, a line each."""
+    """Return the MD5 sums of a package's files, by path; each line is ``SUM  PATH`` without the first slash."""
     rows = (line.partition("  ") for line in text.splitlines())
     return {f"/{path}": checksum for checksum, _, path in rows}
 
@@ -249,10 +249,10 @@ def find_owners(paths: Collection[str], lists: Mapping[str, bytes], diversions: 
 
     A package that was removed and not purged still has its configuration files.
 
-    ``lists`` has the paths of a package, a line each, by its name (``libcuda1:amd64``). What another package, or a
-    person, has diverted, by dpkg's file of ``diversions``, is elsewhere.
+    ``lists`` has the paths of a package, one per line, by its name (``libcuda1:amd64``). Files that another package or
+    a person has diverted, according to dpkg's file of ``diversions``, are elsewhere.
     """
-    # Before Debian 13 packages have /lib in their lists, which leads to /usr/lib.
+    # Before Debian 13, packages list /lib, which is a link to /usr/lib.
     aliases = {name: path for path in paths for name in (path.removeprefix("/usr"), path)}
     moves = {(source, by): target for source, target, by in parse_diversions(diversions)}
     sources = {target: source for (source, _), target in moves.items() if target in aliases}

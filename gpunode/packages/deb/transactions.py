@@ -19,7 +19,7 @@ _ACTION_BY_VERB: dict[str, Literal["install", "remove", "purge"]] = {
     "Remv": "remove",
     "Purg": "purge",
 }
-# "Inst name [former] (version origin, origin [arch]) [broken meanwhile]"; a residue is "Purg name" without a version.
+# "Inst name [former] (version origin, origin [arch]) [broken meanwhile]"; leftovers are "Purg name" without a version.
 _SIMULATED_ACTION_LINE = re.compile(
     r"^(?P<verb>Inst|Remv|Purg) (?P<name>\S+)(?: \[(?P<former>[^\]]+)\])?"
     r"(?: \((?P<version>\S+) (?:(?P<origin>.*?) )?\[[^\]]*\]\))?"
@@ -46,7 +46,7 @@ def _actions(stdout: str) -> Iterator[Action]:
 
 
 def refusal(stdout: str, stderr: str) -> str:
-    """Apt's own reason for refusing, without the preliminaries."""
+    """Return apt's own reason for refusing, without the preliminaries."""
     _, heading, unmet = stdout.partition(_UNMET_DEPENDENCIES_HEADING)
     parts = [heading + unmet.rstrip()] if heading else []
     parts += [named[0].rstrip() for named in _HELD_OR_DOWNGRADED_LIST.finditer(stdout)]
@@ -55,7 +55,7 @@ def refusal(stdout: str, stderr: str) -> str:
 
 
 def messages(output: str, kinds: str = "E") -> list[str]:
-    """The messages of apt of these kinds (``E``, ``W``), each with the indented lines that belong to it."""
+    """Return apt's messages of these kinds (``E``, ``W``), each with the indented lines that belong to it."""
     apt_messages: list[str] = []
     wanted = False
     for line in output.splitlines():
@@ -71,9 +71,9 @@ def messages(output: str, kinds: str = "E") -> list[str]:
 
 
 def is_update_incomplete(output: str) -> bool:
-    """Return whether ``apt-get update`` went without some index although it says that it ended well.
+    """Return whether ``apt-get update`` skipped some index although it reports success.
 
-    apt before Debian 11's knows no APT::Update::Error-Mode, and only warns of a server's 503 or a missing key.
+    apt before Debian 11's lacks APT::Update::Error-Mode, and only warns about a server's 503 or a missing key.
     """
     return any(
         re.match(r"[WE]: (Failed to fetch |Some index files failed|An error occurred during the signature)", message)
@@ -82,7 +82,7 @@ def is_update_incomplete(output: str) -> bool:
 
 
 def failed_fetches(output: str) -> tuple[str, ...]:
-    """The addresses that could not be fetched, each once, in the order of apt's messages."""
+    """Return the addresses that could not be fetched, each once, in the order of apt's messages."""
     found = re.findall(r"^[EW]: Failed to fetch (\S+)", output, re.MULTILINE)
     return tuple(dict.fromkeys(found))
 
@@ -100,10 +100,10 @@ def index_file_prefix(uri: str) -> str:
 
 
 def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
-    """The packages that dpkg purges after apt has removed them.
+    """Return the packages that dpkg purges after apt has removed them.
 
-    apt's ``--purge`` is for a whole transaction: once a package must leave its configuration files behind, it is not
-    given, and the others are purged afterwards.
+    apt's ``--purge`` applies to a whole transaction: if one package must leave its configuration files behind, it is
+    not given, and the others are purged afterwards.
     """
     if not any(leaves_config_files(change) for change in changes):
         return ()
@@ -111,13 +111,12 @@ def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
 
 
 def arguments(changes: Sequence[PackageChange], known_packages: Collection[PackageId]) -> tuple[str, ...]:
-    """The arguments of ``apt-get install``: the options that the plan allows, then the packages; empty for no work.
+    """Return the arguments of ``apt-get install``: the options that the plan allows, then packages; empty for no work.
 
-    Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
-    come back by file changes of their own.
+    Nothing can restore the configuration files that a purge removed: such a change requests nothing here, and file
+    changes of their own restore them.
 
-    ``known_packages`` are the packages of which dpkg has something: apt refuses ``name-`` for a name that nothing
-    knows.
+    ``known_packages`` are those that dpkg knows: apt refuses ``name-`` for an unknown name.
     """
     packages = tuple(_package_arguments(changes, known_packages))
     return (*_permission_options(changes), *packages) if packages else ()
@@ -127,9 +126,9 @@ def _package_arguments(changes: Sequence[PackageChange], known_packages: Collect
     by_dpkg = purged_by_dpkg(changes)
     for change in changes:
         if change.is_mark:
-            continue  # apt-mark's work
+            continue  # done by apt-mark
         if isinstance(change.after, KnownAfter):
-            # Of a branch the preferences choose the version; of one version apt has to be told.
+            # For a branch the preferences choose the version; an exact version must be given to apt.
             yield f"{change.id}={change.after.prefix}*" if change.after.prefix.endswith("-") else str(change.id)
         elif change.after is not None and not change.after.config_files_only:
             yield f"{change.id}={change.after.version}"
@@ -138,7 +137,7 @@ def _package_arguments(changes: Sequence[PackageChange], known_packages: Collect
 
 
 def _permission_options(changes: Sequence[PackageChange]) -> Iterator[str]:
-    """No more than the plan says: apt grants each of these to the whole transaction, hence ``unplanned``."""
+    """Yield only what the plan needs: apt grants each to the whole transaction, hence ``differences_from_plan``."""
     if any(change.after is None for change in changes) and not purged_by_dpkg(changes):
         yield "--purge"
     if any(is_downgrade(change, is_older) for change in changes):

@@ -13,9 +13,9 @@ _Key: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
 
 @lru_cache(maxsize=1 << 12)
 def version_order_key(version: str) -> tuple[int, _Key, _Key]:
-    """Return what dpkg compares of a version, in this order: epoch, upstream version, Debian revision.
+    """Return the parts of a version that dpkg compares, in this order: epoch, upstream version, Debian revision.
 
-    Equal for ``1.0`` and ``1.00``. Nothing is refused: names of kernels, which are no package versions, are ordered
+    ``1.0`` and ``1.00`` are equal. Any text is accepted: names of kernels, which are no package versions, are ordered
     by the same rule.
     """
     upstream, hyphen, revision = without_epoch(version).rpartition("-")
