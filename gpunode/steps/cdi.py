@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 CDI_REFRESH_UNIT = "nvidia-cdi-refresh.service"
 REFRESH_PATH_UNIT = "nvidia-cdi-refresh.path"
-# These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
 _TOOLKIT_BASE_PACKAGE = PackageId("nvidia-container-toolkit-base")
 # The first toolkit whose package has the units.
 _FIRST_VERSION_WITH_UNITS = (1, 18)
