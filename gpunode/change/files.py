@@ -91,7 +91,7 @@ class FileChange(BaseChange):
     """A file is created (``before`` is None), replaced, or removed (``after`` is None).
 
     An unchanged file (``before == after``) still has its triggers: somebody else has changed it, and its daemon has not
-    read it. A file whose trigger is ``cdi`` is written by the program that the trigger starts.
+    read it. A deferred file with the trigger ``cdi`` is written by the program that the trigger starts.
 
     Attributes:
         folders: the folders that are created for a new file, outermost first; an undo removes them again. They are only

@@ -294,12 +294,12 @@ class Recipe:
     """The wanted state of a node.
 
     Attributes:
-        name: of the file that it was read from, without its ending.
-        kubernetes: None where the recipe has no such table.
-        upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
-            command line alone, never by a file, so that re-runs do not drift.
-        lock: the versions that packages must have; also set on the command line alone.
-        remove_runfile_driver: whether the uninstaller of a .run driver is run; also set on the command line alone.
+        name: the name of its file, without the extension.
+        kubernetes: None if the recipe has no such table.
+        upgrade: whether a satisfied driver and toolkit are upgraded to the newest of their branch. Only set on the
+            command line, never by a file, so that re-runs do not drift.
+        lock: the versions that packages must have; also only set on the command line.
+        remove_runfile_driver: whether to run the uninstaller of a .run driver; also only set on the command line.
     """
 
     name: str

@@ -73,7 +73,7 @@ class ContainerdEditor:
         file = self._choose_file()
         context = PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled)
         plugins = {**file.table(("plugins",)), file.cri[1]: with_handler(file.plugin, context, self.desired)}
-        # Without changes of version: containerd 2 does not accept version = 1 in a file of schema 1.
+        # A file of schema 1 stays so without a version: containerd 2 does not accept `version = 1`.
         version = {} if file.schema != file.read_as else {"version": file.schema}
         return {file.path: edit_file(file, {**file.document, **version, "plugins": plugins})}
 

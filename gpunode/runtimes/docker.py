@@ -35,7 +35,6 @@ _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
 _FIRST_TAKING_BOM = (23,)
 # A member's path with its new value.
 KeyChange: TypeAlias = tuple[Path, Any]
-# The script for sed that removes it.
 _REMOVE_BYTE_ORDER_MARK_SED_SCRIPT = r"1s/^\xEF\xBB\xBF//"
 
 

@@ -69,7 +69,7 @@ class DesiredConfig:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A file of a runtime's configuration, before and after; None where it does not exist.
+    """A file of a runtime's configuration, before and after; None if it does not exist.
 
     Attributes:
         ownership_template: the file whose mode and owner a new file gets, since it may contain that file's secrets;

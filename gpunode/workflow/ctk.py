@@ -149,7 +149,7 @@ class ConfigStatus:
     """The state of a runtime compared with the requested configuration.
 
     Attributes:
-        is_reload_pending: whether the runtime has yet to read its files.
+        is_reload_pending: whether its files differ from the requested ones.
         difference: how the running daemon differs from its files; empty if it does not.
         unverified: why the daemon was not queried; empty if it was.
         failed: whether that is because its service has failed.

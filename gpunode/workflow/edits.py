@@ -278,7 +278,7 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
         Undetermined: it is unknown which of the files belong to packages.
     """
     row, desired, files = target.row, target.desired, contents_of_states(target.present)
-    # The fallback also removes the runc table, if the runtime would not miss it.
+    # Removing runc's table is safe: complete_removal restores it if the runtime needs it.
     entries = {
         layer.path: ((*layer.runtimes, desired.handler), (*layer.runtimes, "runc"))
         for layer in row.layers(files, desired)

@@ -17,7 +17,7 @@ from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage
 
-# These are installed with a driver that has a display; their dependencies allow any newer version.
+# These are installed with a driver that has a display; dependencies on them allow any newer version.
 _EGL_PACKAGE_PREFIX = "libnvidia-egl-"
 
 

@@ -150,7 +150,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, rivals = _load_returning_driver(steps, packages, facts, is_redo=request.is_redo)
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
-    # Users go before what they use: a daemon's configuration before the packages that it names, the blacklist of
+    # Dependents go before what they use: a daemon's configuration before the packages that it names, the blacklist of
     # nouveau after the driver. Archives and pins go last, so that packages can be fetched and simulated until then.
     # Undoing a rollback follows the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
