@@ -1,4 +1,4 @@
-"""Benchmarks without a test node: start-up, peak memory, and growth of patching with the file size."""
+"""Benchmarks without a test node: start-up, peak memory, and the growth of patching with the file size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.measure import measure_command, measure_in_turns, print_row, pri
 ROOT = Path(__file__).parent.parent
 SAMPLE = str(ROOT / "gpunode/samples/debian12-gtx1080")
 GPUNODE = (sys.executable, "-m", "gpunode")
-# Compiled modules are kept, as an installed gpunode's are, whatever this shell says.
+# Compiled modules are kept, as for an installed gpunode, whatever this shell's settings are.
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
     "PYTHONPATH": str(ROOT),

@@ -1,6 +1,6 @@
 """Growth of configuring containerd with the file size, compared with parsers that only read the file.
 
-The file is what ``containerd config default`` prints, with as many registry mirrors as large sites have.
+The file is the output of ``containerd config default``, with as many registry mirrors as large sites have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIRROR_TEMPLATE = """
 
 
 def measure_configuring(times: int = 5) -> None:
-    """Print the processor time of each, best of ``times`` in turns, with the exponent of its growth (1.0: linear)."""
+    """Print each one's processor time, best of ``times`` in turns, and the exponent of its growth (1.0: linear)."""
     print_title(
         f"Configuring containerd: processor time as a multiple of the standard library's reading, best of {times}"
     )
@@ -58,7 +58,7 @@ def _measure_size(data: bytes, times: int) -> tuple[int, dict[str, float]]:
 
     def make_run(content: bytes) -> Callable[[], object]:
         def run() -> object:
-            parse_toml.cache_clear()  # it is another run's file
+            parse_toml.cache_clear()  # a real run has not parsed the file before
             return containerd.configure({containerd.config: content}, desired)
 
         return run

@@ -13,10 +13,10 @@ from benchmarks.alone import ENVIRONMENT, GPUNODE, ROOT
 from benchmarks.measure import Cost, measure_command, measure_in_turns, print_row, print_title
 
 REPORTS = ROOT / "tests/scenarios/doctor"
-# nvidia-smi as a stuck driver leaves it: SIGTERM does not end it.
+# nvidia-smi when the driver is stuck: SIGTERM does not end it.
 HANGING_SMI_SCRIPT = "#!/bin/sh\ntrap '' TERM\nsleep 600 & sleep 600\n"
-# gpunode searches programs in its own path; this one begins with the stand-ins. Where no driver is loaded, doctor does
-# not run nvidia-smi, which could load it; here it does.
+# gpunode searches for programs in its own path; this one begins with the stand-ins. Without a loaded driver, doctor
+# does not run nvidia-smi, which could load it; here it does.
 DOCTOR_SCRIPT = """\
 import sys
 from gpunode.facts import follow_ups
@@ -35,7 +35,7 @@ DISTINCT_CAPTURES = 40
 
 
 def measure_doctor(times: int = 5) -> None:
-    """Print the costs of all three; the captures are of this machine, with pieces of real reports added."""
+    """Print the costs of all three; the captures are of this machine, with parts of real reports added."""
     print_title(
         f"doctor: median of {times}, in turns (goals: a capture ≤ 0.5 s; a hanging tool costs its limit, 10 s, once)"
     )
@@ -109,7 +109,7 @@ def _add_report(capture: Path, report: Path, target: Path) -> None:
 
 
 def measure_fleet_page() -> None:
-    """Print the cost of the page of a fleet with faults and odd nodes, at two sizes; a node's share must not grow."""
+    """Print the cost of the page of a fleet with faults and outliers, at two sizes; the cost per node must not grow."""
     print_title("doctor DIR --html: a fleet of three models, 1 of 100 nodes broken, 1 odd (goals: linear; page ≤ 5 MB)")
     from tests.fleets import make
 

@@ -1,8 +1,8 @@
 """Benchmark of a fleet's controller: the collection's role against a plain role of 27 tasks, on one to eight hosts.
 
-Controller and hosts are chroots with network namespaces of their own on this one machine, and share its processors: the
-seconds on the wall say more of the machine than of the roles. Processor time is each one's own, as its control group
-counts it, and what went over a host's link is counted by the kernel.
+Controller and hosts are chroots with their own network namespaces on this machine, and share its processors: wall time
+says more about the machine than about the roles. Processor time is counted by each one's control group, and the traffic
+on a host's link by the kernel.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class PlayCost:
     """The cost of one play on ``hosts`` hosts.
 
     Attributes:
-        controller_s: processor time of all that ran on the controller.
-        main_s: the share of Ansible's main process, of which there is one for all hosts.
-        hosts_s: the same of all hosts together.
-        link_bytes: over the links of all hosts together, both ways.
+        controller_s: processor time of everything that ran on the controller.
+        main_s: the part of Ansible's main process, of which there is one for all hosts.
+        hosts_s: processor time of all hosts together.
+        link_bytes: over the links of all hosts together, in both directions.
         memory_mb: peak memory of the controller's processes together, shared pages counted once.
     """
 
@@ -196,7 +196,7 @@ def _read_counters(fleet: Fleet, names: tuple[str, ...]) -> tuple[float, float, 
 
 @contextmanager
 def _record_memory(fleet: Fleet) -> Iterator[list[float]]:
-    """Yield a list to which the controller's memory is added several times a second."""
+    """Yield a list that receives the controller's memory several times a second."""
     samples_mb, stopped = [0.0], Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Measurement of commands: processor time and peak memory, of a command and its children, as the kernel counts them."""
+"""Measure commands: processor time and peak memory of a command and its children, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cost:
 
     Attributes:
         cpu_s: user and system time, children included.
-        peak_mb: the largest resident set that any one of its processes had.
+        peak_mb: the largest resident set of any of its processes.
     """
 
     cpu_s: float
@@ -28,7 +28,7 @@ class Cost:
 def measure_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -> Cost:
     """Run ``argv`` once and return its cost; its output is discarded.
 
-    This process must stay small: until a process calls exec, the kernel counts what it has of its parent's memory.
+    This process must stay small: until a child calls exec, the kernel counts memory that it shares with its parent.
     """
     started = time.monotonic()
     devnull = subprocess.DEVNULL
@@ -40,7 +40,7 @@ def measure_command(argv: Sequence[str], env: Mapping[str, str] | None = None) -
 
 
 def measure_in_turns(runs: Mapping[str, Callable[[], Cost]], times: int) -> dict[str, Cost]:
-    """Return the median cost of each run, in turns, so that other load on the machine affects all of them alike."""
+    """Return the median cost of each run, in turns, so that other load on the machine affects all of them equally."""
     for run in runs.values():
         run()
     rounds = [{name: run() for name, run in runs.items()} for _ in range(times)]

@@ -1,8 +1,8 @@
-"""Benchmark of setup on a node of the test lab, where apt, dpkg, DKMS and containerd are real: first run and re-run.
+"""Benchmark of setup on a node of the test lab, with real apt, dpkg, DKMS and containerd: first run and re-run.
 
-Every contender has a node of its own, so none finds the others' files. The node is a Debian 12 chroot with a GTX 1080
-on its simulated PCI bus. NVIDIA's repositories and the distribution's are local, with the whole index of Debian 12: apt
-has as much to read as on a real node, but no network is measured, which favours the tools that use it.
+Every contender has its own node, so none finds the others' files. The node is a Debian 12 chroot with a GTX 1080 on its
+simulated PCI bus. NVIDIA's repositories and the distribution's are local, with the complete index of Debian 12: apt has
+as much to read as on a real node, but no network is measured, which favours the tools that use it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NVIDIA_TOML = """\
 """
 # A command in the log: end time, exit status, duration, command line.
 LOGGED_COMMAND = re.compile(r"^\S+ (?:exit \d+|timeout) (\d+\.\d+) s: (.*)$", re.MULTILINE)
-# gpunode waits for these one after the other; their time is not its own.
+# gpunode waits for these in sequence; their time is not counted as its own.
 FOREIGN_COMMANDS = (
     "apt-",
     "prlimit",  # around apt-helper
@@ -69,7 +69,7 @@ FOREIGN_COMMANDS = (
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkLab:
-    """The parts that test nodes are made of."""
+    """The parts from which test nodes are made."""
 
     folder: Path
     base: Any
@@ -77,7 +77,7 @@ class BenchmarkLab:
     code: Any
 
     def make_node(self, name: str) -> Chroot:
-        """Return a node that is not entered yet."""
+        """Return a node that has not been entered yet."""
         return Chroot(self.base, self.folder / name, devices=[GTX_1080], archives=self.repositories, code=self.code)
 
 
@@ -115,7 +115,7 @@ def make_lab() -> Iterator[BenchmarkLab]:
 
 
 def _add_full_index(repositories: Repositories) -> None:
-    """Add an archive without packages that has the whole index of Debian 12."""
+    """Add an archive without packages but with the complete index of Debian 12."""
     folder = repositories.root / INDEX_NAME
     folder.mkdir()
     url = f"{debian_archive().rstrip('/')}/dists/bookworm/main/binary-amd64/Packages.xz"
@@ -137,7 +137,7 @@ def _add_full_index(repositories: Repositories) -> None:
 def prepare_node(lab: BenchmarkLab, node: Chroot) -> None:
     """Give the node a hand-written configuration, the contenders' input files and gpunode."""
     node.write("/etc/containerd/config.toml", CONTAINERD_CONFIG)
-    # systemd-detect-virt would see the chroot that the node is.
+    # The real systemd-detect-virt would detect the chroot.
     node.write("/usr/local/bin/systemd-detect-virt", "#!/bin/sh\necho none\nexit 1\n", 0o755)
     node.write(RECIPE, f'schema = 1\nextends = "containerd"\n{lab.repositories.recipe(RELEASE)}')
     line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/{INDEX_NAME}/ /\n"
@@ -154,7 +154,7 @@ def prepare_node(lab: BenchmarkLab, node: Chroot) -> None:
 
 
 def _install_gpunode(node: Chroot) -> None:
-    """Install gpunode and its dependencies in ``INSTALL_FOLDER``, compiled beside their sources, as pip leaves them.
+    """Install gpunode and its dependencies in ``INSTALL_FOLDER``, compiled beside their sources, as by pip.
 
     gpunode's children would not use a separate folder for compiled modules: Python's -I ignores PYTHONPYCACHEPREFIX.
     """
@@ -267,7 +267,7 @@ def install_other_tools() -> str:
         return ""
     shutil.rmtree(OTHER_TOOLS, ignore_errors=True)
     OTHER_TOOLS.mkdir(parents=True)
-    # For the Python of Debian 12, whatever the version that runs this.
+    # For the Python of Debian 12, whichever version runs this.
     requirements = ("--python-version", "3.11", "--only-binary=:all:", "ansible-core<2.20", "pyinfra")
     steps = (
         (sys.executable, "-m", "pip", "install", "--quiet", "--target", str(OTHER_TOOLS), *requirements),

@@ -1,7 +1,7 @@
 """Print benchmarks of gpunode as ratios measured in one run. Nothing is asserted: a person judges the ratios.
 
-``make bench`` runs all of it; ``make bench BENCH_ARGS="startup memory"`` a part. Those on a test node need root and the
-tools of the test lab.
+``make bench`` runs all of them; ``make bench BENCH_ARGS="startup memory"`` only these. Those on a test node need root
+and the tools of the test lab.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generate the reference pages from the code, and the outputs of commands on the sample node in the other pages.
+"""Generate the reference pages from the code, and the command outputs on the sample node in the other pages.
 
 ``python docs/generate.py`` writes them; with ``--check`` it only checks that they are current (exit 1 if not).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 REFERENCE_FOLDER = ROOT / "docs/reference"
-# <!-- output of: gpunode plan … | head -20 --> and the block of text that follows it.
+# Matches <!-- output of: gpunode plan … | head -20 --> and the block of text that follows.
 _OUTPUT_BLOCK = re.compile(
     r"(<!-- output of: (gpunode [^|\n]*?)(?: \| grep (\S+))?(?: \| head -(\d+))? -->\n```text\n)(.*?)(```\n)", re.DOTALL
 )
@@ -31,8 +31,8 @@ _GENERATED_NOTICE = "<!-- Written by docs/generate.py: change the code, then run
 
 
 def render_pages() -> dict[Path, str]:
-    """Return the text of every page that is generated, whole or in part."""
-    # Its modules are beside this script, which tests also import by its path.
+    """Return the text of every page that is generated, completely or in part."""
+    # The modules beside this script; tests also import it by its path.
     sys.path.insert(0, str(ROOT / "docs"))
     import looks
     from recipe_schema import render_schema
@@ -54,14 +54,14 @@ def _list_pages_with_outputs() -> list[Path]:
 
 
 def update_outputs(text: str) -> str:
-    """Return ``text`` with the current output of the named commands, refusals included."""
+    """Return ``text`` with the current output of the named commands, including refusals."""
     return _OUTPUT_BLOCK.sub(lambda match: match[1] + _run_command(match[2], match[3], match[4]) + match[6], text)
 
 
 def _run_command(command: str, pattern: str | None, head: str | None) -> str:
     argv = [sys.executable, "-m", *shlex.split(command)]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "110", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
-    # Merged and in order: a refusal is on standard error.
+    # Merge the streams in order: refusals are on standard error.
     finished = subprocess.run(
         argv, cwd=ROOT, env=environment, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -122,7 +122,7 @@ def _render_commands(command: Any, path: str) -> Iterator[str]:
         if inner.hidden:
             continue
         if hasattr(inner, "commands"):
-            if inner.invoke_without_command:  # it is a command, too
+            if inner.invoke_without_command:  # it is a command as well
                 yield from _render_command(inner, f"{path} {name}")
             yield from _render_commands(inner, f"{path} {name}")
         else:
@@ -232,10 +232,10 @@ model = "A100"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with ``--check`` name those that are not current."""
+    """Write the pages, or with ``--check`` name the outdated ones."""
     texts = render_pages()
     stale = [path for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text]
-    # A removed family leaves its page behind.
+    # The page of a removed family is left over.
     obsolete = [path for path in (REFERENCE_FOLDER / "causes").glob("*.md") if path not in texts]
     if "--check" in arguments:
         for path in (*stale, *obsolete):

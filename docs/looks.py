@@ -1,4 +1,4 @@
-"""The page of what doctor looks at, generated from its probes: one table for each subject."""
+"""The page on what doctor inspects, generated from its probes: one table for each subject."""
 
 # ruff: noqa: INP001 - beside the script that calls it, not a package
 

@@ -1,4 +1,4 @@
-"""The shipped recipes, and recipes on the disk: from what a person types to a Recipe."""
+"""The shipped recipes and recipe files: from what a person types to a Recipe."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def shipped_recipe_names() -> tuple[str, ...]:
-    """The names of the shipped recipes, sorted."""
+    """Return the names of the shipped recipes, sorted."""
     return tuple(_load_shipped_recipes())
 
 
 def shipped_recipe_text(name: str) -> str:
-    """The shipped recipe of that name, as TOML.
+    """Return the shipped recipe of that name, as TOML.
 
     Raises:
         UsageError: there is none.
@@ -41,7 +41,7 @@ def shipped_recipe_text(name: str) -> str:
 
 
 def load_recipe_text(name_or_path: str) -> str:
-    """The text of a recipe, by the name of a shipped one or a path; what ``parse`` asks for.
+    """Return the text of a recipe, by the name of a shipped one or a path; for ``parse``.
 
     Raises:
         RecipeError: the file is too long or not text.
@@ -53,10 +53,10 @@ def load_recipe_text(name_or_path: str) -> str:
 
 
 def read_recipe(name_or_path: str) -> recipe.Recipe:
-    """The recipe that a person named on the command line.
+    """Read the recipe that a person named on the command line.
 
     Raises:
-        RecipeError: it cannot be understood.
+        RecipeError: it is invalid.
         UsageError: there is no such recipe.
     """
     try:
@@ -71,7 +71,7 @@ def read_recipe(name_or_path: str) -> recipe.Recipe:
 
 
 def _read_recipe_file(path: Path) -> str:
-    # Not waited for: a named pipe that nobody writes to would keep us for ever.
+    # Non-blocking: opening a named pipe without a writer would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         _refuse_unless_file_or_pipe(descriptor)
@@ -87,7 +87,7 @@ def _read_recipe_file(path: Path) -> str:
 
 
 def _refuse_unless_file_or_pipe(descriptor: int) -> None:
-    """Files alone, and the pipe in which a shell hands over what a command prints: ``gpunode plan <(…)``."""
+    """Accept only files, and the pipe of a shell's process substitution: ``gpunode plan <(…)``."""
     kind = os.fstat(descriptor).st_mode
     is_shells_pipe = stat.S_ISFIFO(kind) and str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
     if not stat.S_ISREG(kind) and not is_shells_pipe:
@@ -98,12 +98,12 @@ def _refuse_unless_file_or_pipe(descriptor: int) -> None:
 
 @cache
 def _load_shipped_recipes() -> MappingProxyType[str, str]:
-    """The shipped recipes by name: in an installed gpunode beside its modules, in a source tree beside the package."""
+    """Load the shipped recipes by name: inside an installed package, beside the package in a source tree."""
     package = Path(__file__).parent
     folder: Path | Traversable | None
     folder = next((place for place in (package / "_recipes", package.parent / "recipes") if place.is_dir()), None)
     if folder is None:
-        # Only in a zipapp: importlib.resources and what reading through it loads take 5 ms.
+        # Only for a zipapp: importlib.resources and the modules that it loads take 5 ms.
         from importlib.resources import files
 
         folder = files("gpunode").joinpath("_recipes")

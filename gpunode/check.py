@@ -1,4 +1,4 @@
-"""A thing that was looked at, on a node or in a cluster, and what it was found to be."""
+"""A check of a node or a cluster, with its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Check:
 
     Attributes:
         detail: what was seen.
-        hint: what to do about it, when it failed.
+        hint: what to do about it, if it failed.
     """
 
     id: str

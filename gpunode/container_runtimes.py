@@ -1,7 +1,7 @@
-"""The container runtimes, and what is true of each whatever its configuration says. Pure.
+"""The container runtimes, with the facts about each that do not depend on its configuration. Pure.
 
-A row here, and a module ``gpunode/runtimes/<id>.py`` with the runtime's rules, are all that a new runtime needs. No
-other code compares a runtime's id with a name.
+A new runtime only needs a row here and a module ``gpunode/runtimes/<id>.py`` with its rules. No other code compares a
+runtime's id with a name.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-# What reads a candidate before it is used, as host/runtime.py knows it. "none": nothing does, which setup says.
+# The program that validates a candidate configuration, as host/runtime.py runs it. "none": setup says so.
 ConfigValidatorKind: TypeAlias = Literal["containerd config dump", "dockerd --validate", "crio config", "none"]
-# What tells which handlers the runtime has now. "files": only its files do.
+# The program that reports the runtime's present handlers. "files": only its files do.
 LiveConfigSource: TypeAlias = Literal["containerd config dump", "docker info", "crio status", "podman info", "files"]
-# What starts a container for `verify --container`. "kubelet": only a kubelet does.
+# The program that starts a container for `verify --container`. "kubelet": only a kubelet can.
 ContainerClientKind: TypeAlias = Literal["ctr run", "docker run", "podman run", "kubelet"]
-# How containers get GPUs as CDI devices. "switch": where its configuration switches that on; "always": it cannot be
-# switched off; "only": and there is no handler to register.
+# How containers get GPUs as CDI devices. "switch": the configuration enables that; "always": it cannot be disabled;
+# "only": likewise, and there is no handler to register.
 CdiSupport: TypeAlias = Literal["switch", "always", "only"]
 
 
@@ -26,23 +26,23 @@ class ContainerRuntime:
     """A container runtime, as its own packages install it.
 
     Attributes:
-        id: its name in recipes, and of the recipe that configures it alone.
-        program: of its daemon, or itself; ``--version`` tells its version.
-        config: its main configuration file; empty where no file of its own registers a handler.
-        drop_in: where a drop-in goes; empty where the runtime reads none.
-        other_config_paths: paths and patterns of the other files that it reads; empty where its module's
-            ``list_read_paths`` says them.
-        unit: of systemd; empty where nothing runs between two containers.
+        id: its name in recipes, and the name of the recipe that configures only it.
+        program: its daemon's program, or its own; ``--version`` prints its version.
+        config: its main configuration file; empty if no file of its own registers handlers.
+        drop_in: the path of a drop-in; empty if the runtime reads none.
+        other_config_paths: paths and patterns of the other files that it reads; empty if its module's
+            ``list_read_paths`` returns them.
+        unit: its systemd unit; empty if nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
-        package_source_hint: where these come from when no distribution has them; empty when they do.
-        config_packages: those of them that bring the configuration file themselves, so that it is not missing after
-            their installation.
-        reloads: whether its daemon reads some settings again on SIGHUP; its module's ``takes_on_reload`` says which.
+        package_source_hint: where to get these if no distribution has them; else empty.
+        config_packages: those of ``packages`` that ship the configuration file, so that it exists after their
+            installation.
+        reloads: whether its daemon rereads some settings on SIGHUP; its module's ``applies_on_reload`` says which.
         stopped_by_restart: what a restart of its unit stops, unless its module's ``keeps_containers`` says otherwise;
-            empty where nothing stops.
+            empty if nothing stops.
         runs_pods: whether a kubelet can use it; docker through cri-dockerd.
-        has_cri_plugin: whether the part that a kubelet uses is a plugin that its configuration can disable.
-        cgroup_by_handler: whether each handler says which cgroup driver it uses.
+        has_cri_plugin: whether kubelets use a plugin of it that its configuration can disable.
+        cgroup_by_handler: whether each handler configures its cgroup driver.
     """
 
     id: str
@@ -66,7 +66,7 @@ class ContainerRuntime:
     container_client: ContainerClientKind
 
 
-# nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
+# nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O does not look (nvidia-container-toolkit PR 1829).
 UNREAD_FOLDER: Final = "/etc/crio/conf.d"
 CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
     row.id: row
@@ -120,7 +120,7 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
         ContainerRuntime(
             id="podman",
             program="podman",
-            # In the order in which podman reads them, the last one wins.
+            # In the order in which podman reads them; the last one wins.
             other_config_paths=(
                 "/usr/share/containers/containers.conf",
                 "/usr/share/containers/containers.conf.d/*.conf",
@@ -139,6 +139,6 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
 
 
 def takes_only_cdi(name: str) -> bool:
-    """Return whether containers of the runtime ``name`` get GPUs as CDI devices alone; False of the name "none"."""
+    """Return whether containers of the runtime ``name`` only get GPUs as CDI devices; False for the name "none"."""
     row = CONTAINER_RUNTIMES.get(name)
     return row is not None and row.cdi_support == "only"

@@ -1,7 +1,7 @@
-"""Every way in which gpunode stops short, as one tree; each class carries its exit code.
+"""Every error with which gpunode stops, as one tree; each class has an exit code.
 
-A message has three parts: what happened, why, and what to do next. They stay apart until the command line prints
-them, so the JSON envelope can carry each on its own. ``docs/reference/exit-codes.md`` is generated from this file.
+A message has three parts: what happened, why, and what to do next. They stay separate until the command line prints
+them, so that the JSON envelope has each. ``docs/reference/exit-codes.md`` is generated from this file.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _WORD_SEPARATORS: Final = re.compile(r"[/=,]")
 
 
 class GpunodeError(Exception):
-    """The base of every stop that is not a bug.
+    """The base of every error that is not a bug.
 
     Attributes:
-        what: what happened, one sentence.
+        what: what happened, as one sentence.
         why: the cause, with the evidence; may span lines.
-        hint: what the user does next; commands stand on lines of their own.
+        hint: what the user does next; commands are on lines of their own.
     """
 
     exit_code: ClassVar[int]
@@ -31,11 +31,11 @@ class GpunodeError(Exception):
         self.what, self.why, self.hint = what, why, hint
 
     def add_quoted_words(self, words: Iterable[str]) -> None:
-        """Quote those typed ``words`` in the message that hold line ends or control characters.
+        """Quote those typed ``words`` in the message that contain line ends or control characters.
 
-        A file may have any name, and a message that names it must not get lines from it that gpunode did not write.
+        A file may have any name, but a message with that name must not contain lines that gpunode did not write.
         """
-        from gpunode.command import CONTROL_CHARACTER, quote_word  # on use: --help needs none
+        from gpunode.command import CONTROL_CHARACTER, quote_word  # loaded on use: --help does not need it
 
         parts = {part for word in words for part in _WORD_SEPARATORS.split(word) if CONTROL_CHARACTER.search(part)}
         for part in sorted(parts, key=len, reverse=True):
@@ -44,22 +44,22 @@ class GpunodeError(Exception):
             )
 
     def as_dict(self) -> dict[str, object]:
-        """The error as the JSON envelope shows it."""
+        """Return the error as the JSON envelope shows it."""
         return {"error": self.status, "what": self.what, "why": self.why, "hint": self.hint}
 
 
 class UsageError(GpunodeError):
-    """The command cannot be run as it was typed."""
+    """The command cannot be run as typed."""
 
     exit_code, status = 2, "usage"
     meaning = "usage: bad arguments, an invalid recipe, root needed, or no terminal to ask on and no --yes"
 
 
 class RecipeError(UsageError):
-    """A recipe says something that gpunode does not understand; names file, line, key and the allowed values."""
+    """A recipe contains something that gpunode does not understand; names file, line, key and the allowed values."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
-        from gpunode.command import gpunode  # on use: --help needs none
+        from gpunode.command import gpunode  # loaded on use: --help does not need it
 
         place = f"{file}:{line}" if line else file
         super().__init__(
@@ -70,7 +70,7 @@ class RecipeError(UsageError):
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 
     def with_further_mistakes(self, others: Sequence[RecipeError]) -> RecipeError:
-        """The same, with the other mistakes of the file told in ``why``."""
+        """Return the same error, with the file's other mistakes added to ``why``."""
         if others:
             told = (f"{other.what}{f' ({other.why})' if other.why else ''}" for other in others)
             self.why = "\n".join([*([self.why] if self.why else []), f"{len(others)} more:", *told])
@@ -78,13 +78,13 @@ class RecipeError(UsageError):
         return self
 
     def as_dict(self) -> dict[str, object]:
-        """Adds where the error stands."""
+        """Return the error with the place of the mistake."""
         place = {"file": self.file, "line": self.line, "key": self.key, "allowed": list(self.allowed)}
         return {**super().as_dict(), **place}
 
 
 class LockFileError(RecipeError):
-    """An error in a lock file, like RecipeError: it is written by gpunode, so a damaged one is best written again."""
+    """A mistake in a lock file, like RecipeError; gpunode wrote the file, so a damaged one is best written again."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
         from gpunode.command import gpunode
@@ -95,7 +95,7 @@ class LockFileError(RecipeError):
 
 
 class MigFileError(RecipeError):
-    """An error in a configuration file of mig-parted, like RecipeError."""
+    """A mistake in a configuration file of mig-parted, like RecipeError."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
         super().__init__(what, file=file, line=line, key=key, allowed=allowed)
@@ -110,21 +110,21 @@ class Refused(GpunodeError):
 
 
 class ChangesPending(GpunodeError):
-    """A check found something that is not as it was requested."""
+    """A check found something that is not as requested."""
 
     exit_code, status = 4, "changes-pending"
     meaning = "`plan --check`, `ctk runtime check`: changes pending; `compare`: a difference that may explain a fault"
 
 
 class Conflict(GpunodeError):
-    """A file is neither as gpunode found it nor as gpunode left it, or stands where gpunode has to write."""
+    """A file is neither as gpunode found it nor as gpunode left it, or is where gpunode has to write."""
 
     exit_code, status = 5, "conflict"
     meaning = "conflict: a file was edited since, or is in the way"
 
 
 class ChangeFailed(GpunodeError):
-    """A change could not be made; ``why`` says what was put back."""
+    """A change could not be made; ``why`` says what was restored."""
 
     exit_code, status = 6, "change-failed"
     meaning = "a change failed; the message says what was restored, and how to continue or roll back"
@@ -138,14 +138,14 @@ class VerifyFailed(GpunodeError):
 
 
 class ProblemFound(GpunodeError):
-    """doctor found a cause for which the node does not work, or soon will not."""
+    """doctor found a cause why the node does not work, or soon will not."""
 
     exit_code, status = 8, "problem-found"
     meaning = "`doctor`: a problem was found"
 
 
 class JournalDamaged(GpunodeError):
-    """A journal has a damaged middle; nothing is guessed."""
+    """A journal is damaged in the middle; nothing is guessed."""
 
     exit_code, status = 9, "journal-damaged"
     meaning = "journal damaged"
@@ -159,14 +159,14 @@ class RebootRequired(GpunodeError):
 
 
 class DrainRequired(GpunodeError):
-    """Going on would stop containers; they are named."""
+    """Continuing would stop containers; names them."""
 
     exit_code, status = 11, "drain-required"
     meaning = "drain required: running containers would be stopped; the message names them"
 
 
 class Busy(GpunodeError):
-    """A lock is held by somebody else; the holder is named."""
+    """Another process holds a lock; names the holder."""
 
     exit_code, status = 12, "busy"
     meaning = "busy: a lock is held; the message names its holder (pid, command)"
@@ -199,12 +199,12 @@ BUG_EXIT_CODE = 1
 
 
 def exit_statuses() -> Iterator[tuple[int, str]]:
-    """Every exit code with its name, as the JSON envelope has it, in order."""
+    """Yield every exit code, in order, with its name in the JSON envelope."""
     yield from ((0, "ok"), (1, "bug"), *((kind.exit_code, kind.status) for kind in _classes_by_exit_code()))
 
 
 def exit_codes() -> Iterator[tuple[int, str]]:
-    """Every exit code with its meaning, in order; the reference page is made of this."""
+    """Yield every exit code with its meaning, in order; the reference page is generated from this."""
     yield from ((0, "done, or nothing to do"), (1, "a bug in gpunode; the message names the file with the traceback"))
     yield from ((kind.exit_code, kind.meaning) for kind in _classes_by_exit_code())
 
@@ -221,5 +221,5 @@ def _classes_by_exit_code() -> list[type[GpunodeError]]:
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Stands where every value was handled, so that mypy names one that was not; ``typing`` has it from 3.11 on."""
+    """Mark a point that is unreachable if every value was handled, for mypy; in ``typing`` from Python 3.11."""
     raise AssertionError(f"not handled: {value!r}")

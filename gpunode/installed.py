@@ -1,6 +1,6 @@
 """The way in which gpunode was installed on this machine.
 
-``--version`` loads this, and gpunode.pyz does so before anything is unpacked: it imports only what Python has loaded.
+``--version`` loads this, in gpunode.pyz before anything is unpacked, so it only imports what Python has loaded already.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ INSTALLATION_METHODS = {
     "wheel": "as a wheel",
     "source": "from a source tree",
 }
-# Beside gpunode.pyz where a package brought it: the name of the package's format.
+# A package puts this file, with the name of its format, beside gpunode.pyz.
 _INSTALLER_FILE = "INSTALLER"
 
 
 def find_installation_method() -> tuple[str, str]:
-    """Return one of ``INSTALLATION_METHODS``, and the path of the zipapp or of the folder that holds gpunode."""
+    """Return one of ``INSTALLATION_METHODS``, and the path of the zipapp or of the folder that contains gpunode."""
     archive = getattr(sys.modules["__main__"], "GPUNODE_ZIPAPP", "")
     if archive:
         place = os.path.realpath(archive)
@@ -39,11 +39,11 @@ def _read_package_format(folder: str) -> str:
 
 
 def print_version(version: str) -> int:
-    """Print the version, then how it was installed on a line of its own, and return the exit code."""
+    """Print the version and, on a second line, how it was installed; return the exit code."""
     kind, place = find_installation_method()
     try:
         print(f"gpunode {version}\ninstalled {INSTALLATION_METHODS[kind]}: {place}", flush=True)  # noqa: T201
-    except OSError:  # nobody reads it, or there is no room for it
-        sys.stdout = None  # or Python complains of it once more at its end
+    except OSError:  # the reader has gone, or the disk is full
+        sys.stdout = None  # or Python complains again at exit
         return 2
     return 0

@@ -1,4 +1,4 @@
-"""Lock files: the exact versions of a node's packages as TOML, for every node of its kind. Pure."""
+"""Lock files: the exact versions of a node's packages as TOML, for all nodes of the same kind. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.recipe.toml import line_of, read_toml, shorten_value
 
 LOCK_SCHEMA_VERSION: Final = 1
 _PACKAGES_TABLE: Final = "packages"
-# Debian Policy 5.6.1 and 5.6.12; a foreign architecture stands behind the name.
+# Debian Policy 5.6.1 and 5.6.12; a foreign architecture follows the name.
 _PACKAGE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
 _PACKAGE_VERSION: Final = re.compile(r"([0-9]+:)?[0-9][A-Za-z0-9.+~-]*")
 _HEADER_VALUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -31,7 +31,7 @@ LOCK_FILE_HEADER: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class VersionDifference:
-    """A package whose version differs between two locks; None where one of them does not name it."""
+    """A package whose version differs between two locks; None if a lock does not name it."""
 
     name: str
     before: str | None
@@ -39,10 +39,10 @@ class VersionDifference:
 
 
 def parse(text: str, file: str) -> VersionLock:
-    """The lock that ``text``, the content of ``file``, holds.
+    """Parse the lock in ``text``, the content of ``file``.
 
     Raises:
-        LockFileError: it is no lock file, or says what cannot be meant; file, line, key and what is allowed are named.
+        LockFileError: it is not a valid lock file; names file, line, key and the allowed values.
     """
     if len(text) > MAX_RECIPE_BYTES:
         raise LockFileError(f"longer than the {MAX_RECIPE_BYTES >> 20} MiB that a lock file may have", file=file)
@@ -65,7 +65,7 @@ def parse(text: str, file: str) -> VersionLock:
 
 @dataclass(frozen=True, slots=True)
 class _LockText:
-    """A lock file's text, for the place of an error."""
+    """A lock file's text, to locate errors."""
 
     text: str
     file: str
@@ -98,13 +98,13 @@ class _LockText:
 
 
 def render(lock: VersionLock, version: str) -> str:
-    """``lock`` as a file, the same for the same versions.
+    """Render ``lock`` as a file; the same versions give the same bytes.
 
     Law: ``parse(render(lock, version), lock.file) == lock``.
 
     Args:
-        lock: what it holds.
-        version: of the gpunode that writes it.
+        lock: the lock to write.
+        version: the version of the gpunode that writes it.
     """
     told = {"schema": LOCK_SCHEMA_VERSION, "gpunode": version, **{key: getattr(lock, key) for key in _STRING_KEYS}}
     lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES_TABLE}]"]

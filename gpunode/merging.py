@@ -1,4 +1,4 @@
-"""A change taken out of a text that was edited since: a three-way merge that gives up rather than guesses. Pure."""
+"""Undo a change in a text that was edited since: a three-way merge that gives up rather than guess. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ _Edit: TypeAlias = tuple[int, int, tuple[bytes, ...]]
 
 
 def merge_three_ways(base: bytes, ours: bytes, theirs: bytes, *, is_checked: bool = False) -> bytes | None:
-    """``theirs`` with what makes ``ours`` of ``base`` done to it as well; None where both changed the same lines.
+    """Apply the change from ``base`` to ``ours`` to ``theirs`` as well; None if both changed the same lines.
 
-    Edits may stand side by side.
+    Edits may be adjacent.
 
     Args:
-        base: what both began with.
-        ours: the change.
-        theirs: what it is made to.
-        is_checked: whether the caller makes sure of what the result means; then new lines may stand beside a changed
-            one.
+        base: the common ancestor.
+        ours: the changed text.
+        theirs: the text to apply the change to.
+        is_checked: whether the caller checks the result's meaning; then new lines may be adjacent to a changed line.
     """
     lines = [text.splitlines(keepends=True) for text in (base, ours, theirs)]
     edits = _join_edits(_line_edits(lines[0], lines[1]), _line_edits(lines[0], lines[2]), is_checked=is_checked)
@@ -31,12 +30,12 @@ def merge_three_ways(base: bytes, ours: bytes, theirs: bytes, *, is_checked: boo
         place = last
     result += lines[0][place:]
     if any(not line.endswith((b"\n", b"\r")) for line in result[:-1]):
-        return None  # the last line of one, without its end, would run into the next of the other
+        return None  # one text's last line, without its end, would join the other's next line
     return b"".join(result)
 
 
 def _line_edits(base: list[bytes], other: list[bytes]) -> list[_Edit]:
-    # Cut to the part that differs: matching takes long over lines that recur, as blank ones do.
+    # Trim the common ends: matching is slow over recurring lines, such as blank ones.
     length = min(len(base), len(other))
     head = next((n for n in range(length) if base[n] != other[n]), length)
     tail = next((n for n in range(length - head) if base[-1 - n] != other[-1 - n]), length - head)
@@ -46,9 +45,9 @@ def _line_edits(base: list[bytes], other: list[bytes]) -> list[_Edit]:
 
 
 def _join_edits(ours: list[_Edit], theirs: list[_Edit], *, is_checked: bool) -> list[_Edit] | None:
-    """Both, in order; None when two are about the same lines and not the same edit.
+    """Merge both lists in order; None if two different edits affect the same lines.
 
-    Of two that begin at the same line, new lines come first: that may be wrong, unless what it means ``is_checked``.
+    If two begin at the same line, new lines come first; that may be wrong, so it needs ``is_checked``.
     """
     both = sorted({*ours, *theirs})
     for one, next_one in pairwise(both):

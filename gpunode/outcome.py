@@ -20,13 +20,13 @@ class Planned:
     """The changes of a step; none if the node already matches the recipe.
 
     Attributes:
-        reason: why they are made, or why none are needed, one sentence.
+        reason: why they are made, or why none are needed, as one sentence.
         notes: warnings about the node's state, even without changes.
         change_notes: notes about these changes.
-        expectation: what the runtime's own parser must find before a configuration of these changes is used.
-        stopped_workloads: what stops while this is done (``docker containers``); empty when nothing does.
-        is_deferred: whether the reason is what another step, program or the next boot will do: nothing was checked.
-        is_requested: whether the recipe asks for this at all; where it does not, nothing was checked either.
+        expectation: what the runtime's own parser must find before it uses a configuration with these changes.
+        stopped_workloads: what stops meanwhile (``docker containers``); empty if nothing does.
+        is_deferred: whether another step, program or the next boot will do it, as the reason says: nothing was checked.
+        is_requested: whether the recipe requests this at all; if not, nothing was checked either.
     """
 
     changes: tuple[Change, ...]
@@ -40,7 +40,7 @@ class Planned:
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """Both kinds of notes, each once."""
+        """The distinct notes of both kinds."""
         return tuple(dict.fromkeys((*self.change_notes, *self.notes)))
 
 
@@ -49,8 +49,8 @@ class Refusal:
     """A refusal of the step, which stops the whole run.
 
     Attributes:
-        exit_code: 3 refused, 11 drain required, 13 cannot tell.
-        held: the packages that somebody put on hold, where that is why.
+        exit_code: 3 refused, 11 drain required, 13 undetermined.
+        held: the packages that somebody put on hold, if they are the reason.
     """
 
     what: str
@@ -77,7 +77,7 @@ WAIT_PHRASES: Final[Mapping[BlockingAction, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A step blocked by something that gpunode does not do unasked; later steps still run.
+    """A step blocked by something that gpunode only does on request; later steps still run.
 
     Attributes:
         waits_for: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
@@ -100,9 +100,9 @@ class StepPackageRules:
     """The packages that a step installs by name, and that a lock file holds.
 
     Attributes:
-        list_wanted: those that this recipe asks for on this node.
-        is_owned: whether a package of a lock file is the step's, whatever the recipe and the node. What no step owns is
-            the driver's, or came along with it.
+        list_wanted: returns those that this recipe requests on this node.
+        is_owned: whether a package of a lock file belongs to the step, for any recipe and node. Packages that no step
+            owns are the driver's, or its dependencies.
     """
 
     list_wanted: Callable[[Recipe, Facts], Iterable[PackageId]]
@@ -114,11 +114,11 @@ class Step:
     """A step in the table; ``plan`` is pure.
 
     Attributes:
-        needs: the ids of the steps without whose work this one's is of no use: no rollback takes that away first.
-        for_driver: whether only a driver needs the step. A run that takes no such step works without a GPU, too.
-        packages: what it installs by name; None where a lock file holds none of it.
-        files: what it reads on every node, outside of the folders that are read whole (``facts.probes.FOLDERS``), of
-            the runtimes' configuration and of the package system's.
+        needs: the ids of the steps without which this one's work is useless: no rollback undoes theirs first.
+        for_driver: whether only a driver needs the step. A run without such steps also works without a GPU.
+        packages: the packages that it installs by name; None if none of them are in a lock file.
+        files: the files that it reads on every node, apart from folders that are read completely
+            (``facts.probes.FOLDERS``), the runtimes' configuration and the package system's files.
     """
 
     id: str

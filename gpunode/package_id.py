@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class PackageId:
-    """A package by its name and architecture, and by its version where several stand beside one another.
+    """A package by its name and architecture, and by its version if several versions are installed side by side.
 
     Attributes:
-        arch: a foreign one, in the package system's words (``i386``). Empty for the host's own and for packages that
-            run on any: one that becomes the other stays the same package.
-        version: of a package that is installed beside its other versions and never upgraded, as RPM installs kernels:
-            each is a package of its own. Empty for all others, whose version is a part of their state.
+        arch: a foreign architecture, in the package system's terms (``i386``). Empty for the host's own and for
+            packages for any architecture: a package that changes between these stays the same package.
+        version: only for a package that is installed beside its other versions and never upgraded, as RPM installs
+            kernels: each version is a package. Empty for all others, whose version is part of their state.
     """
 
     name: str
@@ -22,7 +22,7 @@ class PackageId:
 
     @staticmethod
     def of(text: str) -> PackageId:
-        """The inverse of ``str``, which journals, locks and JSON hold."""
+        """Parse the result of ``str``, which journals, locks and JSON contain."""
         known, _, version = text.partition("=")
         name, _, arch = known.partition(":")
         return PackageId(name, arch, version)

@@ -1,4 +1,4 @@
-"""TOML, read with distrust: what would take unlimited time or memory to read is rejected. Pure."""
+"""TOML for untrusted text: rejects what would take unlimited time or memory to parse. Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Tables and lists in each other: whoever goes through them calls itself for each.
+# For nested tables and lists: code that walks them is recursive.
 _MAX_NESTING = 200
-# The parts of a dotted key, or what looks like them; a list of addresses on one line is none.
+# The parts of a dotted key, or text like it; does not match a list of addresses on one line.
 _DOTTED_KEY_PARTS = re.compile(r"(?:\.[^.\n=,\[\]{}]+)+")
 
 
 def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any]:
-    """The document.
+    """Parse a document.
 
     Raises:
-        ValueError: the text is not TOML, or is made so that no reader comes to an end with it.
+        ValueError: the text is not TOML, or is crafted to exhaust the parser.
     """
-    # The reader takes time and memory by the square of a dotted key's parts.
+    # The parser takes quadratic time and memory in the number of a dotted key's parts.
     for found in _DOTTED_KEY_PARTS.finditer(text):
         if found[0].count(".") > _MAX_NESTING:
             line = text.count("\n", 0, found.start()) + 1

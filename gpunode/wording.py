@@ -23,5 +23,5 @@ def join_names(items: Iterable[str], limit: int = 0) -> str:
 
 
 def join_with_and(parts: Sequence[str]) -> str:
-    """Join to ``a, b and c``."""
+    """Join ``parts`` as ``a, b and c``."""
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)

@@ -1,6 +1,6 @@
-"""YAML by PyYAML, which is loaded when a document is read or written; nothing else in gpunode imports it. Pure.
+"""YAML by PyYAML, which is loaded when a document is read or written; no other module imports it. Pure.
 
-Anchors and aliases are refused: by them a short text means a document of any size.
+Anchors and aliases are refused: with them, a short text can expand to any size.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from yaml import Node
 
-# A CDI file has some 250 bytes for a device: 60 KiB for 16 GPUs of 7 MIG instances, each by index and by UUID.
-# PyYAML without its C library reads 200 KiB a second.
+# A CDI file takes some 250 bytes per device: 60 KiB for 16 GPUs with 7 MIG instances each, by index and by UUID.
+# Without its C library, PyYAML reads 200 KiB per second.
 MAX_YAML_BYTES: Final = 1 << 18
 _COMMENT_WIDTH: Final = 110
-# Begins with a letter, / or _, so no parser takes it for a number or a date.
+# Begins with a letter, / or _, so no parser reads it as a number or a date.
 _PLAIN_SCALAR: Final = r"[A-Za-z/_](?:[A-Za-z0-9 ./:=@_+-]*[A-Za-z0-9/_])?"
 _READABLE_TAG: Final = r"tag:yaml\.org,2002:(?:str|int|float|bool|null|timestamp|value|merge|seq|map)"
-# kubectl and Helm read YAML 1.1 in part, where these are no text; y and n are none that PyYAML knows.
+# kubectl and Helm read parts of YAML 1.1, where these are not strings; PyYAML itself does not treat y and n specially.
 _NON_STRING_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
 class YamlError(ValueError):
-    """A text that is not YAML, or more of YAML than gpunode reads.
+    """The text is not YAML, or uses YAML features that gpunode does not read.
 
     Attributes:
-        line: where it was noticed, from 1; 0 where that is unknown.
+        line: where that was noticed, from 1; 0 if unknown.
     """
 
     def __init__(self, reason: str, line: int = 0) -> None:
@@ -39,16 +39,16 @@ class YamlError(ValueError):
 
 
 def load(text: str) -> Any:
-    """Return the one document of ``text``: mappings, lists, texts and None; what begins with { is read as JSON.
+    """Return the only document of ``text``: mappings, lists, strings and None; text that begins with { is read as JSON.
 
-    Numbers, dates and truth values of YAML stay the text that was written, as Kubernetes' reader gives them to a field
-    of text (sigs.k8s.io/yaml v1.4, ``convertToJSONableObject``).
+    YAML's numbers, dates and booleans stay strings as written, as Kubernetes' parser passes them to a string field
+    (sigs.k8s.io/yaml v1.4, ``convertToJSONableObject``).
 
     Raises:
-        ValueError: the text is no such document, or too long.
+        ValueError: the text is not such a document, or too long.
     """
     try:
-        if text.lstrip().startswith("{"):  # tabs may stand between its words, where YAML has none
+        if text.lstrip().startswith("{"):  # JSON allows tabs between tokens, YAML does not
             return json.loads(_require_short_text(text))
         node = compose(text)
         return None if node is None else _node_to_value(node)
@@ -57,10 +57,10 @@ def load(text: str) -> Any:
 
 
 def compose(text: str) -> Node | None:
-    """Return the nodes of the one document of ``text``, each with its line; None if there is none.
+    """Return the nodes of the only document of ``text``, each with its line; None if there is none.
 
     Raises:
-        YamlError: the text is no such document, or too long.
+        YamlError: the text is not such a document, or too long.
     """
     import yaml
 
@@ -74,7 +74,7 @@ def compose(text: str) -> Node | None:
 
 
 def render_document(value: Mapping[str, Any], comment: str = "") -> str:
-    """Return ``value`` as one document in block style below ``comment``, with its keys in the order given."""
+    """Return ``value`` as a document in block style below ``comment``, with its keys in the given order."""
     import textwrap
 
     import yaml
@@ -132,7 +132,7 @@ def _dumper() -> type:
 
         def represent_text(self, text: str) -> Any:
             is_plain = re.fullmatch(_PLAIN_SCALAR, text) and text.lower() not in _NON_STRING_WORDS
-            # PyYAML reads the other line ends of YAML 1.1 back as "\n", unless they are escaped.
+            # Unless escaped, PyYAML reads the other line ends of YAML 1.1 back as "\n".
             is_block = "\n" in text and not re.search("[\x85\u2028\u2029]", text)
             style = "|" if is_block else None if is_plain else '"'
             return self.represent_scalar("tag:yaml.org,2002:str", text, style)

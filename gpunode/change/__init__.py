@@ -1,6 +1,6 @@
-"""Changes: what is to be done to a node, as data, with what was there before and what is there after.
+"""Changes of a node as data, with the states before and after.
 
-Nothing here touches a node. A change says enough to be shown, applied, journaled and undone.
+Nothing here touches a node. A change has enough information to be shown, applied, journaled and undone.
 """
 
 from __future__ import annotations
@@ -89,15 +89,15 @@ Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | 
 def sort_changes(changes: Iterable[Change]) -> tuple[Change, ...]:
     """Return ``changes`` in the order in which a stage applies them: files, packages, commands, modules, MIG, units.
 
-    A unit that stops for the others' sake, and that a trigger starts again, comes first of all.
+    A unit that is stopped temporarily for the others, and that a trigger starts again, comes first.
     """
     return tuple(sorted(changes, key=lambda change: (not change.is_temporary_stop, change.rank)))
 
 
 def triggers_of(changes: Iterable[Change]) -> tuple[Trigger, ...]:
-    """Return the triggers of ``changes``, once each, in the order in which they are settled.
+    """Return the distinct triggers of ``changes``, in the order in which they are settled.
 
-    Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
+    Law: inverse changes have the same triggers, so a daemon also restarts after its file is restored.
     """
     return sort_triggers(trigger for change in changes for trigger in change.triggers)
 
@@ -107,10 +107,10 @@ class RuntimeExpectation:
     """The content that a runtime's own parser must find in a candidate configuration before it is written.
 
     Attributes:
-        runtime: a row of ``runtimes.RUNTIMES``.
-        path: its root file, whether that changes or one that it imports.
-        handlers: runtime name to the binary that it runs.
-        default: the default runtime after the change; None when it does not matter.
+        runtime: the id of a row in ``runtimes.RUNTIMES``.
+        path: the root file, whether that changes or an imported one.
+        handlers: maps runtime names to the binaries that they run.
+        default: the default runtime after the change; None if it does not matter.
     """
 
     runtime: str

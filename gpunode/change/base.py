@@ -29,10 +29,10 @@ GPU_SERVICES: Final = (
     "gpunode-mps.service",
 )
 """The services that hold GPUs open and do no work on them, in the order in which they start."""
-# What later changes of the same run read: packages need the index, units need systemd to have read them.
+# Later changes of the same run need these: packages need the index, units need systemd to have read them.
 _TRIGGERS_RUN_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
 
-# The word for a change in plans and in the JSON output.
+# The name of an action in plans and in the JSON output.
 Action: TypeAlias = Literal[
     "create", "edit", "delete", "reload",
     "install", "upgrade", "downgrade", "mark", "purge",
@@ -42,20 +42,20 @@ Action: TypeAlias = Literal[
 
 # The stage whose files are a node's configuration, which a plain rollback restores.
 RUNTIME_CONFIG_STAGE = "runtime"
-# The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them;
-# those are deleted that only an undone version shipped; and files of no package are backed up that a package may
-# overwrite, or that go with it since it ships a configuration file of that name.
+# Steps, in any stage, for backups of packages' own configuration files before a purge deletes them; for deletions of
+# files that only an undone version shipped; and for backups of unpackaged files that a package may overwrite, or that
+# are deleted with it because it ships a configuration file of that name.
 CONFFILES_STEP_ID = "conffiles"
 OBSOLETE_STEP_ID = "obsolete"
 OVERWRITTEN_STEP_ID = "overwritten"
-# The step of what the package manager put beside configuration files that somebody had edited.
+# The step for files that the package manager put beside configuration files that somebody had edited.
 SET_ASIDE_STEP_ID = "set-aside"
 FILE_STEP_IDS: Final = frozenset({CONFFILES_STEP_ID, OBSOLETE_STEP_ID, OVERWRITTEN_STEP_ID})
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Follow-up work that a change requires, done once however many changes require it.
+    """Follow-up work that a change requires; done once, however many changes require it.
 
     Attributes:
         target: the unit for start, reload and restart, the list file for an index refresh; ``if-possible`` for a
@@ -80,7 +80,7 @@ class Trigger:
 
 
 def sort_triggers(triggers: Iterable[Trigger]) -> tuple[Trigger, ...]:
-    """Return ``triggers``, once each, in the order to run them: one after those whose work it reads."""
+    """Return the distinct ``triggers`` in the order to run them: each after those whose results it reads."""
 
     def rank(trigger: Trigger) -> tuple[int, int, str]:
         place = GPU_SERVICES.index(trigger.target) if trigger.target in GPU_SERVICES else len(GPU_SERVICES)
@@ -90,23 +90,23 @@ def sort_triggers(triggers: Iterable[Trigger]) -> tuple[Trigger, ...]:
 
 
 class BaseChange(ABC):
-    """A kind of change: a subclass is a frozen dataclass with ``before`` and ``after``, where it has states.
+    """A kind of change: a subclass is a frozen dataclass with ``before`` and ``after``, if it has states.
 
-    A new one also goes into the union ``Change``; mypy then names its host adapter and its projection as missing, and
+    Also add a new one to the union ``Change``; mypy then reports its missing host adapter and projection, and
     ``tests/unit/test_change.py`` a field that the journal cannot store.
 
     Attributes:
         kind_name: the name in the journal and in all JSON.
-        rank: the position in a stage: what others build on comes first.
+        rank: the position in a stage: what others depend on comes first.
         triggers: required once the change is made, and also once it is undone.
     """
 
     __slots__ = ()
     kind_name: ClassVar[str]
     rank: ClassVar[int]
-    # Whether a plain rollback takes it back where its stage is that of the configuration.
+    # Whether a plain rollback undoes it in the configuration's stage.
     is_undone_by_plain_rollback: ClassVar[bool] = False
-    # Whether the record that it failed says that the node is as it was.
+    # Whether recording it as failed means that the node is unchanged.
     leaves_node_unchanged_on_failure: ClassVar[bool] = False
     # The positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
     _undo_ranks: ClassVar[tuple[int, int]] = (2, 4)
@@ -120,7 +120,7 @@ class BaseChange(ABC):
     @property
     @abstractmethod
     def action(self) -> Action:
-        """The action in one word. A package's new version is an upgrade: only its package system can order it."""
+        """The action as one word. A package's new version is an upgrade: only its package system orders versions."""
 
     @property
     @abstractmethod
@@ -138,12 +138,12 @@ class BaseChange(ABC):
         return f"{self.subject} {self.participle}"
 
     def describe_progress(self, title: str) -> str:
-        """Return what is shown while it is made; ``title`` is that of its step."""
+        """Return the text to show while it is made; ``title`` is that of its step."""
         return f"{title}: {self.subject}"
 
     @property
     def states(self) -> tuple[str, str]:
-        """The state before and after in a few words; empty where there is none to show."""
+        """The states before and after in a few words; empty if there is none to show."""
         return "", ""
 
     @property
@@ -153,7 +153,7 @@ class BaseChange(ABC):
 
     @property
     def only_triggers_reread(self) -> bool:
-        """True if the state stays, and only its reader has to read it again."""
+        """True if the state stays, and its reader only has to read it again."""
         return False
 
     @property
@@ -163,7 +163,7 @@ class BaseChange(ABC):
 
     @property
     def is_undoable(self) -> bool:
-        """True unless an undo leaves it: a module, a file that is only read again, a unit that stops for others."""
+        """True unless an undo leaves it alone: a module, a file that is only reread, a temporary stop of a unit."""
         return not (self.only_triggers_reread or self.is_temporary_stop)
 
     @property
@@ -173,12 +173,12 @@ class BaseChange(ABC):
 
     @property
     def exists_before(self) -> bool:
-        """True unless it makes its subject."""
+        """True unless it creates its subject."""
         return True
 
     @property
     def exists_after(self) -> bool:
-        """True unless it takes its subject away."""
+        """True unless it removes its subject."""
         return True
 
     @property
@@ -192,27 +192,27 @@ class BaseChange(ABC):
 
     @property
     def final_state_known_when(self) -> str:
-        """When the state afterwards will be known; empty where it is known now."""
+        """When the state afterwards will be known; empty if it is known now."""
         return ""
 
     @property
     def origin(self) -> str:
-        """The archive that a package comes from, and the key that vouches for it; empty for any other change."""
+        """The archive that a package comes from, and its signing key; empty for any other change."""
         return ""
 
     @property
     def outcome_text(self) -> str:
-        """The deed for the log: the participle, with the versions of a package."""
+        """The result for the log: the participle, with the versions of a package."""
         return self.participle
 
     @property
     def log_details(self) -> tuple[str, ...]:
-        """Further lines for the log; of a change whose contents are digests."""
+        """Further lines for the log; requires a change whose contents are digests."""
         return ()
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders that are made for it."""
+        """The folders that are created for it."""
         return ()
 
     @property
@@ -223,13 +223,13 @@ class BaseChange(ABC):
     @property
     @abstractmethod
     def record(self) -> dict[str, object]:
-        """The states in JSON's types, for ``log --json``; of a change whose contents are digests."""
+        """The states in JSON's types, for ``log --json``; requires a change whose contents are digests."""
 
     @abstractmethod
     def inverse(self) -> BaseChange | None:
-        """Return the change that undoes this one; None where there is none.
+        """Return the change that undoes this one; None if there is none.
 
-        Law: an involution where all states are known.
+        Law: an involution if all states are known.
         """
 
     def undo_rank(self, stage: str, step: str, *, is_redo: bool) -> int:
@@ -237,19 +237,19 @@ class BaseChange(ABC):
         return self._undo_ranks[is_redo]
 
     def removes_what_packages_need(self, stage: str, step: str) -> bool:
-        """Return whether it takes away what packages that stay may need: a file outside the configuration, a unit."""
+        """Return whether it removes what remaining packages may need: a file outside the configuration, a unit."""
         return False
 
     def restrict_writes_to_root(self) -> Self:
-        """Return it with a result that root alone can write."""
+        """Return it with a result that only root can write."""
         return self
 
     @classmethod
     def of_kind(cls, changes: Iterable[object]) -> tuple[Self, ...]:
-        """Return those of ``changes`` that are of this kind."""
+        """Return the ``changes`` of this kind."""
         return tuple(change for change in changes if isinstance(change, cls))
 
 
 def short_unit_name(unit: str) -> str:
-    """Return a unit as people call it: ``containerd``."""
+    """Return a unit's usual short name: ``containerd``."""
     return unit.removesuffix(".service")

@@ -13,15 +13,15 @@ _PARTICIPLES: Final[dict[Action, str]] = {"create": "created", "edit": "changed"
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange(BaseChange):
-    """A change of the fields that gpunode's field manager owns of an object in a cluster.
+    """A change of the fields that gpunode's field manager owns in an object of a cluster.
 
     Attributes:
         cluster: the uid of its namespace kube-system, which identifies the cluster.
         api_version: as in the object (``apps/v1``), like ``kind``.
-        namespace: empty for an object of the whole cluster.
-        before: the fields that gpunode owned, as JSON; None when it owned none.
-        after: the fields that it owns from now on; None when it gives them up.
-        shared: others own fields of the object, too: it is neither made nor deleted with ours.
+        namespace: empty for a cluster-scoped object.
+        before: the fields that gpunode owned, as JSON; None if it owned none.
+        after: the fields that it will own; None if it gives them up.
+        shared: whether others own fields of the object as well: it is neither created nor deleted with ours.
     """
 
     kind_name: ClassVar[str] = "object"
@@ -38,7 +38,7 @@ class ObjectChange(BaseChange):
 
     @property
     def triggers(self) -> frozenset[Trigger]:  # type: ignore[override]
-        """None: no unit of this machine reads an object of a cluster."""
+        """None: no unit of this machine reads a cluster's objects."""
         return frozenset()
 
     @property

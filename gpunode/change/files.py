@@ -19,12 +19,12 @@ def digest(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as it is or shall be.
+    """The present or planned state of a file.
 
     Attributes:
-        mode: the permission bits alone (``0o644``).
-        xattrs: the extended attributes by name, ACL and capabilities among them. No plan asks for any, so states
-            are not compared by them; a file that was removed comes back with them.
+        mode: only the permission bits (``0o644``).
+        xattrs: the extended attributes by name, including ACLs and capabilities. No plan requests any, so comparisons
+            of states ignore them; a restored file gets them back.
     """
 
     content: bytes
@@ -34,12 +34,12 @@ class FileState:
     xattrs: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
 
     def with_digest(self) -> FileState:
-        """Return the state with its content's digest in place of the content, as a journal has it."""
+        """Return the state with its content replaced by its digest, as in a journal."""
         return replace(self, content=digest(self.content).encode())
 
     @property
     def record(self) -> dict[str, object]:
-        """The state in JSON's types; of one whose content is a digest."""
+        """The state in JSON's types; requires a state whose content is a digest."""
         return {"sha256": self.content.decode(), "mode": f"{self.mode:04o}", "uid": self.uid, "gid": self.gid}
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class FileState:
 
 
 def restrict_writes_to_root(state: FileState) -> FileState:
-    """Return the file owned by root and writable by root alone; who may read it stays as it is."""
+    """Return the file as owned by root and writable only by root; its readers stay the same."""
     return replace(state, uid=0, mode=state.mode & ~0o022)
 
 
@@ -61,11 +61,11 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A repository's key: its bytes are known once fetched, its fingerprints before.
+    """A repository's key: its fingerprints are known in advance, its bytes only once fetched.
 
     Attributes:
         url: where it is downloaded from.
-        fingerprints: the primary keys it may hold, no more and no fewer; 40 upper-case hex digits each.
+        fingerprints: the exact set of primary keys that it must hold; 40 upper-case hex digits each.
     """
 
     url: str
@@ -90,12 +90,12 @@ UnknownContent: TypeAlias = Deferred | SigningKey
 class FileChange(BaseChange):
     """A file is created (``before`` is None), replaced, or removed (``after`` is None).
 
-    One that stays as it is (``before == after``) has its triggers all the same: somebody else has changed it, and its
-    daemon has not read it. One that is promised with the trigger ``cdi`` is written by what the trigger starts.
+    An unchanged file (``before == after``) still has its triggers: somebody else has changed it, and its daemon has not
+    read it. A deferred file with the trigger ``cdi`` is written by the program that the trigger starts.
 
     Attributes:
-        folders: those that are made for a new file, outermost first; an undo removes them again.
-            They are known when the change is about to be made, and changes are not compared by them.
+        folders: the folders that are created for a new file, outermost first; an undo removes them again. They are only
+            known when the change is about to be made, and comparisons of changes ignore them.
     """
 
     kind_name: ClassVar[str] = "file"
@@ -171,7 +171,7 @@ class FileChange(BaseChange):
         return tuple(state.content for state in (self.before, self.after) if isinstance(state, FileState))
 
     def with_contents(self, load: Callable[[str], bytes | None]) -> FileChange | None:
-        """Return it with the bytes of its states, each of which has a digest; None where ``load`` has none for one."""
+        """Return it with the bytes in place of the digests in its states; None if ``load`` lacks one of them."""
         contents = {name: content for name in self.contents if (content := load(name.decode())) is not None}
         if not contents.keys() >= {*self.contents}:
             return None
@@ -194,7 +194,7 @@ class FileChange(BaseChange):
         if step in FILE_STEP_IDS:
             return 3 if is_redo else 4
         if step == SET_ASIDE_STEP_ID:
-            return 1  # before packages change once more, which may put another one there
+            return 1  # before another change of packages, which may put another one there
         return (
             {"sources": 0, RUNTIME_CONFIG_STAGE: 5}.get(stage, 1)
             if is_redo
@@ -210,7 +210,7 @@ class FileChange(BaseChange):
         return replace(self, after=restrict_writes_to_root(self.after)) if isinstance(self.after, FileState) else self
 
     def diff(self) -> Iterator[str]:
-        """Yield the change as a unified diff, a line each without its line end; one line says so if it is not text."""
+        """Yield the change as a unified diff, line by line without line ends; a single line if it is not text."""
         after = self.after
         if isinstance(after, Deferred | SigningKey):
             yield f"--- {self.path if self.before else '/dev/null'}"
@@ -235,14 +235,14 @@ class FileChange(BaseChange):
 
 
 def _describe_state(state: FileState | UnknownContent | None) -> str:
-    """Return a state for the log; the content of one is a digest."""
+    """Return a state for the log; its content is a digest."""
     if isinstance(state, FileState):
         return f"sha256 {state.content.decode()} {state}"
     return state.what if state else "nothing"
 
 
 def _lines_if_text(state: FileState | None) -> list[str] | None:
-    """Return the file's lines, carriage returns and all; None if it is not text."""
+    """Return the file's lines, including carriage returns; None if it is not text."""
     if state is None:
         return []
     try:

@@ -127,7 +127,7 @@ class ModuleChange(BaseChange):
 
 
 def display_command(argv: Sequence[str]) -> str:
-    """Return a command as people read it: a shell's script by the name given to it, Helm's by the release."""
+    """Return a command in a readable form: a shell script by the name given to it, Helm's by the release."""
     match argv:
         case ("sh", "-c", _, name, *_):
             return name
@@ -138,7 +138,7 @@ def display_command(argv: Sequence[str]) -> str:
 
 
 def without_helm_values(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return a command of Helm without the values that it sets: there may be a secret among a release's."""
+    """Return a Helm command without the values that it sets, which may include secrets."""
     pairs = zip(("", *argv), argv, strict=False)
     return tuple(f"{word.partition('=')[0]}=…" if last == "--set-json" else word for last, word in pairs)
 
@@ -148,7 +148,7 @@ class CommandChange(BaseChange):
     """A command that is none of the other kinds: repairing packages, building a DKMS module, releasing a chart.
 
     Attributes:
-        cluster: the one that it changes, as in ``ObjectChange``; empty for a command of this machine.
+        cluster: the cluster that it changes, as in ``ObjectChange``; empty for a command on this machine.
     """
 
     kind_name: ClassVar[str] = "command"
@@ -203,8 +203,8 @@ class MigInstance:
 
     Attributes:
         profile: its name without ``MIG`` (``1g.10gb+me``).
-        start: the first memory slice that it occupies; ``size`` is how many.
-        compute: the slices of each of its compute instances, in order (``3``); one that holds all slices is usual.
+        start: the first memory slice that it occupies; ``size`` is the number of slices.
+        compute: the slices of each of its compute instances, in order (``3``); usually a single one with all slices.
     """
 
     profile: str
@@ -215,7 +215,7 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class MigLayout:
-    """A GPU's division by MIG; ``instances`` by their first slice, none where MIG is off."""
+    """A GPU's partition by MIG; ``instances`` are sorted by first slice, none if MIG is off."""
 
     enabled: bool
     instances: tuple[MigInstance, ...] = ()
@@ -227,7 +227,7 @@ class MigLayout:
                                                        for instance in self.instances]}  # fmt: skip
 
     def is_part_of(self, other: MigLayout) -> bool:
-        """Return whether each instance is one of ``other``'s, with no more compute instances than there."""
+        """Return whether each instance is also in ``other``, with no more compute instances than there."""
         others = {(instance.profile, instance.start): instance for instance in other.instances}
         pairs = [(instance, others.get((instance.profile, instance.start))) for instance in self.instances]
         return all(it and one.size == it.size and one.compute == it.compute[: len(one.compute)] for one, it in pairs)

@@ -14,9 +14,9 @@ class PackageState:
     """An installed package, or what a removed one left behind.
 
     Attributes:
-        auto: installed as somebody's dependency, so autoremove may take it.
-        config_files_only: removed; its configuration files stay.
-        origin: the archive that it comes from and the key that vouches for it; for the record, so not compared.
+        auto: installed as a dependency, so autoremove may remove it.
+        config_files_only: removed, except for its configuration files.
+        origin: the archive that it comes from and its signing key; only recorded, so not compared.
     """
 
     version: str
@@ -28,11 +28,11 @@ class PackageState:
 
 @dataclass(frozen=True, slots=True)
 class KnownAfter:
-    """A package's state whose exact version only the package index tells.
+    """A package's state whose exact version is known only from the package index.
 
     Attributes:
-        prefix: what the version must start with, epoch left out (``580.``); empty when any will do.
-        auto: whether it counts as a dependency afterwards, which it does only where it did so before.
+        prefix: what the version must start with, without the epoch (``580.``); empty for any version.
+        auto: whether it is marked automatic afterwards, which it only is if it was before.
     """
 
     prefix: str = ""
@@ -42,7 +42,7 @@ class KnownAfter:
 
 @dataclass(frozen=True, slots=True)
 class PackageChange(BaseChange):
-    """A package is installed, brought to another version, or purged (``after`` is None)."""
+    """A package is installed, changed to another version, or purged (``after`` is None)."""
 
     kind_name: ClassVar[str] = "package"
     rank: ClassVar[int] = 1
@@ -87,12 +87,12 @@ class PackageChange(BaseChange):
 
     @property
     def known_final_state(self) -> PackageState | None:
-        """The state afterwards, as far as its version is known; None for none."""
+        """The state afterwards, if its version is known; else None."""
         return self.after if isinstance(self.after, PackageState) else None
 
     @property
     def is_mark(self) -> bool:
-        """True if the package stays as it is and only its marks change."""
+        """True if only the package's marks change."""
         before, after = self.before, self.known_final_state
         if before is None or after is None or before.config_files_only or after.config_files_only:
             return False
@@ -100,7 +100,7 @@ class PackageChange(BaseChange):
 
     @property
     def removes_or_replaces(self) -> bool:
-        """True if the installed version goes: the package is removed, or gets another one."""
+        """True if the installed version is removed, or replaced by another one."""
         return self.exists_before and not self.is_mark
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CommandExit(Exception):
-    """The command has printed its answer; only the exit code remains."""
+    """The command has printed its answer; only its exit code is left to return."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)

@@ -3,7 +3,7 @@
 Only typer is imported here; every command imports what it needs, so ``gpunode plan --help`` loads no workflow.
 """
 
-# No annotations from __future__ here: typer would compile each of 90 from its text, 3 ms at every start.
+# No annotations from __future__ here: typer would compile each of the 90 from text, 3 ms at every start.
 # ruff: noqa: I002
 
 import copy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpunode.cli.output_options import OutputOptions
 
 
-# Values for shell completion; called on Tab only.
+# Values for shell completion; computed only on Tab.
 
 
 def recipe_names() -> list[str]:
@@ -85,7 +85,7 @@ class WrappedGroup(TyperGroup):
     """A group whose help wraps descriptions instead of truncating them, under headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, with the first sentence of each."""
+        """Write the commands, each with its first sentence."""
         every: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         groups = (
             HELP_GROUPS
@@ -126,7 +126,7 @@ app.add_typer(recipe_app, name="recipe")
 
 
 class LazyGroup(WrappedGroup):
-    """A group that imports the module of its name when one of its commands or their list is needed."""
+    """A group that imports the module of its name when its commands are needed."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command of that name."""
@@ -144,7 +144,7 @@ class LazyGroup(WrappedGroup):
 
 
 class CtkGroup(LazyGroup):
-    """nvidia-ctk's commands."""
+    """The commands of nvidia-ctk."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the group's own options as nvidia-ctk parses its global ones."""
@@ -162,7 +162,7 @@ app.add_typer(k8s_app, name="k8s")
 
 
 def text_option(flag: str, metavar: str, meaning: str, values: Callable[[], list[str]] | None = None) -> Any:
-    """Declare an option that takes a text; the shell completes the ``values``."""
+    """Declare a text option; the shell completes ``values``."""
     return typer.Option(flag, metavar=metavar, help=meaning, autocompletion=values)
 
 
@@ -213,7 +213,7 @@ OnlyOption = Annotated[
     ),
 ]
 RootOption = Annotated[str, text_option("--root", "DIR", "work on the system mounted at DIR, such as an image")]
-# For commands that run programs of the image, such as its package manager.
+# For commands that run the image's programs, such as its package manager.
 ImageRootOption = Annotated[
     str,
     text_option(
@@ -273,7 +273,7 @@ def build_options(ctx: Any, kind: type[T]) -> T:
 @app.callback(invoke_without_command=False)
 def main(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
     """Turn a bare Linux host into a working NVIDIA GPU node, check it, and undo it."""
-    del version  # __main__ answers it before typer is imported
+    del version  # __main__ handles it before typer is imported
 
 
 @app.command()
@@ -649,7 +649,7 @@ def recipe_from_node(
 
 
 def choose_app(arguments: Sequence[str]) -> typer.Typer:
-    """Return the program with only the named command, since typer takes 1 ms for each; whole if none is named."""
+    """Return the program with only the named command, since typer takes 1 ms for each; with all if none is named."""
     named = arguments[0] if arguments else ""
     commands = [one for one in app.registered_commands if named in {one.name, getattr(one.callback, "__name__", "")}]
     groups = [registered_group for registered_group in app.registered_groups if registered_group.name == named]

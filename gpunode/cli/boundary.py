@@ -13,7 +13,7 @@ import typer
 from gpunode.cli import CommandExit
 from gpunode.errors import BUG_EXIT_CODE, GpunodeError, Interrupted, UsageError
 
-# Words of other tools, with the command before them, and the equivalent here.
+# Commands and options of other tools, by the command path where they are typed, with gpunode's equivalent.
 _SUGGESTED_COMMANDS: Final = {
     ("gpunode", "apply"): ("setup", "--help"),
     ("gpunode", "install"): ("setup", "--help"),
@@ -24,7 +24,7 @@ _SUGGESTED_COMMANDS: Final = {
     ("gpunode setup", "--recipe"): ("recipe", "list"),
     ("gpunode plan", "--recipe"): ("recipe", "list"),
 }
-# Words that need another word to make a command.
+# Command groups, which need a subcommand.
 _COMMAND_GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
 
 
@@ -54,7 +54,7 @@ def run_cli(arguments: list[str]) -> int:
 
         discard_stream(sys.stdout)
         return BROKEN_PIPE_EXIT_CODE
-    except Exception as error:  # the one broad except: what is not ours is a bug, and is kept for its report
+    except Exception as error:  # the one broad except: anything else is a bug, saved for its report
         if isinstance(error, OSError) and {"-h", "--help"} & set(arguments):
             return _report_help_write_error(arguments, error)
         return _report_uncaught_error(arguments, error)
@@ -85,7 +85,7 @@ def _open_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so this one
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, so this one
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
@@ -131,7 +131,7 @@ def _command_name(arguments: list[str]) -> str:
 
 
 def _report_uncaught_error(arguments: list[str], error: Exception) -> int:
-    """Report a usage error of typer in its own words; anything else as a bug."""
+    """Report typer's usage errors in its own words, anything else as a bug."""
     format_message = getattr(error, "format_message", None)
     if type(error).__name__ == "NoArgsIsHelpError" and format_message is not None:
         sys.stderr.write(f"{format_message()}\n")
@@ -146,7 +146,7 @@ def _report_uncaught_error(arguments: list[str], error: Exception) -> int:
 
 
 def _suggest_command(error: Exception) -> str:
-    """Return gpunode's command for a word of other tools; empty for unknown words."""
+    """Return gpunode's command for another tool's command or option; empty if unknown."""
     from gpunode.command import gpunode
 
     path = str(getattr(getattr(error, "ctx", None), "command_path", ""))
@@ -179,12 +179,12 @@ def _report_bug(arguments: list[str], error: Exception) -> int:
 
 
 def _save_traceback(text: str) -> str:
-    """Save the traceback and return where it is."""
+    """Save the traceback and return its path."""
     import time
 
     from gpunode.host import bugs
 
-    # The process id keeps two bugs in one second apart.
+    # The process id separates two bugs in the same second.
     try:
         return bugs.save_traceback(text, time.strftime(f"bug-%Y%m%dT%H%M%SZ-{os.getpid()}.txt", time.gmtime()))
     except OSError:

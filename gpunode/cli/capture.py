@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -> None:
-    """Save the evidence of this node that doctor examines."""
+    """Save the evidence that doctor examines on this node."""
     from gpunode.host.capture import save_capture
     from gpunode.host.local import LocalHost
     from gpunode.redaction.anonymize import anonymize_evidence
@@ -46,7 +46,7 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
 
 
 def find_missing_probes(evidence: Evidence) -> dict[str, str]:
-    """Return the reason for each probe that failed; a tool that answered did not fail, whatever its exit status."""
+    """Return the reason for each failed probe; a tool that answered has not failed, whatever its exit status."""
     from gpunode.workflow.doctor import denied_sources
 
     needed = {probe.key for probe in PROBES}

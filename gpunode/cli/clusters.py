@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from gpunode.recipe import Recipe
 
 
-# Commands in hints, which are written for the current context,
+# Commands in hints, which are written for the current context
 _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
     r"(?<![\w/.-])kubectl(?= (?:api-resources|apply|auth|cluster-info|config get-contexts|delete|describe|drain|edit"
     r"|get|label|logs|taint|uncordon)\b)"
@@ -71,7 +71,7 @@ _ALLOWED_IMAGE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
 @dataclass(frozen=True, slots=True)
 class ClusterRef:
-    """The cluster of a command: kubectl's context and configuration; empty for the user's own."""
+    """The cluster that a command names by kubectl's context and configuration; empty for the user's own."""
 
     context: str = ""
     kubeconfig: str = ""
@@ -83,7 +83,7 @@ class ClusterRef:
         return cluster
 
     def adapt_hint(self, hint: str) -> str:
-        """Return the hint with its commands for this cluster, and for the recipe and nodes of the command line."""
+        """Return the hint with its commands adapted to this cluster and to the command line's recipe and nodes."""
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
         options = [str(command(option, value)) for option, value in given if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
@@ -107,7 +107,7 @@ class ClusterRef:
 
     @contextmanager
     def adapt_error_hints(self) -> Iterator[None]:
-        """Adapt the hints of errors to this cluster; if a program is missing, add the way that needs none."""
+        """Adapt the hints of errors to this cluster; if a program is missing, add a way to do without it."""
         try:
             yield
         except GpunodeError as error:
@@ -177,7 +177,7 @@ def _user_pod_example() -> str:
 
 
 def _read_nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
-    """Return the captured nodes; without captures this machine, or if it has no GPU the cluster's labelled nodes."""
+    """Return the captured nodes; without captures this machine, or the cluster's labelled nodes if it has no GPU."""
     return (
         list(load_cluster_nodes(captures)) if captures else _local_gpu_node() or nodes_from_labels(cluster.list_nodes())
     )
@@ -239,7 +239,7 @@ def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
         host = LocalHost("/")
         try:
             check = next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
-            # The recipe is the cluster's, so of the node's own setup only the runtime is known.
+            # The recipe is the cluster's: of the node's own setup, only the runtime is known.
             again = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
             return check and replace(check, hint=again if check.hint == "sudo gpunode setup" else check.hint)
         except GpunodeError:
@@ -308,7 +308,7 @@ def _apply_removal(
 
 
 def _cluster_of_run(argv: Sequence[str]) -> ClusterRef:
-    """Return the context and configuration that a run was given."""
+    """Return the context and kubeconfig of a run's command line."""
     return ClusterRef(option_value(argv, "--context"), option_value(argv, "--kubeconfig"))
 
 
@@ -323,7 +323,7 @@ def _begin_changes(
     recipe: Recipe | None = None,
     undoes: str = "",
 ) -> Iterator[tuple[cluster_apply.BeginRun, SignalGuard]]:
-    """Ask for consent, and lock clusters against other gpunode runs of this user; yield what begins the run.
+    """Ask for consent, and lock clusters against this user's other gpunode runs; yield a function that begins the run.
 
     A signal takes effect between two changes.
     """
@@ -341,7 +341,7 @@ def _begin_changes(
 
 
 def _last_cluster_if_other(identity: ClusterIdentity) -> str:
-    """Return the uid of the cluster of this user's last run if it is another one, else an empty string."""
+    """Return the uid of the cluster of this user's last run if it differs; else empty."""
     if not identity.is_certain:
         return ""
     store = open_cluster_journal()
@@ -349,7 +349,7 @@ def _last_cluster_if_other(identity: ClusterIdentity) -> str:
         for entry in store.entries(run):
             cluster = getattr(getattr(entry, "change", None), "cluster", "")
             if cluster:
-                # One cluster has several addresses, which a credential without its uid recorded.
+                # A server URL, recorded by a credential without access to the uid, does not tell clusters apart.
                 return cluster if cluster != identity.uid and "://" not in cluster else ""
     return ""
 
@@ -403,7 +403,7 @@ def _cluster_envelope(
 
 
 _MAX_DIFF_LINES: Final = 12
-# From the pod's limits to the kernel module, on one page.
+# Covers everything from the pod's limits to the kernel module on one page.
 _CONCEPTS_HINT: Final = (
     "docs/explanation/from-pod-to-gpu.md in gpunode's sources explains device plugin, runtime and RuntimeClass"
 )
@@ -418,7 +418,7 @@ _SIGN_BY_PLAN_STATE: Final[Mapping[PlanItemState, tuple[str, Style]]] = {
 
 
 def plan_lines(plan: ClusterPlan, rendered: RenderedCluster, other_cluster: str, *, verbose: bool) -> Iterator[Line]:
-    """Yield the cluster, the changes that would be made in it, and their total; nothing is rendered for a removal."""
+    """Yield the cluster, the planned changes and their total; ``rendered`` is empty for a removal."""
     yield from cluster_lines(plan.identity, other_cluster)
     for edit in rendered.nodes:
         offer = ", ".join(f"{many} × {name}" for name, many in (rendered.expected.get(edit.node) or {}).items())
@@ -437,7 +437,7 @@ def plan_lines(plan: ClusterPlan, rendered: RenderedCluster, other_cluster: str,
 
 
 def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[PlanItem] = ()) -> Iterator[Line]:
-    """Yield that it is done, what was kept, and the next command; ``run`` as a user types it, ``argv`` as typed."""
+    """Yield the success, what was kept, and the next command; ``run`` is the label users type, ``argv`` the command."""
     if verb == "k8s apply":
         yield line(STATE_MARK["done"], span(f"applied (run {run})"), hang=2)
         following = cluster_verify_command(argv)
@@ -449,7 +449,7 @@ def cluster_result_lines(verb: str, run: str, argv: Sequence[str], kept: Sequenc
 
 
 def cluster_lines(identity: ClusterIdentity, other_cluster: str) -> Iterator[Line]:
-    """Yield which cluster it is, and whether the last run was in another one."""
+    """Yield the cluster, and a warning if the last run was in another one."""
     about = [
         identity.server,
         f"context {identity.context}" if identity.context else "",

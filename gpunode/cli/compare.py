@@ -30,7 +30,7 @@ _MAX_NAMES_SHOWN = 3
 
 
 def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: str, *, verbose: bool) -> Iterator[Line]:
-    """Yield the differences, the likeliest explanation first; those that explain nothing with ``verbose``."""
+    """Yield the differences, the likeliest explanation first; only ``verbose`` shows those that explain nothing."""
     shown = [difference for difference in found.differences if verbose or difference.weight != "background"]
     if shown:
         yield line(span(good, "remove"), span(" → ", "dim"), span(bad, "add"))
@@ -48,7 +48,7 @@ def comparison_lines(found: Comparison, diagnosis: Diagnosis, good: str, bad: st
 def _uncompared_lines(
     not_compared: Sequence[Uncompared], names: Mapping[Side, str], *, verbose: bool
 ) -> Iterator[Line]:
-    """Yield what one of the two does not show, and why."""
+    """Yield what one of the two reports lacks, and why."""
     groups: dict[tuple[Side, Reason], list[str]] = {}
     for one in not_compared:
         groups.setdefault((one.side, one.reason), []).append(_describe_uncompared(one, verbose=verbose))
@@ -75,7 +75,7 @@ def _describe_uncompared(uncompared: Uncompared, *, verbose: bool) -> str:
 
 
 def _difference_lines(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
-    """Yield the reason, and each value on both nodes."""
+    """Yield the reason, then each value on both nodes."""
     first = group[0]
     mark, style = _MARK_BY_WEIGHT[first.weight]
     yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
@@ -109,7 +109,7 @@ def _verdict_line(comparison: Comparison, *, hidden: int) -> Line:
 
 
 def compare(good: str, bad: str | None, options: OutputOptions) -> None:
-    """Rank the differences of two reports, or of one and this machine."""
+    """Rank the differences between two reports, or between a report and this machine."""
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import take_snapshot
 
@@ -117,7 +117,7 @@ def compare(good: str, bad: str | None, options: OutputOptions) -> None:
         raise UsageError("an empty name is not a report", hint="gpunode compare GOOD [BAD]")
     if good == bad == "-":
         raise UsageError("only one of the two reports can come from standard input", hint="name a file for the other")
-    # What was captured lost its secrets; what was not would differ by them.
+    # Captures have no secrets; without redaction, live evidence would differ by them.
     healthy, sick = (take_snapshot(_read_redacted_evidence(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)
     compared = comparison.compare(healthy, sick, diagnosis)

@@ -1,6 +1,6 @@
-"""The commands below ``gpunode ctk``: nvidia-ctk's own options, and a few on top.
+"""The commands below ``gpunode ctk``: nvidia-ctk's options and a few more.
 
-As in ``cli/app.py`` only typer is imported here; every command imports what it needs.
+As in ``cli/app.py``, only typer is imported here; every command imports what it needs.
 """
 
 # No annotations from __future__ here: see cli/app.py.

@@ -55,7 +55,7 @@ def doctor(
     recipe: str = "",
     lock: str = "",
 ) -> None:
-    """Diagnose this machine, a report or a fleet, or show the story of a cause."""
+    """Diagnose this machine, a report or a fleet, or explain a cause."""
     from gpunode.host.reports import is_fleet
 
     names = [" ".join(names)] if _XID_ARGUMENT.fullmatch(" ".join(names)) else names
@@ -107,7 +107,7 @@ def _diagnose_report(report: str, options: OutputOptions, html: str, prometheus:
         started = monotonic()
         try:
             evidence = read_report(report) if report else collect_evidence()
-            # A page leaves the machine: it is made of what a capture would hold.
+            # A page leaves the machine, so it contains only what a capture would.
             examined = add_hazard_notes(diagnose_evidence(redact(evidence) if html else evidence))
         except MemoryError as error:
             raise Refused(
@@ -171,11 +171,11 @@ def _write_textfile(file: str, examined: Examination, seconds: float) -> None:
 
 
 def may_be_report(name: str) -> bool:
-    """Return whether there is, or may be, a report of that name."""
+    """Return whether a report of that name exists or may exist."""
     try:
         return name == "-" or Path(name).exists()
     except OSError:
-        return True  # perhaps: reading it tells what is in the way
+        return True  # reading it will report the problem
 
 
 def _unknown_name_error(name: str) -> UsageError:
@@ -206,7 +206,7 @@ def _find_xid(name: str) -> Xid | None:
 
 
 def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> None:
-    """Show the story of a cause, or of an Xid, with the remedy for any node."""
+    """Explain a cause, or an Xid, with the remedy for any node."""
     screen = options.open_report_screen()
     if xid is not None:
         from gpunode.workflow.doctor import cause_of_xid
@@ -262,7 +262,7 @@ def _diagnosis_envelope(examined: Examination, page: str, bugs: str) -> Envelope
 
 
 def _finding_row(finding: Finding) -> dict[str, object]:
-    # Onsets and boot only serve ranking: their clocks hold for this evidence alone.
+    # Onsets and boot only serve ranking: their clocks are valid only within this evidence.
     left_out = {"at", "onsets", "is_past"}
     row: dict[str, object] = {
         one.name: getattr(finding, one.name) for one in fields(finding) if one.name not in left_out
@@ -286,7 +286,7 @@ def _citation_rows(citations: Sequence[Citation]) -> list[dict[str, object]]:
 
 
 _ERROR_TEXT_WORD: Final = re.compile(r"[\w.:/+-]*\w")
-# What names a fault or a GPU in any message.
+# Names a fault or a GPU in any message.
 _ERROR_WORD: Final = re.compile(
     r"\bS?Xid\b|\b[0-9a-f]{2}:[0-9a-f]{2}\b|\berror|\bfail|\bfatal|\bmismatch|\bdenied", re.IGNORECASE
 )
@@ -301,9 +301,9 @@ def relevant_words(*texts: str) -> frozenset[str]:
 
 
 def shorten_around(line: str, words: frozenset[str], room: int) -> str:
-    """``line``, its blanks made single; of more than ``room`` columns the passage from where it has ``words``.
+    """Return ``line`` with single blanks, cut to ``room`` columns around the first of ``words``.
 
-    No word is left out between two that are shown: a proof is read, and pasted into tickets, as it was logged.
+    Nothing is left out in the middle: readers check a proof against the log, and paste it into tickets.
     """
     plain = " ".join(line.split())
     if cell_width(plain) <= room:
@@ -311,7 +311,7 @@ def shorten_around(line: str, words: frozenset[str], room: int) -> str:
     starts = (match.start() for match in _ERROR_TEXT_WORD.finditer(plain) if match[0].lower() in words)
     first = min((match.start() for match in (_ERROR_WORD.search(plain),) if match), default=len(plain))
     first = min((*starts, first))
-    # A quarter of the room before the first such word; at the end of the line, all that fits.
+    # Start a quarter of the room before the first such word; at the end of the line, show all that fits.
     start = plain.rfind(" ", 0, max(0, min(first - room // 4, len(plain) - room))) + 1
     before = f"{_ELLIPSIS} " if start else ""
     shown = _truncate_text(plain[start:], room - cell_width(before))
@@ -319,7 +319,7 @@ def shorten_around(line: str, words: frozenset[str], room: int) -> str:
 
 
 def _truncate_text(text: str, room: int) -> str:
-    """Return ``text``, or as many letters as fit before an ellipsis."""
+    """Return ``text``, cut with an ellipsis to ``room`` columns."""
     if cell_width(text) <= room:
         return text
     used = accumulate(map(cell_width, text), initial=cell_width(f" {_ELLIPSIS}"))
@@ -332,7 +332,7 @@ _MAX_CITATIONS_SHOWN = 5
 _MAX_CONSEQUENCES_SHOWN = 4
 _MAX_DENIED_SOURCES_SHOWN = 4
 _MAX_RELATED_CAUSES_SHOWN = 8
-# Of a log's line without end, what is shown: by itself, and with -v.
+# Limits for overlong log lines: without and with -v.
 _MAX_QUOTE_LENGTH = 400
 _MAX_TEXT_WIDTH = 100
 _MAX_VERBOSE_QUOTE_LENGTH = 2000
@@ -354,13 +354,13 @@ _SEVERITY_MARKS: dict[str, tuple[str, Style]] = {
 
 @dataclass(frozen=True, slots=True)
 class _DisplayOptions:
-    """The verbosity, and the snapshot with whole messages."""
+    """The verbosity, and the snapshot with complete messages."""
 
     verbose: bool
     snapshot: Snapshot
 
     def message_text(self, citation: Citation) -> str:
-        """Return the cited line, or the whole kernel message that it begins."""
+        """Return the cited line, or the complete kernel message that it begins."""
         message = kernel.find_message(self.snapshot, citation)
         wrapped = message if message and message.lines > 1 else None
         return f"{'NVRM: ' if wrapped.is_nvrm else ''}{wrapped.text}" if wrapped else citation.line
@@ -372,7 +372,7 @@ def diagnosis_lines(examined: Examination, *, verbose: bool, page: str = "") -> 
     Args:
         examined: the result.
         verbose: show every cited line, and why other causes are ruled out.
-        page: the file that it was also written to.
+        page: the HTML file that was also written.
     """
     display = _DisplayOptions(verbose, examined.snapshot)
     diagnosis = examined.diagnosis
@@ -426,8 +426,8 @@ def _no_fault_line(examined: Examination) -> Line:
     )
 
 
-# A finding quotes evidence, so its text is never styled as a command: only fields of type Command are, and backticks in
-# stories, which are gpunode's own text.
+# A finding quotes evidence, so its text is never styled as a command. Only fields of type Command are, and backticks in
+# cause texts, which gpunode wrote itself.
 
 
 def _root_cause_lines(
@@ -460,7 +460,7 @@ def _heading_line(text: str) -> Line:
 def _citation_lines(
     citations: Sequence[Citation], focus: frozenset[str], display: _DisplayOptions, *, indent: int, heading: str = ""
 ) -> Iterator[Line]:
-    """Yield the cited lines, cut to what is near ``focus``, below their sources; ``heading`` precedes the first."""
+    """Yield the cited lines below their sources, cut around ``focus``; ``heading`` precedes the first."""
     shown = citations if display.verbose else citations[:_MAX_CITATIONS_SHOWN]
     source = ""
     numbers = max((len(str(citation.line_number or "")) for citation in shown), default=0)
@@ -539,7 +539,7 @@ def _unexplained_lines(suspects: Sequence[Suspect], display: _DisplayOptions) ->
 
 
 def _stack_lines(layers: Sequence[LayerState]) -> Iterator[Line]:
-    """Yield the layers, the highest first, and the unseen ones in one line."""
+    """Yield the layers, highest first, with the unexamined ones on a single line."""
     examined_layers = [layer for layer in reversed(layers) if layer.state != "unknown"]
     width = max((len(layer.title) for layer in layers if examined_layers), default=len(STATE_MARKS["unknown"][1]))
     for layer in examined_layers:
@@ -583,15 +583,15 @@ def _next_line(step: NextStep) -> Line:
 def cause_explanation_lines(
     rule: Rule, text: CauseText, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool, width: int = 0
 ) -> Iterator[Line]:
-    """Yield the whole story of a cause: explanation, consequences, remedy, sources.
+    """Yield the full text on a cause: explanation, consequences, remedy, sources.
 
     Args:
         rule: the cause.
         text: its title, story and sources.
-        remedy: for a node of which nothing else is known.
+        remedy: for a node about which nothing else is known.
         explained_by: the causes of which it may be a consequence.
         verbose: name all related causes.
-        width: of the terminal; paragraphs are never wider than a page.
+        width: the terminal's; paragraphs are never wider than a page.
     """
     yield line(span(text.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
     yield line(span(f"{LAYER_TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)

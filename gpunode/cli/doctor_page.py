@@ -24,7 +24,7 @@ def refuse_unwritable_page_file(file: str, options: OutputOptions) -> None:
     """Refuse a file that the page cannot be written to, before the slow examination.
 
     Raises:
-        UsageError: if the folder does not exist or two answers would go to standard output.
+        UsageError: the folder does not exist, or both answers would go to standard output.
     """
     if file == STANDARD_OUTPUT_ARGUMENT:
         if options.json:
@@ -58,7 +58,7 @@ def write_page(file: str, text: str) -> None:
     """Write the page to ``file``, replacing it; a link is replaced, not its target.
 
     Raises:
-        UsageError: if it cannot be written; the old file then stays.
+        UsageError: it cannot be written; the old file then stays.
     """
     if file == STANDARD_OUTPUT_ARGUMENT:
         from gpunode.cli.screen.printer import standard_output
@@ -72,7 +72,7 @@ def write_page(file: str, text: str) -> None:
 
 
 def _file_mode(file: str) -> int:
-    """Return the mode of our own old page, else that of a new file."""
+    """Return the mode of the user's own existing page, else that of a new file."""
     try:
         before = Path(file).lstat()
     except OSError:

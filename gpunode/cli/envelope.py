@@ -1,4 +1,4 @@
-"""The JSON envelope: one object on standard output and nothing else; ``changed`` and ``diff`` as Ansible means them."""
+"""The JSON envelope: a single object on standard output; ``changed`` and ``diff`` follow Ansible's meaning."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Envelope:
     """The answer of a command.
 
     Attributes:
-        status: one word; ``ok`` or an error's own.
+        status: one word: ``ok``, or the error's.
         changes: what was changed, or would be.
-        steps: the id of the step behind each change; package dependencies belong to none.
+        steps: the id of the step behind each change; package dependencies have none.
         unknown: facts that could not be determined, with the reasons.
         result: the command's own answer.
     """
@@ -62,14 +62,14 @@ class Envelope:
             "unknown": list(self.unknown),
             "result": self.result,
         }
-        # Errors are gpunode's own text; quoted text was redacted when it was read.
+        # Errors are gpunode's own text; text that they quote was redacted when it was read.
         errors = [_error_row(error) if isinstance(error, GpunodeError) else error for error in self.errors]
         return json.dumps({**to_json_types(answer), "errors": to_json_types(errors, redact_known_shapes)})
 
 
 def _error_row(error: GpunodeError) -> dict[str, object]:
-    """Return the error with the commands of its hint, and whether it needs a person."""
-    from gpunode.cli.screen.failures import commands_in  # on use: most commands fail nowhere
+    """Return the error with the commands of its hint, and whether it needs manual work."""
+    from gpunode.cli.screen.failures import commands_in  # loaded on use: most commands do not fail
 
     commands = commands_in(error.hint)
     return {**error.as_dict(), "commands": commands, "manual": not commands}

@@ -1,4 +1,4 @@
-"""doctor of many reports: the fleet's picture on the screen, as one page, and as JSON."""
+"""doctor of many reports: the fleet on the screen, as a page, and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def diagnose_fleet(names: Sequence[str], output: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
-    """Diagnose all reports, each by itself, against others of its model, and against a recipe if one is named."""
+    """Diagnose each report on its own, then compare it with others of its model, and with a recipe if one is named."""
     from gpunode.cli import doctor_page
     from gpunode.cli.doctor import may_be_report
     from gpunode.diagnoses.comparison import Census
@@ -74,7 +74,7 @@ def _load_fleet_recipe(name: str, lock: str, names: Sequence[str]) -> Recipe | N
     """Return the named recipe with its lock, or the recipe that the lock names; None without both.
 
     Raises:
-        UsageError: if the lock names a recipe that is not shipped, whose file is unknown.
+        UsageError: the lock names a recipe that is not shipped, so its file is unknown.
     """
     if not (name or lock):
         return None
@@ -126,7 +126,7 @@ _MARK_BY_CONDITION: Final[dict[NodeCondition, tuple[str, Style]]] = {
     "unread": ("!", "warn"),
 }
 _MAX_NAMES_SHOWN = 6
-# Beyond so many of a kind, the page and --json have them.
+# Further groups are only shown on the page and by --json.
 _MAX_GROUPS_SHOWN = 12
 
 
@@ -152,9 +152,9 @@ def _row_summary(row: FleetRow, style: Style) -> tuple[str | Span, ...]:
 
 
 def fleet_lines(seen: FleetSummary, *, verbose: bool = False, page: str = "") -> Iterator[Line]:
-    """Yield the nodes by condition and cause, the most frequent first, with the first step for each.
+    """Yield the nodes by condition and cause, most frequent first, with the first step for each.
 
-    ``page`` is the file that it was also written to.
+    ``page`` is the HTML file that was also written.
     """
     if verbose:
         yield BLANK_LINE

@@ -1,4 +1,4 @@
-"""Go-style options for `gpunode ctk`: booleans take a value, the last one wins.
+"""Go-style options for `gpunode ctk`: booleans take a value, and the last option wins.
 
 Source: Go's strconv.ParseBool; urfave/cli, with which nvidia-ctk reads its command line.
 """
@@ -61,8 +61,8 @@ def translate_go_flags(words: Sequence[str], flags: Mapping[str, str], valued: C
     """Write ``--flag=true`` as ``--flag``, and drop flags that end up false.
 
     Args:
-        words: of one command, without its name.
-        flags: every name of a boolean option, with its first name.
+        words: the words of one command, without its name.
+        flags: maps every name of a boolean option to its first name.
         valued: the names of the options that take a value.
 
     Raises:
@@ -91,7 +91,7 @@ def parse_bool(name: str, value: str) -> bool:
     """Parse a boolean as Go does.
 
     Raises:
-        UsageError: if it is none.
+        UsageError: it is not a boolean.
     """
     if value in _TRUE_WORDS | _FALSE_WORDS:
         return value in _TRUE_WORDS
@@ -103,7 +103,7 @@ def parse_bool(name: str, value: str) -> bool:
 
 
 def _refuse_detached_bool(before: Sequence[tuple[str, ...]], word: str, flags: Collection[str]) -> None:
-    """Refuse ``--flag false``, which Go reads as ``--flag`` and then drops the rest."""
+    """Refuse ``--flag false``: Go reads it as ``--flag`` and ignores the rest."""
     if before and before[-1][0] in flags and word in _TRUE_WORDS | _FALSE_WORDS:
         name = before[-1][0]
         raise UsageError(

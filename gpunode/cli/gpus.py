@@ -1,4 +1,4 @@
-"""gpus: each GPU, the driver branches that drive it, its CUDA, and until when."""
+"""gpus: each GPU with its driver branches, its CUDA releases, and their end of support."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from gpunode.facts.model import Facts, need
 from gpunode.steps.gpus import NVIDIA_VENDOR_ID, find_own_gpus
 from gpunode.wording import join_names, join_with_and
 
-# More than these would be a list to scroll through, and the words that gave them fit too much.
+# More matches would be a list to scroll through: the words were too general.
 _MAX_MATCHES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """Models that NVIDIA supports alike: what it supports, their names and PCI ids, and where a node has them."""
+    """Models with the same support from NVIDIA: the support, their names and PCI ids, and their addresses on a node."""
 
     support: GpuSupport
     names: tuple[str, ...]
@@ -59,10 +59,10 @@ def _report_node(facts: Facts) -> tuple[GpuReport, ...]:
 
 
 def _group_models(models: Iterable[tuple[GpuModel, str]]) -> tuple[GpuReport, ...]:
-    """Return a report for all models that differ in nothing but name and id; ``models`` has a model and an address."""
+    """Return a report for each group of models that differ only in name and id; ``models`` pairs model and address."""
     groups: dict[GpuModel, list[tuple[GpuModel, str]]] = {}
     for model, address in models:
-        # What is assumed of a GPU that no list has depends on its id.
+        # What is assumed about an unlisted GPU depends on its id.
         key = replace(model, device_id="", name="") if model.listed else model
         groups.setdefault(key, []).append((model, address))
     return tuple(
@@ -80,7 +80,7 @@ def _parse_models(names: str) -> Iterator[GpuModel]:
     """Yield the models that ``names`` lists, separated by commas: PCI ids (``10de:1b80``) or names.
 
     Raises:
-        UsageError: if one is no NVIDIA GPU, is known by no such name, or names too many.
+        UsageError: a part is not an NVIDIA GPU, is an unknown name, or matches too many models.
     """
     parts = tuple(filter(None, map(str.strip, names.split(","))))
     if not parts:
@@ -162,7 +162,7 @@ _MAX_NAMES_SHOWN = 4
 
 
 def gpu_lines(reports: Sequence[GpuReport]) -> Iterator[Line]:
-    """Yield for each model its name, driver, branches, modules, CUDA and packages."""
+    """Yield each model's name, driver, branches, modules, CUDA and packages."""
     for number, report in enumerate(reports):
         if number:
             yield Line()
@@ -201,7 +201,7 @@ def _support_lines(support: GpuSupport) -> Iterator[Line]:
 
 
 def _branch_lines(support: GpuSupport) -> Iterator[Line]:
-    """Yield the maintained branches with their ends, then the newest of those that ended."""
+    """Yield the maintained branches with their end dates, then the newest of the ended ones."""
     maintained = [branch for branch in support.branches if branch.is_maintained]
     ended = [branch for branch in support.branches if not branch.is_maintained]
     for branch in maintained:

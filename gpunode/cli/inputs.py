@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _BARE_METAL_RECIPE_NAME = "bare-metal"
-# Each runtime has a recipe of its name.
+# Each runtime has a recipe of the same name.
 _DEFAULT_RECIPE_BY_RUNTIME = {
     **{name: name for name in get_args(RuntimeName)},
     "none": _BARE_METAL_RECIPE_NAME,
@@ -57,7 +57,7 @@ class RecipeOptions:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of a command line that choose the same state, without versions."""
+        """The command-line words that choose the same state, without versions."""
         named = {"--runtime": self.runtime, "--driver": self.driver, "--driver-source": self.driver_source}
         chosen = {one: value for one, value in {**named, "--cuda-toolkit": self.cuda_toolkit}.items() if value}
         return (*filter(None, [self.recipe]), *(word for option in chosen.items() for word in option))
@@ -66,7 +66,7 @@ class RecipeOptions:
         """Return the recipe with the overrides of the command line.
 
         Raises:
-            RecipeError, UsageError: if the recipe or the lock is invalid.
+            RecipeError, UsageError: the recipe or the lock is invalid.
         """
         if self.lock and self.upgrade:
             raise UsageError(
@@ -110,11 +110,11 @@ def load_recipe(name_or_path: str, cuda_toolkit: str = "") -> Recipe:
     """Load the recipe at ``name_or_path``; its ``skip`` must name steps, and parts of CUDA need a release.
 
     Args:
-        name_or_path: of the recipe.
-        cuda_toolkit: the release that the command line names, if it names one.
+        name_or_path: names the recipe.
+        cuda_toolkit: the release given on the command line, if any.
 
     Raises:
-        RecipeError, UsageError: if it is invalid.
+        RecipeError, UsageError: it is invalid.
     """
     recipe = builtin.read_recipe(name_or_path)
     if recipe.cuda.parts and recipe.cuda.version == "none" and not cuda_toolkit:
@@ -152,7 +152,7 @@ def _parse_option(option: str, section: str, key: str, value: str) -> Recipe:
 
 
 def unknown_value_error(option: str, value: str, allowed: Sequence[str]) -> UsageError:
-    """Return the refusal of a value that ``option`` does not take."""
+    """Return the refusal of a value that ``option`` does not accept."""
     return UsageError(
         f"{option} cannot be {json.dumps(value)}",
         why=f"it takes: {', '.join(allowed)}",
@@ -170,12 +170,12 @@ class NodeView:
 
 
 def parse_gpu_ids(text: str) -> tuple[PciDevice, ...]:
-    """Return the PCI devices that ``--gpu`` names for an image, with the class of each id.
+    """Return the PCI devices that ``--gpu`` names for an image, with the device class of each id.
 
     Audio functions, USB controllers and NVSwitches are kept: the plan names them, but they get no driver.
 
     Raises:
-        UsageError: if it is not a list of PCI ids, or contains no GPU.
+        UsageError: it is not a list of PCI ids, or contains no GPU.
     """
     from gpunode.steps.gpus import CLASS_CODE_BY_DEVICE_KIND, UNKNOWN_CLASS_CODE, find_own_gpus
 
@@ -223,7 +223,7 @@ def view_node(node: str, root: str, gpu_ids: str, recipe: Recipe | None = None) 
         node: a capture's path, or the name of a shipped one; empty for this machine.
         root: a mounted root; ``/`` for this machine itself.
         gpu_ids: the value of ``--gpu``.
-        recipe: its steps may need additional facts.
+        recipe: the recipe, whose steps may need additional facts.
 
     Raises:
         UsageError: if both ``node`` and ``root`` are named.
@@ -301,10 +301,10 @@ def validate_root(root: str) -> str:
 
 
 def require_root(command: str, why: str = "it writes under /etc and changes packages", instead: str = "") -> None:
-    """Refuse to run as another user than root.
+    """Refuse to run as any user but root.
 
     Raises:
-        UsageError: for other users, with ``why`` and, if given, an alternative (``instead``).
+        UsageError: the user is not root; with ``why`` and, if given, an alternative (``instead``).
     """
     if os.geteuid() != 0:
         again = str(sudo_gpunode(*(sys.argv[1:] or [command])))
@@ -335,14 +335,14 @@ def open_cluster_journal() -> Store:
     from gpunode.journal.store import Store
 
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    # As after `su` without a dash: HOME is another user's, who could lead root's writes elsewhere by a link.
+    # After `su` without a dash, HOME is another user's, who could redirect root's writes by a link.
     if os.geteuid() == 0 and explain_writable_by_others(state):
         state = Path(pwd.getpwuid(0).pw_dir) / ".local/state"
     return Store("/", announce=create_announcer("/"), folder=state / "gpunode")
 
 
 def list_unknown_facts(facts: Facts, backlog: Backlog | None = None) -> list[dict[str, object]]:
-    """Return the facts that could not be determined, and a backlog that could not be read, with the reasons."""
+    """Return the facts, and the backlog, that could not be determined, with the reasons."""
     rows = ((name, getattr(facts, name)) for name in Facts.__slots__)
     single = [(name, fact) for name, fact in rows if isinstance(fact, Unknown)]
     keyed = [(path, fact) for path, fact in {**facts.files, **facts.units}.items() if isinstance(fact, Unknown)]
@@ -366,7 +366,7 @@ def validate_steps(only: Sequence[str]) -> None:
     """Refuse step ids that do not exist.
 
     Raises:
-        UsageError: with the nearest existing id.
+        UsageError: names the nearest existing id.
     """
     from difflib import get_close_matches
 

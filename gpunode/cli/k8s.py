@@ -1,6 +1,6 @@
 """The commands below ``gpunode k8s``: a cluster that offers the nodes' GPUs to pods.
 
-As in ``cli/app.py`` only typer is imported here; every command imports what it needs.
+As in ``cli/app.py``, only typer is imported here; every command imports what it needs.
 """
 
 # No annotations from __future__ here: see cli/app.py.

@@ -1,4 +1,4 @@
-"""``k8s render``: recipe and captures → files on the disk, or on standard output."""
+"""``k8s render``: from a recipe and captures to files on disk or standard output."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RenderOutcome:
 
 
 def load_cluster_nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
-    """Yield the nodes of these captures; this machine if there are none."""
+    """Yield the nodes of these captures; without captures, this machine."""
     if not captures:
         view = view_node("", "/", "")
         yield derive_cluster_node(view.facts, derive_node_name(view.facts, view.evidence, os.uname().nodename))
@@ -106,11 +106,11 @@ def _list_captures(place: str) -> Iterator[str]:
 
 
 def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutcome:
-    """Write the files into ``folder``, and remove those of former renders beside them.
+    """Write the files into ``folder``, and remove those of former renders.
 
     Raises:
-        Conflict: if a file that gpunode did not render, or a link, is in the way; nothing was written.
-        UsageError: if the folder cannot be written.
+        Conflict: a link, or a file that gpunode did not render, is in the way; nothing was written.
+        UsageError: the folder cannot be written.
     """
     try:
         with output_files.open_output_folder(folder) as tree:
@@ -159,15 +159,15 @@ def _is_rendered_by_gpunode(path: str, content: bytes) -> bool:
 
 
 def user_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:
-    """Yield for which GPUs each example of a user's own pod is."""
+    """Yield, for each example of a user's own pod, the GPUs that it is for."""
     for own in rendered.user_pods:
         yield line(span("your pod ", "dim"), span(own.why), hang=9)
 
 
 def user_pod_lines(pods: Sequence[UserPodNeeds], example: str) -> Iterator[Line]:
-    """Yield the lines that the user's own pod needs for a GPU, to be copied; none if that is unknown.
+    """Yield the lines to copy into the user's own pod for a GPU; none if they are unknown.
 
-    ``example`` says where a whole pod is.
+    ``example`` says where a complete pod is.
     """
     for own in pods:
         head = f"in your own pod ({example}):" if own is pods[0] else "or:"

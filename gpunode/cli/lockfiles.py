@@ -21,7 +21,7 @@ from gpunode.wording import count_noun
 
 
 def read_lock(file: str, recipe_words: Sequence[str] = ()) -> VersionLock:
-    """Return the lock in ``file``; ``recipe_words`` choose the recipe of the command that writes a missing one.
+    """Return the lock in ``file``; ``recipe_words`` name the recipe in the hint for a missing file.
 
     Raises:
         UsageError: if the file is missing or unreadable; LockFileError: if it is not a lock file.
@@ -78,10 +78,10 @@ def write_lock(lock: VersionLock, previous: VersionLock | None) -> tuple[Version
 
 
 def refuse_partial_lock(only: Sequence[str]) -> None:
-    """Refuse to lock single steps.
+    """Refuse to lock only some steps.
 
     Raises:
-        UsageError: if ``only`` is not empty: a lock must cover the whole recipe.
+        UsageError: ``only`` is not empty, but a lock must cover the whole recipe.
     """
     if only:
         raise UsageError(

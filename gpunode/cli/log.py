@@ -1,4 +1,4 @@
-"""log: the table of runs and the complete record of one, as a screen and as JSON (docs/reference/log-format.md)."""
+"""log: the table of runs, or the complete record of one, on screen and as JSON (docs/reference/log-format.md)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
 
 
 def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
-    """Return the runs on this node and this user's in clusters, as far as they are readable."""
+    """Return the runs on this node and this user's runs in clusters, as far as they can be read."""
     if run.startswith("k"):
         return open_cluster_journal().find_runs(run)
     clusters = () if run or root != "/" else open_cluster_journal().find_runs()
@@ -60,7 +60,7 @@ def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
 
 
 def _login_names(uids: Iterable[int | None]) -> dict[int, str]:
-    """Return the user names of ``uids`` on this machine, which made the runs, those for an image too."""
+    """Return the names of ``uids`` on this machine, where runs were started even if they changed an image."""
     import pwd
     from contextlib import suppress
 
@@ -113,11 +113,11 @@ def summarize_run(run: RunRecord, logins: Mapping[int, str]) -> JsonRow:
 
 
 def undo_record(run: RunRecord, rollback: str) -> JsonRow:
-    """Return what ``rollback --list`` says of a run.
+    """Return what ``rollback --list`` shows for a run.
 
     Args:
         run: a run of this node.
-        rollback: whether it can be undone now, in words.
+        rollback: says whether it can be undone now.
     """
     return {
         **_basic_record(run),
@@ -130,7 +130,7 @@ def undo_record(run: RunRecord, rollback: str) -> JsonRow:
 
 
 def full_run_record(run: RunRecord, logins: Mapping[int, str]) -> JsonRow:
-    """Return the complete record of a run; files by their sha256."""
+    """Return the complete record of a run, with files as sha256 sums."""
     return {
         **summarize_run(run, logins),
         "argv": list(run.begin.argv),
@@ -183,13 +183,13 @@ def run_table_lines(
     previews: Mapping[str, str] | None = None,
     root: str = "",
 ) -> Iterator[Line]:
-    """Yield a table row for each run, the newest last, with what it changed below it.
+    """Yield a table row for each run, newest last, with its changes below.
 
     Args:
         runs: oldest first.
-        zone: of the times; this machine's when None.
-        previews: by run id, whether it can be undone now.
-        root: the folder that holds the node, as it was typed; empty for this machine.
+        zone: the time zone; None for this machine's.
+        previews: says, by run id, whether the run can be undone now.
+        root: the node's root folder as typed; empty for this machine.
     """
     if not runs:
         yield line(span("no run of gpunode is recorded on this node", "dim"))
@@ -210,7 +210,7 @@ def run_table_lines(
             yield line(" " * indent, preview, hang=indent)
     where = ("--root", root) if root else ()
     undo = ("; undo a run: ", span(sudo_gpunode("rollback", "RUN", *where), "command")) if previews else ()
-    # Runs in clusters are in the journal of who made them, which nobody else's gpunode sees, root's included.
+    # Runs in clusters are in their user's journal, which no other user's gpunode reads, not even root's.
     log = own_gpunode if all(run.begin.verb.startswith("k8s ") for run in runs) else sudo_gpunode
     yield line("details: ", span(log("log", "RUN", *where), "command"), *undo)
 
@@ -243,7 +243,7 @@ def _run_mark(run: RunRecord) -> Span:
 
 
 def format_local_time(at: float, zone: tzinfo | None = None, form: str = "%Y-%m-%d %H:%M:%S %z") -> str:
-    """Format a time in ``zone``, this machine's if None."""
+    """Format a time in ``zone``; None means this machine's."""
     return datetime.fromtimestamp(at, zone).astimezone(zone).strftime(form)
 
 
@@ -252,10 +252,10 @@ def run_lines(run: RunRecord, logins: Mapping[int, str], zone: tzinfo | None = N
 
     Args:
         run: a run of this node.
-        logins: the names of its users, by number.
-        zone: of the times; this machine's when None.
+        logins: the names of its users, by uid.
+        zone: the time zone; None for this machine's.
     """
-    # A journal quotes tools unredacted.
+    # The journal quotes the output of tools without redaction.
     return map(redact_recursively, _unredacted_run_lines(run, logins, zone))
 
 
@@ -317,7 +317,7 @@ def _change_lines(records: Sequence[ChangeRecord]) -> Iterator[Line]:
         )
         yield line(STATE_MARK[_MARK_BY_OUTCOME[record.outcome]], *title, span(step, "dim"), hang=hang)
         notes = list(record.intent.change.log_details)
-        # Packages come by the dozen from one archive, for one reason: said once, with the first.
+        # Dozens of packages share an archive and a reason: show both only with the first.
         if record.intent.reason and record.intent.reason != reason:
             notes.insert(0, f"why: {record.intent.reason}")
         if (comes := record.intent.change.origin) and comes != origin:
@@ -336,11 +336,11 @@ def _change_text(record: ChangeRecord) -> str:
 def _trigger_line(required: RequiredTrigger, zone: tzinfo | None) -> Line:
     trigger, settled = str(required.trigger), required.completion
     numbers = join_names((str(seq) for _, seq in required.required_by), 4)
-    # The whole index is read on demand, when a transaction needs it; no change requires that.
+    # The index is refreshed when a transaction needs it; no change requires that.
     alone = "  for the packages" if required.trigger == Trigger("index-refresh") else "  of an earlier run"
     by = f"  for change {numbers}" if numbers else alone
     if settled is None:
         return line(STATE_MARK["waits"], trigger, "  pending when the run ended", span(by, "dim"), hang=4)
-    # A note says why it was not carried out, or what did its work instead.
+    # A note says why the trigger was skipped, or what did its work instead.
     note, mark = (f": {settled.note}", STATE_MARK["skipped"]) if settled.note else ("", STATE_MARK["done"])
     return line(mark, trigger, f"  {format_local_time(settled.at, zone)}{note}", span(by, "dim"), hang=4)

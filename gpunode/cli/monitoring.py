@@ -1,9 +1,9 @@
 """Report doctor's verdict to monitoring: metrics for Prometheus, one line for node-problem-detector.
 
-The metrics are in the text exposition format 0.0.4, which node_exporter's textfile collector reads: names end in their
-unit, and an ``_info`` series carries the version. Of node-problem-detector see pkg/custompluginmonitor: 0 is OK, 1
-NonOK, all else Unknown, and of standard output the first ``max_output_length`` bytes, 80 where nothing else is set,
-become the condition's message.
+The metrics use the text exposition format 0.0.4, which node_exporter's textfile collector reads: names end in their
+unit, and an ``_info`` series carries the version. For node-problem-detector see pkg/custompluginmonitor: exit status 0
+is OK, 1 NonOK, anything else Unknown; the first ``max_output_length`` bytes of standard output, 80 by default, become
+the condition's message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def render_metrics(examined: Examination, finished: float, seconds: float) -> st
     """Return the metrics of one examination.
 
     Args:
-        examined: what was found.
+        examined: the result.
         finished: end of the examination, in seconds since 1970.
         seconds: its duration.
     """
@@ -89,7 +89,7 @@ def run_npd_plugin(*, alone: bool) -> None:
     """Report this machine's verdict; ``alone`` is False if other options were given.
 
     Raises:
-        UsageError: if other options were given.
+        UsageError: other options were given.
     """
     if not alone:
         raise UsageError(
@@ -103,12 +103,12 @@ def run_npd_plugin(*, alone: bool) -> None:
 
 
 def report_npd_status(examine: Callable[[], Examination]) -> None:
-    """Print the verdict and end with its status; a bug of gpunode is Unknown, since 1 would blame the node."""
+    """Print the verdict and exit with its status; a bug in gpunode is Unknown, since 1 would blame the node."""
     try:
         status, message = npd_status_and_message(examine())
     except GpunodeError as error:
         status, message = NPD_UNKNOWN, f"not examined: {error.what}"
-    except Exception as error:  # its status must not be Python's own 1
+    except Exception as error:  # Python's own exit status, 1, would blame the node
         status, message = NPD_UNKNOWN, f"not examined: a bug in gpunode: {type(error).__name__}"
     from gpunode.cli.screen.printer import standard_output
 
@@ -118,7 +118,7 @@ def report_npd_status(examine: Callable[[], Examination]) -> None:
 
 
 def npd_status_and_message(examined: Examination) -> tuple[NpdStatus, str]:
-    """Return the status and the message, the same for the same state, so that the condition follows it alone."""
+    """Return the status and message; the message depends only on the state, so that the condition does not flap."""
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity == "error"]
     if faults:

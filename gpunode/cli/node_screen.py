@@ -34,7 +34,7 @@ class Screen(ReportScreen):
     """The screen of a node command; prints nothing if silent.
 
     Args:
-        argv: the words after ``gpunode``, for the commands that are proposed.
+        argv: the words after ``gpunode``, for suggested commands.
 
     Attributes:
         place: what is changed: this machine, or the root folder of an image.
@@ -56,7 +56,7 @@ class Screen(ReportScreen):
             self._live.update(progress)
 
     def end_wait(self) -> None:
-        """End the line of a wait that is over: what comes next does not end it as stopped."""
+        """End a completed wait, so that later output does not report it as stopped."""
         self._live.end()
 
     def show_event(self, event: Event) -> None:
@@ -140,7 +140,7 @@ class Screen(ReportScreen):
         return not self._silent and sys.stdin.isatty()
 
     def image_consent(self, verb: str, root: str, *, yes: bool) -> Callable[[], None]:
-        """Return a function that asks once whether programs of the image may run; it raises as ``confirm``."""
+        """Return a function that asks once whether the image's programs may run; raises like ``confirm``."""
         agreed = yes
 
         def ask() -> None:
@@ -167,13 +167,13 @@ class Screen(ReportScreen):
             raise UsageError("nothing was changed", why=f"the answer was {answer or 'no'}, not yes", hint=hint)
 
     def show_result(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
-        """Print the result; a needed reboot is part of it, any other failure an error."""
+        """Print the result; a needed reboot is part of it, any other failure is an error."""
         self.print_result(*lines)
         if failure and not self._silent and not isinstance(failure, RebootRequired):
             standard_error().put(error_lines(failure))
 
     def begin_rehearsal(self, header: Iterable[Line]) -> None:
-        """Print ``header``, and show from now on what a rehearsal would do, not what is done."""
+        """Print ``header``, and from now on show what a rehearsal would do instead of what is done."""
         self._is_rehearsal = True
         self.put(*header)
 
@@ -199,7 +199,7 @@ def _ask_person(question: str) -> str:
 
 
 def interruptible_wait() -> AbstractContextManager[None]:
-    """Let signals end the command at once, while it waits and writes nothing."""
+    """Let signals end the command at once while it only waits."""
 
     def stop(number: int, _: FrameType | None) -> None:
         kind = Interrupted if number == signal.SIGINT else Terminated
@@ -210,7 +210,7 @@ def interruptible_wait() -> AbstractContextManager[None]:
 
 @contextmanager
 def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle the signals that end a run; one that the parent had ignored, as nohup does, stays ignored."""
+    """Handle the signals that end a run; one that was ignored at the start, as under nohup, stays ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     former = {number: signal.signal(number, handler) for number in heard}

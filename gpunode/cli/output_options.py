@@ -1,4 +1,4 @@
-"""Options that decide how every command answers, and the screen that it answers on."""
+"""Options for the output of every command, and its screen."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ReportScreen:
         return self._printer.width
 
     def show_bugs(self, tracebacks: Sequence[str]) -> str:
-        """Show where tracebacks of crashed rules are kept, with --verbose the tracebacks; return the file."""
+        """Show the paths of crashed rules' tracebacks, with --verbose the tracebacks; return the file's path."""
         from gpunode.host.bugs import save_rule_tracebacks
 
         place = save_rule_tracebacks(tracebacks)
@@ -85,7 +85,7 @@ class ReportScreen:
         return place
 
 
-# The error class of each verdict of doctor; it has the exit code.
+# The error class for each verdict of doctor; it defines the exit code.
 _ERROR_CLASS_BY_VERDICT: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
     "healthy": None,
     "problem": ProblemFound,
@@ -101,7 +101,7 @@ def verdict_status(verdict: Verdict) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Options for printing the answer; ``quiet`` prints errors only."""
+    """Options for printing the answer; ``quiet`` prints only errors."""
 
     json: bool = False
     verbose: bool = False
@@ -122,7 +122,7 @@ class OutputOptions:
 
         Args:
             envelope: the answer.
-            changed_nothing: the command changed nothing, so a lost answer decides the exit code.
+            changed_nothing: whether nothing was changed, so that a lost answer decides the exit code.
         """
         if self.json:
             lost = write_answer(envelope.as_json())

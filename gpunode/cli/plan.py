@@ -60,7 +60,7 @@ def plan(
     backlog = load_backlog(node, root, view.facts)
     if text := explain_default_recipe(recipe_options):
         screen.show_event(Notice(text))
-    argv = None if write_lock else screen.argv  # a written lock names its own
+    argv = None if write_lock else screen.argv  # the lock file names its own setup command
     screen.put(*plan_lines(recipe, view.facts, plans, backlog, argv, verbose=output.verbose))
     for text in (*backlog.notes, *filter(None, [losses.note]), *(() if node else _symlink_notices(view.host, plans))):
         screen.show_event(Notice(text))
@@ -70,10 +70,10 @@ def plan(
 
 
 def _pending_error(plans: Sequence[StagePlan], backlog: Backlog) -> GpunodeError:
-    """Return the error of a node that is not as the recipe wants it; where no setup changes that, what it waits for."""
+    """Return the error of a node that does not match the recipe; if setup would change nothing, what it waits for."""
     if backlog or any(stage.ordered_changes for stage in plans):
         return ChangesPending("changes are pending", hint=str(setup_command(sys.argv[1:])))
-    from gpunode.cli.setup import blocked_setup_error  # on use: a plan alone needs nothing of setup's
+    from gpunode.cli.setup import blocked_setup_error  # loaded on use: a plan alone does not need it
 
     return blocked_setup_error([wait for stage in plans for wait in stage.waits])
 
@@ -90,9 +90,9 @@ LockWriter: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"
 
 
 def _prepare_lock_writer(recipe_options: RecipeOptions, only: Sequence[str], *, check: bool) -> LockWriter | None:
-    """Return a function that writes the lock file once a plan exists; None if no file is to be written.
+    """Return a function that writes the lock file once a plan exists; None if no file has to be written.
 
-    An existing file is read, as setup does, unless --upgrade requests newer versions.
+    An existing file is only read, as by setup, unless --upgrade requests newer versions.
     """
     if not recipe_options.lock or check:
         return None

@@ -29,7 +29,7 @@ def list_recipes(output: OutputOptions) -> None:
 def show_recipe(name: str, output: OutputOptions) -> None:
     """Print a recipe, and the same with all defaults filled in."""
     whole, text, screen = builtin.read_recipe(name), builtin.load_recipe_text(name), output.open_screen()
-    # What a file from elsewhere holds must not steer the terminal.
+    # A file from elsewhere must not send control sequences to the terminal.
     screen.print_raw("".join(f"{escape_controls(redact(row))}\n" for row in text.splitlines()))
     screen.put(BLANK_LINE, line(span(f"# {name} with everything that it extends and all defaults:", "dim")))
     screen.print_raw(redact(render(whole, defaults=True)))
@@ -37,7 +37,7 @@ def show_recipe(name: str, output: OutputOptions) -> None:
 
 
 def check_recipe(file: str, output: OutputOptions) -> None:
-    """Check that a recipe is valid, whatever the node."""
+    """Check that a recipe is valid on any node."""
     from gpunode.steps.daemons import refuse_mps_with_others
     from gpunode.steps.mig import wanted_layout
 
@@ -71,7 +71,7 @@ def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
 
 
 def _valid_recipe_lines(what: str, file: str) -> tuple[Line, Line]:
-    """Return the lines that ``file`` is valid, with the next command."""
+    """Return lines that report ``file`` as valid, with the next command."""
     return line(STATE_MARK["done"], what, hang=2), next_command_line(gpunode("plan", file))
 
 

@@ -56,7 +56,7 @@ def rehearse(recipe_options: RecipeOptions, output: OutputOptions, node: str, gp
 
 
 def rehearsal_header_lines(recipe: Recipe, node: str) -> Iterator[Line]:
-    """Yield the header of a rehearsal: nothing is really changed."""
+    """Yield the header of a rehearsal, which says that nothing is really changed."""
     yield line(span("REHEARSAL", "warn"), f" of recipe {recipe.name} on the captured node {node}")
     yield line(span("Everything below happens in memory: this machine is not touched, no package is downloaded, no "
                     "driver is loaded.", "dim"))  # fmt: skip

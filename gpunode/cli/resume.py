@@ -1,4 +1,4 @@
-"""Resume setup after a reboot: the command that the boot runs, and the request kept in the journal."""
+"""Resume setup after a reboot: the command that the boot runs, and the request stored in the journal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INSTALL_FOR_ROOT_HINT = (
     " or `sudo make install` in its checkout"
 )
 _PACKAGES_IMPORTED_LATER = frozenset({"distro", "pynvml", "rich", "sh", "tomlkit"})
-# No text of a recipe or a lock holds a line end, so neither holds this.
+# TOML strings of a recipe or a lock contain no line ends, so they cannot contain this header.
 _PROXIES_HEADER = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
 
 
@@ -47,12 +47,12 @@ def hash_recipe(recipe: Recipe) -> str:
 
 
 def encode_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
-    """Encode the request to keep for after the reboot: the recipe and the proxy variables.
+    """Encode the request to store for after the reboot: the recipe and the proxy variables.
 
-    A boot has no proxy variables, and a unit, which every user can read, must not hold a proxy's password.
+    At boot no proxy variables are set, and a unit, which every user can read, must not contain a proxy's password.
 
     Raises:
-        UsageError: if a proxy variable is not UTF-8.
+        UsageError: a proxy variable is not UTF-8.
     """
     if wrong := [name for name, value in proxies.items() if any(0xD800 <= ord(char) <= 0xDFFF for char in value)]:
         raise UsageError(
@@ -81,8 +81,8 @@ def load_request(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
     """Return the recipe and the proxies of ``run`` from the copy that only root can read.
 
     Raises:
-        UsageError: if there is no such run, or it kept no request.
-        JournalDamaged: if the copy was changed.
+        UsageError: there is no such run, or it stored no request.
+        JournalDamaged: the copy was changed.
     """
     from gpunode import lockfile
 
@@ -109,9 +109,9 @@ def _refuse_changed_content(run: str, what: str, content: str, sha256: str) -> N
 
 
 def boot_resume_command(run: str, options: Sequence[str]) -> tuple[str, ...]:
-    """Return the command by which the next boot resumes ``run``; without --reboot, so that it cannot loop.
+    """Return the command that resumes ``run`` at the next boot; without --reboot, so that it cannot loop.
 
-    Python runs isolated: PYTHONPATH, user packages and the working folder are not searched.
+    Python runs in isolated mode: it does not search PYTHONPATH, user packages or the working folder.
     """
     program = sys.argv[0]
     script = ("-m", "gpunode") if program.endswith("__main__.py") else (str(Path(program).absolute()),)
@@ -122,7 +122,7 @@ def refuse_unsafe_program() -> None:
     """Refuse to resume with a gpunode that root must not run unattended at boot.
 
     Raises:
-        Refused: if another user can change it, or Python would not find it then.
+        Refused: another user can change it, or Python would not find it then.
     """
     why = explain_program_risk(packages=True)
     if not why and os.environ.get("PYTHONPATH") and sys.argv[0].endswith("__main__.py"):
@@ -139,7 +139,7 @@ def explain_program_risk(*, packages: bool = False) -> str:
     """Return why a user other than root can change this gpunode; empty if none can.
 
     Args:
-        packages: check every file of the packages too, about 100 ms.
+        packages: also check every file of the packages, which takes about 100 ms.
     """
     folders = (Path(place) for place in sys.path if place and Path(place).exists())
     program = (Path(sys.executable), Path(sys.argv[0]), Path(__file__).parents[1], *folders)
@@ -148,7 +148,7 @@ def explain_program_risk(*, packages: bool = False) -> str:
 
 
 def _package_files() -> Iterator[Path]:
-    """Yield the files of all packages that are imported, or will be in the middle of a run."""
+    """Yield the files of all packages that are imported, or will be during a run."""
     for name in sorted({name.partition(".")[0] for name in sys.modules} | _PACKAGES_IMPORTED_LATER):
         module = sys.modules.get(name)
         spec = getattr(module, "__spec__", None) if module else find_spec(name)
@@ -168,7 +168,7 @@ def find_input_risks(recipe: str, lock: str) -> Iterator[str]:
 
 
 def _recipe_files(name_or_path: str) -> Iterator[Path]:
-    """Yield the recipe file at ``name_or_path`` and those that it extends; shipped recipes are no files."""
+    """Yield the recipe file at ``name_or_path`` and those that it extends; shipped recipes are not files."""
     while "/" in name_or_path or name_or_path.endswith(".toml"):
         yield Path(name_or_path)
         extends = read_toml(builtin.load_recipe_text(name_or_path), name_or_path).get("extends")
@@ -179,7 +179,7 @@ def refuse_other_options(run: str, options: Sequence[object]) -> None:
     """Refuse options that would change the request that ``--resume`` reads from the journal.
 
     Raises:
-        UsageError: if one was given.
+        UsageError: such an option was given.
     """
     if any(options):
         raise UsageError(

@@ -41,7 +41,7 @@ _EDIT_MODES = ("auto", "in-place", "drop-in")
 _CONFIG_SOURCES = ("file", "command")
 _HOOK_CONFIG_MODES = frozenset({"hook", "oci-hook"})
 _FILE_CONFIG_MODES = frozenset({"", "config", "config-file"})
-# Commands that print the configuration of each runtime; the first available one counts.
+# Commands that print each runtime's configuration; the first available one is used.
 _DUMP_COMMANDS = {
     "containerd": (("containerd", "config", "dump"),),
     "crio": (("crio", "status", "config"), ("crio-status", "config")),
@@ -75,7 +75,7 @@ class RuntimeRequest:
     """The parsed request.
 
     Attributes:
-        dumps: commands to print the current configuration, the first available one counts; none to read the file.
+        dumps: commands that print the current configuration; the first available one is used. None to read the file.
         notes: warnings about the options.
     """
 
@@ -89,7 +89,7 @@ def parse_options(options: RuntimeOptions, root: str) -> RuntimeRequest:
     """Parse ``options`` for the system at ``root``.
 
     Raises:
-        UsageError: if a value is not allowed, or two options contradict each other.
+        UsageError: a value is not allowed, or two options contradict each other.
     """
     _refuse_unknown("--runtime", options.runtime, [row.id for row in RUNTIMES])
     row = find_runtime(options.runtime)
@@ -184,7 +184,7 @@ def resolve_file_option(option: str, path: str, root: str) -> str:
     """Return the absolute path; empty stays empty.
 
     Raises:
-        UsageError: if it is relative under another ``root``, or names a folder.
+        UsageError: it is relative with another ``root``, or names a folder.
     """
     if path and not path.startswith("/") and root != "/":
         raise UsageError(
@@ -198,12 +198,12 @@ def resolve_file_option(option: str, path: str, root: str) -> str:
             why="it takes a file",
             hint=f"name the file: {option}={path}99-nvidia.toml",
         )
-    # POSIX gives two leading slashes a meaning of their own.
+    # POSIX gives two leading slashes a special meaning.
     return "/" + posixpath.normpath(Path.cwd() / path).lstrip("/") if path else ""
 
 
 def edit_plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]:
-    """Yield the planned edit as a diff of each file, with its reason; one line if nothing is to be written."""
+    """Yield the planned edit as a diff of each file, with its reason; a single line if nothing has to be written."""
     if not plan.files:
         yield line(
             STATE_MARK["waits" if plan.missing_program else "nothing"],
@@ -226,12 +226,12 @@ def _describe_unchanged(verb: CtkVerb, plan: CtkPlan) -> str:
     if verb == "unconfigure":
         return f"{plan.main_file or plan.target_name} has no such runtime"
     if takes_only_cdi(plan.target_name) or plan.registers_itself:
-        return f"{plan.target_name}: {plan.planned.reason}"  # its own file says nothing of it
+        return f"{plan.target_name}: {plan.planned.reason}"  # the runtime's own file does not mention it
     return f"{plan.target_name} is configured as requested ({_present_files(plan)})"
 
 
 def _present_files(plan: CtkPlan) -> str:
-    """Return the main file, or where there is none, as CRI-O needs none, those that stand for it."""
+    """Return the main file; if it does not exist, as with CRI-O, which needs none, the files used instead."""
     return plan.main_file if plan.main_file in plan.present else join_with_and(sorted(plan.present)) or plan.main_file
 
 
@@ -242,7 +242,7 @@ def _config_reader_name(plan: CtkPlan) -> str:
 def edit_result_lines(
     verb: CtkVerb, plan: CtkPlan, result: EditResult, argv: Sequence[str], next_step: str, *, is_unread: bool = False
 ) -> Iterator[Line]:
-    """Yield the result: files written, the command that reloads the daemon (``next_step``), and how to undo it.
+    """Yield the result: the written files, the command that reloads the daemon (``next_step``), and the undo command.
 
     ``is_unread``: the daemon could not be restarted, so only the writing is done.
     """
@@ -265,7 +265,7 @@ def edit_result_lines(
 
 def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
     if plan.planned.expectation is None and verb == "configure":
-        # Podman has no file of its own: what is written is the specification.
+        # Podman has no configuration file of its own: the specification is written instead.
         what = "CDI specification" if takes_only_cdi(plan.target_name) else plan.target_name
         return f"{what} written: {join_with_and([change.path for change in plan.files])}"
     if verb == "unconfigure":
@@ -279,9 +279,9 @@ def _describe_outcome(verb: CtkVerb, plan: CtkPlan) -> str:
 
 
 def reload_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
-    """Return the command that makes the daemon, which may have ``failed``, read its files; empty if none is needed.
+    """Return the command that makes the daemon reread its files, ``failed`` or not; empty if none is needed.
 
-    ``systemd``: whether systemd runs here; else the command works without it.
+    ``systemd``: whether systemd runs here; without it, return a command that does not need it.
     """
     if plan.trigger is None:
         return ""
@@ -294,7 +294,7 @@ def reload_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
 def verdict_lines(
     plan: CtkPlan, verdict: ConfigStatus, argv: Sequence[str], next_step: str, *, verbose: bool
 ) -> Iterator[Line]:
-    """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not."""
+    """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not match."""
     if verdict.is_reload_pending:
         yield from edit_plan_lines("configure", plan, verbose=verbose)
         yield next_command_line(configure_command(plan, argv))
@@ -321,7 +321,7 @@ def verdict_lines(
 
 
 def configure_command(plan: CtkPlan, argv: Sequence[str]) -> Command:
-    """Return the configure command for ``argv``, a check; first the install command of a missing default runtime."""
+    """Return the configure command for ``argv``, a check; or the command that installs a missing default runtime."""
     if (
         plan.missing_program
         and plan.missing_program.install
@@ -400,7 +400,7 @@ def run_edit(
     permissions: EditPermissions,
     without_root: str = _WITHOUT_ROOT_HINT,
 ) -> None:
-    """Write the edit that ``plan_edit`` returns, journaled; or show it."""
+    """Write the edit that ``plan_edit`` returns, journaled; or only show it."""
     if permissions.dry_run:
         _show_dry_run(command, verb, plan_edit, output, root)
         return
@@ -451,14 +451,14 @@ def local_reload_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
     """Return the command that reloads the daemon on this machine; empty if none runs or needs it."""
     systemd = ctk.has_systemd(host)
     if not systemd and not ctk.has_socket(host, plan):
-        return ""  # no daemon runs that could read them again
+        return ""  # no running daemon could reread the files
     return reload_command(plan, failed=failed, systemd=systemd)
 
 
 def _not_restarted_failure(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
     """Return the failure of a daemon that systemd could not restart; None if it has read its files."""
     verdict = ctk.compare_with_plan(plan.with_changes(()), host.read_effective_config, is_live=True)
-    # For the others a tool prints the files, not the configuration that the daemon has loaded.
+    # For other runtimes, a tool prints the files instead of the configuration that the daemon has loaded.
     row = CONTAINER_RUNTIMES.get(plan.target_name)
     if row is not None and row.live_config_source == "docker info" and not verdict.difference:
         return None
@@ -525,7 +525,7 @@ def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> 
 
 
 def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) -> CtkPlan:
-    """Return the plan; without changes if only the path of the program differs, as setup writes it."""
+    """Return the plan; without changes if only the program's path differs, as setup writes it."""
     plan = _plan_configure(host, request, footprint)
     if plan.changed_files and request.desired.binary == TOOLKIT_PROGRAM_NAME:
         by_path = _plan_configure(

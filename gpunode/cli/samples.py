@@ -1,4 +1,4 @@
-"""The captures that come with gpunode: each can be named in place of a file."""
+"""The captures that gpunode ships; their names are accepted in place of a file."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def default_sample() -> Path:
 
 
 def resolve_sample(name: str) -> str:
-    """Return the path of a shipped sample for its name; any other name as it is."""
+    """Return the path of the shipped sample ``name``; any other name unchanged."""
     return str(SAMPLES_FOLDER / name) if name in sample_capture_names() and not Path(name).exists() else name

@@ -1,4 +1,4 @@
-"""The surroundings of every command that changes a node: lock, command log, signals, answer of a stopped run."""
+"""The common parts of every command that changes a node: lock, command log, signals, answer of a stopped run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from gpunode.host.port import OnProgress, Progress
 
-# Files that package scripts create must be readable by their daemons, however strict the caller's umask is.
+# Daemons must be able to read the files that package scripts create, however strict the caller's umask is.
 UMASK = 0o022
 LOCK_TIMEOUT_S = 600.0
 
@@ -38,8 +38,8 @@ class Session:
     """A node locked for this command, and the means to change it.
 
     Attributes:
-        signals: keeps a signal until the change in progress is complete.
-        waited_for_package_managers: whether package managers were waited for.
+        signals: holds back a signal until the change in progress is complete.
+        waited_for_package_managers: whether the command waited for package managers.
     """
 
     host: LocalHost
@@ -76,16 +76,16 @@ def exclusive_session(
 ) -> Iterator[Session]:
     """Lock the node at ``root`` against other gpunode runs and package managers for the duration.
 
-    In the middle of another transaction packages look broken, and a plan made from that fails. A rollback of the
-    configuration alone need not wait for package managers: it changes no package.
+    During another transaction, packages look broken, and a plan made from that fails. A rollback of only the
+    configuration need not wait for package managers: it changes no package.
 
     Args:
         command: names the log file.
         output: how to show progress.
-        root: of the node.
+        root: the node's root folder.
         lock_timeout_s: how long to wait for other programs.
-        yes: run programs of an image without asking; None runs none.
-        wait_for_others: wait for package managers too, not for gpunode alone.
+        yes: whether to run programs of an image without asking; None runs none.
+        wait_for_others: whether to wait for package managers as well as for gpunode.
     """
     screen = output.open_screen()
     screen.place = screen.place if root == "/" else root
@@ -110,7 +110,7 @@ def exclusive_session(
 
 
 class SignalGuard:
-    """A handler that keeps a signal until the atomic write in progress is over.
+    """A handler that holds back a signal until the atomic write in progress is over.
 
     Args:
         on_signal: called at the first signal, to show at once that it was received.
@@ -133,7 +133,7 @@ class SignalGuard:
         self._signal = number
 
     def interruptible(self, on_progress: OnProgress) -> OnProgress:
-        """Return ``on_progress`` with a check for signals while waiting, when nothing is being written."""
+        """Return ``on_progress`` with a check for signals during waits, when nothing is being written."""
 
         def report(progress: Progress) -> None:
             on_progress(progress)
@@ -163,7 +163,7 @@ def report_partial_run(
 ) -> Iterator[None]:
     """Answer with the changes made so far if the run is interrupted and JSON output was requested.
 
-    ``adapt_hint`` completes the commands in the error's hint, which a caller would do too late: this is the answer.
+    ``adapt_hint`` completes the commands in the error's hint; the caller could do that only after the answer.
     """
     before = store.ids()
     try:
@@ -176,7 +176,7 @@ def report_partial_run(
 
 
 def partial_run_envelope(command: str, error: GpunodeError, store: Store, earlier_runs: Sequence[str]) -> Envelope:
-    """Return the answer for the run that ``error`` ended, if one was begun that is not in ``earlier_runs``."""
+    """Return the answer for the run that ``error`` ended, if a run began that is not in ``earlier_runs``."""
     new_runs = [run for run in store.ids() if run not in earlier_runs]
     run = RunRecord(store.read_with_contents(new_runs[-1]) if new_runs else ())
     changes = run.changes("done")

@@ -75,9 +75,9 @@ class SetupFlags:
     """The options of setup that do not choose the desired state.
 
     Attributes:
-        lock_timeout: how many seconds to wait for other programs at work on the node.
+        lock_timeout: how many seconds to wait for other programs that change the node.
         resume: the run to continue after its reboot; empty for a new request.
-        mok_password_file: the file with the password of a Secure Boot enrolment; empty for a new one.
+        mok_password_file: the file with the password of a Secure Boot enrolment; empty to generate one.
     """
 
     yes: bool = False
@@ -147,7 +147,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
         warnings = filter(None, [str(lost or ""), node.log.problem])
         notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
-        # Before signals count again: a reboot ends this process as soon as it may.
+        # Emit while signals are still held back: the reboot will end this process as soon as it can.
         output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
 
 
@@ -174,7 +174,7 @@ def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started:
 def _verify_setup(
     recipe: Recipe, result: SetupResult, node: Session, only: Sequence[str], argv: Sequence[str], *, is_checked: bool
 ) -> VerifyReport:
-    """Return the report of verify; after a run without changes the preview serves as its plan."""
+    """Return the report of verify; after a run without changes, the preview serves as its plan."""
     if not is_checked:
         return VerifyReport((), notes=state_notes(recipe, result.facts, only))
     plans = None if result.changed else result.preview
@@ -184,7 +184,7 @@ def _verify_setup(
 
 
 def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
-    """Return how the next boot continues: the same request with the same permissions."""
+    """Return the continuation for the next boot: the same request with the same permissions."""
     refuse_unsafe_program()
     words = [word for step in flags.only for word in ("--only", step)]
     words += ["--allow-disruption"] if flags.allow_disruption else []
@@ -198,7 +198,7 @@ def blocked_setup_error(waits: Sequence[Blocked], *, has_changed: bool = False, 
 
     Args:
         waits: what it waits for; at least one.
-        has_changed: whether it has done what comes before.
+        has_changed: whether it has completed the steps before.
         resumes: whether it reboots the node and continues by itself.
     """
     first = min((wait.waits_for for wait in waits), key=list(WAIT_ERRORS).index)
@@ -270,7 +270,7 @@ def setup_lines(
 ) -> Iterator[Line]:
     """Yield the result of setup: checks, duration, log, next command, undo command.
 
-    ``notes``: those on the node's state that the preview did not show.
+    ``notes``: notes on the node's state that the preview did not show.
     """
     if not result.changed and failure is None:
         yield from state_note_lines(notes)
@@ -310,9 +310,9 @@ def _closing_lines(
 
 
 def _undo_command(result: SetupResult, argv: Sequence[str]) -> Command | None:
-    """Return what takes the run back; None where nothing of it can be, as of a module that was loaded.
+    """Return the command that undoes the run; None if nothing in it can be undone, such as a loaded module.
 
-    A rollback without ``--packages`` restores the configuration alone, and refuses a run that changed none.
+    A rollback without ``--packages`` only restores the configuration, and refuses a run that changed none.
     """
     made_changes = ((stage.stage, change) for stage in result.applied for change in stage.ordered_changes)
     is_configuration = [
@@ -340,7 +340,7 @@ def _refuse_options_with_download(options: SetupFlags) -> None:
     """Refuse options that contradict a download.
 
     Raises:
-        UsageError: if one was given.
+        UsageError: such an option was given.
     """
     for option, given, why in (
         ("--root", is_image_root(options.root), "packages are downloaded for a running system, not for an image"),
@@ -353,7 +353,7 @@ def _refuse_options_with_download(options: SetupFlags) -> None:
 
 
 def download(recipe_options: RecipeOptions, output: OutputOptions, options: SetupFlags) -> None:
-    """Refresh the package index and download what setup would install into the package manager's cache."""
+    """Refresh the package index, and download the packages of the setup into the package manager's cache."""
     from gpunode.workflow.download import packages_to_download
 
     _refuse_options_with_download(options)

@@ -37,7 +37,7 @@ def status(output: OutputOptions, node: str) -> None:
 
 
 def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
-    """The layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
+    """Yield the layers of the node, aligned: GPUs, driver, kernels, held packages, toolkit, runtimes."""
     yield node_line(facts)
     yield Line()
     yield from label_rows("GPU", _gpu_rows(found))
@@ -58,7 +58,7 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
     rows = tuple(_runtime_line(row) for row in found.runtimes)
     yield from label_rows("runtimes", rows or (line(span("none installed", "dim")),))
     if found.pending:
-        # After an undo that failed no setup is wanted, and none with another recipe.
+        # After a failed undo, the user does not want a setup, least of all with another recipe.
         verbs = {"rollback": "rollback", "remove": "remove"}
         verbs |= {verb: f"ctk runtime {verb}" for verb in ("configure", "unconfigure")}
         finisher = f"the same gpunode {verbs.get(found.pending_verb, 'setup')} again"
@@ -178,5 +178,5 @@ def _runtime_line(row: RuntimeStatus) -> Line:
         span("no nvidia runtime", "dim") if handler is None else span(f"nvidia → {handler or 'its default'}", "good")
     )
     is_crio = CONTAINER_RUNTIMES[row.id].live_config_source == "crio status"
-    built_in = "built-in" if is_crio else "runc"  # CRI-O's is runc, and crun from 1.31 on
+    built_in = "built-in" if is_crio else "runc"  # CRI-O's is runc, and crun from 1.31
     return line(*parts, DOT, f"default {row.configured.default or built_in}", DOT, nvidia, hang=2)

@@ -29,8 +29,8 @@ class ToolkitConfigOptions:
     """The options of ``ctk config``.
 
     Attributes:
-        file: to read; empty for the default.
-        output: empty for the screen, or with ``in_place`` for ``file``.
+        file: the file to read; empty for the default.
+        output: the file to write; empty for the screen, or with ``in_place`` for ``file``.
     """
 
     file: str
@@ -41,7 +41,7 @@ class ToolkitConfigOptions:
 
 
 def edit_config(words: Sequence[str], options: ToolkitConfigOptions, output: OutputOptions) -> None:
-    """Print or write the configuration, changed by ``words``, the values of --set."""
+    """Print or write the configuration as changed by ``words``, the values of --set."""
     if options.in_place and options.output:
         raise UsageError(
             "--in-place and --output contradict each other",

@@ -58,11 +58,11 @@ class UndoPermissions:
     """The permissions of rollback and remove.
 
     Attributes:
-        with_packages: undo packages, sources and units too, not the configuration alone.
+        with_packages: undo packages, sources and units as well as the configuration.
         force: restore files that were edited since.
-        allow_disruption: stop containers, and unload the driver under processes that use a GPU.
-        allow_loss: undo the rest where no archive has the former version of a package.
-        lock_timeout_s: how long to wait for other programs at work on the node.
+        allow_disruption: stop containers, and unload the driver while processes use a GPU.
+        allow_loss: undo the rest if no archive has a package's former version.
+        lock_timeout_s: how long to wait for other programs that change the node.
     """
 
     yes: bool = False
@@ -123,7 +123,7 @@ def _survey_node(node: Session) -> Facts:
 
 
 def _choose_newest_run(store: Store, *, with_packages: bool) -> RunRecord | NothingToUndo:
-    """Return the run that a rollback without RUN undoes: the newest, and never one before it."""
+    """Return the run that a rollback without RUN undoes: the newest, never an older one."""
     last = find_newest_run(store, with_packages=with_packages)
     if not last.is_undone(with_packages=with_packages):
         return last
@@ -152,7 +152,7 @@ def _run_undo(
     root: str,
     permissions: UndoPermissions,
 ) -> None:
-    """Show the plan of what ``choose`` says is to be undone, ask, execute it and answer."""
+    """Show the plan of what ``choose`` selects to undo, ask, execute it and answer."""
     with_packages, yes = permissions.with_packages, permissions.yes
     with exclusive_session(
         verb, output, root, permissions.lock_timeout_s, yes=yes, wait_for_others=with_packages
@@ -215,12 +215,12 @@ def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envel
 def _plan_after_repair(
     verb: str, make_plan: UndoPlanner, node: Session, *, yes: bool
 ) -> tuple[UndoPlan | NothingToUndo, bool]:
-    """Finish an interrupted package transaction, since the installed packages are unknown before, and make the plan.
+    """Complete an interrupted package transaction, since it leaves the installed packages unknown, and make the plan.
 
-    Where the plan takes away what could not be finished, nothing is finished before.
+    If the plan removes the unfinished packages, nothing is completed first.
 
     Returns:
-        The plan, and whether something was finished.
+        The plan, and whether a transaction was completed.
     """
     if (work := find_package_repair(_survey_node(node))) is None:
         return make_plan(), False
@@ -232,7 +232,7 @@ def _plan_after_repair(
     try:
         run_package_repair(work, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     except ChangeFailed:
-        # The package system may not have shown until now that only what goes cannot be finished.
+        # Only now may the package system show that the only unfinished packages are those to be removed.
         if plan := _plan_without_repair(verb, make_plan, node):
             return plan, True
         raise
@@ -240,9 +240,9 @@ def _plan_after_repair(
 
 
 def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> UndoPlan | NothingToUndo | None:
-    """Return the plan if it comes before a repair, or needs none; None if a repair has to come first.
+    """Return the plan if it needs no repair first; None if it does.
 
-    What gpunode did not leave unfinished is somebody else's to finish, where the plan changes no package.
+    If the plan changes no package, what gpunode did not leave unfinished is up to others to complete.
     """
     facts = _survey_node(node)
     broken, may_be_ours = find_broken_packages(node.store, node.host)
@@ -251,9 +251,9 @@ def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> Un
     try:
         plan = make_plan()
     except (Conflict, DrainRequired):
-        raise  # no repair changes that
+        raise  # a repair would not change that
     except GpunodeError:
-        return None  # it may be the broken packages' fault; else it is raised again
+        return None  # the broken packages may be the cause; otherwise it is raised again
     changes = () if isinstance(plan, NothingToUndo) else plan.packages
     if leaving := find_packages_leaving_first(facts, changes):
         pending, names = (", ".join(map(str, sorted(one))) for one in (facts.unconfigured, leaving))
@@ -275,7 +275,7 @@ _MAX_NAMES_SHOWN = 6
 def undo_plan_lines(plan: UndoPlan, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
     """Yield the plan of a rollback or removal: diffs, packages, units, and what it leaves.
 
-    ``is_lost``: a record was lost, which an error reports.
+    ``is_lost``: whether a record was lost, which an error reports.
     """
     if not plan.steps and plan.pending_triggers:
         yield line(span("nothing left to restore", "bold"), ", but an interrupted run left these actions:")
@@ -371,7 +371,7 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
 
 def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     """Return a sentence about a lost record of this node; none if nothing indicates one."""
-    # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
+    # All files that only gpunode writes match these globs; without a match, nothing else need be read.
     if not any(host.run_probe(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILE_GLOBS):
         return ()
     lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))

@@ -1,3 +1,3 @@
-"""The memory: a write-ahead record of every run, and the backups that undo it."""
+"""A write-ahead record of every run, and the backups that undo it."""
 
 from __future__ import annotations

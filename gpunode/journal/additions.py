@@ -1,4 +1,4 @@
-"""Everything that any run ever added to a node, whatever became of it: `remove` looks for it at its end. Pure."""
+"""Everything that any run ever added to a node, even if it was removed since: `remove` looks for it last. Pure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class RecordedAdditions:
     """All that the runs of a journal ever added to a node.
 
     Attributes:
-        written: by path, the sha256 of each content that a run made there, with that of what it was made from: of
-            somebody else's content, or None where it is gpunode's alone.
-        sha256_before: by path of each file that any run changed, the sha256 of what was there before the first of these
+        written: by path, the sha256 of each content that a run wrote there, with the sha256 of the content that it was
+            derived from: somebody else's, or None if it is only gpunode's.
+        sha256_before: by path of each file that any run changed, the sha256 of its content before the first of these
             changes; None for no file.
-        generated: the files that another program wrote because gpunode asked it to.
-        packages: those that were not there before a run installed them.
-        units: those that a run enabled, and that were not enabled before the first recorded change.
+        generated: the files that another program wrote because gpunode told it to.
+        packages: the packages that were not installed before a run installed them.
+        units: the units that a run enabled, and that were not enabled before the first recorded change.
         modules: the kernel modules that a run loaded.
     """
 
@@ -46,10 +46,10 @@ class RecordedAdditions:
 
 
 def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
-    """Return the additions of all ``runs``, which come oldest first and without the bytes of files.
+    """Return the additions of all ``runs``, which are sorted oldest first and without the bytes of files.
 
-    An intent without an end counts: its change may have been made. What a run brought back that undoes another, or
-    takes a handler out, is the user's own, and no addition.
+    An intent without an end counts: its change may have been made. What a run restored to undo another, or to remove a
+    handler, belongs to the user and is not an addition.
     """
     records = [(run, record) for run in runs for record in run.change_records if record.outcome != "failed"]
     made_changes = [(run, one.change) for run, one in records if one.intent.step not in FILE_STEP_IDS]
@@ -63,7 +63,7 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
     for file in (file for file in files if not file.is_generated):
         former = written.setdefault(file.path, {})
         before, after = _backup_name_of(file.before), _backup_name_of(file.after)
-        # Not a content that was somebody else's before.
+        # Skip content that somebody else wrote before.
         if after is not None and after not in {before, backup_by_path[file.path], *former.values()}:
             former.setdefault(after, former.get(before, before) if before else None)
     return RecordedAdditions(
@@ -79,5 +79,5 @@ def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:
 
 
 def _backup_name_of(state: FileState | UnknownContent | None) -> str | None:
-    """Return the name of the object that holds the content of ``state``; None for no known content."""
+    """Return the name of the object with the content of ``state``; None if its content is unknown."""
     return state.content.decode() if isinstance(state, FileState) else None

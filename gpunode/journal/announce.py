@@ -1,4 +1,4 @@
-"""Announce runs in systemd's journal: their beginning, each change made or failed, their end. No file contents."""
+"""Announce runs in systemd's journal: their begin, each change made or failed, their end. No file contents."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result
 from gpunode.redaction.secrets import redact_text as redact
 
-# For ever: they are how such messages are searched for. `journalctl MESSAGE_ID=…`
+# Never change these: users search for such messages by them. `journalctl MESSAGE_ID=…`
 RUN_BEGUN_MESSAGE_ID: Final = "26954dfd1c66499ab132039003990614"
 CHANGE_MADE_MESSAGE_ID: Final = "7b4a7b8bddf047d78c789d7233a47551"
 CHANGE_FAILED_MESSAGE_ID: Final = "058aa45087c940af94da0361f545f210"
 RUN_ENDED_MESSAGE_ID: Final = "35ec43e986f34f3fa8ae5a0bebc707e5"
-# Of syslog(3).
+# The priorities of syslog(3).
 _ERROR, _WARNING, _NOTICE, _INFO = "3", "4", "5", "6"
 _PRIORITIES: Mapping[Result, str] = {"done": _NOTICE, "waiting": _NOTICE, "interrupted": _WARNING, "failed": _ERROR}
 
 
-# Run, step and archive are the same in hundreds of messages.
+# Hundreds of messages share the same run, step and archive.
 _redact_cached = lru_cache(maxsize=64)(redact)
 
 
@@ -27,7 +27,7 @@ def message_fields(entries: Sequence[Entry], entry: Entry) -> Mapping[str, str]:
     """Return the log fields that announce ``entry``, secrets redacted; empty if it is not announced.
 
     Args:
-        entries: of its run, as far as they are written; the first is its begin.
+        entries: the entries of its run written so far; the first is its begin.
         entry: one of them.
     """
     begin = entries[0]

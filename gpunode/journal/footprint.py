@@ -1,6 +1,6 @@
-"""The footprint of runs: each thing on a node with its former state, by which an undo goes. Pure.
+"""The footprint of runs: each thing that they changed on a node, with its former state, for an undo. Pure.
 
-Of one run it says what a rollback takes back, of all runs together what ``remove`` does.
+The footprint of one run is what a rollback undoes, that of all runs what ``remove`` does.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigCh
 
 @dataclass(frozen=True, slots=True)
 class NetChange(Generic[StatefulT]):
-    """Changes of one thing that count as one: from the state before the first to the state after the last.
+    """Changes of one thing combined into one: from the state before the first to the state after the last.
 
     Attributes:
-        stage: of the first of them, like ``step``.
-        is_known: False if the last one may not have been made.
-        folders: those that were made for a file.
-        intermediate_states: those between, in which the thing may be where that is so; a file's by its digest.
+        stage: the stage of the first change, like ``step``.
+        is_known: False if the last change may not have been made.
+        folders: the folders that were made for a file.
+        intermediate_states: the states in between, one of which the thing may still have; a file's by digest.
     """
 
     stage: str
@@ -51,13 +51,13 @@ class NetChange(Generic[StatefulT]):
     intermediate_states: frozenset[object] = frozenset()
 
     def may_have_left(self, state: object) -> bool:
-        """Return whether the runs left the thing in ``state``, wholly or half way."""
+        """Return whether the runs left the thing in ``state``, completely or partway."""
         name = state.with_digest() if isinstance(state, FileState) else state
         return state == self.change.after or name in self.intermediate_states
 
 
-# The changes that gpunode made to one file, oldest first; between two of them somebody else wrote it. Loaded, it is
-# empty if the bytes of one of them are gone, so that nobody can take it back.
+# gpunode's changes to one file, oldest first; between two of them somebody else wrote the file. Once loaded, the trail
+# is empty if the bytes of any of them are gone, since it then cannot be undone.
 FileTrail: TypeAlias = tuple[NetChange[FileChange], ...]
 
 
@@ -68,9 +68,9 @@ class Footprint:
     Attributes:
         packages: from the state of each before the first run to the state in which the last one left it.
         units: the same for units, and ``layouts`` by GPU; unchanged ones are left out.
-        conffiles: the backups of what a transaction deleted or overwrote beside packages; of a whole node, those of
-            files whose place packages took.
-        commands: those that nothing takes back; of one run alone.
+        conffiles: the backups of files that a transaction deleted or overwrote along with packages; for a whole node,
+            only of files that packages overwrote.
+        commands: the commands that cannot be undone; only for a single run.
     """
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
@@ -82,31 +82,31 @@ class Footprint:
 
     @property
     def subjects(self) -> frozenset[str]:
-        """Everything in it, by its subject."""
+        """The subjects of everything in it."""
         packages = (str(package) for package in self.packages)
         conffiles = (span.change.path for span in self.conffiles)
         return frozenset((*self.files, *packages, *self.units, *self.layouts, *conffiles))
 
     @property
     def objects(self) -> frozenset[str]:
-        """The backup objects that are needed to take it all back; of a footprint that is not loaded."""
+        """The backup objects that are needed to undo all of it; only before it is loaded."""
         spans = (*(span for trail in self.files.values() for span in trail), *self.conffiles)
         return frozenset(content.decode() for span in spans for content in span.change.contents)
 
     def with_contents(self, load: Callable[[str], bytes | None]) -> Footprint:
-        """Return the same with the bytes of files, which ``load`` gives by the name of their object, or None."""
+        """Return the same with the bytes of files; ``load`` returns them by the object's name, or None."""
         files = {path: _load_spans(trail, load) for path, trail in self.files.items()}
         conffiles = tuple(loaded for span in self.conffiles for loaded in _load_spans((span,), load))
         return replace(self, files=files, conffiles=conffiles)
 
 
 def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
-    """Return the footprint of all runs, which come oldest first and without the bytes of files.
+    """Return the footprint of all runs, which are sorted oldest first and without the bytes of files.
 
-    A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
-    in its middle, if it was not spared. What was undone leaves no trace, nor what a removal took back; what it left,
-    since others needed it, is still gpunode's. An undo that was only intended may not have happened either, so what it
-    was to remove is still gpunode's: readers of the footprint compare it with the node.
+    A change that was only intended counts, since it may have been made; so does a package of a transaction that failed
+    midway, if it may have been touched. Undone changes leave no trace, nor does what a removal undid; what a removal
+    left because others needed it is still gpunode's. An undo that was only intended may not have happened either, so
+    what it would have removed is still gpunode's: readers of the footprint compare it with the node.
     """
     undos, withdrawals = {undo.run for undo in find_effective_undos(runs)}, _find_handler_removals(runs)
     changes = [
@@ -119,7 +119,7 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
         )
         for run in runs
         for record in run.change_records
-        # A package's own configuration files go and come with it.
+        # A package's own configuration files are removed and restored with it.
         if record.outcome != "failed" and record.intent.step not in FILE_STEP_IDS
     ]
     backups = (
@@ -132,9 +132,9 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
 def footprint_of_run(run: RunRecord) -> Footprint:
     """Return the footprint of one run, which is without the bytes of files.
 
-    A file that the run wrote more than once, such as one that a daemon rejected and that was put back, is one span: in
-    between are states that nobody wants. A change that failed counts, too, since the undo compares it with the
-    node; only a package is known not to have been touched then.
+    A file that the run wrote more than once is one span, as when a daemon rejected it and it was restored: nobody wants
+    the states in between. A failed change counts, too, since the undo compares it with the node; only a package is
+    known to be untouched then.
     """
     known = run.change_records
     changes = [
@@ -153,7 +153,7 @@ def footprint_of_run(run: RunRecord) -> Footprint:
 def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[FileChange]]:
     """Yield the backups that the run made under ``steps``."""
     for record in run.change_records:
-        # Where a rollback restored one, its package goes again, and the purge takes the file along.
+        # Skip a backup that a rollback restored: its package is removed again, and the purge deletes the file.
         if record.intent.step in steps and not record.change.exists_after:
             yield from (
                 NetChange(record.intent.stage, record.intent.step, file)
@@ -176,11 +176,11 @@ class _MadeChange:
     """A change that was made, or may have been.
 
     Attributes:
-        is_undo: whether it was made by an undo that stands, unless that is about a run that took a handler out.
-        is_removal: whether the undo that stands took back all runs.
-        is_handler_removal: whether a run made it that took a handler out of a file.
+        is_undo: whether an effective undo made it, unless that undid a run that removed a handler.
+        is_removal: whether the effective undo undid all runs.
+        is_handler_removal: whether a run made it that removed a handler from a file.
         is_known: False if the run ended before it was recorded that the change was made.
-        is_run_alone: whether the footprint is of its run alone, in which nobody asks who else was at work.
+        is_run_alone: whether the footprint covers only its run, so that changes by others do not matter.
     """
 
     intent: Intent
@@ -196,7 +196,7 @@ class _MadeChange:
 
 
 def _find_handler_removals(runs: Iterable[RunRecord]) -> frozenset[str]:
-    """Return the runs that took a handler out of a configuration, and those that undid or redid one of these."""
+    """Return the runs that removed a handler from a configuration, and those that undid or redid one of these."""
     removal_runs: set[str] = set()
     for run in runs:
         if run.verb == "unconfigure" or run.begin.undoes in removal_runs:
@@ -216,7 +216,7 @@ def _join_by_subject(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> t
     for made, change in _changes_of_kind(changes, kind):
         former, span = found.get(change.subject), _begin_net_change(made, change)
         if made.is_removal:
-            span = None  # what is there of that name from now on is somebody else's
+            span = None  # from now on, a thing of that name is somebody else's
         elif former is not None:
             span = former if span is None else _join_net_changes(former, span, is_run_alone=made.is_run_alone)
         _put_in_undo_order(found, change.subject, span, is_new=span is not None and span.change.before is None)
@@ -224,10 +224,10 @@ def _join_by_subject(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> t
 
 
 def _put_in_undo_order(values: dict[str, FoundT], subject: str, value: FoundT | None, *, is_new: bool) -> None:
-    """Put ``value`` where an undo, which goes backwards, finds it in its turn; remove the thing for None.
+    """Put ``value`` in the right place for an undo, which goes backwards; None removes the thing.
 
-    A file that was made goes after all that named it since, so it stands where it was made. One that was edited stands
-    where it was edited last: that may name what was made shortly before.
+    A created file is removed after everything that has named it since, so it keeps the place of its creation. An edited
+    file has the place of its last edit, which may name things made shortly before.
     """
     if value is None or not is_new:
         values.pop(subject, None)
@@ -236,7 +236,7 @@ def _put_in_undo_order(values: dict[str, FoundT], subject: str, value: FoundT | 
 
 
 def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
-    """Return the span that begins with ``change``; None for one that leaves the thing as it is."""
+    """Return the span that begins with ``change``; None if that leaves the thing unchanged."""
     if change.before == change.after:
         return None
     return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
@@ -245,13 +245,13 @@ def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[
 def _join_net_changes(
     former: NetChange[StatefulT], later: NetChange[StatefulT], *, is_run_alone: bool = False
 ) -> NetChange[StatefulT] | None:
-    """Return two spans of the same thing as one; None if the thing is known to be as it was."""
+    """Join two spans of the same thing; None if the thing is known to be in its former state."""
     first, last = former.change, later.change
     if first.before == last.after:
         return None if later.is_known else replace(former, is_known=False)
     joined = replace(last, before=first.before, triggers=first.triggers | last.triggers)
     folders = tuple(dict.fromkeys((*former.folders, *later.folders)))
-    # Between two runs somebody else may have made what the second one found, and after them a file go; that is theirs.
+    # Between two runs somebody else may have created what the second one found, or deleted a file: those are theirs.
     between = {first.after, last.before} if is_run_alone else {first.after} - {None}
     intermediate_states = (former.intermediate_states | later.intermediate_states | between) - {first.before}
     return NetChange(former.stage, former.step, joined, later.is_known, folders, intermediate_states)
@@ -267,30 +267,30 @@ def _build_trails(changes: Iterable[_MadeChange]) -> dict[str, FileTrail]:
         spans = _confirm_last_span(trails.get(change.path, ()), change)
         if made.is_undo and (shorter := _end_with_state(spans, change.after)) is not None:
             spans = shorter
-        # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
+        # What it removed from somebody else's lines was not added by gpunode, and is not restored.
         elif not made.is_handler_removal or (spans and spans[-1].change.after == change.before):
             span = _begin_net_change(made, change)
             taken_out |= {change.path: spans} if made.is_handler_removal else {}
             spans = spans if span is None else _append_net_change(spans, span)
         elif (former := taken_out.get(change.path)) and former[-1].change.after == change.after:
-            spans = former  # the handler that gpunode had added is back
+            spans = former  # the handler that gpunode had added has been restored
         _put_in_undo_order(trails, change.path, spans or None, is_new=bool(spans) and spans[0].change.before is None)
     return trails
 
 
 def _confirm_last_span(spans: FileTrail, later: FileChange) -> FileTrail:
-    """Return ``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
+    """Return ``spans`` with the last one confirmed or dropped, according to the state that ``later`` found."""
     if not spans or spans[-1].is_known:
         return spans
     last = spans[-1]
     if last.change.after == later.before:
         return _append_net_change(spans[:-1], replace(last, is_known=True))
-    # One that made folders may have left them, although its file is not there.
+    # A span that made folders may have left them, although its file does not exist.
     return spans[:-1] if last.change.before == later.before and not last.folders else spans
 
 
 def _end_with_state(spans: FileTrail, state: FileState | UnknownContent | None) -> FileTrail | None:
-    """Return ``spans`` once the file is back in ``state``; None if their last one is not known to have come from there.
+    """Return ``spans`` after a return to ``state``; None if their last one is not known to have come from there.
 
     An edit that --force discarded is not restored.
     """
@@ -303,9 +303,9 @@ def _end_with_state(spans: FileTrail, state: FileState | UnknownContent | None) 
 
 
 def _append_net_change(spans: FileTrail, later: NetChange[FileChange]) -> FileTrail:
-    """Return ``spans`` with ``later`` after them; joined to the last one if it went on from there, and is known.
+    """Return ``spans`` followed by ``later``, joined with the last one if that is known and ended where it begins.
 
-    One that may have led back is passed over: the file tells, since it is then as before, or as it was left.
+    A span that may have led back is skipped: the file shows whether it is as before, or as it was left.
     """
     follows = bool(spans) and spans[-1].change.after == later.change.before
     if not follows or (not later.is_known and spans[-1].change.before != later.change.after):
@@ -321,10 +321,10 @@ def _load_spans(spans: FileTrail, load: Callable[[str], bytes | None]) -> FileTr
 
 
 def needed_backups(runs: Sequence[RunRecord], kept: Collection[str]) -> frozenset[str]:
-    """Return the names of the backups to keep of all ``runs``; those that are over and not in ``kept`` lose theirs."""
+    """Return the backups that ``runs`` need; completed runs that are not in ``kept`` lose theirs."""
     undoable = (run for run in runs if run.run in kept or run.commit is None)
     changes = (record.change for run in undoable for record in run.change_records)
-    # What `remove` takes the node back to, however old the run is that found it; also once a kept undo is undone.
+    # Also keep what `remove` would restore, however old its run is, even after a kept undo has itself been undone.
     histories = (runs, *(runs[: runs.index(undo)] for undo in find_effective_undos(runs) if undo.run in kept))
     needed = (footprint_of_node(history).objects for history in histories)
     return frozenset(content.decode() for change in changes for content in change.contents).union(*needed)

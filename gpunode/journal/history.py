@@ -1,4 +1,4 @@
-"""Readings of journals: the changes that runs made, what is pending, and what can be undone. Pure."""
+"""Interpret journals: the changes that runs made, what is pending, and what can be undone. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpunode.journal.record import (
 
 ChangeOutcome: TypeAlias = Literal["done", "failed", "unknown"]
 RunEnding: TypeAlias = Result | Literal["running", "incomplete"]
-# All of it was done; a reboot may be due.
+# Everything was done; a reboot may be due.
 COMPLETED_RESULTS = frozenset({"done", "waiting"})
 
 
@@ -32,8 +32,8 @@ class ChangeRecord:
     """A change of a run.
 
     Attributes:
-        outcome: ``unknown`` if neither its success nor its failure was recorded: it may have been made.
-        ended_at: when that was recorded; None for one that was only intended.
+        outcome: ``unknown`` if neither success nor failure was recorded: it may have been made.
+        ended_at: when its outcome was recorded; None if it was only intended.
         error: why it failed.
     """
 
@@ -49,12 +49,12 @@ class ChangeRecord:
 
     @property
     def may_have_been_made(self) -> bool:
-        """False if the node is known to be without it; what a package transaction that failed never touched is."""
+        """False if the node is known not to have it, as with a package that a failed transaction never touched."""
         return self.outcome != "failed" or not self.change.leaves_node_unchanged_on_failure
 
 
 def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
-    """Return the changes of a run, in their order."""
+    """Return the changes of a run, in order."""
     records: list[ChangeRecord] = []
     places: dict[int, int] = {}
     for entry in entries:
@@ -72,18 +72,18 @@ def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
 
 
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
-    """Return the intents of a run, newest first, each with its inverse change; those without one are left out.
+    """Return the intents of a run, newest first, each with its inverse change; omit those without one.
 
     A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
     """
-    # What a transaction that failed never touched may have been installed by somebody since.
+    # Somebody may since have installed a package that a failed transaction never touched.
     made = [change for change in collect_changes(entries) if change.may_have_been_made]
     back = ((record.intent, record.change.inverse()) for record in reversed(made))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
 def intents_to_undo(entries: Iterable[Entry]) -> tuple[Intent, ...]:
-    """Return those of ``inverse_intents`` that an undo makes."""
+    """Return the ``inverse_intents`` that an undo carries out."""
     return tuple(intent for intent in inverse_intents(entries) if intent.change.is_undoable)
 
 
@@ -94,10 +94,10 @@ def is_configuration_change(intent: Intent) -> bool:
 
 @dataclass(slots=True)
 class RequiredTrigger:
-    """A trigger that changes require or required; without any it is an earlier run's.
+    """A trigger that changes require or required; without any, an earlier run required it.
 
     Attributes:
-        required_by: by run and number, the entry of each change that requires it, dated from when the change was made.
+        required_by: by run and number, the entry of each change that requires it, dated when the change was made.
         completion: the entry that ended it; None while it is pending.
     """
 
@@ -106,7 +106,7 @@ class RequiredTrigger:
     completion: TriggerCompleted | None = None
 
     def end_change(self, key: tuple[int, int], entry: Done | Failed) -> None:
-        """Date it from when the change ``key`` was made, if that requires it; one that failed requires it no more."""
+        """Record when the change ``key`` was made, if it requires the trigger; a failed one no longer requires it."""
         if isinstance(entry, Failed):
             self.required_by.pop(key, None)
         elif key in self.required_by:
@@ -117,14 +117,14 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
     """Return the triggers in order of appearance; one that is needed again after it was settled is listed again.
 
     An intended file change leaves its triggers pending, since a crash may have come right after it. A failed one does
-    not: the file is as it was. A restart settles a reload of the same unit.
+    not: the file is unchanged. A restart settles a reload of the same unit.
 
     Args:
-        entries: of one run, or of several in their order: a later run may complete what an earlier one left pending.
+        entries: those of one run, or of several in order: a later run may settle what an earlier one left pending.
     """
     triggers: list[RequiredTrigger] = []
     pending: dict[Trigger, RequiredTrigger] = {}
-    run = 0  # each run counts its entries anew
+    run = 0  # each run numbers its entries from the start
     for entry in entries:
         run += isinstance(entry, Begin)
         match entry:
@@ -149,7 +149,7 @@ def collect_triggers(entries: Iterable[Entry]) -> list[RequiredTrigger]:
 
 
 def triggers_done_by(trigger: Trigger) -> tuple[Trigger, ...]:
-    """Return the triggers that ``trigger`` settles: a restart does a reload's work, too."""
+    """Return the triggers that ``trigger`` settles: a restart also does the work of a reload."""
     return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
 
 
@@ -160,7 +160,7 @@ def pending_trigger_times(entries: Iterable[Entry]) -> dict[Trigger, float]:
 
 
 def untriggered_changes(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """Return the file changes, newest first, with a trigger not settled since, but none that was put back."""
+    """Return the file changes, newest first, whose triggers were not settled since, without restored ones."""
     pending = (trigger.required_by for trigger in collect_triggers(entries) if trigger.completion is None)
     intents = {key: intent for required_by in pending for key, intent in required_by.items()}
     waiting: list[FileChange] = []
@@ -178,7 +178,7 @@ def pending_triggers(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
 def run_label(run: str, verb: Verb) -> str:
     """Return a run's id as a person types it: ``000003-20261121T081932Z`` is 3.
 
-    One in a cluster has a ``k`` before it, since those are counted apart.
+    A run in a cluster has a ``k`` before its number, since those are counted separately.
     """
     number = run.partition("-")[0].lstrip("0")
     return f"k{number}" if verb.startswith("k8s ") else number
@@ -186,12 +186,12 @@ def run_label(run: str, verb: Verb) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its journal tells it.
+    """A run as recorded in its journal.
 
     Attributes:
-        entries: the first of them is its beginning.
+        entries: the first of them is its begin.
         is_running: whether a gpunode process still works on it.
-        undone_by: the rollback or removal that undid it and was not undone itself; empty when there is none.
+        undone_by: the rollback or removal that undid it and was not undone itself; empty if there is none.
         is_fully_undone: whether that undid all of it.
     """
 
@@ -202,7 +202,7 @@ class RunRecord:
 
     @property
     def begin(self) -> Begin:
-        """Its beginning."""
+        """The entry with which it began."""
         begin = self.entries[0]
         assert isinstance(begin, Begin), "whoever reads a journal checks that"
         return begin
@@ -214,7 +214,7 @@ class RunRecord:
 
     @property
     def label(self) -> str:
-        """The run's id as a person types it: ``3``, or ``k3`` for one that changed a cluster."""
+        """The run's id as a person types it: ``3``, or ``k3`` for a run that changed a cluster."""
         return run_label(self.run, self.verb)
 
     @property
@@ -224,7 +224,7 @@ class RunRecord:
 
     @cached_property
     def commit(self) -> Commit | None:
-        """Its end; None while it goes on, and if it was interrupted."""
+        """The entry with which it ended; None while it is running, and if it was interrupted."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry, Commit)), None)
 
     @property
@@ -236,7 +236,7 @@ class RunRecord:
 
     @cached_property
     def change_records(self) -> tuple[ChangeRecord, ...]:
-        """Its changes, in their order."""
+        """Its changes, in order."""
         return collect_changes(self.entries)
 
     @property
@@ -245,7 +245,7 @@ class RunRecord:
         return collect_triggers(self.entries)
 
     def changes(self, *outcomes: ChangeOutcome) -> tuple[Change, ...]:
-        """Return its changes with one of these ``outcomes``, in their order."""
+        """Return its changes with one of these ``outcomes``, in order."""
         return tuple(record.change for record in self.change_records if record.outcome in outcomes)
 
     @property
@@ -255,9 +255,9 @@ class RunRecord:
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """The things that it changed, or may have changed when it was cut short; once each, in order.
+        """The distinct things that it changed, in order; includes changes that an interrupted run may have made.
 
-        A file that it only had read again was not changed.
+        A file that it only triggered to be reread was not changed.
         """
         changes = (record.change for record in self.change_records)
         return tuple(dict.fromkeys(change.subject for change in changes if not change.only_triggers_reread))
@@ -287,7 +287,7 @@ class RunRecord:
 
 
 def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """Return the rollbacks and removals that were done and not undone, newest first; ``runs`` come oldest first."""
+    """Return the completed rollbacks and removals that were not undone, newest first; ``runs`` are oldest first."""
     undone: set[str] = set()
     standing: list[RunRecord] = []
     for run in reversed(runs):
@@ -299,10 +299,10 @@ def find_effective_undos(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
 
 
 def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """Return ``runs`` with ``undone_by`` filled in; a removal undoes what is left of every run before it."""
+    """Return ``runs`` with ``undone_by`` set; a removal undoes what is left of every run before it."""
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    # Oldest first: what is undone in whole is not undone again.
+    # Oldest first: what is fully undone cannot be undone again.
     for undo in reversed(find_effective_undos(runs)):
         is_removal, earlier = undo.verb == "remove", runs[: runs.index(undo)]
         taken = [run for run in earlier if run.verb in APPLYING_VERBS and run.subjects] if is_removal else earlier

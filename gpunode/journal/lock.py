@@ -1,4 +1,4 @@
-"""The lock of those who change a node. The kernel holds it; what the file says only names its holder."""
+"""The lock for programs that change a node. The kernel holds it; the file's content only names its holder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hold_lock(place: RecordFolder, timeout_s: float = 0.0, on_progress: OnProgre
     Args:
         place: the folder of the lock file; it is created.
         timeout_s: how long to wait for it.
-        on_progress: called with who holds it.
+        on_progress: called with the holder while waiting.
 
     Raises:
         Busy: another process holds it after ``timeout_s``; its pid and command are named.
@@ -83,7 +83,7 @@ def _open_lock_file(place: RecordFolder) -> int:
 
 
 def _refuse_unless_file(folder: int) -> None:
-    """Refuse an image's device before it is opened: that can start it. Raises OSError."""
+    """Refuse an image's device before it is opened, which may have side effects. Raises OSError."""
     if not stat.S_ISREG(os.lstat(_LOCK_FILE_NAME, dir_fd=folder).st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", _LOCK_FILE_NAME)
 
@@ -96,7 +96,7 @@ def _wait_for_lock(descriptor: int, path: Path, deadline: float, on_progress: On
 
 
 def _describe_wait(holder: LockHolder) -> str:
-    """Return who holds the lock; one that has just taken it may not have written its pid yet."""
+    """Return who holds the lock; a process that has just taken it may not have written its pid yet."""
     return "another gpunode is changing this node" + (f": {holder}" if holder.pid else "")
 
 
@@ -119,14 +119,14 @@ def _is_same_file(descriptor: int, place: RecordFolder) -> bool:
 
 
 def _write_holder(descriptor: int, text: str) -> None:
-    """Write the holder into the lock file, as far as there is room, over what a dead one left."""
+    """Write the holder into the lock file, if there is space, replacing a dead one."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode("utf-8", "replace"), 0)
 
 
 def _parse_holder(descriptor: int, path: Path) -> LockHolder | None:
-    """Return the process that the lock file names, if it still is that one: its pid may be another's by now."""
+    """Return the process that the lock file names, if it is still the same: its pid may have been reused."""
     with contextlib.suppress(OSError):
         pid, _, started = os.pread(descriptor, 4096, 0).partition(b"\n")[0].decode("ascii", "replace").partition(" ")
         if pid.isdecimal() and started and started == _process_start(pid):
@@ -140,7 +140,7 @@ def _process_start(pid: str) -> str:
         stat = Path("/proc", pid, "stat").read_text(errors="replace")
     except OSError:
         return ""
-    # The second field is a name in parentheses, which may hold anything.
+    # The second field is a name in parentheses, which may contain anything.
     return stat.rpartition(")")[2].split()[19]
 
 

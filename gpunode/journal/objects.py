@@ -1,4 +1,4 @@
-"""Backups on the disk, each in a file that is named by the sha256 of its content: ``<2 digits>/<sha256>``."""
+"""Backups on disk, each in a file named by the sha256 of its content: ``<2 digits>/<sha256>``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.host.ownership import read_regular_file
 
-# As much as is ever read of a file that is to be replaced; some of a driver's libraries have more than 64 MiB.
+# The largest file that is read before it is replaced; some driver libraries exceed 64 MiB.
 MAX_BACKUP_BYTES = 1 << 30
 OBJECTS_FOLDER: Final = "objects"
 _BACKUP_FOLDER_NAME: Final = re.compile(r"[0-9a-f]{2}")
@@ -29,23 +29,23 @@ class RecordFolder:
     """The folder with gpunode's journals and backups, at ``relative_path`` inside ``root``.
 
     An image may contain a hostile one, and its programs may replace parts of it at any time. So each folder is opened
-    from the one above it, inside the root, and no link below ``relative_path`` is followed.
+    from its parent, inside the root, and no link below ``relative_path`` is followed.
     """
 
     root: str
     relative_path: str
 
     def path(self, *names: str) -> Path:
-        """Return the path of what has these names in it, for messages."""
+        """Return the path of ``names`` below it, for messages."""
         return Path(self.root, self.relative_path.lstrip("/"), *names)
 
     @contextlib.contextmanager
     def open(self, *names: str, make: bool = False) -> Iterator[int]:
-        """Open the folder ``names``, each in the one before; with ``make`` a missing one is made, durably.
+        """Open the folder ``names``, each inside the one before; ``make`` creates missing ones durably.
 
         Raises:
-            FileNotFoundError: if there is none.
-            NotADirectoryError: if something else is there, such as a link; it names the place.
+            FileNotFoundError: there is none.
+            NotADirectoryError: something else is there, such as a link; names the path.
         """
         with places.open_path(self.relative_path, self.root, make=make) as opened:
             above = len(opened.folders)
@@ -55,13 +55,13 @@ class RecordFolder:
             except NotADirectoryError as error:
                 raise not_a_folder_error(self.path(*names[: len(opened.folders) - above])) from error
             if make and not opened.made_folders:
-                # A run that was killed may have made it and not come to this.
+                # A killed run may have created it without this sync.
                 places.sync_folder(opened.folders[-2])
             yield opened.folder
 
 
 def not_a_folder_error(path: Path) -> NotADirectoryError:
-    """Return the error for something else in the place of a folder."""
+    """Return the error for something else in place of a folder."""
     return NotADirectoryError(errno.ENOTDIR, f"{path} is not a folder but a link or a file", str(path))
 
 
@@ -77,7 +77,7 @@ class BackupStore:
         return self.folder / name[:2] / name
 
     def path_of_content(self, content: bytes) -> str:
-        """Return the path of the backup that has this ``content``, whether it is there or not."""
+        """Return the path of the backup for this ``content``, whether it exists or not."""
         return str(self.path(digest(content)))
 
     def save(self, content: bytes) -> str:
@@ -92,7 +92,7 @@ class BackupStore:
                 except OSError:
                     _remove_file(draft, folder)
                     raise
-            # Also when it was there: a run that was killed may have named it so and not come to this.
+            # Even if it existed: a killed run may have renamed it without this sync.
             places.sync_folder(folder)
         return name
 
@@ -100,7 +100,7 @@ class BackupStore:
         """Return the bytes of a backup that ``run`` needs; None if it is gone.
 
         Raises:
-            JournalDamaged: it cannot be read, or is not what was saved.
+            JournalDamaged: it cannot be read, or differs from what was saved.
         """
         path = self.path(name)
         try:
@@ -125,7 +125,7 @@ class BackupStore:
         """Return the names of the folders with backups; none if there is no record yet.
 
         Raises:
-            NotADirectoryError: one of them is none, such as a link.
+            NotADirectoryError: one of them is not a folder, such as a link.
         """
         try:
             with self._record.open(OBJECTS_FOLDER) as folder:
@@ -139,7 +139,7 @@ class BackupStore:
 
 
 def damaged_backup_error(path: Path, run: str, problem: str) -> JournalDamaged:
-    """Return the error for a backup that is not as it was saved."""
+    """Return the error for a backup that differs from what was saved."""
     return JournalDamaged(
         f"a backup of run {run} {problem}",
         why=str(path),
@@ -149,7 +149,7 @@ def damaged_backup_error(path: Path, run: str, problem: str) -> JournalDamaged:
 
 
 def _is_backup_intact(name: str, folder: int, content: bytes) -> bool:
-    """Return whether the object is there and whole; one that cannot be read is replaced."""
+    """Return whether the object exists and is complete; one that cannot be read is replaced."""
     try:
         return read_regular_file(name, folder, MAX_BACKUP_BYTES) == content
     except OSError:
@@ -162,8 +162,8 @@ def _remove_file(name: str, folder: int) -> None:
 
 
 def replace_private_file(name: str, folder: int, content: bytes) -> None:
-    """Write ``content`` to a new file in place of ``name``, readable by its owner alone; the name is not yet synced."""
-    # Not opened as it is: a pipe would wait for a reader, and a device would be written.
+    """Write ``content`` to a new file in place of ``name``, readable only by its owner; the name is not synced yet."""
+    # Do not open an existing file: a pipe would wait for a reader, and a device would be written.
     _remove_file(name, folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)

@@ -1,8 +1,8 @@
 """Entries of the journal: what is written, and how it is read back. Pure.
 
-A journal is one JSON object a line, ``{"v":4,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
-the line before, and the bytes of ``entry`` as they stand: a line that is changed, lost, moved or foreign is noticed.
-What is written at once is one line, a list of entries where they are several: all of it counts, or nothing.
+A journal has one JSON object per line, ``{"v":4,"sum":"…","entry":{…}}``; ``sum`` covers the format, the sum of the
+line before, and the exact bytes of ``entry``, so a line that was changed, lost, moved or added is detected. Entries
+that are written together form one line, as a list if there are several: all of them count, or none.
 The bytes of files are not in it: a state names its backup object by sha256.
 
 Format 3 is read as well; it has other names for a few types and keys, see ``_TYPE_RENAMES_OF_FORMAT_3``. A run that one
@@ -40,7 +40,7 @@ READABLE_JOURNAL_FORMATS = (3, JOURNAL_FORMAT)
 Verb: TypeAlias = Literal[
     "setup", "rollback", "remove", "repair", "configure", "unconfigure", "k8s apply", "k8s remove", "k8s rollback"
 ]
-# The verbs whose runs make something of a node; the others take such runs back, or repair packages.
+# The verbs whose runs set something up on a node; the others undo such runs, or repair packages.
 APPLYING_VERBS: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 LoadContent: TypeAlias = Callable[[str], bytes]
@@ -51,13 +51,13 @@ class Begin:
     """A run starts.
 
     Attributes:
-        at: seconds since the epoch, here and in every other entry.
-        boot_id: of the kernel that it runs under; empty in an image.
-        user: who started it, behind sudo where there is one.
+        at: seconds since the epoch, as in every other entry.
+        boot_id: the boot id of the running kernel; empty in an image.
+        user: who started it, or the user behind sudo.
         undoes: the run that is undone; empty unless the verb is ``rollback``.
-        with_packages: whether packages, sources and all else are undone, too, and not the configuration alone.
+        with_packages: whether packages, sources and everything else are undone as well as the configuration.
         uid: the real one; 0 behind sudo. Likewise ``loginuid``, which the kernel keeps through su and sudo from the
-            login on (audit's auid); None where nobody logged in, such as in a unit.
+            login on (audit's auid); None if nobody logged in, such as in a unit.
     """
 
     run: str
@@ -82,7 +82,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A change is about to be made; from here on it may have happened.
+    """A change is about to be made; from now on it may have happened.
 
     Attributes:
         stage: the name of the stage in this version of gpunode, like ``step``.
@@ -98,7 +98,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The change has been made and is on the disk."""
+    """The change has been made and is on disk."""
 
     seq: int
     at: float = 0.0
@@ -106,7 +106,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The change could not be made; ``error`` says why, and what was put back."""
+    """The change could not be made; ``error`` says why, and what was restored."""
 
     seq: int
     error: str
@@ -115,7 +115,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class TriggerCompleted:
-    """Records that the trigger was carried out, or that something else did its work: ``note`` says which."""
+    """The trigger was carried out, or something else did its work: ``note`` says which."""
 
     trigger: Trigger
     note: str = ""
@@ -127,7 +127,7 @@ class Commit:
     """The run is over; a journal without it was interrupted.
 
     Attributes:
-        reason: why it ended so; empty for one that was done.
+        reason: why it ended this way; empty for a completed run.
     """
 
     result: Result
@@ -157,7 +157,7 @@ _TYPE_NAMES: dict[type[Any], str] = {
 }
 _TYPES_BY_NAME = {name: kind for kind, name in _TYPE_NAMES.items()}
 _TYPE_KEY = "type"
-# What format 3 calls otherwise: the key of a type, a type, and keys by the type that has them.
+# Other names in format 3: the key of a type, a type, and keys by the type that has them.
 _FORMAT_3_TYPE_KEY = "is"
 _TYPE_RENAMES_OF_FORMAT_3 = {"settle": "trigger-completed"}
 _KEY_RENAMES_OF_FORMAT_3: dict[str, dict[str, str]] = {
@@ -167,7 +167,7 @@ _KEY_RENAMES_OF_FORMAT_3: dict[str, dict[str, str]] = {
     "command": {"why": "purpose"},
     "file-state": {"content": "sha256", "attributes": "xattrs"},
 }
-# By the words of the annotations, see _shape.
+# Keyed by the annotations' text, see _shape.
 _TYPES_BY_SCALAR_ANNOTATION: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "str | None": (str, type(None)),
@@ -180,7 +180,7 @@ _TYPES_BY_SCALAR_ANNOTATION: dict[str, tuple[type[Any], ...]] = {
 }
 _STRING_TUPLE_ANNOTATION = "tuple[str, ...]"
 _PACKAGE_ID_ANNOTATION = "PackageId"
-# Keys of fields that are stored by something that stands for them, by the words of the annotations.
+# The stored keys of fields with a stand-in value, by the annotations' text.
 _STORED_KEY_BY_ANNOTATION = {_PACKAGE_ID_ANNOTATION: "name", "bytes": "sha256"}
 _LARGEST_NUMBER = 1 << 36
 _ENTRY_TYPES = (Begin, Intent, Done, Failed, TriggerCompleted, Commit)
@@ -188,7 +188,7 @@ _JOURNAL_LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":
 
 
 def encode(entry: Entry, *more: Entry, previous_line: bytes = b"") -> bytes:
-    """Return the entries as the line of a journal that follows the line ``previous_line``; empty for the first."""
+    """Return the entries as a journal's line after ``previous_line``, which is empty for the first."""
     body = json.dumps(_encode_value((entry, *more) if more else entry), separators=(",", ":")).encode()
     version = b"%d" % JOURNAL_FORMAT
     checksum = _checksum(version, _stored_checksum(previous_line), body)
@@ -196,15 +196,15 @@ def encode(entry: Entry, *more: Entry, previous_line: bytes = b"") -> bytes:
 
 
 def decode(data: bytes, load: LoadContent, *, file: str = "journal.jsonl") -> tuple[Entry, ...]:
-    """Return the entries of a journal; the torn last line of a power cut was never acted upon and is dropped.
+    """Return the entries of a journal; a last line torn by a power cut was never acted upon and is dropped.
 
     Args:
-        data: the journal as it is on the disk.
-        load: the bytes of a backup object, by its sha256.
+        data: the journal as it is on disk.
+        load: returns the bytes of a backup object, by its sha256.
         file: the journal's name in messages.
 
     Raises:
-        JournalDamaged: a line is not as it was written; nothing is guessed from the others.
+        JournalDamaged: a line differs from what was written; nothing is guessed from the others.
     """
     read = without_torn_line(data).split(b"\n")[:-1]
     above = (b"", *read)
@@ -216,20 +216,20 @@ def decode(data: bytes, load: LoadContent, *, file: str = "journal.jsonl") -> tu
 
 
 def without_torn_line(data: bytes) -> bytes:
-    """Return a journal without the line that a power cut tore.
+    """Return a journal without a line torn by a power cut.
 
-    That is a line without its end; or zeroes in it, which no line holds: the file was already as long, and of the bytes
-    themselves some had not reached the disk.
+    Such a line has no end; or it contains zeroes, which no complete line does: the file had its new length already, but
+    some bytes had not reached the disk.
     """
     ended = data[: data.rfind(b"\n") + 1]
     last = ended.rfind(b"\n", 0, -1) + 1
     until_the_hole, hole, _ = ended[last:].partition(b"\0")
-    # Behind a line that is all there, a zero stands for the line's end: that was on the disk once, so it is damage.
+    # A zero after a complete line replaced its newline: the line had been on disk, so this is damage.
     return ended[:last] if hole and not _JOURNAL_LINE.fullmatch(until_the_hole) else ended
 
 
 def _stored_checksum(line: bytes) -> bytes:
-    """Return the sum that a line carries; empty for no line."""
+    """Return the sum in a line; empty for no line."""
     match = _JOURNAL_LINE.fullmatch(line.rstrip(b"\n"))
     return match[2] if match else b""
 
@@ -239,7 +239,7 @@ def _checksum(version: bytes, previous_checksum: bytes, body: bytes) -> bytes:
 
 
 def _encode_value(value: object) -> object:
-    """Return ``value`` in JSON's types; a dataclass carries its name as ``type``."""
+    """Return ``value`` in JSON's types; a dataclass has its name as ``type``."""
     if isinstance(value, bytes):
         return digest(value)
     if isinstance(value, tuple):
@@ -266,8 +266,8 @@ def _encode_field(field_format: str, value: object) -> object:
 
 @cache
 def _stored_fields(name: str) -> dict[str, tuple[str, str]]:
-    """Return by JSON key the field of a ``name`` and its format; empty for a plain value."""
-    # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
+    """Return, by JSON key, the field of a ``name`` and its format, which is empty for a plain value."""
+    # Use the annotations' text: evaluating them with typing takes 3 ms of a run that reads one journal.
     found = ((field.name, str(field.type)) for field in fields(_TYPES_BY_NAME[name]))
     return {_STORED_KEY_BY_ANNOTATION.get(kind, at): (at, _field_format(kind)) for at, kind in found}
 
@@ -317,7 +317,7 @@ def _convert_format_3(value: Any) -> Any:
         raise ValueError(f"unknown: {', '.join(sorted(foreign))}")
     return {
         _TYPE_KEY: _TYPE_RENAMES_OF_FORMAT_3.get(former, former),
-        # Extended attributes are a plain table of texts.
+        # Extended attributes are a plain table of strings.
         **{renamed.get(k, k): item if k == "attributes" else _convert_format_3(item) for k, item in stored.items()},
     }
 
@@ -354,7 +354,7 @@ def _decode_field(field_format: str, value: Any, load: LoadContent) -> Any:
 
 
 def _check_scalar(annotation: str, value: Any) -> Any:
-    """Return ``value`` if a field of that type can hold it: no number is negative, no time that far away."""
+    """Return ``value`` if a field of that type can hold it: numbers are not negative, and times not too far away."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if type(value) not in _TYPES_BY_SCALAR_ANNOTATION[annotation] or (is_number and not 0 <= value < _LARGEST_NUMBER):
         raise ValueError(f"{str(value)[:40]!r} is not a valid {annotation}")
@@ -371,12 +371,12 @@ def damaged_line_error(file: str, line: int, why: str) -> JournalDamaged:
     )
 
 
-@lru_cache(maxsize=8)  # a setup that finds nothing to do reads the same few journals six times
+@lru_cache(maxsize=8)  # a setup with nothing to do reads the same few journals six times
 def decode_without_contents(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tuple[Entry, ...]:
     """Return the entries of a journal without the bytes of files: each ``content`` names its backup object.
 
     Raises:
-        JournalDamaged: as ``decode``; or if it is of another run than ``run``, unless that is empty.
+        JournalDamaged: as ``decode``; or if it belongs to another run than ``run``, unless that is empty.
     """
     entries = decode(data, str.encode, file=file)
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):

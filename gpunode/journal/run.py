@@ -1,4 +1,4 @@
-"""The journal of one run, as it is written."""
+"""The journal of a run while it is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpunode.journal import record
 from gpunode.journal.objects import BackupStore, RecordFolder, raise_as_change_failed, replace_private_file
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
-# Beside a run's journal: what was requested.
+# The file beside a run's journal with the request.
 REQUEST_FILE = "request.toml"
 RUNS_FOLDER = "runs"
 JOURNAL_FILE = "journal.jsonl"
@@ -46,7 +46,7 @@ class Run:
         return tuple(self._entries)
 
     def record_intent(self, stage: str, step: str, change: Change, reason: str = "") -> int:
-        """Write the backups and the intent of ``change`` durably, and return its number: it may now be made.
+        """Write the backups and the intent of ``change`` durably, and return its number; the change may then be made.
 
         Raises:
             ChangeFailed: they could not be written; the change must not be made.
@@ -54,7 +54,7 @@ class Run:
         return self.record_intents(stage, step, (change,), reason)[0]
 
     def record_intents(self, stage: str, step: str, changes: Iterable[Change], reason: str = "") -> tuple[int, ...]:
-        """Write the intents of ``changes`` at once, such as those of one package transaction; return their numbers.
+        """Write the intents of ``changes`` together, such as those of a package transaction; return their numbers.
 
         Raises:
             ChangeFailed: they could not be written; none of the changes must be made.
@@ -101,7 +101,7 @@ class Run:
         self._save_file(REQUEST_FILE, request, "could not save the recipe for after the reboot")
 
     def _save_file(self, name: str, content: bytes, unsaved: str) -> str:
-        """Write a file beside the journal and return its path; the error says ``unsaved`` where that cannot be done."""
+        """Write a file beside the journal and return its path; the error says ``unsaved`` if that fails."""
         path = self.path.with_name(name)
         with raise_as_change_failed(unsaved, path), self._record_folder.open(RUNS_FOLDER, self.id) as folder:
             replace_private_file(name, folder, content)
@@ -114,18 +114,18 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Close the file; a run without ``commit`` before that counts as interrupted."""
+        """Close the file; a run that was not committed before counts as interrupted."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _record_entries(self, unrecorded: str, *entries: Entry) -> None:
-        """Write ``entries``; the error says ``unrecorded`` where that cannot be done."""
+        """Write ``entries``; the error says ``unrecorded`` if that fails."""
         with raise_as_change_failed(unrecorded, self.path):
             self._append(*entries)
 
     def _append(self, *entries: Entry) -> None:
-        """Write ``entries`` durably: all of them or, as far as the disk still obeys, none."""
+        """Write ``entries`` durably: all of them or, if the disk allows, none."""
         if not entries:
             return
         if self._broken:
@@ -144,7 +144,7 @@ class Run:
             self._announce(self._entries, entry)
 
     def _remove_torn_line(self, size: int, error: OSError) -> None:
-        """Remove a torn line; if that fails nothing may follow it, since it would be in the middle."""
+        """Remove a torn line; if that fails, nothing may be appended, since the line would be in the middle."""
         try:
             os.ftruncate(self._descriptor, size)
         except OSError:

@@ -1,4 +1,4 @@
-"""The journal on the disk: every record is on it before the change that it announces is made.
+"""The journal on disk: every record is there before the change that it announces is made.
 
 Layout below ``<root>/var/lib/gpunode``: ``runs/<number>-<time>/journal.jsonl`` and ``objects/<2 digits>/<sha256>``.
 """
@@ -49,7 +49,7 @@ MAX_RUNS_WITH_BACKUPS = 50
 _STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _VALID_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
-# A journal of a thousand packages has half a megabyte.
+# A journal of a thousand packages takes half a megabyte.
 _MAX_JOURNAL_BYTES = 16 << 20
 _RECORD_SUBFOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
 _CHANGE_NOT_MADE_REASON = "its run was cut short before it"
@@ -59,11 +59,11 @@ class Store:
     """The journals and backups of one node.
 
     Args:
-        root: where the node's file system stands; ``/`` unless an image is built.
-        keep: how many of the newest runs keep their backups, beside the first one.
+        root: the root of the node's file system; ``/`` unless an image is built.
+        keep: how many of the newest runs keep their backups, in addition to the first one.
         clock: seconds since the epoch.
         announce: called with each entry once it is on disk, after all of its run so far.
-        folder: where the journals of something else than a node are, such as a user's of clusters.
+        folder: the folder of journals that are not a node's, such as those of a user's clusters.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Store:
         self._announce = announce
 
     def command(self, *words: str) -> Command:
-        """Return the gpunode command of ``words`` for this journal: as root for a node's, in the same root folder."""
+        """Return the gpunode command with ``words`` for this journal; a node's needs root and the same root folder."""
         if self._lock_folder is self._record_folder:
             return gpunode(*words)
         return sudo_gpunode(*words, *(() if str(self.root) == "/" else ("--root", str(self.root))))
@@ -102,9 +102,9 @@ class Store:
         with_packages: bool = False,
         user: str | None = None,
     ) -> Run:
-        """Begin a new run on disk, and delete the backups that nothing needs any more. Call it under ``lock``.
+        """Begin a new run on disk, and delete the backups that are no longer needed. Call it under ``lock``.
 
-        ``argv`` are the words after the program's name; those of this process when None.
+        ``argv`` are the words after the program's name; None means those of this process.
 
         Raises:
             ChangeFailed: it could not be written.
@@ -118,7 +118,7 @@ class Store:
             who = (user or invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, version, recipe, recipe_sha256, self._boot_id(), *who)
             begun = Run(begin, self._record_folder, self._announce, self._clock)
-        # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
+        # Not earlier: if a power cut loses the run, the oldest of the newest runs still needs its backups.
         self._prune_backups()
         return begun
 
@@ -131,7 +131,7 @@ class Store:
         return ""
 
     def ids(self) -> tuple[str, ...]:
-        """Return the ids of all runs, oldest first; by their number, since a clock may jump.
+        """Return the ids of all runs, oldest first; sorted by number, since clocks may jump.
 
         Raises:
             UsageError: only root may read them.
@@ -149,21 +149,21 @@ class Store:
         return tuple(sorted(names, key=_run_number))
 
     def read_runs(self) -> tuple[RunRecord, ...]:
-        """Return all runs, newest last, but for one that was killed before its first entry.
+        """Return all runs, newest last, except one that was killed before its first entry.
 
         Reads no backups and takes no lock.
 
         Raises:
-            JournalDamaged: one of the journals is.
+            JournalDamaged: a journal is damaged.
         """
         return history.mark_undone_runs([RunRecord(each) for run in self.ids() if (each := self._read_entries(run))])
 
     def find_runs(self, run: str = "") -> tuple[RunRecord, ...]:
-        """Return ``read_runs``, or the one with that id or label; the newest one says whether it is running.
+        """Return ``read_runs``, or the run with that id or label; the newest one knows whether it is running.
 
         Raises:
             UsageError: there is no such run.
-            JournalDamaged: one of the journals is.
+            JournalDamaged: a journal is damaged.
         """
         runs = self.read_runs()
         if runs and runs[-1].commit is None and self.lock_holder():
@@ -190,11 +190,11 @@ class Store:
         )
 
     def entries(self, run: str) -> tuple[Entry, ...]:
-        """Return the entries of a run as recorded, each ``content`` the name of its backup object.
+        """Return the entries of a run as recorded; each ``content`` is the name of its backup object.
 
         Raises:
             UsageError: there is no such run.
-            JournalDamaged: the journal is.
+            JournalDamaged: the journal is damaged.
         """
         self._read_known_journal(run)
         return self._read_entries(run)
@@ -203,7 +203,7 @@ class Store:
         """Return the request of ``run`` that ``Run.save_request`` saved.
 
         Raises:
-            UsageError: there is no such run, or it kept nothing, or others could have read or changed that.
+            UsageError: there is no such run, it saved nothing, or others could have read or changed the request.
         """
         self._read_known_journal(run)
         try:
@@ -217,15 +217,15 @@ class Store:
             ) from error
 
     def footprint(self) -> Footprint:
-        """Return what all runs together have made of this node, with the bytes of files.
+        """Return the footprint of all runs on this node, with the bytes of files.
 
         Raises:
-            JournalDamaged: one of the journals is, or a backup object that is needed.
+            JournalDamaged: a journal or a needed backup object is damaged.
         """
         return footprint.footprint_of_node(self.read_runs()).with_contents(self.objects.find)
 
     def read_run_footprint(self, run: str) -> Footprint:
-        """Return what one run has made of this node, with the bytes of files.
+        """Return the footprint of one run on this node, with the bytes of files.
 
         Raises:
             UsageError, Refused, JournalDamaged: as ``read_with_contents``.
@@ -234,12 +234,12 @@ class Store:
         return footprint.footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
 
     def read_additions(self) -> RecordedAdditions:
-        """Return what all runs together ever added to this node, whatever became of it; reads no backups.
+        """Return everything that any run ever added to this node, even if it was removed since; reads no backups.
 
         Raises:
-            JournalDamaged: one of the journals is.
+            JournalDamaged: a journal is damaged.
         """
-        from gpunode.journal.additions import collect_additions  # on use: a plan of a bare node needs none
+        from gpunode.journal.additions import collect_additions  # loaded on use: a plan of a bare node needs none
 
         return collect_additions(self.read_runs())
 
@@ -247,7 +247,7 @@ class Store:
         """Return the pending triggers of all runs, each with the time when it last became pending.
 
         Raises:
-            JournalDamaged: one of the journals is.
+            JournalDamaged: a journal is damaged.
         """
         return history.pending_trigger_times(entry for run in self.ids() for entry in self._read_entries(run))
 
@@ -255,11 +255,11 @@ class Store:
         """Return the newest run if it was interrupted, else None. Call it under ``lock``.
 
         Raises:
-            JournalDamaged: its journal is.
+            JournalDamaged: its journal is damaged.
         """
-        # A run that was killed before its first entry did nothing, so it hides nobody.
-        # Nor does a repair of packages, which whoever goes on begins with: they may have said no to the rest; nor an
-        # edit of a runtime's files, which goes on with nothing.
+        # A run that was killed before its first entry did nothing, so look behind it. Also look behind a package
+        # repair, which is the first step of the next command, whose user may have declined the rest; and behind an edit
+        # of a runtime's files, which continues nothing.
         began = (RunRecord(each) for run in reversed(self.ids()) if (each := self._read_entries(run)))
         newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
         return newest if newest and newest.commit is None else None
@@ -268,7 +268,7 @@ class Store:
         """Record that the interrupted run is over; ``why`` says how that is known. Call it under ``lock``.
 
         Raises:
-            ChangeFailed: it could not be written.
+            ChangeFailed: that could not be written.
         """
         with raise_as_change_failed(f"the end of run {run} could not be recorded", self._path(run)):
             self._append_entries(run, Commit("interrupted", why, self._clock()))
@@ -277,7 +277,7 @@ class Store:
         """Return by run, newest first, the intents without a recorded end whose subject no later run changed.
 
         Raises:
-            JournalDamaged: one of the journals is.
+            JournalDamaged: a journal is damaged.
         """
         found: dict[str, tuple[Intent, ...]] = {}
         changed_since: set[str] = set()
@@ -288,12 +288,12 @@ class Store:
         return {run: intents for run, intents in found.items() if intents}
 
     def record_change_outcomes(self, run: str, made: Sequence[Intent], not_made: Sequence[Intent]) -> None:
-        """Record which changes of a run that is over were made, as the node shows. Call it under ``lock``.
+        """Record which changes of an ended run were made, according to the node. Call it under ``lock``.
 
-        They count as made when they were intended: what was owed for them may have been settled since.
+        They are dated by their intents, since their triggers may have been settled in the meantime.
 
         Raises:
-            ChangeFailed: it could not be written.
+            ChangeFailed: that could not be written.
         """
         outcomes: list[Entry] = [Done(intent.seq, intent.at) for intent in made]
         outcomes += (Failed(intent.seq, _CHANGE_NOT_MADE_REASON, intent.at) for intent in not_made)
@@ -301,15 +301,15 @@ class Store:
             self._append_entries(run, *outcomes)
 
     def _append_entries(self, run: str, *entries: Entry) -> None:
-        """Write ``entries`` to the end of a run that is over. Raises OSError."""
+        """Append ``entries`` to an ended run. Raises OSError."""
         written = record.without_torn_line(self._read_known_journal(run))
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._record_folder.open(RUNS_FOLDER, run) as folder:
             descriptor = os.open(JOURNAL_FILE, flags, dir_fd=folder)
         try:
-            # A torn last line goes first: what follows it would make it damage.
+            # Remove a torn last line: followed by another, it would count as damage.
             os.ftruncate(descriptor, len(written))
-            # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
+            # A complete line that a killed run may not have synced must be on disk before another follows it.
             os.fsync(descriptor)
             write_all(descriptor, record.encode(*entries, previous_line=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
@@ -317,7 +317,7 @@ class Store:
             os.close(descriptor)
 
     def remove_temporary_files(self) -> None:
-        """Delete the partial backups of a killed run, which nothing needs. Call it under ``lock``."""
+        """Delete the partial backups of a killed run, which are not needed. Call it under ``lock``."""
         with contextlib.suppress(OSError):
             self.objects.remove_files(lambda name: name.startswith("."))
 
@@ -325,7 +325,7 @@ class Store:
         """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
 
         Raises:
-            JournalDamaged: one of the journals is, or a backup object of a run that is in debt.
+            JournalDamaged: a journal is damaged, or a backup object of a run with pending triggers.
         """
         if not self.find_pending_triggers():
             return ()
@@ -338,10 +338,10 @@ class Store:
     def lock(
         self, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress
     ) -> contextlib.AbstractContextManager[None]:
-        """Keep others from changing this node for the duration; see ``lock.hold_lock``.
+        """Prevent others from changing this node for the duration; see ``lock.hold_lock``.
 
         Raises:
-            Refused: its folder is somebody else's, or a link out of an image.
+            Refused: its folder belongs to somebody else, or is a link out of an image.
         """
         refuse_untrusted_folder(self._lock_folder.path(), self.root)
         return hold_lock(self._lock_folder, timeout_s, on_progress)
@@ -354,7 +354,7 @@ class Store:
         return self._record_folder.path(RUNS_FOLDER, run, JOURNAL_FILE)
 
     def _read_known_journal(self, run: str) -> bytes:
-        """Return the journal of ``run``; empty if the power went before its first line."""
+        """Return the journal of ``run``; empty if power was lost before its first line."""
         if run not in self.ids():
             raise UsageError(
                 f"there is no run {run!r}", hint=f"list the recorded runs: {self.command('rollback', '--list')}"
@@ -400,7 +400,7 @@ class Store:
         return frozenset((*runs[:1], *runs[-self._keep :]))
 
     def _prune_backups(self) -> None:
-        """Delete the objects that nothing needs; none when a journal cannot be read. What cannot be deleted stays."""
+        """Delete objects that are not needed; none if a journal cannot be read. What cannot be deleted stays."""
         ids = self.ids()
         kept = self._runs_with_backups(ids)
         if len(kept) < len(ids):
@@ -411,7 +411,7 @@ class Store:
 
 @contextlib.contextmanager
 def _refuse_other_than_folder() -> Iterator[None]:
-    """Turn the error for something else in the place of a folder into a refusal."""
+    """Turn the error for something else in place of a folder into a refusal."""
     try:
         yield
     except NotADirectoryError as error:
@@ -436,7 +436,7 @@ _NO_LOGIN_UID = 0xFFFFFFFF
 
 
 def invoking_user() -> str:
-    """Return the user who started gpunode, behind sudo where there is one."""
+    """Return the user who started gpunode; with sudo, the user who called it."""
     if sudo := os.environ.get("SUDO_USER"):
         return sudo
     try:

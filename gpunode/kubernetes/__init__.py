@@ -1,1 +1,1 @@
-"""Recipe and nodes → what a cluster needs to offer their GPUs: manifests, Helm values, node labels. Pure."""
+"""From a recipe and nodes to what a cluster needs to offer their GPUs: manifests, Helm values, node labels. Pure."""

@@ -1,6 +1,6 @@
 """Workloads that already offer NVIDIA GPUs in a cluster: a second one on a node would count each GPU twice. Pure.
 
-Source of what a node selector and a required affinity let run where: the Kubernetes documentation, "Assigning Pods to
+Source for where a node selector and a required affinity let a pod run: the Kubernetes documentation, "Assigning Pods to
 Nodes".
 """
 
@@ -18,7 +18,7 @@ from gpunode.kubernetes.owned import is_labelled, object_title, owned_fields
 from gpunode.kubernetes.reconcile import FIELD_MANAGER, ObjectKey, find_release_of_chart, object_key
 
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
-# By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
+# Keys are the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
 # GoogleCloudPlatform/container-engine-accelerators (nvidia-gpu-device-plugin), which GKE runs itself;
 # mcr.microsoft.com/oss/.../nvidia-gpu, AKS.
 _ADVERTISER_BY_IMAGE_NAME: Final[Mapping[str, Advertiser]] = {
@@ -28,13 +28,13 @@ _ADVERTISER_BY_IMAGE_NAME: Final[Mapping[str, Advertiser]] = {
     "dra-driver-nvidia-gpu": "dra",
     "nvidia-gpu-device-plugin": "provider",
 }
-# It offers whole GPUs to virtual machines, on nodes of its own.
+# It offers whole GPUs to virtual machines, on separate nodes.
 _VM_PLUGIN_IMAGE_NAME: Final = "kubevirt-gpu-device-plugin"
 # Where the kubelet looks for plugins, below its root.
 _DEVICE_PLUGIN_FOLDER_ENDING: Final = "/device-plugins"
 # The label of the operator's pods; its plugin has the device plugin's image.
 _MANAGED_BY_OPERATOR_LABEL: Final = ("app.kubernetes.io/managed-by", "gpu-operator")
-# Source: NVIDIA/gpu-operator deployments/gpu-operator, crds and templates/operator.yaml (26.7). The first two have the
+# Source: NVIDIA/gpu-operator deployments/gpu-operator, crds and templates/operator.yaml (26.7). The first two make the
 # operator deploy what offers GPUs; without them it waits for one.
 OPERATOR_GROUP: Final = "nvidia.com"
 OPERATOR_KINDS: Final = ("clusterpolicies", "gpuclusters", "nvidiadrivers")
@@ -44,7 +44,7 @@ _OPERATOR_REQUEST_KINDS: Final = frozenset({"ClusterPolicy", "GPUCluster"})
 
 @dataclass(frozen=True, slots=True)
 class AdvertiserObject:
-    """An object that offers GPUs, or has the GPU Operator do it.
+    """An object that offers GPUs, or makes the GPU Operator do so.
 
     Attributes:
         title: ``DaemonSet nvdp/nvidia-device-plugin``.
@@ -64,13 +64,13 @@ class AdvertiserObject:
 
 
 def find_advertisers(objects: Sequence[Body], rendered: Collection[ObjectKey] = ()) -> Iterator[AdvertiserObject]:
-    """Yield those of ``objects`` that offer GPUs, or have the GPU Operator do it, and are not gpunode's.
+    """Yield the ``objects`` that offer GPUs, or make the GPU Operator do so, and are not gpunode's.
 
-    Objects that gpunode rendered, and Argo CD, Flux or a person applied, count as theirs, unless applied now.
+    Objects that gpunode rendered but Argo CD, Flux or a person applied count as theirs, unless they are applied now.
 
     Args:
         objects: the DaemonSets, the objects of OPERATOR_KINDS and the Deployments of OPERATOR_SELECTOR.
-        rendered: the keys of what is applied now.
+        rendered: the keys of the objects that are applied now.
     """
     requesting = [one for one in objects if one["kind"] in _OPERATOR_REQUEST_KINDS]
     for one in objects:
@@ -82,7 +82,7 @@ def find_advertisers(objects: Sequence[Body], rendered: Collection[ObjectKey] = 
             if kind is not None and is_made_by_operator(one):
                 kind = "gpu-operator"
         else:
-            # A ClusterPolicy without a plugin leaves that to somebody else, such as HAMi.
+            # A ClusterPolicy without a plugin leaves offering GPUs to another component, such as HAMi.
             is_asked = one in requesting and one.get("spec", {}).get("devicePlugin", {}).get("enabled") is not False
             kind = "gpu-operator" if is_asked or not requesting else None
         if kind is not None:
@@ -116,13 +116,13 @@ def _advertiser_kind(daemon_set: Body) -> Advertiser | None:
     images = (str(one.get("image", "")) for one in pod.get("containers", []))
     names = [image.partition("@")[0].rpartition("/")[2].partition(":")[0] for image in images]
     kind = next((_ADVERTISER_BY_IMAGE_NAME[name] for name in names if name in _ADVERTISER_BY_IMAGE_NAME), None)
-    # Images get renamed: what registers with the kubelet and names NVIDIA counts, too.
+    # Images get renamed: a DaemonSet that registers with the kubelet and names NVIDIA counts as well.
     paths = (str((one.get("hostPath") or {}).get("path", "")) for one in pod.get("volumes") or ())
     registers = any(path.rstrip("/").endswith(_DEVICE_PLUGIN_FOLDER_ENDING) for path in paths)
     names_nvidia = any("nvidia" in word for word in (daemon_set["metadata"]["name"], *names))
     if kind is None and registers and names_nvidia and _VM_PLUGIN_IMAGE_NAME not in names:
         kind = "device-plugin"
-    # The device plugin's chart has one image for all of its parts.
+    # The device plugin's chart uses one image for all of its parts.
     is_other_part = any(word in daemon_set["metadata"]["name"] for word in ("gpu-feature-discovery", "mps-control"))
     return None if kind == "device-plugin" and is_other_part else kind
 
@@ -133,16 +133,16 @@ def refuse_second_advertiser(
     nodes: Sequence[Body],
     releases: Sequence[HelmRelease],
 ) -> tuple[str, ...]:
-    """Refuse to offer GPUs that something else offers; return a note for each such thing that cannot run.
+    """Refuse to offer GPUs that something else offers; return a note for each such workload that cannot run.
 
-    ``objects`` are as for ``find_advertisers``; of the ``releases`` of the rendered charts one each gets the
-    recipe's values.
+    ``objects`` are those of ``find_advertisers``. Among ``releases``, one per rendered chart will get the recipe's
+    values.
 
     Raises:
-        Refused: if something does; names it and what to do about it.
+        Refused: something else offers them; names it and what to do about it.
     """
     has_plugin = any(rendered.kind == "DaemonSet" for rendered in rendered.objects)
-    if not has_plugin and all(release.chart == "dcgm-exporter" for release in rendered.releases):  # metrics alone
+    if not has_plugin and all(release.chart == "dcgm-exporter" for release in rendered.releases):  # only metrics
         return ()
     kept = [find_release_of_chart(release, releases) or release for release in rendered.releases]
     own_releases = {f"{release.namespace}/{release.name}" for release in kept}
@@ -174,7 +174,7 @@ def refuse_second_advertiser(
             "the labels that it selects; a node with these labels would offer each GPU twice."
             for one in advertisers
         )
-    # Of an operator what made its DaemonSet, which it would make again.
+    # Among an operator's objects, prefer the one that made its DaemonSet, since it would make that again.
     first = min(active, key=lambda one: (one.kind == "gpu-operator", one.is_operand, not one.release))
     is_daemon_set = first.body["kind"] == "DaemonSet"
     it = (
@@ -215,7 +215,7 @@ def _removal_advice(advertiser: AdvertiserObject, charts: Sequence[str]) -> str:
         namespace, _, name = advertiser.release.partition("/")
         uninstall = command("helm", "uninstall", name, "--namespace", namespace)
         keep = f"keep it, and use {_RECIPES_OF_RELEASES[advertiser.kind]}, which gives the release its settings\nor "
-        # The recipe's own chart is not found in a release of another chart that brings it, or in a second release.
+        # Another chart's release that includes it, or a second release, is not found as the recipe's own chart.
         keep = "" if any(advertiser.kind in chart for chart in charts) else keep
         return f"{keep}remove it first: with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
     if advertiser.is_operand:
@@ -232,7 +232,7 @@ _DISCOVERED_LABELS: Final = frozenset({"gpu"})
 def may_run_on_node(pod_spec: Body, name: str, labels: Mapping[str, str]) -> bool:
     """Return whether such a pod may run on the node, now or once the node's GPUs are discovered.
 
-    Unknown operators count as yes.
+    An unknown operator counts as a match.
     """
     selector = pod_spec.get("nodeSelector") or {}
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}

@@ -1,7 +1,7 @@
-"""GPU nodes by the labels of their Nodes, if nobody captured the hosts, and what their providers do themselves. Pure.
+"""GPU nodes by their Nodes' labels, for hosts without a capture, and what their providers install. Pure.
 
 Sources: NVIDIA/k8s-device-plugin docs/gpu-feature-discovery; node-feature-discovery, "Feature labels"; the labels that
-GKE, EKS, AKS and OpenShift document for their nodes; the versions that k3s, RKE2 and k0s give their kubelets.
+GKE, EKS, AKS and OpenShift document for their nodes; the version suffixes of k3s, RKE2 and k0s kubelets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpunode.facts.model import KubeletKind, KubernetesProvider
 from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ClusterNode
 from gpunode.recipe.kubernetes import Kubernetes
 
-# Who runs a device plugin on its nodes, and what to do instead of a second one.
+# The providers that run a device plugin on their nodes, with what to do instead of running a second one.
 # Sources: bottlerocket.dev, "Settings Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red
 # Hat OpenShift".
 _PROVIDER_PLUGIN_REFUSALS: Final[Mapping[KubernetesProvider, tuple[str, str]]] = {
@@ -36,9 +36,9 @@ _PROVIDER_PLUGIN_REFUSALS: Final[Mapping[KubernetesProvider, tuple[str, str]]] =
 }
 
 
-# With this label of a node pool GKE runs no device plugin there.
+# GKE runs no device plugin in a node pool with this label.
 GKE_PLUGIN_OPT_OUT_LABEL: Final = "gke-no-default-nvidia-gpu-device-plugin=true"
-# Where GKE installs the driver, and where its read-only host lets the operator install the toolkit.
+# GKE installs the driver here; its host is otherwise read-only, so the operator installs the toolkit here as well.
 GKE_DRIVER_FOLDER: Final = "/home/kubernetes/bin/nvidia"
 
 
@@ -46,7 +46,7 @@ def refuse_provider_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> 
     """Refuse nodes whose provider installs the device plugin.
 
     Raises:
-        Refused: if one does, or its provider's runtime does not fit the recipe.
+        Refused: a provider does, or its container runtime does not fit the recipe.
     """
     for node in nodes:
         if node.provider is not None and node.provider in _PROVIDER_PLUGIN_REFUSALS:
@@ -61,7 +61,7 @@ def refuse_provider_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> 
 
 
 def is_gke(nodes: Sequence[ClusterNode]) -> bool:
-    """Return whether the nodes are GKE's; those of one cluster are all or none."""
+    """Return whether the nodes are GKE's; in one cluster either all are or none."""
     return any(node.provider == "gke" for node in nodes)
 
 
@@ -118,10 +118,10 @@ def _refuse_aks(desired: Kubernetes, node: ClusterNode) -> None:
 
 _GPU_PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 _GPU_COUNT_LABEL: Final = "nvidia.com/gpu.count"
-# A kubelet can set this label of its node to anything.
+# A kubelet can set this label of its node to any value.
 _MAX_COUNT_DIGITS: Final = 3
 _DRIVER_VERSION_LABEL: Final = "nvidia.com/cuda.driver-version.full"
-# NFD names a PCI device by its vendor, with or without its class.
+# NFD labels a PCI device by its vendor, with or without its class.
 _NVIDIA_PCI_LABEL: Final = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:03\d\d_)?10de\.present")
 _KUBELET_VERSION_MARKS: Final[Mapping[str, KubeletKind]] = {"+k3s": "k3s", "+rke2": "rke2", "+k0s": "k0s"}
 _PROVIDER_BY_LABEL_PREFIX: Final[Mapping[str, KubernetesProvider]] = {
@@ -137,7 +137,7 @@ def nodes_from_labels(nodes: Sequence[Body]) -> tuple[ClusterNode, ...]:
     """Return the nodes with GPUs, as GPU Feature Discovery labelled them.
 
     Raises:
-        Undetermined: if no Node has labels of GPUs, or one lacks some that are needed.
+        Undetermined: no Node has GPU labels, or one lacks a label that is needed.
     """
 
     def has_gpus(labels: Mapping[str, str]) -> bool:
@@ -194,14 +194,14 @@ def _node_from_labels(name: str, live: Body) -> ClusterNode | str:
     kubelet: KubeletKind = next((kind for sign, kind in _KUBELET_VERSION_MARKS.items() if sign in version), "kubelet")
     if any(label.startswith("microk8s.io/") for label in labels):
         kubelet = "microk8s"
-    # By default; in containerd 1.7 its configuration decides.
+    # The defaults; in containerd 1.7 the configuration decides.
     reads_cdi = None if runtime.startswith("containerd://1.7.") else runtime.startswith(("containerd://2.", "cri-o://"))
     return ClusterNode(
         name,
         gpus,
         driver=labels.get(_DRIVER_VERSION_LABEL, ""),
         kubelet=kubelet,
-        # GPU Feature Discovery reads NVML in a container, which NVIDIA's runtime gave it.
+        # GPU Feature Discovery reads NVML in a container, which needs NVIDIA's runtime.
         toolkit=True,
         reads_cdi=reads_cdi,
         provider=provider,

@@ -1,4 +1,4 @@
-"""Rendered objects as files, in one of several forms. Pure, and the same bytes for the same input.
+"""Rendered objects as files, in one of several forms. Pure, and deterministic to the byte.
 
 Source of kustomize's fields: api/types/kustomization.go and helmchartargs.go of kubernetes-sigs/kustomize (2026-08-20).
 """
@@ -28,7 +28,7 @@ from gpunode.kubernetes.render import GITOPS_FORMS, RenderForm
 from gpunode.kubernetes.user_pod import format_user_pod
 
 _TAINTS_TEMPLATE: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
-# Below the output folder, which also holds files.
+# Folders below the output folder, which also contains files.
 OUTPUT_FOLDERS: Final = ("manifests", "helm", "applications", gitops.RELEASES, gitops.RULES)
 # The paths of rendered files.
 _RENDERED_PATHS: Final = re.compile(
@@ -69,7 +69,7 @@ def is_rendered_file(path: str, text: str) -> bool:
 
 
 def may_leave_objects(path: str, rendered: RenderedCluster) -> bool:
-    """Return whether an old file, if it was applied, made objects that are not among the ``rendered`` ones."""
+    """Return whether an old file, once applied, made objects that are no longer ``rendered``."""
     folder, _, name = path.rpartition("/")
     if folder in {gitops.BASE, gitops.RULES}:
         return re.sub(r"^\d\d-|\.yaml$", "", name) not in set(map(_file_stem, rendered.objects))
@@ -126,7 +126,7 @@ def _argocd_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[st
 
 
 def _flux_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[str, str]:
-    """Return the releases, and the Kustomizations by which Flux applies the folders in turn."""
+    """Return the releases, and the Kustomizations with which Flux applies the folders in order."""
     contents = {
         f"{gitops.RELEASES}/{one.name}.yaml": _join_documents(gitops.release_objects(one), f"{HEADER}\n{one.why}")
         for one in rendered.releases
@@ -136,7 +136,7 @@ def _flux_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[str,
     contents["flux.yaml"] = _join_documents(
         tuple(gitops.kustomizations(rendered.flux, folders, rendered.releases)), HEADER
     )
-    # Keeps the test pod out if Flux applies the parent folder as a whole.
+    # Excludes the test pod if Flux applies the entire parent folder.
     contents["kustomization.yaml"] = yaml.render_document(make_kustomization(["flux.yaml"]), HEADER)
     return contents
 
@@ -158,7 +158,7 @@ def _apply_script(rendered: RenderedCluster, form: RenderForm, paths: Sequence[s
     kubectl = _kubectl_command(rendered)
     lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
     lines += ["./kind.sh", ""] if rendered.kind else []
-    # Labels first, since the pods select their nodes by them.
+    # Labels come first, since the pods select their nodes by them.
     for edit in rendered.nodes:
         lines += [f"# {edit.why}", *_node_edit_commands(edit, kubectl)]
     lines += ["", *_apply_commands(rendered, form, paths)]
@@ -170,15 +170,15 @@ def _apply_script(rendered: RenderedCluster, form: RenderForm, paths: Sequence[s
 
 
 def _node_edit_commands(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]:
-    """Yield the commands for a Node, which fail if somebody else set another value."""
+    """Yield the commands for a Node; they fail if somebody else set another value."""
     if edit.labels:
         metadata = {"name": edit.node, "labels": edit.labels}
-        # To apply a Node that does not exist would make one.
+        # Applying a Node that does not exist would create it.
         yield f"{command(*kubectl, 'get', 'node', edit.node)} > /dev/null"
         apply = command(*kubectl, "apply", "--server-side", "--field-manager", LABELS_FIELD_MANAGER, "-f", "-")
         yield f"{apply} <<'END'\n{yaml.render_document({'apiVersion': 'v1', 'kind': 'Node', 'metadata': metadata})}END"
     if edit.taint:
-        # A Node's taints are one list: applying ours would remove everybody else's.
+        # A Node's taints are one list: applying ours would remove all others.
         key_value, _, effect = edit.taint.rpartition(":")
         taint_text = f"{key_value}{'' if '=' in key_value else '='}:{effect}"
         read_taints = command(*kubectl, "get", "node", edit.node, "-o", f"jsonpath={_TAINTS_TEMPLATE}")
@@ -204,7 +204,7 @@ def _apply_commands(rendered: RenderedCluster, form: RenderForm, paths: Sequence
         case "flux":
             yield command(*apply, "-f", "flux.yaml")
         case _:
-            # One by one: what others put into the folder is not ours to apply.
+            # Apply files individually: files that others put into the folder are not ours to apply.
             folders = ("manifests/", "applications/")
             yield from (command(*apply, "-f", path) for path in paths if path.startswith(folders))
     helm = ("helm", "--kube-context", rendered.kind.context) if rendered.kind else ("helm",)
@@ -215,7 +215,7 @@ def _apply_commands(rendered: RenderedCluster, form: RenderForm, paths: Sequence
 
 
 def _kubectl_command(rendered: RenderedCluster) -> Sequence[str]:
-    """Return kubectl; for a kind cluster with its context, whatever the current one is."""
+    """Return kubectl; for a kind cluster with that cluster's context, whatever the current one is."""
     return ("kubectl", "--context", rendered.kind.context) if rendered.kind else ("kubectl",)
 
 
@@ -227,7 +227,7 @@ def make_kustomization(
 ) -> Mapping[str, Any]:
     """Return the kustomization of these files and charts; ``configs`` come from ``plugin-config.yaml``."""
     body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(resources)}
-    # kustomize adds a hash to the names of what it generates, and renames references.
+    # kustomize adds a hash to the names of generated objects, and renames references to them.
     generators = [
         {
             "name": config.name,
@@ -245,8 +245,7 @@ def make_kustomization(
             "releaseName": release.name,
             "namespace": release.namespace,
             "includeCRDs": True,
-            # kustomize takes a hook for an object like any other: of most charts it would run what cleans up after
-            # them.
+            # kustomize applies a hook like any other object; most charts' hooks are for cleaning up.
             "skipHooks": not chart(release.chart).needs_hooks,
             "valuesInline": release.values,
         }
@@ -320,7 +319,7 @@ def _usage_lines(rendered: RenderedCluster, form: RenderForm) -> Iterator[str]:
 
 
 def _explain_node_labels(rendered: RenderedCluster) -> Iterator[str]:
-    """Yield how the nodes get their labels and taints where nobody runs apply.sh."""
+    """Yield how the nodes get their labels and taints if nobody runs apply.sh."""
     rules = [rule for one in rendered.objects if one.kind == "NodeFeatureRule" for rule in one.body["spec"]["rules"]]
     if rules:
         yield _wrap_text("Node Feature Discovery labels the nodes, by the NodeFeatureRule in this folder.")

@@ -1,7 +1,7 @@
-"""The objects of Argo CD and Flux that bring the charts, the plain objects and the folders. Pure.
+"""The objects that make Argo CD and Flux apply the charts, the plain objects and the folders. Pure.
 
 Source: the definitions in fluxcd/source-controller (2026-07-02), helm-controller (2026-07-23) and kustomize-controller
-(2026-08-01); ``tests/unit/kubernetes/gitops_schemas.yaml`` holds what gpunode uses of them.
+(2026-08-01); ``tests/unit/kubernetes/gitops_schemas.yaml`` has the parts that gpunode uses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpunode.kubernetes.model import ChartRelease, RenderedObject
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
 _ARGOCD_ANNOTATION_PREFIX: Final = "argocd.argoproj.io"
-# Argo CD applies wave 0 by default; ours come before what a team adds without a wave.
+# Argo CD applies wave 0 by default; our waves come before objects that a team adds without a wave.
 _FIRST_WAVE: Final = -3
 _OWN_CLUSTER_SERVER_URL: Final = "https://kubernetes.default.svc"
 PLAIN_APPLICATION_NAME: Final = "gpu-objects"
@@ -22,11 +22,11 @@ PLAIN_APPLICATION_NAME: Final = "gpu-objects"
 def add_sync_wave(rendered_object: RenderedObject) -> Mapping[str, Any]:
     """Return the object's body with its sync wave.
 
-    kustomize's commonAnnotations would also annotate pod templates, and so restart the pods.
+    kustomize's commonAnnotations would also annotate pod templates, which restarts the pods.
     """
     annotations = {f"{_ARGOCD_ANNOTATION_PREFIX}/sync-wave": str(_FIRST_WAVE + rendered_object.wave)}
     if rendered_object.kind == "NodeFeatureRule":
-        # A chart brings its definition; the first dry run comes before that.
+        # A chart installs the definition of this kind, but only after the first dry run.
         annotations[f"{_ARGOCD_ANNOTATION_PREFIX}/sync-options"] = "SkipDryRunOnMissingResource=true"
     return {**rendered_object.body, "metadata": {**rendered_object.body["metadata"], "annotations": annotations}}
 
@@ -37,9 +37,9 @@ def is_remote_cluster(argocd: ArgoCd) -> bool:
 
 
 def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any]:
-    """Return the Application that holds the release with its values."""
+    """Return the Application for the release with its values."""
     source = {
-        # Argo CD wants an OCI registry without its scheme.
+        # Argo CD expects an OCI registry without its scheme.
         "repoURL": release.repository.removeprefix("oci://"),
         "chart": release.chart,
         "targetRevision": release.version,
@@ -47,20 +47,20 @@ def chart_application(release: ChartRelease, argocd: ArgoCd) -> Mapping[str, Any
     }
     body = _application(release.name, argocd, source, _argocd_destination(argocd, release.namespace), release.wave)
     if release.chart == "gpu-operator":
-        # The API server fills in defaults of the ClusterPolicy that the chart leaves out (gpu-operator issue 2795).
+        # The API server adds defaults to the ClusterPolicy that the chart leaves out (gpu-operator issue 2795).
         policy = {"group": "nvidia.com", "kind": "ClusterPolicy", "jsonPointers": ["/spec/cdi/default", "/status"]}
         body["spec"]["ignoreDifferences"] = [policy]
     return body
 
 
 def objects_application(argocd: ArgoCd) -> Mapping[str, Any]:
-    """Return the Application that brings the plain objects, in ``manifests``, to another cluster."""
+    """Return the Application that applies the plain objects, in ``manifests``, to another cluster."""
     source = _git_source(argocd, f"{argocd.path}/manifests")
     return _application(PLAIN_APPLICATION_NAME, argocd, source, _argocd_destination(argocd, "default"), 0)
 
 
 def folder_application(argocd: ArgoCd) -> Mapping[str, Any]:
-    """Return the Application of the rendered folder, which brings the others: an app of apps."""
+    """Return the Application of the rendered folder, which applies the other Applications: an app of apps."""
     destination = {"server": _OWN_CLUSTER_SERVER_URL, "namespace": argocd.namespace}
     return _application("gpu-stack", argocd, _git_source(argocd, argocd.path), destination, None)
 
@@ -83,8 +83,8 @@ def _application(
     policy = {
         "automated": {"prune": True, "selfHeal": True},
         "syncOptions": ["CreateNamespace=true", "ServerSideApply=true", "SkipDryRunOnMissingResource=true"],
-        # An object may come before its definition, which an Application beside it brings; Argo CD does not try the same
-        # commit again by itself.
+        # An object may come before its definition, which another Application installs; Argo CD does not retry the same
+        # commit by itself.
         "retry": {"limit": 10, "backoff": {"duration": "10s", "factor": 2, "maxDuration": "3m"}},
     }
     return {
@@ -103,7 +103,7 @@ _RELEASE_API: Final = "helm.toolkit.fluxcd.io/v2"
 def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the chart's HelmRepository and the HelmRelease, in the release's own namespace.
 
-    There Helm keeps its record of the release. No reference crosses namespaces, which Flux can be set to forbid.
+    Helm keeps its record of the release there. No reference crosses namespaces, which Flux can be set to forbid.
     """
     metadata = {"name": release.name, "namespace": release.namespace}
     oci = {"type": "oci"} if release.repository.startswith("oci://") else {}
@@ -124,7 +124,7 @@ def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[s
         "timeout": "10m",
         "chart": {"spec": chart},
         "install": {"crds": "CreateReplace", "remediation": {"retries": 3}},
-        # Helm itself leaves definitions as the first version of the chart had them.
+        # Helm itself keeps the definitions of the chart's first installed version.
         "upgrade": {"crds": "CreateReplace", "remediation": {"retries": 3}},
         "values": release.values,
     }
@@ -132,7 +132,7 @@ def release_objects(release: ChartRelease) -> tuple[Mapping[str, Any], Mapping[s
 
 
 def kustomizations(flux: Flux, folders: Sequence[str], releases: Sequence[ChartRelease]) -> Iterator[Mapping[str, Any]]:
-    """Yield a Kustomization for each of ``folders``, which waits for the one before."""
+    """Yield a Kustomization for each of ``folders``; each waits for the one before."""
     previous = ""
     for folder in folders:
         name = f"gpu-stack-{folder}"

@@ -1,7 +1,7 @@
 """A kind cluster on a workstation: its workers, which are docker containers, get the machine's GPUs. Pure.
 
-kind has no option for GPUs (kubernetes-sigs/kind issue 3164). A worker gets them by a mount, which docker's NVIDIA
-runtime takes for a request; then the worker's own containerd is given the runtime. Sources: NVIDIA/nvkind README.md and
+kind has no option for GPUs (kubernetes-sigs/kind issue 3164). A mount requests a worker's GPUs from docker's NVIDIA
+runtime; that runtime is then registered in the worker's own containerd. Sources: NVIDIA/nvkind README.md and
 pkg/nvkind/node.go; NVIDIA/nvidia-container-toolkit pull request 927 for what toolkit 1.19 and later mask themselves.
 """
 
@@ -25,10 +25,10 @@ _CONTAINER_DEVICES_FOLDER: Final = "/var/run/nvidia-container-devices"
 def make_workers(kind: KindClusterSettings, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     """Return the cluster's workers, which share the machine's GPUs in order.
 
-    They are ``nodes`` themselves if these are nodes of a kind cluster.
+    If ``nodes`` are nodes of a kind cluster, they are the workers.
 
     Raises:
-        Refused: if the GPUs are of several machines, or fewer than the workers.
+        Refused: the GPUs are on several machines, or there are fewer than workers.
     """
     if all(node.provider == "kind" for node in nodes):
         return tuple(nodes)
@@ -80,7 +80,7 @@ def make_cluster(recipe: Recipe, kind: KindClusterSettings, count: int) -> KindC
 def _make_script(recipe: Recipe, kind: KindClusterSettings, count: int) -> str:
     """Return a repeatable script that creates the cluster and registers the NVIDIA runtime in its workers."""
     make = command("kind", "create", "cluster", "--name", kind.name, "--config", KIND_CONFIG_FILE_NAME)
-    # The newest of the toolkit's packages, or all four in the recipe's version.
+    # The newest toolkit package, or all four in the recipe's version.
     version, packages = recipe.toolkit.version, [str(TOOLKIT_PACKAGES[0])]
     if version not in {"auto", "none"}:
         packages = [f"{name}={version if '-' in version else f'{version}-1'}" for name in TOOLKIT_PACKAGES]
@@ -94,7 +94,7 @@ def _make_script(recipe: Recipe, kind: KindClusterSettings, count: int) -> str:
         ),
     ]
     parts += [_HIDE_OTHER_GPUS_SCRIPT] if kind.workers > 1 else []
-    # To grep a letter, a digit and - of the name are themselves.
+    # grep takes every character that the name may contain (letters, digits, -) literally.
     steps = [f"kind get clusters | grep -qx {kind.name} || {make}"]
     for number in range(kind.workers):
         steps.append(command("prepare", _worker_name(kind, number)))
@@ -121,7 +121,7 @@ fi
 [ "$(docker info --format '{{.DefaultRuntime}}')" = nvidia ] ||
     fail "docker's default runtime is not nvidia: set this machine up with the same recipe first (sudo gpunode setup)"
 """
-# The worker's packages come from the repository, and are checked with the key, that gpunode set up on the machine.
+# The worker's packages come from the repository that gpunode set up on the machine, checked with the same key.
 _PREPARE_WORKER_SCRIPT: Final = """\
 # Checks that the worker sees GPUs, and registers the runtime "nvidia" in its containerd.
 prepare() {{

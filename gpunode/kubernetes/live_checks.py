@@ -22,7 +22,7 @@ LocalCheck: TypeAlias = Callable[[str], Check | None]
 DRA_DRIVER_NAME: Final = "gpu.nvidia.com"
 # The static CPU manager needs the device nodes passed to the kubelet (k8s-device-plugin's documentation,
 # compatWithCPUManager). The GPU Operator sets PASS_DEVICE_SPECS (assets/state-device-plugin), the DRA driver uses CDI;
-# for the others gpunode renders it where it knows such a node.
+# for the other stacks gpunode renders the setting if it knows such a node.
 _STACKS_FIT_FOR_STATIC_CPUS: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
 _HINT_BY_UNREADY_REASON: Final = {
     "container runtime is down": "look at its container runtime, on {node}: systemctl status containerd",
@@ -34,7 +34,7 @@ _HINT_BY_UNREADY_REASON: Final = {
 def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
     """Check whether the Node exists, is ready, and has the labels by which the stack finds it.
 
-    ``apply`` is the command that applies the recipe, here and below.
+    ``apply`` is the command that applies the recipe, as in the functions below.
     """
     id, title = f"node/{edit.node}", f"Node {edit.node}"  # noqa: A001 - the check's own word
     if live is None:
@@ -53,7 +53,7 @@ def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
 
 
 def explain_node_not_ready(live: Body) -> str:
-    """Return why the Node is not ready, in the kubelet's words; empty if it is."""
+    """Return why the Node is not ready, in the kubelet's words; empty if it is ready."""
     for condition in live.get("status", {}).get("conditions", ()):
         if condition.get("type") == "Ready":
             message = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
@@ -102,9 +102,9 @@ def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck)
 def check_resources(
     node: ClusterNode, live: Body, expected: Mapping[str, int] | None, apply: Command
 ) -> Iterator[Check]:
-    """Check whether the Node offers as many of each resource as its GPUs and the recipe make.
+    """Check whether the Node offers as many of each resource as its GPUs and the recipe provide.
 
-    ``expected`` is the count of each resource; None if the recipe does not tell.
+    ``expected`` is the count of each resource; None if the recipe does not determine it.
     """
     if expected is None:
         why = "the recipe names no MIG layout, so gpunode cannot tell how many instances there should be"
@@ -156,7 +156,7 @@ def read_resource(live: Body, resource: str) -> tuple[int, int]:
 
 
 def _parse_quantity(quantity: object) -> int:
-    """Return an integer quantity (``8``, ``1k``); extended resources have no other."""
+    """Return an integer quantity (``8``, ``1k``); extended resources have no others."""
     text = str(quantity or "0")
     factor = {"k": 1000, "M": 1_000_000}.get(text[-1:], 1)
     digits = text.rstrip("kM")
@@ -166,7 +166,7 @@ def _parse_quantity(quantity: object) -> int:
 def check_published_slices(node: ClusterNode, slices: Sequence[Body]) -> Check:
     """Check whether the DRA driver publishes as many GPUs as the node has."""
     id, title = f"resource-slices/{node.name}", f"ResourceSlices of {node.name}"  # noqa: A001
-    # Before resource.k8s.io/v1 the attributes are nested one level deeper.
+    # Before resource.k8s.io/v1, the attributes are nested one level deeper.
     own_devices = [
         device.get("attributes") or device.get("basic", {}).get("attributes", {})
         for one in slices
@@ -187,7 +187,7 @@ def check_kubelet(
 ) -> Check:
     """Check whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
 
-    ``taints`` are those of the Node now: a startup taint that an agent removes does no harm. ``passes_devices`` says
+    ``taints`` are the Node's present ones: a startup taint that an agent removes does no harm. ``passes_devices`` says
     whether the device plugin was rendered for a static CPU manager.
     """
     id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
@@ -227,8 +227,8 @@ class RequiredDaemonSet:
 
     Attributes:
         live: the DaemonSet; None if it does not exist.
-        must_run_pods: whether it is a fault if no pod of it runs; parts of charts run only on some nodes.
-        why: what is missing, if the name of the DaemonSet is unknown.
+        must_run_pods: whether it is a fault if none of its pods run; parts of charts run only on some nodes.
+        why: what is missing, if the DaemonSet's name is unknown.
         release: the release that made it, or lacks it; None for gpunode's own.
     """
 
@@ -240,7 +240,7 @@ class RequiredDaemonSet:
 
     @property
     def pod_counts(self) -> tuple[int, int]:
-        """The number of nodes that it is for, and of those where its current version is ready."""
+        """The numbers of nodes that should run it, and of those where its current version is ready."""
         live = self.live or {}
         status, generation = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
         desired = int(status.get("desiredNumberScheduled", 0))
@@ -257,7 +257,7 @@ class RequiredDaemonSet:
 
     @property
     def is_running(self) -> bool:
-        """True if its pods are ready, or it may run on no node and does not."""
+        """True if its pods are ready, or it runs on no node and may do so."""
         return self.is_ready or (self.live is not None and not self.must_run_pods and not self.pod_counts[0])
 
     @property
@@ -267,13 +267,13 @@ class RequiredDaemonSet:
 
     @property
     def selector(self) -> str:
-        """The label selector of its pods, as kubectl takes it."""
+        """The label selector of its pods, in kubectl's syntax."""
         labels = (self.live or {}).get("spec", {}).get("selector", {}).get("matchLabels", {})
         return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
 def find_required_daemon_sets(rendered: RenderedCluster, daemon_sets: Sequence[Body]) -> Iterator[RequiredDaemonSet]:
-    """Yield the rendered DaemonSets: gpunode's own, and those of its charts' releases."""
+    """Yield the DaemonSets of the rendered objects and of the charts' releases."""
     live = {(one["metadata"].get("namespace", ""), one["metadata"]["name"]): one for one in daemon_sets}
     for one in rendered.objects:
         if one.kind == "DaemonSet":
@@ -284,9 +284,9 @@ def find_required_daemon_sets(rendered: RenderedCluster, daemon_sets: Sequence[B
 def find_release_daemon_sets(
     releases: Sequence[ChartRelease], daemon_sets: Sequence[Body]
 ) -> Iterator[RequiredDaemonSet]:
-    """Yield the DaemonSets of these releases; for one that offers no GPUs, what it lacks."""
+    """Yield the DaemonSets of these releases; for a release that offers no GPUs, what it lacks."""
     for release in releases:
-        # A release of the same chart, in any version (hami-2.10.0), that was there before keeps its own name.
+        # An existing release of the same chart, in any version (hami-2.10.0), keeps its own name.
         label = re.compile(rf"{re.escape(release.chart)}-v?\d")
         same_chart = (
             one for one in daemon_sets if label.match(one["metadata"].get("labels", {}).get("helm.sh/chart", ""))
@@ -317,8 +317,8 @@ def check_daemon_set(
 ) -> Check:
     """Check whether the DaemonSet runs on every node that it is for.
 
-    If it is not ready, ``pods`` and the ``events`` of its namespace say why, and ``diagnosis`` is what doctor makes of
-    the log of a pod that crashes, in a sentence.
+    If it is not ready, ``pods`` and their namespace's ``events`` say why; ``diagnosis`` is doctor's finding for the log
+    of a crashing pod, as a sentence.
     """
     id = f"workload/{workload.namespace}/{workload.title.rpartition(' ')[2]}"  # noqa: A001 - the check's own word
     title = workload.title
@@ -352,12 +352,12 @@ def explain_unready(
 
 
 def find_first_pod_problem(pods: Sequence[Body], events: Sequence[Body]) -> PodProblem | None:
-    """Return the problem of the first of ``pods`` that has one."""
+    """Return the problem of the first pod that has one."""
     return next((found for pod in pods if (found := find_problem(pod, events))), None)
 
 
 def find_crashing_pod(pods: Sequence[Body]) -> Body | None:
-    """Return a pod whose container ended although it should run on, or None."""
+    """Return a pod whose container ended although it should keep running, or None."""
     for pod in pods:
         for one in pod.get("status", {}).get("containerStatuses", ()):
             if not one.get("ready") and (one.get("restartCount") or one.get("state", {}).get("terminated")):

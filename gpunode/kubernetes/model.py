@@ -11,15 +11,15 @@ from gpunode.facts.model import KubeletKind, KubernetesProvider
 from gpunode.recipe.kubernetes import GPU_PRESENT_LABEL as GPU_PRESENT_LABEL
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
-# An object of a cluster, as the API server has it in JSON.
+# An object of a cluster, in the API server's JSON form.
 Body: TypeAlias = Mapping[str, Any]
 PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"
 MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
-# Labels have a field manager of their own, so that applying other fields of a Node never touches them.
+# Labels have their own field manager, so that applying other fields of a Node never touches them.
 LABELS_FIELD_MANAGER: Final = "gpunode-labels"
-# The input of kind, not of kubectl.
+# Read by kind, not by kubectl.
 KIND_CONFIG_FILE_NAME: Final = "kind-config.yaml"
-# The first line of every rendered file, by which gpunode recognizes its files when it renders again.
+# The first line of every rendered file; gpunode recognizes its files by it when it renders again.
 HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
 # Helm and people find what gpunode rendered by this label.
 MANAGED_BY_LABEL: Final = {"app.kubernetes.io/managed-by": "gpunode"}
@@ -27,13 +27,13 @@ MANAGED_BY_LABEL: Final = {"app.kubernetes.io/managed-by": "gpunode"}
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node, as far as the cluster's objects depend on it.
+    """The facts of a node that the cluster's objects depend on.
 
     Attributes:
-        name: of the Node object.
-        gpus: those that the driver can use, in PCI order.
+        name: the name of the Node object.
+        gpus: the GPUs that the driver can use, in PCI order.
         driver: the version of the loaded driver; empty if none is loaded or it is unknown.
-        kubelet: the product that ships the kubelet; None if there is none.
+        kubelet: the distribution that ships the kubelet; None if there is none.
         toolkit: whether the container toolkit is installed.
         provider: the provider of the node's host image; None if its owner builds it.
         provides: the components that the provider installs: ``driver``, ``device-plugin``.
@@ -97,7 +97,7 @@ class ChartRelease:
 
     @property
     def chart_words(self) -> tuple[str, ...]:
-        """The chart, as Helm's commands take it."""
+        """The chart, as arguments for Helm's commands."""
         is_oci = self.repository.startswith("oci://")
         return (f"{self.repository}/{self.chart}",) if is_oci else (self.chart, "--repo", self.repository)
 
@@ -112,7 +112,7 @@ class NodeEdit:
     """The labels and the taint to set on a Node.
 
     Attributes:
-        taint: as kubectl writes it (``nvidia.com/gpu=present:NoSchedule``); empty for none.
+        taint: in kubectl's form (``nvidia.com/gpu=present:NoSchedule``); empty for none.
     """
 
     node: str
@@ -158,11 +158,11 @@ class RenderedCluster:
     """Everything that the recipe needs in the cluster, in the order in which it is applied.
 
     Attributes:
-        test_pod: a pod that computes on a GPU, with its needs; not applied with the rest.
+        test_pod: a pod that computes on a GPU, with the objects it needs; not applied with the rest.
         user_pods: the lines that other pods need, for each resource; empty if the resources are unknown.
         notes: what the user should know, or do elsewhere.
         expected: by node, how many of each resource it offers when everything works.
-        kind: the kind cluster, if it is one.
+        kind: the kind cluster to create, if any.
         argocd, flux: where the tool that applies the files runs, and where it finds them.
     """
 

@@ -51,7 +51,7 @@ def kubelet_root(nodes: Sequence[ClusterNode]) -> str:
     """Return the root folder of the nodes' kubelets.
 
     Raises:
-        Refused: if they differ, since one DaemonSet cannot mount several.
+        Refused: they differ, since one DaemonSet cannot mount several.
     """
     roots = {
         _KUBELET_ROOTS.get(node.kubelet, _USUAL_KUBELET_ROOT) if node.kubelet else _USUAL_KUBELET_ROOT for node in nodes
@@ -71,14 +71,14 @@ def has_usual_kubelet_root(nodes: Sequence[ClusterNode]) -> bool:
 
 
 def mirror_image(image: str, registry: str) -> str:
-    """Return the image from the mirror ``registry``, if any: its host is replaced, its path stays."""
+    """Return the image in the mirror ``registry``, if any: its host is replaced, its path stays."""
     return f"{registry}/{image.partition('/')[2]}" if registry else image
 
 
 def make_tolerations(desired: Kubernetes, *, with_usual: bool = True) -> list[dict[str, str]]:
     """Return the tolerations for the recipe's GPU nodes and, if ``with_usual``, for those of clouds.
 
-    The taint of those is nvidia.com/gpu, which NVIDIA's charts tolerate, too.
+    Clouds taint them with nvidia.com/gpu, which NVIDIA's charts tolerate as well.
     """
     effects = {CONTROL_PLANE_TAINT_KEY: "NoSchedule"} if desired.control_plane else {}
     effects |= {GPU_RESOURCE: "NoSchedule"} if with_usual else {}
@@ -101,7 +101,7 @@ def make_namespace(name: str) -> RenderedObject:
 
 def make_nvidia_runtime_class(name: str) -> RenderedObject:
     """Return the RuntimeClass that selects NVIDIA's runtime."""
-    # No label of ours: RKE2 and k3s have this class, too, and RKE2 sets app.kubernetes.io/managed-by itself.
+    # Not labelled as ours: RKE2 and k3s have this class as well, and RKE2 sets app.kubernetes.io/managed-by itself.
     body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nvidia"}
     why = 'Pods of this class run through the runtime "nvidia", which gpunode registers on each node.'
     return RenderedObject(body, why, NAMESPACE_WAVE)
@@ -110,8 +110,8 @@ def make_nvidia_runtime_class(name: str) -> RenderedObject:
 def make_plugin_config_map(namespace: str, config: Mapping[str, Any], why: str, *, hashed: bool) -> RenderedObject:
     """Return the ConfigMap with the device plugin's configuration.
 
-    If ``hashed``, its name holds a hash, so that new content restarts the plugin's pods: the plugin does not watch its
-    file (gpu-operator issue 1144). kustomize does this itself.
+    If ``hashed``, its name contains a hash, so that new content restarts the plugin's pods: the plugin does not watch
+    its file (gpu-operator issue 1144). kustomize adds the hash itself.
     """
     text = yaml.render_document(config)
     name = f"{DEVICE_PLUGIN_NAME}-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if hashed else DEVICE_PLUGIN_NAME
@@ -134,12 +134,12 @@ def make_plugin_daemon_set(
 ) -> RenderedObject:
     """Return NVIDIA's device plugin for every node with the label ``nvidia.com/gpu.present=true``.
 
-    As deployments/static/nvidia-device-plugin.yml of NVIDIA/k8s-device-plugin 0.20.0, with what that leaves out: the
-    RuntimeClass, without which the plugin finds no NVML where nvidia is not the default runtime, and the configuration.
-    To offer MIG instances it needs CAP_SYS_ADMIN; for a static CPU manager, as in
-    nvidia-device-plugin-compat-with-cpumanager.yml there, it is privileged. For CDI it writes specifications of the
-    driver's files, which it finds below /driver-root, as the chart with nvidiaDriverRoot=/ (docs/cdi.md there); their
-    hooks are the host's /usr/bin/nvidia-ctk, its default.
+    Like deployments/static/nvidia-device-plugin.yml of NVIDIA/k8s-device-plugin 0.20.0, plus the configuration and the
+    RuntimeClass: without that, the plugin finds NVML only if nvidia is the default runtime. To offer MIG instances it
+    needs CAP_SYS_ADMIN; for a static CPU manager it is privileged, as in
+    nvidia-device-plugin-compat-with-cpumanager.yml there. For CDI it writes specifications of the driver's files below
+    /driver-root, like the chart with nvidiaDriverRoot=/ (docs/cdi.md there); their hooks are the host's
+    /usr/bin/nvidia-ctk, its default.
     """
     root, needed = kubelet_root(nodes), explain_static_cpus(nodes)
     labels = {"app.kubernetes.io/name": DEVICE_PLUGIN_NAME}
@@ -193,9 +193,9 @@ def _plugin_container(desired: Kubernetes, *, mig: bool, cdi: bool, privileged: 
 def make_test_pod(
     desired: Kubernetes, namespace: str, user_pod: UserPodNeeds, only: tuple[str, Sequence[str]] | None
 ) -> tuple[RenderedObject, ...]:
-    """Return a pod that adds two vectors on a GPU, preceded by its needs; its log ends with ``Test PASSED``.
+    """Return a pod that adds two vectors on a GPU, after the objects it needs; its log ends with ``Test PASSED``.
 
-    It has the lines of the ``user_pod``, and tolerates the usual taint of GPU nodes beside the recipe's.
+    It has the lines of the ``user_pod``, and tolerates the usual taint of GPU nodes as well as the recipe's.
     ``only`` is its nodes' configuration with their names, if other nodes have another one.
     """
     own_spec = dict(user_pod.spec)
@@ -234,9 +234,9 @@ def _claim_template(namespace: str) -> RenderedObject:
     return RenderedObject(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE)
 
 
-# Where the charts have the values of Node Feature Discovery, if they install it.
+# The keys of the charts' values for Node Feature Discovery, if they install it.
 NFD_SUBCHARTS: Final = ("nfd", "node-feature-discovery")
-# VGA and 3D controllers: a GPU's sound and USB functions have NVIDIA's vendor id, too.
+# VGA and 3D controllers: a GPU's sound and USB functions have NVIDIA's vendor id as well.
 _NFD_GPU_MATCH_EXPRESSIONS: Final = {
     "vendor": {"op": "In", "value": ["10de"]},
     "class": {"op": "In", "value": ["0300", "0302"]},
@@ -244,7 +244,7 @@ _NFD_GPU_MATCH_EXPRESSIONS: Final = {
 
 
 def can_nfd_set_label(key: str) -> bool:
-    """Return whether Node Feature Discovery keeps the label's name: it adds its own prefix to one without."""
+    """Return whether Node Feature Discovery keeps the label's name: it adds its prefix to a name without one."""
     return "/" in key
 
 
@@ -265,8 +265,8 @@ def allow_tainting(release: ChartRelease) -> ChartRelease:
 def make_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> RenderedObject | None:
     """Return the rule that sets what ``edits`` set; None if they set nothing.
 
-    What all of ``edits`` share is set on every node with an NVIDIA GPU, also on one that joins later; what differs is
-    set by the nodes' names.
+    What all ``edits`` share is set on every node with an NVIDIA GPU, including nodes that join later; the rest is set
+    by the nodes' names.
     """
     shared = {
         key: value

@@ -1,4 +1,4 @@
-"""The fields that a field manager owns in an object, by its ``managedFields``, and conflicts about them. Pure.
+"""The fields that a field manager owns in an object, from its ``managedFields``, and conflicts about them. Pure.
 
 Source: the Kubernetes documentation, "Server-Side Apply"; sigs.k8s.io/structured-merge-diff, fieldpath/serialize.go.
 """
@@ -17,9 +17,9 @@ _SELF_KEY = "."
 
 
 def owned_fields(live: Body, manager: str) -> Body | None:
-    """Return the object with only those fields that ``manager`` applied; None if it applied none.
+    """Return the object with only the fields that ``manager`` applied; None if it applied none.
 
-    To apply just these again, as that manager, changes nothing.
+    Applying exactly these again, as that manager, changes nothing.
     """
     entry = _apply_entry(live, manager)
     if entry is None:
@@ -36,7 +36,7 @@ def owned_fields(live: Body, manager: str) -> Body | None:
 
 
 def other_managers(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
-    """Return the field managers other than ``ours`` that set more of the object than its status."""
+    """Return the field managers other than ``ours`` that set anything beyond the object's status."""
     return tuple(manager for manager in fields_by_manager(live) if manager not in ours)
 
 
@@ -62,10 +62,10 @@ def co_owners(live: Body, ours: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
 
 
 def disowning_patch(live: Body, manager: str) -> list[dict[str, Any]]:
-    """Return the JSON patch that removes ``manager``'s ownership; all values stay but labels of its alone.
+    """Return the JSON patch that removes ``manager``'s ownership; only labels that nobody else owns are removed.
 
-    It fails if the object was changed since. The usual way, to apply the object without a field, removes the field,
-    which the API server rejects for required ones.
+    It fails if the object was changed since. The usual way is to apply the object without a field, but that removes the
+    field, which the API server rejects for required ones.
     """
     metadata, entry = live["metadata"], _apply_entry(live, manager)
     if entry is None:
@@ -87,16 +87,16 @@ def disowning_patch(live: Body, manager: str) -> list[dict[str, Any]]:
 
 
 def is_labelled(body: Body) -> bool:
-    """Return whether the object has the label of all that gpunode renders."""
+    """Return whether the object has the label that gpunode renders on every object."""
     return bool(body["metadata"].get("labels", {}).items() >= MANAGED_BY_LABEL.items())
 
 
 def explain_deletion(live: Body) -> tuple[str, str] | None:
-    """Return why an object that is being deleted is still there, and how to find out more; None if it is not."""
+    """Return why an object that is being deleted still exists, and how to find out more; None if it is not deleted."""
     metadata = live["metadata"]
     if "deletionTimestamp" not in metadata:
         return None
-    # A namespace's conditions say what it still holds. Source: kubernetes pkg/controller/namespace/deletion.
+    # A namespace's conditions say what is left in it. Source: kubernetes pkg/controller/namespace/deletion.
     conditions = live.get("status", {}).get("conditions", ()) if live["kind"] == "Namespace" else ()
     found = [one["message"] for one in conditions if one["status"] == "True"]
     found += [_FINALIZERS.get(one, f"the finalizer {one} is on it") for one in metadata.get("finalizers", ())]
@@ -109,7 +109,7 @@ _FINALIZERS: Final = {"foregroundDeletion": "what it owns, such as pods, is to e
 
 
 def is_applied_client_side(live: Body) -> bool:
-    """Return whether it was applied client-side, which records no ownership of fields that are so already."""
+    """Return whether it was applied client-side, which records no ownership of fields that already had their values."""
     return "kubectl.kubernetes.io/last-applied-configuration" in live["metadata"].get("annotations", {})
 
 
@@ -120,7 +120,7 @@ def _leaf_paths(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
 
 
 def format_field(path: Path) -> str:
-    """Return the field as kubectl writes it: ``spec.containers[name="plugin"].image``."""
+    """Return the field in kubectl's notation: ``spec.containers[name="plugin"].image``."""
 
     def format_element(step: str) -> str:
         found = json.loads(step[2:])
@@ -139,7 +139,7 @@ def _apply_entry(live: Body, manager: str) -> Mapping[str, Any] | None:
 
 
 def _select_owned(value: Any, fields: Mapping[str, Any]) -> Any:
-    """Return the part of ``value`` that ``fields`` name; a field without nested ones is owned whole."""
+    """Return the part of ``value`` that ``fields`` name; a field without nested ones is owned entirely."""
     inner = {key: nested for key, nested in fields.items() if key != _SELF_KEY}
     if not inner:
         return value
@@ -157,7 +157,7 @@ def _select_owned(value: Any, fields: Mapping[str, Any]) -> Any:
 
 
 def _matches_field_key(item: Any, field_key: str) -> bool:
-    """Return whether ``field_key`` names this element of a list: by its keys (``k:``) or its value (``v:``)."""
+    """Return whether ``field_key`` names this list element, by its keys (``k:``) or its value (``v:``)."""
     kind, _, text = field_key.partition(":")
     if kind == "v":
         return bool(item == json.loads(text))
@@ -169,7 +169,7 @@ _MISSING_FIELD: Final = object()
 
 
 def conflict_lines(message: str, applied: Sequence[Body], live: Sequence[Body]) -> tuple[str, ...]:
-    """Return a line for each conflict: object, field, the other manager with its value, and gpunode's.
+    """Return a line for each conflict: object, field, the other manager with its value, and gpunode's value.
 
     The API server's ``message`` names managers and fields, but neither objects nor values.
     """

@@ -1,6 +1,6 @@
-"""Why a pod does not run: its status and events → a sentence and what to do about it. Pure.
+"""Why a pod does not run: a sentence and a hint, from its status and events. Pure.
 
-Messages of the kubelet and the scheduler 1.36, of containerd 1.6, 1.7 and 2.1, as they were seen.
+The messages are as seen from the kubelet and the scheduler 1.36, and containerd 1.6, 1.7 and 2.1.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def format_taint(taint: Mapping[str, Any]) -> str:
-    """Return the taint as kubectl writes it."""
+    """Return the taint in kubectl's notation."""
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint['key']}{value}:{taint['effect']}"
 
@@ -100,7 +100,7 @@ def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
     yield from _admission_problems(status, node)
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
     if status.get("reason") == "DeadlineExceeded":
-        # Why no container started, the pod's status no longer says then; the events do.
+        # The pod's status no longer says why no container started, but the events do.
         states = [container.get("state", {}) for container in containers]
         if not any(state.get("running") or (state.get("terminated") or {}).get("startedAt") for state in states):
             yield from _problems_from_events(pod, events, node)
@@ -167,7 +167,7 @@ def _scheduling_problems(status: Mapping[str, Any], name: str, namespace: str) -
 
 def _explain_container_status(status: Mapping[str, Any], name: str, namespace: str) -> Iterator[PodProblem]:
     waiting = status.get("state", {}).get("waiting") or {}
-    # How the container ended the last time, if it failed.
+    # How the container last ended, if it failed.
     ends = [state.get("terminated") or {} for state in (status.get("state", {}), status.get("lastState", {}))]
     failure: Mapping[str, Any] = next((ended for ended in ends if ended.get("exitCode")), {})
     image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))

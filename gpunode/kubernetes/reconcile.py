@@ -28,16 +28,16 @@ from gpunode.kubernetes.pods import PodProblem, format_taint
 
 FIELD_MANAGER: Final = "gpunode"
 _OWN_FIELD_MANAGERS: Final = (FIELD_MANAGER, LABELS_FIELD_MANAGER)
-# The labels by which our objects, and the Secrets of our releases, are found.
+# The labels by which gpunode finds its objects, and the Secrets of its releases.
 OUR_LABEL_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY_LABEL.items())
 OUR_RELEASE_SELECTOR: Final = "managed-by=gpunode"
 _OBSOLETE_OBJECTS_WAVE: Final = 99
 _CHART_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
-# A Node's taints are one field: who applies one owns all. So an annotation records which one is gpunode's.
+# A Node's taints are one field, which one manager owns entirely, so an annotation records which taint is gpunode's.
 _OWN_TAINT_ANNOTATION: Final = "gpunode-taint"
 PlanItemState: TypeAlias = Literal["create", "edit", "delete", "unchanged", "foreign"]
 ObjectKey: TypeAlias = tuple[str, str, str]
-# Set by the API server: no difference that matters.
+# Set by the API server, so differences do not matter.
 _SERVER_METADATA: Final = frozenset(
     {"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"}
 )
@@ -78,11 +78,10 @@ class LiveState:
     Attributes:
         cluster: its uid.
         live: the objects that exist.
-        projected: objects that are not as wanted, as the API server would store them; none without the right to a
-            dry run.
+        projected: objects that need a change, as the API server would store them; none without the right to a dry run.
         nodes: the Nodes that exist.
-        labelled: all objects with gpunode's label, also those of earlier recipes.
-        releases: those of the rendered charts.
+        labelled: all objects with gpunode's label, including those of earlier recipes.
+        releases: the releases of the rendered charts.
     """
 
     cluster: str
@@ -100,14 +99,14 @@ def object_key(body: Body) -> ObjectKey:
 
 
 def field_manager_of(kind: str) -> str:
-    """Return the field manager by which gpunode applies objects of this kind."""
+    """Return the field manager with which gpunode applies objects of this kind."""
     return LABELS_FIELD_MANAGER if kind == "Node" else FIELD_MANAGER
 
 
 def node_body(edit: NodeEdit, live: Body) -> Body:
-    """Return the labels and the taint that the Node is to have, as an object to apply.
+    """Return the labels and the taint that the Node should have, as an object to apply.
 
-    It has the uid of the live Node, so that applying it to another Node, or to none, fails.
+    It has the uid of the live Node, so that applying it to another Node, or without a Node, fails.
     """
     metadata: dict[str, Any] = {"name": edit.node, "uid": live["metadata"]["uid"], "labels": dict(edit.labels)}
     taint = _parse_taint(edit.taint)
@@ -119,10 +118,10 @@ def node_body(edit: NodeEdit, live: Body) -> Body:
 
 
 def refuse_other_handler(rendered: RenderedCluster, live: Sequence[Body]) -> None:
-    """Refuse a RuntimeClass that exists with another handler, which nobody can change.
+    """Refuse a RuntimeClass that exists with another handler, since handlers are immutable.
 
     Raises:
-        Conflict: if there is one; names who created it.
+        Conflict: there is one; names its creator.
     """
     desired = {one.name: str(one.body["handler"]) for one in rendered.objects if one.kind == "RuntimeClass"}
     for one in live:
@@ -146,8 +145,8 @@ def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, .
     """Return the plan's items in order: labels, obsolete workloads, objects by wave, obsolete leftovers.
 
     Raises:
-        Refused: if a Node is not in this cluster.
-        Conflict: if a Node has another taint with our key and effect.
+        Refused: a Node is not in this cluster.
+        Conflict: a Node has another taint with our key and effect.
     """
     live, projected = {object_key(one): one for one in state.live}, {object_key(one): one for one in state.projected}
     nodes = {str(node["metadata"]["name"]): node for node in state.nodes}
@@ -169,7 +168,7 @@ def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, .
 
 
 def is_as_wanted(desired: Body, live: Sequence[Body]) -> bool:
-    """Return whether the object is among the ``live`` ones, and to apply it would change nothing."""
+    """Return whether the object is among the ``live`` ones, and applying it would change nothing."""
     there = next((one for one in live if object_key(one) == object_key(desired)), None)
     before = there and owned_fields(there, FIELD_MANAGER)
     return before == desired or (there is not None and before is None and _contains(there, desired))
@@ -189,7 +188,7 @@ def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | N
     if before == after:
         return replace(item, state="unchanged")
     change = _object_change(desired.body, cluster, before, after, shared=before is None or is_kept_on_removal(live))
-    # Of an object that is not ours yet: what others set stays.
+    # If the object is not ours yet, fields that others set stay.
     old, new = (before, after) if before else map(_without_server_fields, (live, projected or live))
     return replace(item, state="edit", change=change, diff=_yaml_diff(old, new))
 
@@ -232,7 +231,7 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
     desired = _parse_taint(edit.taint)
     for one in _taints_of(live):
         if desired and (one["key"], one["effect"]) == (desired["key"], desired["effect"]) and one != desired:
-            if format_taint(one) == own_taint(live):  # of an earlier recipe
+            if format_taint(one) == own_taint(live):  # set by an earlier recipe
                 continue
             raise Conflict(
                 f"Node {edit.node} has the taint {format_taint(one)}, but the recipe sets {edit.taint}",
@@ -242,18 +241,18 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
 
 
 def fields_owned_by_gpunode(live: Body) -> Body | None:
-    """Return the fields that gpunode applied, with a Node's taint if that still exists; None if there are none."""
+    """Return the fields that gpunode applied, with its taint if the Node still has it; None if there are none."""
     found = owned_fields(live, field_manager_of(live["kind"]))
     if found is None or live["kind"] != "Node":
         return found
-    # An annotation set by somebody else does not show whose taint it is.
+    # An annotation that somebody else set does not show who set the taint.
     own = _parse_taint(_own_taint_annotation(found))
     return {**found, "spec": {"taints": [own]}} if own and own in _taints_of(live) else found
 
 
 def is_kept_on_removal(live: Body) -> bool:
-    """Return whether the object stays when gpunode drops its fields: a Node, or one with other owners, too."""
-    if live["kind"] == "Namespace":  # only its labels are ever set
+    """Return whether the object stays when gpunode drops its fields, as a Node or an object with other owners does."""
+    if live["kind"] == "Namespace":  # gpunode only sets its labels
         return bool(other_managers(live, _OWN_FIELD_MANAGERS))
     return live["kind"] == "Node" or bool(co_owners(live, _OWN_FIELD_MANAGERS))
 
@@ -268,7 +267,7 @@ def describe_owners(live: Body) -> str:
 
 
 def object_ref(change: ObjectChange) -> Body:
-    """Return the object of the change by its kind, namespace and name alone."""
+    """Return a reference to the change's object, with only its kind, namespace and name."""
     metadata = {"name": change.name, "namespace": change.namespace} if change.namespace else {"name": change.name}
     return {"apiVersion": change.api_version, "kind": change.kind, "metadata": metadata}
 
@@ -296,12 +295,12 @@ def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
 
 
 def own_taint(live: Body) -> str:
-    """Return the Node's taint that gpunode set, as kubectl writes it; empty for none."""
+    """Return the Node's taint that gpunode set, in kubectl's notation; empty for none."""
     return next(map(format_taint, _taints_of(fields_owned_by_gpunode(live) or {})), "")
 
 
 def format_taints_in(fields: str | None) -> tuple[str, ...]:
-    """Return the taints among a Node's fields in an ``ObjectChange``, as kubectl writes them."""
+    """Return the taints among a Node's fields in an ``ObjectChange``, in kubectl's notation."""
     return tuple(format_taint(one) for one in _taints_of(json.loads(fields))) if fields else ()
 
 
@@ -317,7 +316,7 @@ def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:
-    """Return the item of a release; one that is installed under any name gets our values."""
+    """Return the item of a release; an installed release of any name gets our values."""
     live = find_release_of_chart(desired, releases)
     namespace, name = (live.namespace, live.name) if live else (desired.namespace, desired.name)
     item = PlanItem("Helm release", namespace, name, "create", desired.why, desired.wave)
@@ -342,7 +341,7 @@ def _refuse_downgrade(desired: ChartRelease, live: HelmRelease) -> None:
     """Refuse to downgrade an installed chart.
 
     Raises:
-        Refused: if it would be; custom resources and running operands rarely survive that.
+        Refused: it would be downgraded; custom resources and running operands rarely survive that.
     """
     installed, new = _version_key(live.version), _version_key(desired.version)
     if installed is None or new is None or new >= installed:
@@ -357,29 +356,29 @@ def _refuse_downgrade(desired: ChartRelease, live: HelmRelease) -> None:
 
 
 def _version_key(version: str) -> tuple[int, int, int, bool, str] | None:
-    """Return a sort key for a chart's version; a release candidate comes before its release."""
+    """Return a sort key for a chart's version; a release candidate sorts before its release."""
     match = _CHART_VERSION.fullmatch(version)
     return (int(match[1]), int(match[2]), int(match[3]), not match[4], match[4]) if match else None
 
 
 def _mask_foreign_values(values: Any, own: Any) -> Any:
-    """Return the values of a release with those that the recipe does not set masked: they may be secret."""
+    """Return the values of a release, masking those that the recipe does not set: they may be secret."""
     if isinstance(values, Mapping) and isinstance(own, Mapping):
         return {name: _mask_foreign_values(value, own.get(name)) for name, value in values.items()}
     return values if own is not None else "…"
 
 
 def _as_json(values: Mapping[str, Any]) -> Any:
-    """Return the values as Helm and the API server return them, in JSON's types, with their keys in order."""
+    """Return the values as Helm and the API server return them: in JSON's types, with sorted keys."""
     return json.loads(json.dumps(values, sort_keys=True))
 
 
 def _upgrade_command(desired: ChartRelease, namespace: str, name: str) -> tuple[str, ...]:
-    """Return the command that installs or updates the release; it holds all values, for the journal."""
+    """Return the command that installs or updates the release; it includes all values, for the journal."""
     values = (
         word for name_, value in desired.values.items() for word in ("--set-json", f"{name_}={json.dumps(value)}")
     )
-    # Not --create-namespace: it is there by then, and Helm 4 would set a label of its own on it, which then stays.
+    # Without --create-namespace: the namespace exists by then, and Helm 4 would add a label that stays.
     where = ("--namespace", namespace, "--version", desired.version, "--wait")
     return ("helm", "upgrade", "--install", name, *desired.chart_words, *where, *values)
 
@@ -427,7 +426,7 @@ def _yaml_diff(before: Body, after: Body) -> tuple[str, ...]:
 
 
 def _contains(live: Any, desired: Any) -> bool:
-    """Return whether every field of ``desired`` is so in ``live``."""
+    """Return whether ``live`` has every field of ``desired`` with the same value."""
     if isinstance(live, Mapping) and isinstance(desired, Mapping):
         return all(name in live and _contains(live[name], value) for name, value in desired.items())
     if isinstance(live, list) and isinstance(desired, list):
@@ -436,7 +435,7 @@ def _contains(live: Any, desired: Any) -> bool:
 
 
 def _without_server_fields(body: Body) -> Body:
-    """Return the object without its status and what else the API server adds."""
+    """Return the object without its status and the metadata that the API server adds."""
     metadata = {name: value for name, value in body["metadata"].items() if name not in _SERVER_METADATA}
     return {**{name: value for name, value in body.items() if name != "status"}, "metadata": metadata}
 
@@ -455,7 +454,7 @@ def _parse_taint(text: str) -> dict[str, str] | None:
 
 
 def _taints_of(live: Body) -> list[dict[str, str]]:
-    """Return the taints of a Node or of what is applied to it, without the times that NoExecute adds."""
+    """Return the taints of a Node, or of an object to apply to it, without the times that NoExecute adds."""
     return [
         {name: one[name] for name in ("key", "value", "effect") if one.get(name)}
         for one in live.get("spec", {}).get("taints", [])

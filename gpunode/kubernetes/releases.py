@@ -1,4 +1,4 @@
-"""Helm releases of the charts: only the values that differ from the chart's own."""
+"""Helm releases of the charts, with only the values that differ from the chart's."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def make_device_plugin(stack: GpuStack, strategies: Sequence[str]) -> ChartRelea
         "tolerations": make_tolerations(desired),
         "gfd": {"enabled": gfd},
         **({"compatWithCPUManager": True} if needed else {}),
-        # By it the chart mounts the host's driver, of which the plugin writes its CDI specification (docs/cdi.md).
+        # Makes the chart mount the host's driver, for which the plugin writes its CDI specification (docs/cdi.md).
         **({"nvidiaDriverRoot": "/"} if strategies else {}),
     }
     if gfd:
-        # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
+        # The chart's own toleration only covers the value "present" (k8s-device-plugin issue 1934).
         worker = {"worker": {"tolerations": make_tolerations(replace(desired, control_plane=True))}}
         values["nfd"] = {**_image_value(desired, _NFD_IMAGE), **worker}
     values["config"] = {"default": default_config(desired).name, "map": _plugin_config_files(stack, strategies)}
@@ -75,8 +75,8 @@ def make_device_plugin(stack: GpuStack, strategies: Sequence[str]) -> ChartRelea
 
 
 def operator_installs(stack: GpuStack) -> tuple[bool, bool]:
-    """Return whether the GPU Operator installs the driver, and the toolkit: if the recipe and some node lack it."""
-    # On a host of GKE's gpunode sets up neither, whatever the recipe says.
+    """Return whether the GPU Operator installs driver and toolkit: it installs what the recipe and some node lack."""
+    # On a GKE host gpunode installs neither, whatever the recipe says.
     recipe, is_left_to_operator = stack.recipe, is_gke(stack.nodes)
     driver = (is_left_to_operator or recipe.driver.version == "none") and not all(node.driver for node in stack.nodes)
     toolkit = (is_left_to_operator or recipe.toolkit.version == "none") and not all(
@@ -109,12 +109,12 @@ def _operator_values(stack: GpuStack) -> dict[str, Any]:
     values: dict[str, Any] = {
         "driver": {"enabled": driver, **({**_repository_value(desired, "nvidia"), **manager} if driver else {})},
         "toolkit": {"enabled": toolkit, **(_repository_value(desired, "nvidia/k8s") if toolkit else {})},
-        # With CDI the operator's plugin hands out CDI devices alone, which a runtime without CDI ignores.
+        # With CDI, the operator's plugin only hands out CDI devices, which a runtime without CDI ignores.
         "cdi": {"enabled": operator_uses_cdi(stack.recipe, stack.nodes)},
         "operator": {**_repository_value(desired, "nvidia"), "runtimeClass": desired.runtime_class or "nvidia"},
         "psa": {"enabled": True},
         "mig": {"strategy": min(strategies, default="single")},
-        # Without a default the manager leaves nodes alone that no layout is for; the chart's own takes their MIG away.
+        # With an empty default, the manager skips nodes without a layout; the chart's would disable their MIG mode.
         "migManager": {
             **_repository_value(desired, "nvidia/cloud-native"),
             "enabled": layouts,
@@ -123,7 +123,7 @@ def _operator_values(stack: GpuStack) -> dict[str, Any]:
         "dcgmExporter": {
             **_repository_value(desired, "nvidia/k8s"),
             "enabled": desired.extras.dcgm_exporter,
-            # The chart would make a ServiceMonitor, which only clusters with the Prometheus Operator have.
+            # The chart would create a ServiceMonitor, which only clusters with the Prometheus Operator support.
             "serviceMonitor": {"enabled": False},
         },
         "daemonsets": {"tolerations": make_tolerations(desired)},
@@ -138,12 +138,12 @@ def _operator_values(stack: GpuStack) -> dict[str, Any]:
 
 
 def _operator_plugin_values(stack: GpuStack) -> dict[str, Any]:
-    """Return the device plugin's values with its configurations; empty if the defaults do."""
+    """Return the device plugin's values with its configurations; empty if the defaults suffice."""
     plugin: dict[str, Any] = _repository_value(stack.kubernetes, "nvidia")
     is_shared = any(config.mode != "none" for config in stack.configs.values())
     if is_shared or len(stack.plugin_configs) > 1 or gpudirect_flags(stack.recipe.gpudirect):
         data = _plugin_config_files(stack)
-        # Named by its content: the operator does not restart the plugin for another content under the same name.
+        # The name depends on the content: the operator does not restart the plugin for new content under the same name.
         name = f"{DEVICE_PLUGIN_NAME}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
         default = default_config(stack.kubernetes).name
         plugin["config"] = {"create": True, "name": name, "default": default, "data": data}
@@ -183,7 +183,7 @@ def make_dra_driver(stack: GpuStack) -> ChartRelease:
     values: dict[str, Any] = {
         **_image_value(desired, "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu"),
         "nvidiaDriverRoot": "/",
-        # The chart asks for this where no device plugin offers the same GPUs.
+        # The chart requires this as confirmation that no device plugin offers the same GPUs.
         "gpuResourcesEnabledOverride": True,
         "resources": {"computeDomains": {"enabled": False}},
         "kubeletPlugin": {

@@ -1,4 +1,4 @@
-"""Render the objects that a recipe needs for some nodes. Pure, and the same bytes for the same input."""
+"""Render the objects that a recipe needs for some nodes. Pure, and deterministic to the byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels,
 
 RenderForm: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
 RENDER_FORMS: Final[tuple[RenderForm, ...]] = get_args(RenderForm)
-# Here a controller applies what is in git, and nobody runs apply.sh.
+# In these forms a controller applies what is in git, and nobody runs apply.sh.
 GITOPS_FORMS: Final = frozenset[RenderForm]({"kustomize", "argocd", "flux"})
 _DEFAULT_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
@@ -61,7 +61,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderFor
     """Return everything that the recipe needs in the cluster, for these nodes.
 
     Raises:
-        Refused: if the recipe contradicts itself, or needs what a node cannot do.
+        Refused: the recipe contradicts itself, or needs what a node cannot do.
     """
     refuse_bad_tables(recipe)
     desired = recipe.kubernetes
@@ -77,7 +77,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderFor
                 why=f"it needs {_MIN_DRA_DRIVER_BRANCH} or newer",
                 hint='set version in [driver] to a newer branch, or use stack = "device-plugin"',
             )
-    # HAMi does not use the device plugin's configuration; its replicas are a limit of its own.
+    # HAMi does not use the device plugin's configuration; its replicas are a separate limit.
     by_node = (
         {node.name: SharingConfig("whole") for node in members}
         if desired.stack == "hami"
@@ -120,7 +120,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderFor
 
 
 def _render_test_pods(stack: GpuStack, resources: Mapping[str, Sequence[str]]) -> Iterator[RenderedObject]:
-    """Yield a test pod, preceded by its needs, for each configuration of the nodes."""
+    """Yield a test pod, after the objects it needs, for each configuration of the nodes."""
     for config in (configs := dict.fromkeys(stack.configs[node.name] for node in stack.nodes)):
         having = [node for node in stack.nodes if stack.configs[node.name] == config]
         if names := resources[having[0].name]:
@@ -130,10 +130,10 @@ def _render_test_pods(stack: GpuStack, resources: Mapping[str, Sequence[str]]) -
 
 
 def select_member_nodes(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
-    """Return the nodes of the cluster: those given, or the workers of the kind cluster on the given one.
+    """Return the nodes of the cluster: the given ones, or the workers of the kind cluster on the given machine.
 
     Raises:
-        Refused: if no kind cluster can be created there.
+        Refused: no kind cluster can be created there.
     """
     if not desired.kind.workers:
         return tuple(nodes)
@@ -165,7 +165,7 @@ def _render_stack(stack: GpuStack, form: RenderForm) -> tuple[list[RenderedObjec
     desired = stack.kubernetes
     plain = [] if stack.namespace == "kube-system" else [objects.make_namespace(stack.namespace)]
     exporter = desired.extras.dcgm_exporter and desired.stack != "gpu-operator"
-    # The GPU Operator makes its own.
+    # The GPU Operator creates its own.
     if (
         desired.runtime_class
         and (desired.stack in {"device-plugin", "hami"} or exporter)
@@ -199,7 +199,7 @@ def _cluster_provides_runtime_class(stack: GpuStack) -> bool:
 
 
 def _render_device_plugin(stack: GpuStack, form: RenderForm) -> tuple[list[RenderedObject], list[ChartRelease]]:
-    """Return plain objects if they suffice: one configuration, and neither MPS nor feature discovery."""
+    """Return plain objects if they suffice: with one configuration, without MPS and without feature discovery."""
     desired, nodes = stack.kubernetes, stack.nodes
     reasons = ["MPS needs the chart's daemon"] if any(config.mode == "mps" for config in stack.configs.values()) else []
     reasons += ["several configurations need the chart's config manager"] if len(stack.plugin_configs) > 1 else []
@@ -242,7 +242,7 @@ def _node_labels(stack: GpuStack, node: ClusterNode) -> Mapping[str, str]:
     """Return the labels by which the stack finds the node."""
     if stack.kubernetes.stack != "gpu-operator":
         return stack_labels(stack.kubernetes.stack)
-    # Keep the operator from installing what a node has already.
+    # Keep the operator from installing what a node already has.
     driver, toolkit = releases.operator_installs(stack)
     layout = stack.configs[node.name].layout
     labels = {MIG_CONFIG_LABEL: layout} if layout else {}
@@ -274,10 +274,10 @@ _FORBIDDEN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-l
 
 
 def refuse_bad_tables(recipe: Recipe) -> None:
-    """Refuse a recipe whose Kubernetes tables do not fit together or with the rest.
+    """Refuse a recipe whose Kubernetes tables contradict each other or the rest.
 
     Raises:
-        Refused: if they do not, or there are none.
+        Refused: they do, or there are none.
     """
     desired = recipe.kubernetes
     if desired is None or desired.stack == "none":

@@ -1,4 +1,4 @@
-"""The way in which each node offers its GPUs: named configurations of the device plugin, from a recipe and the nodes.
+"""The ways in which nodes offer their GPUs: named configurations of the device plugin, from a recipe and the nodes.
 
 The configuration file (``version: v1``) is the device plugin's and GPU Feature Discovery's: NVIDIA/k8s-device-plugin
 0.20.0, api/config/v1.
@@ -18,9 +18,9 @@ from gpunode.recipe import GpuDirect, Recipe
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
-# Of the device plugin's MIG resources with strategy mixed.
+# The device plugin's MIG resources with strategy mixed.
 MIG_RESOURCE_PREFIX: Final = "nvidia.com/mig-"
-# Clients of one MPS server, from compute capability 7.5 on and before (k8s-device-plugin cmd/mps-control-daemon).
+# Maximum clients of an MPS server, from compute capability 7.5 and before (k8s-device-plugin cmd/mps-control-daemon).
 _MPS_CLIENTS, _MPS_CLIENTS_OF_OLD, _NEW = 48, 16, (7, 5)
 
 
@@ -45,8 +45,8 @@ class GpuStack:
     """A recipe for the GPU nodes of a cluster.
 
     Attributes:
-        configs: how each node offers its GPUs, by its name.
-        namespace: that of the stack's pods.
+        configs: how each node offers its GPUs, by the node's name.
+        namespace: the namespace of the stack's pods.
     """
 
     recipe: Recipe
@@ -62,13 +62,13 @@ class GpuStack:
 
     @property
     def plugin_configs(self) -> Mapping[str, SharingConfig]:
-        """The device plugin's configurations by name: those of the nodes, and the default for nodes without label."""
+        """The device plugin's configurations by name: the nodes' own, and the default for nodes without the label."""
         default = default_config(self.kubernetes)
         return {config.name: config for config in (default, *self.configs.values())}
 
 
 def default_config(desired: Kubernetes) -> SharingConfig:
-    """Return the configuration of the nodes that no named one is for."""
+    """Return the configuration for nodes that match no named one."""
     sharing, layout = desired.sharing, desired.mig
     parts = [f"mig-{layout.strategy}"] if layout.strategy != "none" else []
     parts += [f"{sharing.mode}-{sharing.replicas}"] if sharing.mode != "none" else []
@@ -80,7 +80,7 @@ def choose_configs(desired: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping
     """Return the configuration of each node, by its name.
 
     Raises:
-        Refused: if the recipe contradicts itself, or needs what a node's GPUs cannot do.
+        Refused: the recipe contradicts itself, or needs what a node's GPUs cannot do.
     """
     refuse_bad_configs(desired)
     default, named = default_config(desired), _named_configs(desired)
@@ -95,7 +95,7 @@ def refuse_bad_configs(desired: Kubernetes) -> None:
     """Refuse configurations that make no sense for any node.
 
     Raises:
-        Refused: if one contradicts itself, or has the name of the default.
+        Refused: a configuration contradicts itself, or has the name of the default.
     """
     default = default_config(desired)
     _refuse_impossible_config(default, "[kubernetes.sharing]")
@@ -223,7 +223,7 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
 
 
 def count_instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
-    """Return the number of MIG instances by profile in that layout; None if its name does not tell."""
+    """Return the number of MIG instances by profile in that layout; None if the layout's name does not tell."""
     found: Counter[str] = Counter()
     for gpu in node.gpus:
         one = mig.instances_in_layout(gpu.device_id, layout)
@@ -248,7 +248,7 @@ def count_resources(node: ClusterNode, config: SharingConfig) -> Mapping[str, in
 
 
 def mig_resource(profile: str) -> str:
-    """Return the resource by which the device plugin offers instances of the profile with strategy mixed."""
+    """Return the resource with which the device plugin offers instances of the profile in strategy mixed."""
     return f"{MIG_RESOURCE_PREFIX}{profile.replace('+', '.')}"
 
 
@@ -263,7 +263,7 @@ def shared_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> tup
     """Return the resources whose replicas the device plugin multiplies on these nodes."""
     if config.strategy != "mixed":
         return (GPU_RESOURCE,)
-    # The plugin takes no empty list, and leaves alone what a node does not have.
+    # The plugin rejects an empty list, and ignores resources that a node does not have.
     profiles = set() if nodes else set(mig.every_profile())
     for node in nodes:
         found = count_instances(node, config.layout)
@@ -272,7 +272,7 @@ def shared_resources(nodes: Sequence[ClusterNode], config: SharingConfig) -> tup
 
 
 def describe_gpus(node: ClusterNode) -> str:
-    """Return the node's GPUs in words (``8 × H100 80GB HBM3``)."""
+    """Return a description of the node's GPUs (``8 × H100 80GB HBM3``)."""
     names = Counter(gpu.name.removeprefix("NVIDIA ") for gpu in node.gpus)
     return ", ".join(f"{count} × {name}" for name, count in names.items())
 
@@ -290,7 +290,7 @@ def plugin_config(
 ) -> Mapping[str, Any]:
     """Return the configuration file for the nodes that have this configuration.
 
-    ``strategies`` say how the plugin hands GPUs to the container runtime; empty for its default.
+    ``strategies`` lists how the plugin passes GPUs to the container runtime; empty for its default.
     """
     flags: dict[str, Any] = {"migStrategy": config.strategy, **gpudirect_flags(direct)}
     plugin: dict[str, Any] = {"passDeviceSpecs": True} if any(node.static_cpus for node in nodes) else {}
@@ -300,7 +300,7 @@ def plugin_config(
     content: dict[str, Any] = {"version": "v1", "flags": flags}
     if config.mode != "none":
         resources = [{"name": name, "replicas": config.replicas} for name in shared_resources(nodes, config)]
-        # A pod that asks for two shares would get two of the same GPU, and no more of it.
+        # A pod that requests two shares would get two shares of the same GPU, and no more of its capacity.
         sharing = {"renameByDefault": config.rename, "failRequestsGreaterThanOne": True, "resources": resources}
         content["sharing"] = {_SHARING_KEYS[config.mode]: sharing}
     return content

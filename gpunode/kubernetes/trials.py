@@ -1,4 +1,4 @@
-"""Test pods that try a node's GPUs, and the checks of what they said. Pure."""
+"""Test pods that try a node's GPUs, and the checks of their output. Pure."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, 
 from gpunode.kubernetes.sharing import SharingConfig
 from gpunode.wording import join_names
 
-# What a pod shows beside a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.
+# What a pod tests besides a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.
 TestPodPurpose: TypeAlias = Literal["", "mig", "memory", "shared"]
 
 # The label by which the pods of a run are found.
 RUN_LABEL: Final = "gpunode-test"
 _VECTOR_ADD_PROGRAM: Final = "/cuda-samples/vectorAdd"
-# The image of the CUDA samples has a shell and this program; NVIDIA's runtime brings nvidia-smi.
+# The image of the CUDA samples has a shell and this program; NVIDIA's runtime adds nvidia-smi.
 _SCRIPT_BY_PURPOSE: Final[Mapping[TestPodPurpose, str]] = {
     "mig": f"nvidia-smi -L; {_VECTOR_ADD_PROGRAM}",
     "memory": f"nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits; {_VECTOR_ADD_PROGRAM}",
-    # An addition takes less than a second: the pods keep their GPUs a while, so that they have them at the same time.
+    # An addition takes less than a second; the sleep makes the pods hold their GPUs at the same time.
     "shared": f"nvidia-smi -L; {_VECTOR_ADD_PROGRAM} && sleep 10",
 }
 CORDON_TOLERATION: Final = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
 _HOST_NAME_LABEL: Final = "kubernetes.io/hostname"
 MEMORY_RESOURCE: Final = "nvidia.com/gpumem"
-# Time to read the pods after their limit; then what is left of a check is deleted.
+# Time to read the pods after their limit; after that, leftovers of a check are deleted.
 _LOG_READING_TIME_S: Final = 30
 # Allowed difference between this machine's clock and the API server's.
 _CLOCK_SKEW_S: Final = 60
@@ -90,9 +90,9 @@ def make_test_pods(
 ) -> Iterator[GpuTestPod]:
     """Yield the pods that try the node: one for each resource, and with sharing one more than it has GPUs.
 
-    They are the recipe's ``test_pod``, with what it needs, under unique names by ``new_name`` and with the id of this
-    ``run``, by which they are found. ``expected`` is None if the recipe does not tell the count of each resource; an
-    empty ``image`` means the recipe's. After ``timeout_s`` the kubelet ends them if nobody deletes them.
+    They are copies of the recipe's ``test_pod`` and the objects it needs, with unique names from ``new_name`` and the
+    id of this ``run``, by which they are found. ``expected`` is None if the recipe does not determine the resource
+    counts; an empty ``image`` means the recipe's. After ``timeout_s`` the kubelet ends them if nobody deletes them.
     """
     limits = resource_limits(test_pod[-1].body)
     own_resource = next((name for name in limits if name != MEMORY_RESOURCE), "")
@@ -100,7 +100,7 @@ def make_test_pods(
     if MEMORY_RESOURCE in limits or config.mode != "none":
         purpose = "memory" if MEMORY_RESOURCE in limits else "shared"
     for resource in expected or (own_resource,):
-        # One more than there are GPUs, or instances, if the node offers so many.
+        # One more than there are GPUs, or instances, if the node offers that many.
         copies = (expected or {}).get(resource, 0) // config.replicas + 1 if purpose == "shared" else 1
         for name in (new_name() for _ in range(copies if read_resource(live, resource)[1] >= copies else 1)):
             *others, pod = (_make_body(rendered.body, name, run) for rendered in test_pod)
@@ -111,8 +111,8 @@ def make_test_pods(
 def make_deadline_job(first: GpuTestPod, timeout_s: int) -> Body:
     """Return a Job without pods that owns what a check creates: if gpunode is killed, the cluster deletes both.
 
-    A pod's own limit counts from its start, so one that is never scheduled has none. A Job's counts from its creation
-    (Kubernetes documentation, "Jobs", activeDeadlineSeconds); then the cluster deletes it with all that it owns.
+    A pod's own limit counts from its start, so a pod that is never scheduled has none. A Job's limit counts from its
+    creation (Kubernetes documentation, "Jobs", activeDeadlineSeconds); then the cluster deletes it with all it owns.
     """
     name, labels = first.pod["metadata"]["name"], first.pod["metadata"]["labels"]
     container = {"name": "none", "image": first.pod["spec"]["containers"][0]["image"]}
@@ -137,7 +137,7 @@ def own_by_job(job: Body, bodies: Sequence[Body]) -> list[Body]:
 
 
 def is_left_over(body: Body, now: float) -> bool:
-    """Return whether a killed run left the pod or Job: one of a check that is past its limit at the time ``now``."""
+    """Return whether a killed run left the pod or Job: it belongs to a check past its limit at the time ``now``."""
     limit = body.get("spec", {}).get("activeDeadlineSeconds")
     if RUN_LABEL not in body["metadata"].get("labels", {}) or not is_labelled(body) or not isinstance(limit, int):
         return False
@@ -167,12 +167,12 @@ def _adapt_pod_spec(
     image: str,
     timeout_s: int,
 ) -> None:
-    """Limit the pod to its node, with its ``resources`` in place of the recipe's."""
+    """Restrict the pod to its node, with its ``resources`` in place of the recipe's."""
     spec, container, node = pod["spec"], pod["spec"]["containers"][0], live["metadata"]
     spec["nodeSelector"] = {_HOST_NAME_LABEL: node.get("labels", {}).get(_HOST_NAME_LABEL, node["name"])}
     # A node may be tried before it is uncordoned.
     spec["tolerations"] = [*spec.get("tolerations", ()), CORDON_TOLERATION]
-    # It is deleted once it was read; see make_deadline_job.
+    # The pod is deleted once it has been read; see make_deadline_job.
     spec |= {"activeDeadlineSeconds": timeout_s, "terminationGracePeriodSeconds": 1}
     spec["automountServiceAccountToken"] = False
     for claim in spec.get("resourceClaims", ()):
@@ -218,7 +218,7 @@ def _pod_title(pod: Body) -> str:
 
 PASSED_TEXT: Final = "Test PASSED"
 _CREATION_FORBIDDEN: Final = re.compile(r'cannot create resource "(\w+)"|can only create mirror (pods)')
-# CUDA's words in a container without libcuda, and with one that sees no GPU.
+# CUDA's messages in a container without libcuda, and in one with it that sees no GPU.
 _DRIVER_NOT_FOUND_IN_LOG: Final = re.compile(r"CUDA driver version is insufficient|no CUDA-capable device is detected")
 _LISTED_UUID: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 
@@ -230,10 +230,10 @@ class GpuTestPodResult:
     Attributes:
         pod: its last state; empty if it was not created.
         seconds: from its creation to its end, or to the end of the wait.
-        error: why it was not created, in the API server's words.
+        error: the API server's message if it was not created.
         log: what it printed; None if that cannot be read.
-        diagnosis: doctor's finding for its log, in a sentence.
-        users: the pods that use up the resource on its node, if it waits for some.
+        diagnosis: doctor's finding for its log, as a sentence.
+        users: the pods that use up the resource on its node, if the pod waits for it.
     """
 
     test_pod: GpuTestPod
@@ -280,7 +280,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
 
 
 def _describe_needs(test_pod: GpuTestPod, node: Body) -> str:
-    """Return the lines that the pod has for its GPU, as the user's own pod needs them."""
+    """Return the lines that gave the pod its GPU, as the user's own pod needs them."""
     spec = test_pod.pod["spec"]
     taints = [one for one in node.get("spec", {}).get("taints") or () if one["effect"] != "PreferNoSchedule"]
     own = [one for one in spec["tolerations"] if one != CORDON_TOLERATION]
@@ -313,7 +313,7 @@ def _explain_creation_error(error: str, apply: Command) -> tuple[str, str]:
 
 
 def _timeout_problem(result: GpuTestPodResult) -> PodProblem:
-    """Return that the pod was too slow, if nothing shows why."""
+    """Return a timeout as the problem, for a pod whose state shows no reason."""
     trial, phase = result.test_pod, result.pod.get("status", {}).get("phase", "Pending")
     delay = {"Pending": "it did not start", "Running": "it did not end"}.get(phase, f"its phase is {phase},")
     describe = command("kubectl", "describe", "pod", "--namespace", trial.namespace, trial.name)
@@ -368,7 +368,7 @@ def _check_memory(result: GpuTestPodResult) -> tuple[bool, str, str]:
 
 
 def confirm_handler_by_test_pod(handler: Check, nodes: Collection[str]) -> Check:
-    """Return the check of a node's handler, passed if the handlers are not listed but a test pod ran through it.
+    """Return the check of a node's handler; passed if the handlers are not listed but a test pod ran through it.
 
     A running device plugin proves nothing: it does not notice what was removed since it started.
     """
@@ -386,7 +386,7 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
         return Check(id, title, "skipped", f"not all of the {len(results)} pods succeeded")
     runs = [run for result in results for run in _gpu_times(result)]
     overlaps = (
-        # At least: the times are whole seconds.
+        # A lower bound: the times are whole seconds.
         (min(end, other_end) - max(begin, other_begin) - 1, uuid, first, second)
         for (uuid, begin, end, first), (other_uuid, other_begin, other_end, second) in combinations(runs, 2)
         if uuid == other_uuid
@@ -399,7 +399,7 @@ def check_sharing(node: str, results: Sequence[GpuTestPodResult]) -> Check:
 
 
 def _gpu_times(result: GpuTestPodResult) -> Iterator[tuple[str, float, float, str]]:
-    """Yield the UUID of the GPU, or MIG instance, that the pod saw, when it began and ended, and its name."""
+    """Yield the UUID of the GPU or MIG instance that the pod saw, the container's start and end, and the pod's name."""
     uuids = _LISTED_UUID.findall(result.log or "")
     for status in result.pod.get("status", {}).get("containerStatuses", ()):
         ended = status.get("state", {}).get("terminated") or {}

@@ -1,9 +1,9 @@
 """The lines that a user's own pod needs for a GPU, and why. Pure.
 
-Sources: NVIDIA/k8s-device-plugin 0.20.0, internal/plugin/server.go and docs/cdi.md; KEP-4009 (the kubelet passes a
-device plugin's CDI devices on from Kubernetes 1.29); NVIDIA/gpu-operator 26.7, controllers/object_controls.go
-(with ``cdi.enabled`` its plugin hands out CDI devices alone); Project-HAMi/HAMi 2.10, pkg/device/nvidia/device.go
-(its webhook adds ``devicePlugin.runtimeClassName`` to pods that ask for a GPU).
+Sources: NVIDIA/k8s-device-plugin 0.20.0, internal/plugin/server.go and docs/cdi.md; KEP-4009 (from Kubernetes 1.29 the
+kubelet passes on a device plugin's CDI devices); NVIDIA/gpu-operator 26.7, controllers/object_controls.go
+(with ``cdi.enabled`` its plugin only hands out CDI devices); Project-HAMi/HAMi 2.10, pkg/device/nvidia/device.go
+(its webhook adds ``devicePlugin.runtimeClassName`` to pods that request a GPU).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.wording import join_names
 
-# The first device plugin with cdi-cri.
+# The first device plugin that supports cdi-cri.
 _FIRST_PLUGIN_VERSION_WITH_CDI: Final = (0, 15)
 _GPUS_BY_CDI_TEXT: Final = "by CDI (Kubernetes 1.29 or later)"
 
@@ -29,7 +29,7 @@ _GPUS_BY_CDI_TEXT: Final = "by CDI (Kubernetes 1.29 or later)"
 def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
     """Return whether the device plugin can pass GPUs to pods of the node as CDI devices.
 
-    The host's container toolkit runs their hooks. With nvidia as default runtime CDI is not needed.
+    The host's container toolkit runs the CDI hooks. With nvidia as the default runtime, CDI is not needed.
     """
     desired, runtime = _kubernetes_tables(recipe), recipe.runtime
     if desired.kind.workers or runtime.set_as_default or runtime.cdi is False:
@@ -41,8 +41,8 @@ def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
 def device_list_strategies(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[str, ...]:
     """Return how the device plugin passes GPUs to the container runtime; empty for its default, ``envvar``.
 
-    ``envvar`` stays beside ``cdi-cri``, for nodes whose runtime reads no CDI devices: one DaemonSet serves all. Where
-    CDI is read, its specification sets NVIDIA_VISIBLE_DEVICES to ``void``, and NVIDIA's runtime adds nothing.
+    ``envvar`` stays beside ``cdi-cri``, for nodes whose runtime does not read CDI devices: one DaemonSet serves all.
+    Where CDI is read, its specification sets NVIDIA_VISIBLE_DEVICES to ``void``, and NVIDIA's runtime adds nothing.
     """
     return ("envvar", "cdi-cri") if any(can_use_cdi(recipe, node) for node in nodes) else ()
 
@@ -53,7 +53,7 @@ def operator_uses_cdi(recipe: Recipe, nodes: Sequence[ClusterNode]) -> bool:
 
 
 def with_common_cdi_choice(recipe: Recipe, nodes: Sequence[ClusterNode]) -> Recipe:
-    """Return the recipe with the CDI choice that all nodes make together, so that one can be rendered alone."""
+    """Return the recipe with the CDI choice of all nodes together, so that a single node can be rendered."""
     if _kubernetes_tables(recipe).stack != "gpu-operator":
         return recipe
     return replace(recipe, runtime=replace(recipe.runtime, cdi=operator_uses_cdi(recipe, nodes)))
@@ -72,12 +72,12 @@ def required_runtime_class(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
 def describe_user_pods(
     recipe: Recipe, nodes: Sequence[ClusterNode], resources: Mapping[str, Sequence[str]]
 ) -> tuple[UserPodNeeds, ...]:
-    """Return what the user's pods need, for each resource; MIG instances that need the same share one.
+    """Return what the user's pods need, for each resource; MIG instances with the same needs share an entry.
 
     Args:
-        recipe: with its Kubernetes tables.
+        recipe: a recipe with Kubernetes tables.
         nodes: all GPU nodes of the cluster. A pod may run on any that offers its resource, whatever else it offers.
-        resources: the resources of each node, by its name; one empty name for DRA, empty for an unknown MIG layout.
+        resources: the resources of each node, by its name; an empty name for DRA, none for an unknown MIG layout.
     """
     resource_names = dict.fromkeys(name for names in resources.values() for name in names)
     found: dict[tuple[str, str], tuple[UserPodNeeds, list[str]]] = {}
@@ -95,7 +95,7 @@ def describe_user_pod(
 ) -> UserPodNeeds:
     """Return what a pod needs that may run on the ``eligible`` nodes, among all GPU ``nodes``."""
     desired = _kubernetes_tables(recipe)
-    if desired.stack != "gpu-operator":  # its plugin works alike on every node
+    if desired.stack != "gpu-operator":  # the plugin works the same on every node
         nodes = eligible
     name = required_runtime_class(recipe, nodes)
     spec: dict[str, Any] = {"runtimeClassName": name} if name else {}

@@ -1,7 +1,7 @@
 """The wanted state of a node, as TOML can say it. Pure.
 
-The dataclasses are the one place that says which keys there are, what each may hold and what it means: the parser, the
-JSON schema for editors, the reference page and the comments of a rendered recipe are made of them.
+The dataclasses alone define which keys exist, what each may hold and what it means: the parser, the JSON schema for
+editors, the reference page and the comments of a rendered recipe are derived from them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_RECIPE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:
-    """The meaning of a key and, where its type does not tell, its allowed values.
+    """The meaning of a key and, if its type does not tell, its allowed values.
 
     Attributes:
-        pattern: what the whole text must match; empty when any text will do.
+        pattern: what the complete text must match; empty for any text.
         allowed: the same in words.
         minimum: the smallest number.
-        name_pattern: of a table, what each of its keys must match; empty when any text will do.
+        name_pattern: for a table, what each of its keys must match; empty for any text.
         names: the same in words: what such a key is, then what it may be.
     """
 
@@ -55,9 +55,9 @@ RdmaMode: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
 _BRANCH_OR_VERSION = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
 _DRIVER_VERSION_IN_WORDS = ("a branch such as 580", "a version such as 580.178.04")
-# An address stands in lists of repositories and in commands that are shown to people: letters, digits and what no
-# shell reads.
-# No user or password: it would stand in a file for all to read and in the list of processes.
+# An address ends up in lists of repositories and in displayed commands, so allow letters, digits and characters that
+# no shell interprets. Without user and password, which would be visible in a world-readable file and in the process
+# list.
 _ADDRESS_CHARACTER = r"[A-Za-z0-9._~:/%+,=@-]"
 _repository_url_spec = partial(
     KeySpec,
@@ -271,14 +271,14 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class VersionLock:
-    """Exact package versions, as a lock file holds them.
+    """Exact package versions, as in a lock file.
 
     Attributes:
-        file: where it was read from.
-        recipe: the name of the recipe that it was written with; for people.
+        file: the file that it was read from.
+        recipe: the name of the recipe that it was written for; only for people.
         distribution: os-release's ID; versions differ between distributions and their releases.
         release: os-release's VERSION_ID.
-        packages: the version of each.
+        packages: the version of each package.
     """
 
     file: str
@@ -294,12 +294,12 @@ class Recipe:
     """The wanted state of a node.
 
     Attributes:
-        name: of the file that it was read from, without its ending.
-        kubernetes: None where the recipe has no such table.
-        upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
-            command line alone, never by a file, so that re-runs do not drift.
-        lock: the versions that packages must have; also set on the command line alone.
-        remove_runfile_driver: whether the uninstaller of a .run driver is run; also set on the command line alone.
+        name: the name of its file, without the extension.
+        kubernetes: None if the recipe has no such table.
+        upgrade: whether a satisfied driver and toolkit are upgraded to the newest of their branch. Only set on the
+            command line, never by a file, so that re-runs do not drift.
+        lock: the versions that packages must have; also only set on the command line.
+        remove_runfile_driver: whether to run the uninstaller of a .run driver; also only set on the command line.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The keys that a recipe may hold, as its dataclasses declare them. Pure."""
+"""The keys of a recipe, as its dataclasses declare them. Pure."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 KUBERNETES_SECTION = "kubernetes"
-# What a recipe may call a table whose name it chooses.
+# Allowed names for a table whose name the recipe chooses.
 CHOSEN_NAME_PATTERN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 def sections(top: str) -> Mapping[str, type[Any]]:
-    """The class of every section below the table ``top``, by dotted name; * is a name that the recipe chooses.
+    """Return the class of every section below the table ``top``, by dotted name; * is a name that the recipe chooses.
 
-    Those of Kubernetes are loaded when a recipe has them: most runs need none.
+    The Kubernetes sections are loaded only if a recipe has them: most runs need none.
     """
     if top == KUBERNETES_SECTION:
         from gpunode.recipe.kubernetes import KUBERNETES_SECTIONS as OF_KUBERNETES
@@ -54,7 +54,7 @@ def sections(top: str) -> Mapping[str, type[Any]]:
 
 
 def section_at(key_path: tuple[str, ...]) -> str | None:
-    """The section whose table stands at ``key_path``; None where a value belongs."""
+    """Return the section whose table is at ``key_path``; None if a value belongs there."""
     if not key_path:
         return ""
     known = sections(key_path[0])
@@ -65,7 +65,7 @@ def section_at(key_path: tuple[str, ...]) -> str | None:
 
 
 def child_tables(section: str) -> Iterator[tuple[str, str, bool]]:
-    """The tables inside the one of ``section``: name, section, and whether it holds tables of chosen names."""
+    """Yield the tables inside ``section``: name, section, and whether it contains tables with chosen names."""
     for child in sections(section.partition(".")[0]):
         name, dot, rest = child.removeprefix(f"{section}.").partition(".")
         if child.startswith(f"{section}.") and (not dot or rest == "*"):
@@ -77,10 +77,10 @@ class RecipeKey:
     """A key that a recipe may hold.
 
     Attributes:
-        section: its table; empty at the top.
-        types: what its value may be.
-        choices: the only values, where its type lists them.
-        default: None when leaving it out means that nothing is asked.
+        section: its table; empty at the top level.
+        types: the allowed types of its value.
+        choices: the allowed values, if its type lists them.
+        default: None if leaving it out requests nothing.
     """
 
     section: str
@@ -92,7 +92,7 @@ class RecipeKey:
 
     @property
     def path(self) -> str:
-        """The key as TOML writes it at the top."""
+        """The key as TOML writes it at the top level."""
         return f"{self.section.replace('*', 'name')}.{self.name}" if self.section else self.name
 
     @property
@@ -119,13 +119,13 @@ TOP_LEVEL_KEYS = (
 
 @cache
 def known_keys() -> tuple[RecipeKey, ...]:
-    """Every key that a recipe may hold, in the order of the reference page."""
+    """Return every key that a recipe may hold, in the order of the reference page."""
     return tuple(key for section in ("", *SECTIONS, *sections(KUBERNETES_SECTION)) for key in keys_in(section))
 
 
 @cache
 def keys_in(section: str) -> tuple[RecipeKey, ...]:
-    """The keys of a section; none where it only holds further tables."""
+    """Return the keys of a section; none if it only contains further tables."""
     if not section:
         return (*TOP_LEVEL_KEYS, *_keys_of("", Recipe))
     kind = sections(section.partition(".")[0]).get(section)
@@ -144,7 +144,7 @@ def _keys_of(section: str, kind: type[Any]) -> Iterator[RecipeKey]:
 
 
 def _toml_types(held: Any) -> tuple[type[Any], ...]:
-    """The types by which TOML gives a value of the type ``held``."""
+    """Return the types that TOML uses for a value of the type ``held``."""
     if get_origin(held) is Literal:
         return (str,)
     if get_origin(held) is tuple:

@@ -19,27 +19,27 @@ TaintEffect: TypeAlias = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 # One namespace for labels and taints on all stacks.
 GPU_PRESENT_LABEL: Final = "nvidia.com/gpu.present"
-# Of the cluster itself, or set by gpunode and by NVIDIA's controllers.
+# Set by the cluster itself, by gpunode or by NVIDIA's controllers.
 _RESERVED_LABEL_DOMAINS: Final = ("kubernetes.io/", "k8s.io/", "nvidia.com/")
-# RFC 1123, as the API server checks names and label values.
+# RFC 1123; the API server checks names and label values by it.
 _DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _DNS_SUBDOMAIN = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
 _LABEL_VALUE_PATTERN = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 LABEL_KEY_PATTERN = rf"({_DNS_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
 _CHART_VERSION_PATTERN = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
 _REGISTRY_PATTERN = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
-# No ".." and nothing hidden: it names a folder of a repository, and becomes a part of paths.
+# Without ".." and hidden names: it names a folder in a repository, and becomes part of paths.
 _PATH_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO_PATH = rf"\.|(\./)?{_PATH_SEGMENT}(/{_PATH_SEGMENT})*"
 _HOST_AND_PORT_PATTERN = r"(\[[0-9a-f:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:[0-9]{1,5})?"
-# Without a password: the URL stands in files that are committed.
+# Without a password: the URL is written to files that are committed.
 _GIT_URL_PATTERN = rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST_AND_PORT_PATTERN}(/[A-Za-z0-9._~-]+)+/?|{_PATH_SEGMENT}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
 _dns_label = partial(KeySpec, pattern=_DNS_LABEL, allowed=("lower-case letters, digits and -",))
 _dns_subdomain = partial(KeySpec, pattern=_DNS_SUBDOMAIN, allowed=("a name of lower-case letters, digits, - and .",))
 _RENDERED_FOLDER_KEY = KeySpec(
     "the rendered folder in the repository", _REPO_PATH, ("a path without ..", '"." for all of it')
 )
-# It becomes the value of a label.
+# The layout becomes the value of a label.
 _mig_layout = partial(
     KeySpec,
     pattern=r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?",
@@ -193,7 +193,7 @@ class NamedConfig:
     layout: Annotated[str, _mig_layout("as in [kubernetes.mig]")] = ""
 
     def fits(self, names: Sequence[str]) -> bool:
-        """Return whether it is for a node with GPUs of these names: each contains what the recipe says."""
+        """Return whether it is for a node whose GPUs have these names: each must contain ``model``."""
         return all(self.model.lower() in name.lower() for name in names)
 
 
@@ -259,7 +259,7 @@ class Kubernetes:
 
 
 def stack_labels(stack: Stack) -> Mapping[str, str]:
-    """Return the labels by which the stack finds its nodes; none for the GPU Operator, which looks for GPUs itself."""
+    """Return the labels by which the stack finds its nodes; none for the GPU Operator, which finds GPUs itself."""
     match stack:
         case "gpu-operator" | "none":
             return {}
@@ -270,7 +270,7 @@ def stack_labels(stack: Stack) -> Mapping[str, str]:
 
 
 def refuse_foreign_labels(settings: Kubernetes) -> None:
-    """Refuse labels that are not the recipe's to set; with one of kubernetes.io no kubelet starts.
+    """Refuse labels that the recipe must not set; with one of kubernetes.io, the kubelet does not start.
 
     Raises:
         Refused: the cluster, NVIDIA's controllers or gpunode set such a label themselves.

@@ -1,7 +1,7 @@
-"""mig-parted's configuration file, version v1, as a recipe may name it. Pure.
+"""mig-parted's configuration file, version v1, which a recipe may name. Pure.
 
-Source: NVIDIA/mig-parted api/spec/v1/spec.go (commit bd7160f, 2026-08-21), whose rules are these: no key that it does
-not know, devices and mig-enabled always, mig-devices where and only where mig-enabled is true.
+Source: NVIDIA/mig-parted api/spec/v1/spec.go (commit bd7160f, 2026-08-21), with these rules: no unknown keys, devices
+and mig-enabled are required, mig-devices is required if mig-enabled is true and not allowed otherwise.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class MigConfigEntry:
     """An entry of a configuration for certain GPUs.
 
     Attributes:
-        models: device ids, each with the board's subsystem ids, device and vendor, or None for any; empty for all GPUs.
-        indices: of the GPUs in the order of the PCI bus; None for all.
-        instances: how many of each profile; None where MIG is off.
+        models: device ids, each with the board's subsystem ids (device, vendor) or None for any; empty for all GPUs.
+        indices: the GPUs' indices in PCI bus order; None for all.
+        instances: the number of instances of each profile; None if MIG is off.
     """
 
     models: tuple[tuple[str, tuple[str, str] | None], ...]
@@ -39,17 +39,17 @@ class MigConfigEntry:
     instances: Mapping[str, int] | None
 
     def fits(self, index: int, device: str, subsystem: tuple[str, str] | None) -> bool:
-        """Return whether it is for this GPU; ``subsystem`` is vendor and device of the board."""
+        """Return whether it is for this GPU; ``subsystem`` is the board's vendor and device."""
         board = subsystem and (subsystem[1], subsystem[0])
         is_model = any(one == device and wanted in {None, board} for one, wanted in self.models)
         return (is_model or not self.models) and (self.indices is None or index in self.indices)
 
 
 def read_mig_configurations(data: bytes, file: str) -> Mapping[str, tuple[MigConfigEntry, ...]]:
-    """The configurations in ``data``, the content of ``file``, by name; the last entry that fits a GPU counts.
+    """Read the configurations in ``data``, the content of ``file``, by name; the last entry that fits a GPU counts.
 
     Raises:
-        MigFileError: it is not such a file; it names line and key.
+        MigFileError: it is not such a file; names line and key.
     """
     try:
         root = yaml.compose(data.decode())
@@ -147,7 +147,7 @@ class _Reader:
         return values
 
     def _read_text(self, node: Node, key: str) -> str:
-        # An unquoted 0x233010DE is a number to YAML, and its text all the same; mig-parted wants it in quotes.
+        # YAML reads an unquoted 0x233010DE as a number, but its text is the same; mig-parted requires quotes.
         if node.id != "scalar" or not node.tag.endswith((":str", ":int")):
             self._fail(node, f"{key} is not a text")
         return str(node.value)

@@ -1,4 +1,4 @@
-"""Recipes as TOML: read, where every error names file, line and key, and written. Pure."""
+"""Recipes as TOML: reading, with file, line and key in every error, and writing. Pure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from gpunode.recipe.keys import (
 
 _MAX_EXTENDED_RECIPES = 32
 _MAX_LINE_CANDIDATES = 64
-# Each is a line to read; and a file of nothing but mistakes must not keep root's run busy.
+# The user reads one line for each; and a file full of mistakes must not keep root's run busy.
 _MAX_MISTAKES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A file of a recipe: its text, for the place of an error, and the values that it sets, by key path."""
+    """A file of a recipe: its text, to locate errors, and the values that it sets, by key path."""
 
     file: str
     text: str
@@ -48,15 +48,15 @@ class _Layer:
 
 
 def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
-    """The recipe that ``text`` says, with what it extends beneath it.
+    """Parse the recipe in ``text``, merged over the recipes that it extends.
 
     Args:
-        text: the recipe as TOML; a byte order mark is passed over.
-        file: where ``text`` comes from; a shipped recipe's name, or a path.
-        load: the text of another recipe, by the name of a shipped one or a path.
+        text: the recipe as TOML; a byte order mark is skipped.
+        file: the origin of ``text``: a shipped recipe's name, or a path.
+        load: returns the text of another recipe, by the name of a shipped one or by path.
 
     Raises:
-        RecipeError: it cannot be understood; file, line, key and what is allowed are named.
+        RecipeError: it is invalid; names file, line, key and the allowed values.
     """
     values: dict[str, Any] = {}
     for layer in reversed(_load_layers(text, file, load)):
@@ -70,7 +70,7 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
 
 
 def _build_table(section: str, at: str, values: Mapping[str, Any]) -> Any:
-    """The table of ``section`` at the dotted path ``at``, with the tables inside it."""
+    """Build the table of ``section`` at the dotted path ``at``, with the tables inside it."""
     table_values = {key.name: values[path] for key in keys_in(section) if (path := f"{at}.{key.name}") in values}
     for name, child, is_chosen in child_tables(section):
         inside = f"{at}.{name}"
@@ -85,7 +85,7 @@ def _build_table(section: str, at: str, values: Mapping[str, Any]) -> Any:
 
 
 def _load_layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
-    """The recipe and those that it extends, the farthest last."""
+    """Return the recipe and those that it extends, the most basic last."""
     layers = [_parse_layer(text, file)]
     while base := layers[-1].values.get("extends"):
         if "://" in base:
@@ -110,12 +110,12 @@ def _load_layers(text: str, file: str, load: Callable[[str], str]) -> list[_Laye
 
 
 def resolve_base(extends: str, file: str) -> str:
-    """Return what ``load`` gets when ``file`` extends ``extends``: the name of a shipped recipe, or a path."""
+    """Return the argument of ``load`` if ``file`` extends ``extends``: the name of a shipped recipe, or a path."""
     if "/" not in extends and not extends.endswith(".toml"):
         return extends
     parts: list[str] = []
     for part in (PurePosixPath(file).parent / extends).parts:
-        # A circle is seen only when the same file has the same path.
+        # Normalize the path, since a cycle is only detected if the same file has the same path.
         if part == ".." and parts and parts[-1] not in {"..", "/"}:
             parts.pop()
         else:
@@ -144,9 +144,9 @@ def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError)
     """Parse ``text``, the content of ``file``, as TOML.
 
     Raises:
-        RecipeError: it is not TOML; it is of ``error_kind`` and names the line.
+        RecipeError: it is not TOML; its class is ``error_kind``, and it names the line.
     """
-    from gpunode.toml import loads  # where there is something to read
+    from gpunode.toml import loads  # loaded on use: only if there is something to read
 
     try:
         values: Mapping[str, Any] = loads(text)
@@ -159,7 +159,7 @@ def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError)
 
 
 def _checked_values(layer: _Layer) -> Iterator[tuple[str, Any]]:
-    """Every value of a file by its key path, checked."""
+    """Yield every value of a file by its key path, checked."""
     wrong: list[RecipeError] = []
     for place, value in _values_by_path(layer.values):
         try:
@@ -176,7 +176,7 @@ def _checked_values(layer: _Layer) -> Iterator[tuple[str, Any]]:
 
 
 def _values_by_path(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value of a file with its key path; what should be a table and is none, or is empty, as it is."""
+    """Yield every value of a file with its key path; include empty tables, and values in place of tables."""
     for name, value in values.items():
         place = (*above, name)
         section = section_at(place)
@@ -239,7 +239,7 @@ def _check_table(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value
 
 
 def _has_exact_type(value: object, types: tuple[type[Any], ...]) -> bool:
-    """Return whether ``value`` is of one of ``types`` exactly: to Python true is a number, to a recipe it is not."""
+    """Return whether ``value`` has exactly one of ``types``: in Python true is a number, in a recipe it is not."""
     return type(value) in types
 
 
@@ -255,14 +255,14 @@ def _unknown_key_error(layer: _Layer, section: str, key_path: tuple[str, ...]) -
     known = [f"{above}.{key.name}" if above else key.name for key in keys_in(section)]
     known += [f"{above}.{name}" for name, _, _ in child_tables(section)] if section else [*SECTIONS, KUBERNETES_SECTION]
     elsewhere = [key.path for key in known_keys() if key.name == path]
-    by_name = {name.rpartition(".")[2]: name for name in known}  # what all have in common makes none of them similar
+    by_name = {name.rpartition(".")[2]: name for name in known}  # a common prefix would make all similar
     guess = [by_name[name] for name in difflib.get_close_matches(key_path[-1], by_name, 1)] or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
     return layer.error(f"there is no key {_shorten_text(path)}{hint}", key_path, tuple(known))
 
 
 def shorten_value(value: object) -> str:
-    """Return ``value`` as TOML writes it, shortened."""
+    """Return ``value`` in TOML's notation, shortened."""
     return _shorten_text(json.dumps(value, ensure_ascii=False, default=str))
 
 
@@ -279,8 +279,8 @@ def render(recipe: Recipe, *, defaults: bool = False) -> str:
     """Return ``recipe`` as TOML, each key with its meaning.
 
     Args:
-        recipe: what is written.
-        defaults: write every key, those without a value as a comment; False writes those that differ from the defaults.
+        recipe: the recipe to write.
+        defaults: whether to write all keys, those without a value as comments, instead of only changed ones.
     """
     lines = [f"schema = {RECIPE_SCHEMA_VERSION}"]
     if recipe.description:
@@ -296,7 +296,7 @@ def render(recipe: Recipe, *, defaults: bool = False) -> str:
 
 
 def _render_table(section: str, at: str, held: Any, *, defaults: bool) -> Iterator[str]:
-    """The lines of a table and of the tables inside it."""
+    """Yield the lines of a table and of the tables inside it."""
     every = [(key, getattr(held, key.name)) for key in keys_in(section)]
     shown = [(key, value) for key, value in every if defaults or value != key.default]
     if shown:
@@ -313,15 +313,15 @@ def _render_table(section: str, at: str, held: Any, *, defaults: bool) -> Iterat
 
 
 def to_toml_literal(value: object) -> str:
-    """``value``, a text, a number, or a list or table of those, as TOML writes it."""
+    """Return ``value`` in TOML's notation: a string, a number, or a list or table of those."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{to_toml_literal(name)} = {to_toml_literal(held)}' for name, held in value.items())}}}"
-    # JSON's escapes are TOML's; only DEL stands raw in JSON and may not in TOML.
+    # JSON's escapes are valid in TOML; only DEL may be unescaped in JSON but not in TOML.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int:
-    """The line, from 1, in which TOML ``text`` sets the key ``path``, or the nearest table around it; else 0."""
+    """Return the line, from 1, in which TOML ``text`` sets the key ``path`` or its nearest enclosing table; else 0."""
     best, length = 0, 0
     candidates = ((number, len(found)) for number, found in _find_assignments(text) if found == path[: len(found)])
     for number, depth in islice(candidates, _MAX_LINE_CANDIDATES):
@@ -332,7 +332,7 @@ def line_of(text: str, path: tuple[str, ...]) -> int:
 
 @lru_cache(maxsize=1)
 def _find_assignments(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Return the line and the whole key path of all that looks like a table's head or a key's setting."""
+    """Return the line and the complete key path of everything that looks like a table header or an assignment."""
     table: tuple[str, ...] = ()
     found = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -345,7 +345,7 @@ def _find_assignments(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
 
 
 def _assigned_path(toml: str) -> tuple[str, ...]:
-    """The one path that a line of TOML sets; empty when it sets none."""
+    """Return the path that a line of TOML sets; empty if it sets none."""
     from gpunode.toml import loads
 
     try:
@@ -363,7 +363,7 @@ def _assigned_path(toml: str) -> tuple[str, ...]:
 
 
 def _is_outside_strings(text: str, line: int) -> bool:
-    """Return whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
+    """Return whether ``line`` starts outside of multi-line strings and lists: all before it is valid TOML by itself."""
     from gpunode.toml import loads
 
     try:

@@ -1,7 +1,7 @@
 """Container runtimes: configuration bytes in, configuration bytes out. Pure.
 
-A row of ``RUNTIMES`` is all that the rest of gpunode knows of a runtime: what ``container_runtimes`` says of it, and
-the rules of its module.
+A row of ``RUNTIMES`` is all that the rest of gpunode knows about a runtime: its entry in ``container_runtimes``, and
+the functions of its module.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpunode.runtimes.model import apply_edits as apply_edits
 from gpunode.runtimes.model import gather_files as gather_files
 from gpunode.runtimes.model import satisfies as satisfies
 
-# The functions of a runtime's module ``gpunode/runtimes/<id>.py``, which ``Runtime`` describes. The last two need only
-# be there if its daemon reloads, or its containers stop with it; the two before if it has handlers.
+# The functions of a runtime's module ``gpunode/runtimes/<id>.py``, as ``Runtime`` describes them. The last two are only
+# required if its daemon reloads, or its containers stop with it; the two before if it has handlers.
 _RUNTIME_RULE_NAMES = (
     "list_read_paths",
     "locate_row",
@@ -36,12 +36,12 @@ _RUNTIME_RULE_NAMES = (
     "applies_on_reload",
     "keeps_containers",
 )
-# Where a runtime's files are is asked on every node; this module says it without docker's editor.
+# The paths of a runtime's files are needed on every node; this module has them without docker's editor.
 _MODULE_BY_RULE = {("docker", "list_read_paths"): "docker_nodes", ("docker", "locate_row"): "docker_nodes"}
 
 
 def _load_on_use(id: str, rule: str) -> Any:  # noqa: A002 - the rows' own word
-    """Return a rule whose module is loaded on its first use: most nodes have one runtime, most commands need none."""
+    """Return a function that loads the rule's module on first use: most nodes have one runtime, most commands none."""
     module = _MODULE_BY_RULE.get((id, rule), id)
     return lambda *arguments: getattr(import_module(f"{__name__}.{module}"), rule)(*arguments)
 
@@ -65,9 +65,9 @@ RUNTIMES: tuple[Runtime, ...] = tuple(_make_row(known) for known in CONTAINER_RU
 
 
 def find_runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word
-    """The row named ``id``.
+    """Return the row named ``id``.
 
     Raises:
-        KeyError: there is none; recipes are checked against the rows before.
+        KeyError: there is none; recipes are checked against the rows first.
     """
     return {row.id: row for row in RUNTIMES}[id]

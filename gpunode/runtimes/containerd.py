@@ -1,7 +1,7 @@
-"""containerd's configuration, edited in place or by a drop-in, with the meaning that nvidia-ctk gives its entry.
+"""containerd's configuration, edited in place or by a drop-in; nvidia-ctk's entry has the same meaning.
 
 Source: nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/containerd; their output in containerd 1.6.20,
-1.7.24 and 2.1.9. Where it breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
+1.7.24 and 2.1.9. Exceptions, where nvidia-ctk breaks a node: docs/reference/differences-from-nvidia-ctk.md.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ _RUNC_RUNTIME_TYPE_PREFIXES = ("io.containerd.runc.", "io.containerd.runtime.v1.
 
 
 def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """The paths and patterns that containerd reads, as far as ``files`` tell, and those that say how it is started."""
-    # Its own alone: a unit is no configuration that could import another.
+    """Return the paths and patterns of what containerd reads, as far as ``files`` tell, and of its unit."""
+    # Without unit files, which are not configuration and so import nothing.
     started_by = containerd_files.unit_patterns(files)
     own = {path: content for path, content in files.items() if path not in started_by and not is_unit_file(path)}
     return (*containerd_files.list_read_paths(own, with_unit_config(files, desired)), *started_by)
 
 
 def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-    """Return ``row`` with the configuration that containerd's unit names, unless requested or a product's."""
+    """Return ``row`` with the configuration that containerd's unit names, unless it belongs to a distribution."""
     named = None if row.product else find_unit_config(files, desired)
     return replace(row, config=named.path) if named else row
 
 
 def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
-    """Return what the files say, merged as containerd merges them; missing or empty ones say nothing."""
+    """Return what the files configure, merged as containerd merges them; missing or empty files configure nothing."""
     desired = with_unit_config(files, desired)
     return _observe(load_config_files(files, desired), desired)
 
 
 def parse_config_dump(data: bytes) -> ObservedConfig:
-    """Parse what ``containerd config dump`` printed: the configuration as the daemon itself reads it.
+    """Parse the output of ``containerd config dump``: the configuration as the daemon itself reads it.
 
     Raises:
-        Refused: it is not what that command prints.
+        Refused: it is not the output of that command.
     """
     file = parse_config(data, CONFIG_DUMP_SOURCE)
     refuse_misshapen_cri_table(file)
@@ -108,10 +108,10 @@ def _observe(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedCo
 
 
 def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
-    """Return SystemdCgroup of each runtime of the CRI plugin's table that mentions it.
+    """Return SystemdCgroup of each runtime that sets it in the CRI plugin's table.
 
-    containerd 1 has two older places: the options of the nameless default runtime, and a key of the plugin that holds
-    for a default runtime of the oldest type (pkg/cri/config: ValidatePluginConfig, 1.6.20 and 1.7.24).
+    containerd 1 has two older settings: the options of the nameless default runtime, and a key of the plugin that
+    applies to a default runtime of the oldest type (pkg/cri/config: ValidatePluginConfig, 1.6.20 and 1.7.24).
     """
     containerd = plugin.get("containerd", {})
     nameless = find_overriding_default(plugin, desired)
@@ -124,12 +124,12 @@ def find_systemd_cgroup_settings(plugin: Document, desired: DesiredConfig) -> di
 
 
 def is_runc_shim(entry: Document) -> bool:
-    """Return whether runc's shim runs it: also an entry without a type, and a variable of microk8s'."""
+    """Return whether runc's shim runs it; true as well for an entry without a type, and for a variable of microk8s."""
     return str(entry.get("runtime_type") or RUNC_RUNTIME_TYPE).startswith((*_RUNC_RUNTIME_TYPE_PREFIXES, "${"))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The edits that register the NVIDIA handler as requested; none if it is registered already."""
+    """Return the edits that register the NVIDIA handler as requested; none if it is registered already."""
     named = find_unit_config(files, desired)
     if named is None:
         return _configure(files, desired)
@@ -152,12 +152,12 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     present = _observe(loaded, desired)
     how = _explain_edit_mode(loaded[0], desired)
     _refuse_newer_schema(loaded, desired)
-    # nvidia-ctk writes its drop-in whatever the root file says.
+    # nvidia-ctk writes its drop-in whatever the root file contains.
     is_asked = not desired.exact or desired.mode == "auto"
     if is_asked and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
         notes = _edit_notes(loaded, files, desired) if desired.exact else _state_notes(loaded, present, desired)
         return ConfigEdit((), how, notes)
-    # Only where a file must be edited.
+    # Loaded only if a file must be edited.
     from gpunode.runtimes import containerd_editing
 
     _refuse_unsupported_schema(loaded, desired)
@@ -183,7 +183,7 @@ def _edit_notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConf
 
 
 def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
-    """Return what has no effect in the files or stops the CRI plugin; one file alone with a usual default is sound."""
+    """Return notes on settings that have no effect or stop the CRI plugin; none for one file with a usual default."""
     if len(loaded) == 1 and present.default in {None, "runc", *present.handlers} and not desired.enable_cdi:
         return ()
     from gpunode.runtimes import containerd_editing  # loaded on use: most nodes have such a file
@@ -192,7 +192,7 @@ def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired:
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
-    """Return the files that containerd reads, in its order, and gpunode's drop-in if nothing imports it."""
+    """Return the files that containerd reads, in its order, followed by gpunode's drop-in if nothing imports that."""
     desired = with_unit_config(files, desired)
     loaded, drop_in = load_config_files(files, desired), desired.drop_in or CONTAINERD_DROP_IN
     if drop_in in files and drop_in not in {file.path for file in loaded}:
@@ -203,17 +203,17 @@ def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Return the removal with what containerd needs beside; see ``containerd_editing``."""
+    """Return the removal with what else containerd needs; see ``containerd_editing``."""
     from gpunode.runtimes import containerd_editing
 
     return containerd_editing.complete_removal(removal, with_unit_config(removal.files, desired))
 
 
 def with_absolute_paths(desired: DesiredConfig, path: str) -> DesiredConfig:
-    """``desired`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
+    """Return ``desired`` with the installed path of NVIDIA's runtime: containerd does not search PATH.
 
     Raises:
-        Refused: a path in it is relative to nobody knows what, or its drop-in is the file at ``path``.
+        Refused: one of its paths is relative to an unknown folder, or its drop-in is the file at ``path``.
     """
     if desired.drop_in and not desired.drop_in.startswith("/"):
         raise Refused(
@@ -232,7 +232,7 @@ def with_absolute_paths(desired: DesiredConfig, path: str) -> DesiredConfig:
 
 
 def _explain_edit_mode(root: ConfigFile, desired: DesiredConfig) -> str:
-    """Which files are edited, and why these."""
+    """Return which files are edited, and why."""
     if desired.mode != "auto":
         return "as a drop-in, as requested" if desired.mode == "drop-in" else "in place, as requested"
     version = ".".join(map(str, desired.version)) if desired.version else ""
@@ -245,9 +245,9 @@ def _explain_edit_mode(root: ConfigFile, desired: DesiredConfig) -> str:
 
 
 def _refuse_newer_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
-    """Refuse a schema that is newer than this containerd, which reads no runtime of the file or does not start.
+    """Refuse a schema newer than this containerd, which would ignore the file's runtimes or not start.
 
-    Source: containerd 1.6.20, 1.7.24 and 2.1.9, ``config dump`` of such files.
+    Source: ``config dump`` of such files in containerd 1.6.20, 1.7.24 and 2.1.9.
     """
     for file in loaded:
         since = FIRST_VERSION_BY_SCHEMA.get(file.schema, ())
@@ -263,7 +263,7 @@ def _refuse_newer_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -
 
 
 def _refuse_unsupported_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
-    """Refuses what is no schema of containerd's, and a drop-in for the one that has none."""
+    """Refuse an unknown schema, and a drop-in for the schema that supports none."""
     for file in loaded:
         if file.schema not in CRI_PLUGIN_BY_SCHEMA:
             raise Refused(
@@ -286,7 +286,7 @@ def _refuse_unsupported_schema(loaded: Sequence[ConfigFile], desired: DesiredCon
 
 
 def _refuse_overruled_edit(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:
-    """Refuses what another file overrules."""
+    """Refuse an edit that another file overrides."""
     loaded = load_config_files(files, desired)
     found = _observe(loaded, desired)
     meant_default = desired.handler if desired.default and found.default != NAMELESS_DEFAULT_NAME else found.default

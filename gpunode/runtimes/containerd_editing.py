@@ -1,4 +1,4 @@
-"""containerd's files as they shall be, with notes on them: the handler in place or in a drop-in, its imports. Pure."""
+"""Edit containerd's files: the handler in place or in a drop-in, its imports, and notes on the result. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from gpunode.runtimes.model import (
     needs_runc,
 )
 
-# What nvidia-ctk writes where there is no runtime to copy from.
+# What nvidia-ctk writes if there is no runtime to copy from.
 _GENERIC_RUNC_ENTRY: Document = {
     "runtime_type": RUNC_RUNTIME_TYPE,
     "runtime_root": "",
@@ -53,13 +53,13 @@ _GENERIC_RUNC_ENTRY: Document = {
 
 
 class ContainerdEditor:
-    """The files as they shall be, worked out from those that are there."""
+    """The desired content of containerd's files, derived from the present files."""
 
     def __init__(self, files: Files, loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
         self.files, self.loaded, self.desired, self.root = files, loaded, desired, loaded[0]
 
     def contents(self) -> dict[str, bytes | None]:
-        """Each file that may change, in the order of writing."""
+        """Return each file that may change, in the order of writing."""
         changed = self._edit_by_drop_in() if uses_drop_in(self.root, self.desired) else self._edit_in_place()
         if self.desired.enable_cri:
             for file in self.loaded:
@@ -73,12 +73,12 @@ class ContainerdEditor:
         file = self._choose_file()
         context = PluginContext(self._inherited_table(), file.read_as, self._is_cri_enabled)
         plugins = {**file.table(("plugins",)), file.cri[1]: with_handler(file.plugin, context, self.desired)}
-        # Without one, a file of schema 1 is what it was: containerd 2 does not take the number 1 for a version.
+        # A file of schema 1 stays so without a version: containerd 2 does not accept `version = 1`.
         version = {} if file.schema != file.read_as else {"version": file.schema}
         return {file.path: edit_file(file, {**file.document, **version, "plugins": plugins})}
 
     def _choose_file(self) -> ConfigFile:
-        """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
+        """Return the last file with a CRI table if only that counts, or with our entry; else the root."""
         stands_alone = not merges_cri_tables(self.root.schema, self.desired)
         files = reversed(files_in_effect(self.loaded))
         return next(
@@ -86,14 +86,14 @@ class ContainerdEditor:
         )
 
     def _inherited_table(self) -> Document:
-        """The CRI table whose runtimes the handler's entry is copied from."""
+        """Return the CRI table with the runtimes that the handler's entry is copied from."""
         plugin = effective_cri_table(self.loaded, self.desired)
         return merge_tables(plugin, self._dumped_table() or {})
 
     def _dumped_table(self) -> Document | None:
-        """The CRI table of the configuration that the daemon printed; None for one in another schema.
+        """Return the CRI table of the configuration that the daemon printed; None if it has another schema.
 
-        A daemon tells its configuration in the newest schema that it knows, which has other keys.
+        A daemon prints its configuration in the newest schema that it knows, which has other keys.
         """
         dumped = None if self.desired.source is None else parse_config(self.desired.source, CONFIG_DUMP_SOURCE)
         return dumped.plugin if dumped and dumped.schema == self.root.schema else None
@@ -101,9 +101,9 @@ class ContainerdEditor:
     def _edit_by_drop_in(self) -> dict[str, bytes | None]:
         path = self._drop_in_path()
         present = parse_config(self.files.get(path), path, self.desired)
-        refuse_misshapen_cri_table(present)  # it may be one that nothing imports so far
+        refuse_misshapen_cri_table(present)  # it may be a file that nothing imports yet
         if present.schema != self.root.schema:
-            # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
+            # Because of it, containerd 2 ignores the root's settings, or does not start (aicr issue 1688).
             present = parse_config(None, path, self.desired)
         others_own = self.desired.others
         foreign = present if others_own is None else parse_config(others_own or None, path, self.desired)
@@ -121,7 +121,7 @@ class ContainerdEditor:
         return {path: edit_file(present, document), self.root.path: self._root_with_import(path)}
 
     def _drop_in_path(self) -> str:
-        """Return the requested drop-in; else one in a folder that is imported already, the usual one before others."""
+        """Return the requested drop-in; else one in a folder that is already imported, preferably the usual one."""
         if self.desired.drop_in or self.desired.mode != "auto":
             return self.desired.drop_in or CONTAINERD_DROP_IN
         name = posixpath.basename(CONTAINERD_DROP_IN)
@@ -131,7 +131,7 @@ class ContainerdEditor:
         return next((path for path in candidates if any(imports_matching(self.root, path))), CONTAINERD_DROP_IN)
 
     def _root_with_import(self, path: str) -> bytes | None:
-        """The root file, with the import of ``path`` that it needs."""
+        """Return the root file with an import of ``path`` if it needs one."""
         root, pattern = self.root, posixpath.join(posixpath.dirname(path), "*.toml")
         pattern = pattern if path.endswith(".toml") else path
         is_read = pattern in root.imports if self.desired.mode != "auto" else any(imports_matching(root, path))
@@ -140,11 +140,11 @@ class ContainerdEditor:
         known = {path, *(file.path for file in self.loaded)}
         has_others = any(posixpath.dirname(one) == posixpath.dirname(path) for one in self.files.keys() - known)
         if self.desired.mode == "auto" and has_others:
-            pattern = path  # they are read by nobody so far, and need not be meant to
+            pattern = path  # nothing reads the others so far, and that may be intended
         return self.with_imports([*root.imports, pattern])
 
     def with_imports(self, imports: Sequence[str]) -> bytes | None:
-        """The root file, importing just these."""
+        """Return the root file with exactly these imports."""
         root = self.root
         return edit_file(root, {"version": root.schema, **root.document, "imports": list(imports)})
 
@@ -154,7 +154,7 @@ class ContainerdEditor:
 
 
 def _own_drop_in_settings(present: Document, base: Document, desired: DesiredConfig) -> Document:
-    """Return what gpunode sets in a drop-in, as far as ``present`` has it: nobody has asked to take that back.
+    """Return gpunode's own settings that a drop-in has, since nobody has asked to undo them.
 
     The rest of a drop-in that copies the root file follows the root file.
     """
@@ -179,9 +179,9 @@ def _own_drop_in_settings(present: Document, base: Document, desired: DesiredCon
 
 
 def _drop_in_table(plugin: Document, base: Document, own_settings: Document, desired: DesiredConfig) -> Document:
-    """Return what a drop-in must say so that it and ``base`` amount to ``plugin``: differences, and the whole entry.
+    """Return a drop-in's content that makes ``base`` equal ``plugin``: the differences, and the complete entry.
 
-    Also an entry that ``base`` has: readers who do not know that this containerd merges files see only the drop-in.
+    Even an entry that ``base`` has: readers who do not know that this containerd merges files only see the drop-in.
     """
     kept = merge_tables(own_settings)
     kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
@@ -200,9 +200,9 @@ class PluginContext:
     """The context in which a CRI table is read.
 
     Attributes:
-        inherited: the table whose default runtime the entry is copied from, and whose runtimes count beside its own.
-        schema: of the file with the table.
-        is_loaded: whether the CRI plugin is switched on, so that it needs a default runtime.
+        inherited: the table whose default runtime the entry is copied from, and whose runtimes count as well.
+        schema: the schema of the file with the table.
+        is_loaded: whether the CRI plugin is enabled, so that it needs a default runtime.
     """
 
     inherited: Document
@@ -230,26 +230,26 @@ def with_handler(plugin: Document, beside: PluginContext, desired: DesiredConfig
     if desired.default:
         containerd["default_runtime_name"] = desired.handler
         if find_overriding_default(plugin, desired) and not mimics_nvidia_ctk(desired):
-            del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
-            # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
+            del containerd["default_runtime"]  # nvidia-ctk leaves it, so its own default has no effect
+            # With this key and a default runtime of a newer type, no CRI plugin loads (1.6.20 and 1.7.24, started).
             if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_RUNC_RUNTIME_TYPE:
                 del result["systemd_cgroup"]
                 desired = replace(desired, systemd_cgroup=True)
     elif desired.not_default and desired.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
         containerd["default_runtime_name"] = "runc"
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
-    # Also where another runtime becomes the default: a RuntimeClass may name runc.
+    # Needed even if another runtime becomes the default: a RuntimeClass may name runc.
     if beside.is_loaded and any(needs_runc(one, known, beside.schema, desired) for one in (former_default, default)):
         runtimes["runc"] = known["runc"] = _make_runc_entry(model)
     _enable_systemd_cgroup(runtimes, known, desired, is_default_under_systemd=is_default_under_systemd)
     if desired.enable_cdi:
-        # nvidia-ctk's place for schema 1 is one that containerd does not read.
+        # nvidia-ctk sets it, for schema 1, where containerd does not read it.
         (containerd if beside.schema == 1 and mimics_nvidia_ctk(desired) else result)["enable_cdi"] = True
     return result
 
 
 def mimics_nvidia_ctk(desired: DesiredConfig) -> bool:
-    """Return whether to follow nvidia-ctk where containerd makes nothing of it: no daemon is known."""
+    """Return whether to follow nvidia-ctk where it has no effect on containerd: the daemon is unknown."""
     return desired.exact and desired.mode != "auto" and desired.version is None
 
 
@@ -259,7 +259,7 @@ def _find_template(runtimes: Document, nameless: Document, default: str, desired
     named = [runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes]
     # The oldest type's keys mean nothing to runc's shim.
     candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_RUNC_RUNTIME_TYPE else named
-    # Options of a VM's shim mean nothing to runc's shim, the only one that runs the NVIDIA runtime.
+    # A VM shim's options mean nothing to runc's shim, the only one that runs the NVIDIA runtime.
     found: Document = copy.deepcopy(next((entry for entry in candidates if is_runc_shim(entry)), _GENERIC_RUNC_ENTRY))
     return found
 
@@ -267,9 +267,9 @@ def _find_template(runtimes: Document, nameless: Document, default: str, desired
 def _make_handler_entry(
     existing: Document | None, template: Document, beside: PluginContext, desired: DesiredConfig
 ) -> Document:
-    """Return the handler's table: the existing one, made to run our binary, or else a copy of ``template``.
+    """Return the handler's table: the existing one, changed to run our binary, or a copy of ``template``.
 
-    An existing one keeps every key. Where it ran another binary, the keys that it lacks are those of ``template``.
+    An existing table keeps every key. If it ran another binary, missing keys are taken from ``template``.
     """
     if existing and _runs_binary(existing, desired.binary):
         return existing
@@ -283,7 +283,7 @@ def _make_handler_entry(
 
 
 def _make_runc_entry(source: Document) -> Document:
-    """Runc with the options of ``source``, so that it and the handler stay alike."""
+    """Return an entry for runc with the options of ``source``, so that it and the handler stay alike."""
     options = {key: value for key, value in source.get("options", {}).items() if key not in {"BinaryName", "Runtime"}}
     rest = {key: value for key, value in source.items() if key != "options"}
     return {
@@ -301,9 +301,9 @@ def _runs_binary(entry: Document, binary: str) -> bool:
 def _enable_systemd_cgroup(
     runtimes: Document, known: Document, desired: DesiredConfig, *, is_default_under_systemd: bool
 ) -> None:
-    """Put the handlers under systemd's driver where desired, or the desired one if the default runtime is under it.
+    """Put handlers under systemd's driver: those that should be, or the desired one if the default runtime's is.
 
-    Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod. One that is under
+    Pods of a node have one cgroup driver: a handler under another one than the kubelet's starts no pod. A handler under
     systemd's stays there: runc's table may be left over, or say nothing because another runtime is the default.
     """
     if desired.systemd_cgroup:
@@ -318,9 +318,9 @@ def _enable_systemd_cgroup(
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Return the removal with a table of runc where the CRI plugin needs one, and with the imports that others need.
+    """Return the removal with a runc table if the CRI plugin needs one, and with the imports that other files need.
 
-    Without a runc it is left where it had none before gpunode.
+    A file that had no runc table before gpunode is left without one.
     """
     if _lacks_runc(removal.files_after, desired) and not _lacks_runc(removal.former, desired):
         loaded = load_config_files(removal.files_after, desired)
@@ -346,7 +346,7 @@ def _lacks_runc(files: Files, desired: DesiredConfig) -> bool:
 
 
 def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Have the root go on importing what others have put beside gpunode's drop-in since."""
+    """Keep the root's imports of files that others have put beside gpunode's drop-in since."""
     loaded = load_config_files(removal.files, desired)
     root, left = loaded[0], {file.path for file in load_config_files(removal.files_after, desired)}
     lost = [file.path for file in loaded if file.path not in left and file.path in removal.files_after]
@@ -368,12 +368,12 @@ def _keep_imports(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str]) -> Mapping[str, bytes]:
-    """Return the stand-ins for imported files in a trial, by their paths: those that changed, and none with imports.
+    """Return the copies of imported files for a trial, by their paths: of changed files, and of files with imports.
 
-    The root's stand-in imports all of them itself; else a file that names another would bring the present one.
+    The copies import nothing; the root's copy imports all of them: an import in a copy would load a present file.
 
     Raises:
-        Refused: a file cannot be read, or its imports cannot be taken out.
+        Refused: a file cannot be read, or its imports cannot be removed.
     """
     loaded = load_config_files(files, desired)
     wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
@@ -381,7 +381,7 @@ def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str
 
 
 def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str]) -> bytes:
-    """The root file as containerd shall read it for a trial: what it imports is in the files that ``staged`` names.
+    """Return the root file for a trial by containerd; it imports the files that ``staged`` names.
 
     Raises:
         Refused: a file cannot be read, or its imports cannot be changed.
@@ -397,7 +397,7 @@ def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str])
 def edit_notes(
     loaded: Sequence[ConfigFile], after: Files, observed: ObservedConfig, desired: DesiredConfig
 ) -> Iterator[str]:
-    """Yield a warning for each thing that the edits do or leave; ``observed`` is what the files will say."""
+    """Yield a warning for each effect or leftover of the edits; ``observed`` is the configuration after them."""
     for file in loaded:
         if desired.enable_cri and file.disabled:
             yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
@@ -416,7 +416,7 @@ def edit_notes(
             )
         else:
             yield f"removed default_runtime, which overrode every other default: {settings}"
-    # That of another shim is replaced.
+    # An entry with another shim is replaced.
     old, new = (value_at(each, ("containerd", "runtimes", desired.handler)) or {} for each in (was, now))
     if gone := _missing_keys(old, new):
         yield (
@@ -426,7 +426,7 @@ def edit_notes(
 
 
 def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
-    """Yield a warning for what has no effect in the files, or stops the CRI plugin; ``observed`` is what they say."""
+    """Yield a warning for settings that have no effect or stop the CRI plugin; ``observed`` is their result."""
     root = loaded[0]
     for file in loaded:
         if file.has_cri_table and file not in files_in_effect(loaded):
@@ -437,7 +437,7 @@ def state_notes(loaded: Sequence[ConfigFile], observed: ObservedConfig, desired:
         and observed.default not in {"runc", *observed.handlers, NAMELESS_DEFAULT_NAME}
     ):
         yield f"the default runtime, {observed.default}, has no entry, so the CRI plugin does not load"
-    # One file's CRI table replaces those of the others, which say otherwise.
+    # One file's CRI table replaces those of the others, so their different settings are lost.
     *others, last = files_in_effect(loaded) or (root,)
     for file in others if not merges_cri_tables(root.schema, desired) else ():
         if unread := _missing_keys(file.plugin, last.plugin):

@@ -1,7 +1,7 @@
-"""containerd's configuration files: each parsed and checked for its shape, in the order in which containerd reads them.
+"""containerd's configuration files, parsed and checked for their shape, in the order in which containerd reads them.
 
-The root file may be named by containerd's own unit, as Flatcar's does: containerd(8), ``--config`` and ``-c``; 1.6.20,
-run with each way of writing them.
+containerd's unit may name the root file, as Flatcar's does: containerd(8), ``--config`` and ``-c``; each spelling was
+run with 1.6.20.
 
 Source: containerd@v1.6.20, @v1.7.24 and @v2.1.9, cmd/containerd/server/config; their ``config dump`` of such files.
 """
@@ -25,7 +25,7 @@ from gpunode.runtimes.documents import ConfigLayer, Document, Path, parse_toml_f
 from gpunode.runtimes.model import DesiredConfig, Files
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
-# Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
+# Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read by default (containerd PR 12323).
 CONTAINERD_DROP_IN = CONTAINER_RUNTIMES["containerd"].drop_in
 CRI_PLUGIN_BY_SCHEMA = {
     1: "cri",
@@ -36,13 +36,13 @@ CRI_PLUGIN_BY_SCHEMA = {
 _CRI_PLUGIN_NAMES = frozenset(
     {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"}
 )
-# The first containerd that reads each schema, as far as it matters: all that are in use read the first two. 1.6 uses
-# nothing of a newer one, 1.7 and later refuse it.
+# The first containerd that reads each schema; every version in use reads the first two. 1.6 ignores files of a newer
+# schema, 1.7 and later refuse them.
 FIRST_VERSION_BY_SCHEMA: Mapping[int, tuple[int, ...]] = {1: (), 2: (), 3: (2, 0), 4: (2, 3)}
-# From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
+# From this version on, CRI tables of several files are merged key by key; before, only the last counts (issue 5837).
 FIRST_VERSION_MERGING_TABLES = (2, 1)
 _FIRST_VERSION_WITH_RELATIVE_IMPORTS = (1, 7)
-# The first containerd that reads this folder unasked (PR 12323).
+# The first containerd that reads this folder by default (PR 12323).
 _FIRST_READING_CONF_D = (2, 2)
 _CONF_D_GLOB = "/etc/containerd/conf.d/*.toml"
 FIRST_VERSION_WITH_NEW_PLUGINS = (2,)
@@ -55,8 +55,8 @@ class ConfigFile(ConfigLayer):
     """A file of the configuration.
 
     Attributes:
-        schema: 2 for a file without keys, 1 for one without ``version``, as containerd itself counts.
-        read_as: the schema by whose names the daemon takes the CRI plugin's table.
+        schema: 2 for a file without keys, 1 for one without ``version``, like in containerd itself.
+        read_as: the schema whose names the daemon expects for the CRI plugin's table.
     """
 
     schema: int = 2
@@ -69,17 +69,17 @@ class ConfigFile(ConfigLayer):
 
     @property
     def plugin(self) -> Document:
-        """The CRI plugin's table; empty where the file has none."""
+        """The CRI plugin's table; empty if the file has none."""
         return self.table(self.cri)
 
     @property
     def has_cri_table(self) -> bool:
-        """True if the file says anything of the CRI plugin."""
+        """True if the file configures the CRI plugin."""
         return bool(self.plugin)
 
     @property
     def disabled(self) -> tuple[str, ...]:
-        """The names among ``disabled_plugins`` that switch the CRI plugin off."""
+        """The names in ``disabled_plugins`` that disable the CRI plugin."""
         disabled = self.document.get("disabled_plugins", [])
         if not isinstance(disabled, list):
             raise self.wrong_type_error(("disabled_plugins",), disabled, "a list")
@@ -87,14 +87,14 @@ class ConfigFile(ConfigLayer):
 
     @property
     def imports(self) -> list[str]:
-        """The paths and patterns of further files, as they are written."""
+        """The paths and patterns of imported files, as written."""
         imports = self.document.get("imports", [])
         if not isinstance(imports, list) or not all(isinstance(one, str) for one in imports):
             raise self.wrong_type_error(("imports",), imports, "a list of strings")
         return imports
 
     def flag(self, table: Document, keys: Path) -> bool | None:
-        """The last of ``keys`` in ``table``, which stands at the others; None when it is not there."""
+        """Return the last of ``keys`` in ``table``, the table at the other keys; None if it is missing."""
         value = table.get(keys[-1])
         if value is None or isinstance(value, bool):
             return value
@@ -102,13 +102,13 @@ class ConfigFile(ConfigLayer):
 
 
 def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = None) -> ConfigFile:
-    """The file; a missing one is as one without keys.
+    """Parse the file; a missing one counts as a file without keys.
 
-    Of a file of schema 1 containerd 2 moves the keys of images alone; of runtimes it takes those that stand under the
-    plugin's newest name, and so it does in schema 2 where that name stands there (2.1.9, started and dumped).
+    In a file of schema 1, containerd 2 only migrates the image keys; it reads runtimes under the plugin's newest name.
+    In schema 2 it does the same if the file uses that name (2.1.9, started and dumped).
 
     Raises:
-        Refused: it is not TOML, or its version is no whole number.
+        Refused: it is not TOML, or its version is not an integer.
     """
     dump = command("containerd", "--config", path, "config", "dump")
     document = parse_toml_file(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
@@ -125,7 +125,7 @@ def parse_config(data: bytes | None, path: str, desired: DesiredConfig | None = 
 
 
 def refuse_misshapen_cri_table(file: ConfigFile) -> None:
-    """Refuse a CRI plugin's table of which the parts that are read and written here lack containerd's shape."""
+    """Refuse a CRI plugin's table if the parts that gpunode reads and writes do not have containerd's shape."""
     default = file.table(file.default[:-1]).get("default_runtime_name", "")
     if not isinstance(default, str):
         raise file.wrong_type_error(file.default, default, "a string")
@@ -138,12 +138,12 @@ def refuse_misshapen_cri_table(file: ConfigFile) -> None:
 
 
 def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """The paths and patterns that containerd reads, as far as ``files`` tell, and our own drop-in's folder."""
+    """Return the paths and patterns that containerd reads, as far as ``files`` tell, and our drop-in's folder."""
     root = desired.config or CONFIG
     drop_in = desired.drop_in or CONTAINERD_DROP_IN
     paths = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
     for path in [root, *(path for path in files if path != root)]:
-        with suppress(Refused):  # whoever uses the file says what is wrong with it
+        with suppress(Refused):  # the code that uses the file reports the problem
             paths += [_resolve_import(one, path) for one in parse_config(files.get(path), path).imports]
     widened = (widen_pattern(place) if is_pattern(place) else (place,) for place in paths)
     return tuple(dict.fromkeys(place for places in widened for place in places if place))
@@ -155,10 +155,10 @@ def _resolve_import(import_path: str, parent: str) -> str:
 
 
 def edit_file(file: ConfigFile, document: Document) -> bytes | None:
-    """Return the file's bytes so that they read as ``document``.
+    """Return the file's bytes, edited to read as ``document``.
 
     Raises:
-        Refused: no way of writing it leaves the rest as it is.
+        Refused: no edit leaves the rest unchanged.
     """
     advice = (
         f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]) and run the command again, "
@@ -170,15 +170,15 @@ def edit_file(file: ConfigFile, document: Document) -> bytes | None:
 
 
 def is_pattern(place: str) -> bool:
-    """Return whether an import names more than one file; containerd looks for a ``*`` alone."""
+    """Return whether an import names several files; containerd only looks for a ``*``."""
     return "*" in place
 
 
 def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
-    """The files that containerd reads, the root first, in its order: later ones win.
+    """Return the files that containerd reads, the root first, in its order: later files win.
 
     Raises:
-        Refused: one of them cannot be read or has another shape, so nobody can tell what containerd makes of them.
+        Refused: a file cannot be read or has another shape, so containerd's result is unknown.
     """
     root = desired.config or CONFIG
     loaded: dict[str, ConfigFile] = {}
@@ -189,7 +189,7 @@ def load_config_files(files: Files, desired: DesiredConfig) -> tuple[ConfigFile,
             continue
         loaded[path] = parse_config(files.get(path), path, desired)
         refuse_misshapen_cri_table(loaded[path])
-        # Written out, what it reads unasked means the same.
+        # Equivalent to an explicit import of the folder that it reads by default.
         is_unasked = path == root and "imports" not in loaded[path].document and desired.reaches(_FIRST_READING_CONF_D)
         for written in [_CONF_D_GLOB] if is_unasked else loaded[path].imports:
             pending += _match_files(written, path, files, desired)
@@ -203,13 +203,13 @@ def _match_files(import_path: str, parent: str, files: Files, desired: DesiredCo
         and desired.version
         and desired.version < _FIRST_VERSION_WITH_RELATIVE_IMPORTS
     ):
-        return ()  # taken as relative to the daemon's own working directory
+        return ()  # containerd resolves it from its own working directory
     place = _resolve_import(import_path, parent)
     return match_pattern(place, files) if is_pattern(place) else [place]
 
 
 def match_pattern(pattern: str, files: Files) -> list[str]:
-    """The files that ``pattern`` names, in the order of their names; a star stands for no slash."""
+    """Return the files that match ``pattern``, sorted by name; a star does not match a slash."""
     parts = pattern.split("/")
     names_by_path = ((path, path.split("/")) for path in files)
     candidates = ((path, zip(parts, names, strict=True)) for path, names in names_by_path if len(names) == len(parts))
@@ -224,7 +224,7 @@ def _matches_component(pattern: str, name: str) -> bool:
 
 @cache
 def _compile_component(pattern: str) -> re.Pattern[str]:
-    """Match a component of a pattern as Go's filepath.Match has it: ``[^a]``, backslashes, hidden files like others."""
+    """Compile a pattern's component as Go's filepath.Match does: ``[^a]``, backslashes, hidden files like others."""
     expression = ""
     for token in re.finditer(r"\\(.)|(\[\^?(?:\\.|[^\]\\])+\])|(.)", pattern, re.DOTALL):
         escaped, characters, other = token.groups()
@@ -235,25 +235,25 @@ def _compile_component(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(expression, re.DOTALL)
     except re.error:
-        return re.compile(r"(?!)")  # containerd takes such a pattern for none, too
+        return re.compile(r"(?!)")  # containerd ignores such a pattern, too
 
 
 def widen_pattern(pattern: str) -> tuple[str, ...]:
-    """Patterns of ``*`` and ``?`` alone that find all that ``pattern`` names, hidden files among it."""
+    """Return patterns of only ``*`` and ``?`` that match everything that ``pattern`` does, including hidden files."""
     plain = re.sub(r"\\.|\[\^?(?:\\.|[^\]\\])+\]", "?", pattern)
     folder, slash, name = plain.rpartition("/")
     return (plain, f"{folder}{slash}.{name}") if name.startswith(("*", "?")) else (plain,)
 
 
 def imports_matching(file: ConfigFile, path: str) -> Iterator[str]:
-    """The imports of ``file`` that name ``path``, as they are written."""
+    """Return the imports of ``file`` that match ``path``, as written."""
     return (one for one in file.imports if match_pattern(_resolve_import(one, file.path), {path: b""}))
 
 
 def effective_cri_table(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:
-    """The CRI plugin's table as containerd has it from the files, without its built-in defaults.
+    """Return the CRI plugin's table that containerd reads from the files, without its built-in defaults.
 
-    A file that another schema than the root's gives other names does not count (2.1.9, ``config dump``).
+    A file whose schema names the tables differently than the root's does not count (2.1.9, ``config dump``).
     """
     plugins = [file.plugin for file in files_in_effect(loaded)]
     if not merges_cri_tables(loaded[0].schema, desired):
@@ -262,12 +262,12 @@ def effective_cri_table(loaded: Sequence[ConfigFile], desired: DesiredConfig) ->
 
 
 def files_in_effect(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
-    """Return those of the files whose CRI table containerd takes, in its order."""
+    """Return the files whose CRI table containerd uses, in its order."""
     return tuple(file for file in loaded if file.has_cri_table and file.cri == loaded[0].cri)
 
 
 def find_overriding_default(plugin: Document, desired: DesiredConfig) -> Document:
-    """The old nameless default runtime, which in containerd 1 overrides ``default_runtime_name``.
+    """Return the old nameless default runtime, which overrides ``default_runtime_name`` in containerd 1.
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """
@@ -278,7 +278,7 @@ def find_overriding_default(plugin: Document, desired: DesiredConfig) -> Documen
 
 
 def merges_cri_tables(schema: int, desired: DesiredConfig) -> bool:
-    """Return whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
+    """Return whether containerd merges the CRI tables of several files; false if its version is unknown."""
     return schema > 3 or (schema > 1 and desired.reaches(FIRST_VERSION_MERGING_TABLES))
 
 
@@ -293,7 +293,7 @@ def uses_drop_in(root: ConfigFile, desired: DesiredConfig) -> bool:
 
 
 def merge_tables(*tables: Mapping[str, Any]) -> Document:
-    """The tables as one, key by key; later ones win."""
+    """Merge the tables key by key; later ones win."""
     result: Document = {}
     for table in tables:
         for key, value in table.items():
@@ -315,8 +315,8 @@ class UnitConfig:
     """A configuration that a unit names.
 
     Attributes:
-        path: of it.
-        said_in: the file with the command line that does.
+        path: the configuration's path.
+        said_in: the file with the command line that names it.
     """
 
     path: str
@@ -324,12 +324,12 @@ class UnitConfig:
 
 
 def unit_patterns(files: Files) -> tuple[str, ...]:
-    """The paths and patterns of all that says how containerd is started, as far as ``files`` tells."""
+    """Return the paths and patterns of all files that tell how containerd starts, as far as ``files`` tells."""
     return systemd.unit_source_patterns(files, UNIT)
 
 
 def find_unit_config(files: Files, desired: DesiredConfig) -> UnitConfig | None:
-    """The configuration that the unit names instead of the usual one; None where it names none, or one is desired."""
+    """Return the configuration that the unit names, if not the usual one; None if ``desired`` names one."""
     command = None if desired.config else systemd.find_start_command(files, UNIT)
     path = find_config_argument(command.argv) if command else ""
     return UnitConfig(path, command.sources[0]) if command and path not in {"", CONFIG} else None
@@ -342,7 +342,7 @@ def with_unit_config(files: Files, desired: DesiredConfig) -> DesiredConfig:
 
 
 def find_config_argument(argv: Sequence[str]) -> str:
-    """The configuration that a command line gives containerd, be it through a wrapper; empty where it gives none."""
+    """Return the configuration that a command line, possibly of a wrapper, gives containerd; empty for none."""
     words = [*(systemd.find_program_arguments(argv, "containerd") or ())]
     config_path = ""
     while words and words[0].startswith("-"):
@@ -351,5 +351,5 @@ def find_config_argument(argv: Sequence[str]) -> str:
             value = words.pop(0) if words else ""
         if name in _CONFIG_OPTION_NAMES:
             config_path = value
-    # A service's working folder is the root, unless told otherwise.
+    # A service's working folder is the root by default.
     return posixpath.normpath(posixpath.join("/", config_path)) if config_path else ""

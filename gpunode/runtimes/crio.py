@@ -1,9 +1,9 @@
-"""CRI-O's configuration: crio.conf, and on top of it every file of crio.conf.d; with nvidia-ctk's meaning of its entry.
+"""CRI-O's configuration: crio.conf, overridden by every file of crio.conf.d; the entry has nvidia-ctk's meaning.
 
-CRI-O reads every file below crio.conf.d, whatever its name, in lexical order. A later file wins key by key, but a
-runtime's table as a whole. Three habits of nvidia-ctk are not followed: it looks for the options of the present runtime
-in crio.conf alone, where packages no longer put them; it starts its drop-in empty each time; and it takes over the
-options of a virtual machine's runtime, with which CRI-O refuses the handler.
+CRI-O reads every file below crio.conf.d, whatever its name, in lexical order. A later file wins key by key, but
+replaces a runtime's table entirely. gpunode differs from nvidia-ctk in three points. nvidia-ctk looks for the present
+runtime's options only in crio.conf, where packages no longer put them; it empties its drop-in each time; and it copies
+the options of a virtual machine's runtime, which make CRI-O refuse the handler.
 
 Source: cri-o@1.34 pkg/config/config.go (UpdateFromPath, ValidateRuntimes), crio.conf.d(5);
 nvidia-container-toolkit@v1.17.8 and @v1.20.0, pkg/config/engine/crio.
@@ -39,16 +39,16 @@ _RUNTIME_TABLE_PATH: Path = ("crio", "runtime")
 _RUNTIMES_TABLE_PATH: Path = (*_RUNTIME_TABLE_PATH, "runtimes")
 _DEFAULT_RUNTIME_KEY_PATH: Path = (*_RUNTIME_TABLE_PATH, "default_runtime")
 _CGROUP_MANAGER_KEY_PATH: Path = (*_RUNTIME_TABLE_PATH, "cgroup_manager")
-# With these CRI-O runs another binary in the handler's place.
+# With these keys CRI-O runs another binary than the handler's.
 _KEYS_CHANGING_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
 _BACKUP_FILE_NAME = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
 
 
 def files_in_order(paths: Iterable[str], desired: DesiredConfig) -> tuple[str, ...]:
-    """Return those of ``paths`` that CRI-O reads, in its order: what a later one says wins.
+    """Return those of ``paths`` that CRI-O reads, in its order: later files win.
 
-    The root file is first, then it goes folder by folder, as filepath.Walk does. A drop-in elsewhere counts as read
-    with its folder.
+    The root file is first, then the folders in turn, as with filepath.Walk. A drop-in elsewhere counts as if CRI-O read
+    its folder.
     """
     folders = (CRIO_FOLDER, posixpath.dirname(desired.drop_in) or CRIO_FOLDER)
 
@@ -65,7 +65,7 @@ def _root_file(desired: DesiredConfig) -> str:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """Return what CRI-O reads in all of its files together; its support for CDI is always on."""
+    """Return CRI-O's configuration from all of its files; its support for CDI is always on."""
     runtime = _merge_runtime_tables(layers(files, desired))
     handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
     folders = list_folders(runtime.get("cdi_spec_dirs"))
@@ -73,14 +73,14 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already."""
+    """Return the edits that add the requested handler in a drop-in or in crio.conf; none if CRI-O has it already."""
     desired = require_absolute_binary(desired, "CRI-O resolves a relative path from its working folder")
     read = {file.path: file for file in layers(files, desired)}
     path, how = _choose_file(read, desired)
     target, merged = read.get(path) or _parse_file(path, None), _merge_runtime_tables(read.values())
     entry, inherited = _make_handler_entry(tuple(read.values()), desired)
     notes = (*_notes(files, read, desired), *inherited)
-    # In the drop-in the default is gpunode's or nvidia-ctk's; what it was before stands in the files before it.
+    # The default in the drop-in is gpunode's or nvidia-ctk's; the former default is in the files before it.
     is_own_default = path == CRIO_DROP_IN and value_at(target.document, _DEFAULT_RUNTIME_KEY_PATH) == desired.handler
     drops_default = desired.not_default and is_own_default
     if not drops_default and not _unmet_keys(merged, entry, desired):
@@ -113,7 +113,7 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
+    """Return the files that CRI-O reads, in its order; a drop-in elsewhere counts as if CRI-O read its folder."""
     return tuple(_parse_file(path, files[path]) for path in files_in_order(files, desired))
 
 
@@ -135,7 +135,7 @@ def _parse_file(path: str, data: bytes | None) -> ConfigLayer:
 
 
 def _merge_runtime_tables(layers_read: Iterable[ConfigLayer]) -> Document:
-    """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
+    """Return ``[crio.runtime]`` as CRI-O reads it; always with ``runtimes``."""
     merged: Document = {"runtimes": {}}
     for file in layers_read:
         own = value_at(file.document, _RUNTIME_TABLE_PATH) or {}
@@ -152,9 +152,9 @@ def _is_oci(entry: Document) -> bool:
 
 
 def _make_handler_entry(read: Sequence[ConfigLayer], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
-    """Return the handler's table, and what to say of where its options come from.
+    """Return the handler's table, and notes on the origin of its options.
 
-    An existing one keeps every key. Where it ran another binary, the keys that it lacks are copied as for a new one.
+    An existing table keeps every key. If it ran another binary, missing keys are copied as for a new one.
     """
     existing = _merge_runtime_tables(read)["runtimes"].get(desired.handler) or {}
     kept = existing if _is_oci(existing) else {}
@@ -176,7 +176,7 @@ def _make_handler_entry(read: Sequence[ConfigLayer], desired: DesiredConfig) -> 
 
 
 def _choose_file(read_layers: Mapping[str, ConfigLayer], desired: DesiredConfig) -> tuple[str, str]:
-    """The file to write, and why that one."""
+    """Return the file to write, and why."""
     if desired.mode == "in-place":
         return _root_file(desired), f"in place, in {_root_file(desired)}: as requested"
     if desired.drop_in:
@@ -207,7 +207,7 @@ def _choose_file(read_layers: Mapping[str, ConfigLayer], desired: DesiredConfig)
 
 
 def _unmet_keys(merged: Document, entry: Document, desired: DesiredConfig) -> list[Path]:
-    """The keys in which CRI-O reads something else than is desired."""
+    """Return the keys whose values in CRI-O differ from the desired ones."""
     unmet = [(*_RUNTIMES_TABLE_PATH, desired.handler)] if merged["runtimes"].get(desired.handler) != entry else []
     unmet += [_DEFAULT_RUNTIME_KEY_PATH] if desired.default and merged.get("default_runtime") != desired.handler else []
     unmet += [_CGROUP_MANAGER_KEY_PATH] if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs" else []

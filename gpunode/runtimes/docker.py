@@ -1,7 +1,7 @@
-"""docker's daemon.json, edited in place, with the meaning that nvidia-ctk gives its entry.
+"""docker's daemon.json, edited in place; nvidia-ctk's entry has the same meaning.
 
-Source: nvidia-container-toolkit@v1.20.0, pkg/config/engine/docker; dockerd 20.10.24, 26.1.5 and 28.5.2. Where the tool
-breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
+Source: nvidia-container-toolkit@v1.20.0, pkg/config/engine/docker; dockerd 20.10.24, 26.1.5 and 28.5.2. Exceptions,
+where nvidia-ctk breaks a node: docs/reference/differences-from-nvidia-ctk.md.
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ from gpunode.runtimes.model import (
     runs_binary,
 )
 
-# The one name that dockerd keeps for itself.
+# The only runtime name that dockerd reserves.
 _RESERVED_RUNTIME_NAME = "runc"
-# From here on dockerd has CDI, and switches it on unless told otherwise (moby PR 49963).
+# The first versions with CDI, and with CDI on by default (moby PR 49963).
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
-# Before it, "invalid character 'ï' looking for beginning of value" (20.10.24); 26.1.5 and 28.5.2 take it.
+# Older versions fail with "invalid character 'ï' looking for beginning of value" (20.10.24; not 26.1.5 and 28.5.2).
 _FIRST_TAKING_BOM = (23,)
 # A member's path with its new value.
 KeyChange: TypeAlias = tuple[Path, Any]
-# sed's words for it.
 _REMOVE_BYTE_ORDER_MARK_SED_SCRIPT = r"1s/^\xEF\xBB\xBF//"
 
 
 def list_dockerd_flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """The flags that dockerd is started with, but for the one that names its file."""
+    """Return the flags that dockerd is started with, except the one that names its file."""
     return find_docker(files, desired).flags.command_words
 
 
 def layers(files: Files, desired: DesiredConfig) -> tuple[ConfigLayer, ...]:
-    """Return dockerd's one file."""
+    """Return dockerd's only file."""
     path = find_docker(files, desired).config
     document = parse_daemon_json(files.get(path), path)
     return (ConfigLayer(path, files.get(path), document, ("runtimes",), ("default-runtime",), as_json=True),)
 
 
 def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
-    """Return the removal with notes on what is kept, since it is not on record or gpunode does not edit it."""
+    """Return the removal with notes on what is kept because it is not on record, or gpunode does not edit it."""
     node = find_docker(removal.files, desired)
     now, after = (each.get(node.config) for each in (removal.files, removal.files_after))
     if desired.handler in node.flags.runtimes:
@@ -70,13 +69,13 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """The configuration in dockerd's file and command line; a missing or blank file is empty."""
+    """Return the configuration in dockerd's file and command line; a missing or blank file is empty."""
     node = find_docker(files, desired)
     return _observe(node, parse_daemon_json(files.get(node.config), node.config))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """The edits that register the NVIDIA handler as requested; none if it is registered already."""
+    """Return the edits that register the NVIDIA handler as requested; none if it is registered already."""
     node = find_docker(files, desired)
     refuse_unusable_docker(files, node, desired)
     _refuse_bad_names(desired, node.config)
@@ -100,7 +99,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
 
 
 def bom_refusal(path: str) -> Refused:
-    """The refusal of a file with a byte order mark, for a dockerd that takes none."""
+    """Return the refusal of a file with a byte order mark, for a dockerd that rejects one."""
     return Refused(
         f"{path} begins with a byte order mark, which this docker rejects",
         why="dockerd accepts one from version 23 on; this version would neither reload the file nor start with it",
@@ -109,9 +108,9 @@ def bom_refusal(path: str) -> Refused:
 
 
 def applies_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool:
-    """Return whether SIGHUP brings all of ``after`` into a dockerd that runs with ``before``.
+    """Return whether SIGHUP applies all of ``after`` in a dockerd that runs with ``before``.
 
-    It looks at CDI at its start alone, and of a default that the file no longer names it keeps what it had.
+    dockerd reads the CDI setting only at its start, and keeps a default that the file no longer names.
 
     Source: dockerd 20.10.24, 26.1.5 and 28.5.2.
     """
@@ -130,10 +129,10 @@ def keeps_containers(files: Files, desired: DesiredConfig) -> bool:
 
 
 def parse_daemon_json(data: bytes | None, path: str) -> Document:
-    """The file's object; empty for a missing or blank file.
+    """Parse the file's object; empty for a missing or blank file.
 
     Raises:
-        Refused: it is not a JSON object, or not shaped as dockerd's configuration.
+        Refused: it is not a JSON object, or lacks the shape of dockerd's configuration.
     """
     text = decode_config(data, path)
     if not text.strip(jsontext.JSON_BLANKS):
@@ -172,19 +171,19 @@ def _misshapen_key_error(path: str, key_name: str, text: str, start: int, end: i
 
 
 def object_at(document: Document, key: str) -> Document:
-    """The object at ``key``; empty when it is missing or null."""
+    """Return the object at ``key``; empty if it is missing or null."""
     return document.get(key) or {}
 
 
 def binary_of(entry: Any) -> str:
-    """Return the program of a runtime; empty for a shim without a path, and for what nvidia-ctk replaces."""
-    # Go takes a field's name in any case, and of several the last.
+    """Return the program of a runtime; empty for a shim without a path, and for a value that nvidia-ctk replaces."""
+    # Go accepts a field's name in any case; the last one wins.
     named = [value for key, value in entry.items() if key.lower() == "path"] if isinstance(entry, dict) else []
     return named[-1] if named and type(named[-1]) is str else ""
 
 
 def default_of(document: Document) -> str | None:
-    """The default runtime that the file names."""
+    """Return the default runtime that the file names."""
     default = document.get("default-runtime")
     return default if type(default) is str and default else None
 
@@ -230,7 +229,7 @@ def _default_changes(node: NodeDocker, observed: ObservedConfig, desired: Desire
     is_default = observed.default == desired.handler
     if not (desired.not_default if is_default else desired.default):
         return []
-    # dockerd keeps a default that its file no longer names until it is started again, so runc is named.
+    # dockerd keeps a default that its file no longer names until it restarts, so name runc.
     wanted = desired.handler if desired.default else _RESERVED_RUNTIME_NAME
     if node.flags.last_value("default-runtime") is not None:
         raise _set_by_flag_error(node, "default-runtime", "default-runtime", f'="{wanted}"')

@@ -1,4 +1,4 @@
-"""Which docker a node has, and where it is configured: its file, its unit, its command line. Pure.
+"""Which docker a node has, and where it is configured: file, unit and command line. Pure.
 
 Source: dockerd(8); dockerd 20.10.24, 26.1.5 and 28.5.2, started; docs.docker.com, "Rootless mode" and "Docker Desktop
 for Linux"; canonical/docker-snap, its snapcraft.yaml and nvidia/lib.
@@ -15,7 +15,7 @@ from gpunode.errors import Refused
 from gpunode.facts import systemd
 from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
 
-# Flags whose directive in the file has another name; a flag that can be given twice has a plural there.
+# Flags whose key in the file has another name; for a repeatable flag it is a plural.
 _DIRECTIVE_BY_FLAG = {
     "add-runtime": "runtimes",
     "authorization-plugin": "authorization-plugins",
@@ -51,9 +51,9 @@ class Flags:
     """The flags that dockerd is started with.
 
     Attributes:
-        given: the values of each, in order; ``true`` for one that was given none.
-        command_words: the same as words of a command line, without the one that names the configuration file.
-        source_files: the files that they may come from.
+        given: the values of each flag, in order; ``true`` for a flag without a value.
+        command_words: the same flags as words of a command line, without the one that names the configuration file.
+        source_files: the files that the flags may come from.
     """
 
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Flags:
     source_files: tuple[str, ...] = ()
 
     def last_value(self, name: str) -> str | None:
-        """The value that counts of a flag that has one; None where it was not given."""
+        """Return the effective value of a flag; None if it was not given."""
         values = self.given.get(name)
         return values[-1] if values else None
 
@@ -79,20 +79,20 @@ class Flags:
 
     @property
     def cdi(self) -> bool | None:
-        """True if CDI is switched on; None where no flag says."""
+        """True if CDI is enabled; None if no flag says."""
         pairs = (value.partition("=") for value in self.given.get("feature", ()))
         values = [(value or "true") for name, _, value in pairs if name == "cdi"]
         return values[-1].lower() in _TRUE_WORDS if values else None
 
     @property
     def live_restore(self) -> bool | None:
-        """True if containers outlive the daemon; None where no flag says."""
+        """True if containers outlive the daemon; None if no flag says."""
         value = self.last_value("live-restore")
         return None if value is None else value.lower() in _TRUE_WORDS
 
 
 def parse_flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
-    """The flags of a command line that starts dockerd, itself or through a wrapper."""
+    """Parse the flags of a command line that starts dockerd, directly or through a wrapper."""
     behind = systemd.find_program_arguments(argv, "dockerd", "dockerd-ce")
     words = [*(argv[1:] if behind is None else behind)]
     given: dict[str, tuple[str, ...]] = {}
@@ -111,10 +111,10 @@ def parse_flags(argv: Sequence[str], sources: tuple[str, ...] = ()) -> Flags:
 
 
 def conflicts(flags: Flags, directives: Sequence[str]) -> tuple[str, ...]:
-    """The ``directives`` of the configuration file that flags also set, each with its flag.
+    """Return the ``directives`` of the configuration file that flags also set, each with its flag.
 
-    dockerd does not start, and reloads nothing, when a directive is in both; only for runtimes it accepts those of
-    either, the file's first (moby, daemon/config, findConfigurationConflicts).
+    dockerd neither starts nor reloads if a key is in both; only for runtimes it accepts both, and the file's win (moby,
+    daemon/config, findConfigurationConflicts).
     """
     return tuple(
         f"{directive} (--{name})"
@@ -124,7 +124,7 @@ def conflicts(flags: Flags, directives: Sequence[str]) -> tuple[str, ...]:
 
 
 def _split_flag(word: str) -> tuple[str, str, str]:
-    """A flag's full name, and its value if the same word has it."""
+    """Return a flag's full name, and its value if that is in the same word."""
     if word.startswith("--"):
         name, mark, value = word[2:].partition("=")
         return name, mark, value
@@ -134,7 +134,7 @@ def _split_flag(word: str) -> tuple[str, str, str]:
     return "", "", ""
 
 
-# What dockerd's log says of a SIGHUP: begun and done at level info, rejected at level error.
+# What dockerd logs about a SIGHUP: start and success at level info, rejection at level error.
 # Source: moby v20.10.24, v26.1.5 and v28.5.2: daemon/config, daemon/reload.go, cmd/dockerd/daemon.go.
 _RELOAD_BEGUN_MESSAGE = "Got signal to reload configuration"
 _RELOAD_DONE_MESSAGE = "Reloaded configuration:"
@@ -146,8 +146,8 @@ class ReloadOutcome:
     """The outcome of a reload in dockerd's log.
 
     Attributes:
-        rejection: its own line when it goes on with its former configuration; empty when it does not say so.
-        ended: whether nothing more is to come; a dockerd that logs no more than warnings says only what it rejects.
+        rejection: dockerd's line if it keeps its former configuration; empty if it does not report that.
+        ended: whether no more lines will come; a dockerd that only logs warnings reports nothing but rejections.
     """
 
     rejection: str
@@ -155,7 +155,7 @@ class ReloadOutcome:
 
 
 def parse_reload_log(log: str) -> ReloadOutcome:
-    """The reload that dockerd's ``log`` since the signal tells of."""
+    """Return the outcome of the reload in dockerd's ``log`` since the signal."""
     rejected = (line for line in log.splitlines() if any(words in line for words in _RELOAD_REJECTED_MESSAGES))
     rejection = next(rejected, "")
     return ReloadOutcome(rejection, bool(rejection) or _RELOAD_DONE_MESSAGE in log or _RELOAD_BEGUN_MESSAGE not in log)
@@ -163,12 +163,12 @@ def parse_reload_log(log: str) -> ReloadOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DockerInstallation:
-    """A docker as one way of installing it brings it.
+    """A docker in the form in which one installation method provides it.
 
     Attributes:
-        product: what brings it, where that is no package of the distribution's or docker's own.
-        unit: of the system, that runs the daemon; empty where none does.
-        socket: where it listens; empty where that differs from user to user.
+        product: the installing product, if it is not a package of the distribution's or docker's own.
+        unit: the system unit that runs the daemon; empty if there is none.
+        socket: where it listens; empty if that depends on the user.
     """
 
     config: str
@@ -181,7 +181,7 @@ ENGINE = DockerInstallation(DOCKER_CONFIG, "docker.service", "/run/docker.sock")
 SNAP = DockerInstallation(
     "/var/snap/docker/current/config/daemon.json", "snap.docker.dockerd.service", "/run/docker.sock", "the docker snap"
 )
-# Every user has one of their own; systemctl --user starts it.
+# Each user has their own; systemctl --user starts it.
 ROOTLESS_INSTALLATION = DockerInstallation("", "", "")
 
 _SNAP_UNIT_FILE = f"/etc/systemd/system/{SNAP.unit}"
@@ -194,12 +194,12 @@ _ROOTLESS_CONFIG_PATH = re.compile(r"(?P<home>/.+)/\.config/docker/daemon\.json"
 
 @dataclass(frozen=True, slots=True)
 class NodeDocker:
-    """The docker that is meant, and how it is started.
+    """The docker to configure, and how it is started.
 
     Attributes:
         config: the file that it reads.
-        flags: of its command line; none where another file than the one that it reads is edited.
-        like: the file whose owner a new configuration takes; empty for root's.
+        flags: those of its command line; none if a file is edited that it does not read.
+        like: the file whose owner a new configuration gets; empty for root's.
     """
 
     kind: DockerInstallation
@@ -209,13 +209,13 @@ class NodeDocker:
     like: str = ""
 
     def said_in(self, flag: str) -> str:
-        """The files in which ``flag`` stands."""
+        """Return the files that contain ``flag``."""
         flag_files = [path for path in self.flags.source_files if f"--{flag}".encode() in self.files.get(path, b"")]
         return ", ".join(flag_files or self.flags.source_files)
 
 
 def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-    """All that says how docker is installed, how it is started, and what its file holds."""
+    """Return all files that tell how docker is installed, started and configured."""
     node = find_docker(files, desired)
     unit_files = systemd.unit_source_patterns(files, ENGINE.unit)
     if home := _rootless_home(desired.config):
@@ -225,7 +225,7 @@ def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def locate_row(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
-    """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
+    """Return ``row`` as docker is on this node: its configuration file, its unit, its socket."""
     node = find_docker(files, desired)
     kind = node.kind
     here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
@@ -253,10 +253,10 @@ def _read_flags(files: Files, unit: str, *folders: tuple[str, ...]) -> Flags:
 
 
 def refuse_unusable_docker(files: Files, node: NodeDocker, desired: DesiredConfig) -> None:
-    """Raise unless this docker can do what is requested.
+    """Refuse a request that this docker cannot fulfil.
 
     Raises:
-        Refused: it can not.
+        Refused: it cannot.
     """
     if desired.drop_in or desired.mode == "drop-in":
         raise Refused(
@@ -283,7 +283,7 @@ def refuse_unusable_docker(files: Files, node: NodeDocker, desired: DesiredConfi
 
 
 def installation_notes(files: Files, node: NodeDocker) -> tuple[str, ...]:
-    """Notes for the user about this docker."""
+    """Return notes for the user about this docker."""
     if node.kind is ROOTLESS_INSTALLATION:
         return _rootless_notes(files)
     notes = []
@@ -310,7 +310,7 @@ def _rootless_notes(files: Files) -> tuple[str, ...]:
     try:
         config = parse_document(files.get(_TOOLKIT_CONFIG), _TOOLKIT_CONFIG)
     except (ValueError, Refused):
-        config = {}  # whoever edits that file says what is wrong with it
+        config = {}  # the code that edits the file reports the problem
     has_no_cgroups = value_at(config, ("nvidia-container-cli", "no-cgroups")) is True
     return (_RESTART_ROOTLESS_HINT,) if has_no_cgroups else (_RESTART_ROOTLESS_HINT, _SET_NO_CGROUPS_NOTE)
 
@@ -324,12 +324,12 @@ def _find_installation(files: Files, desired: DesiredConfig) -> DockerInstallati
 
 
 def _has_engine(files: Files) -> bool:
-    """Return whether systemd would start one; it does not start what is masked."""
+    """Return whether systemd would start an engine; it does not start masked units."""
     return systemd.find_start_command(files, ENGINE.unit) is not None
 
 
 def _rootless_home(config: str) -> str:
-    """The home of the user whose rootless docker reads ``config``; empty for another file."""
+    """Return the home of the user whose rootless docker reads ``config``; empty for another file."""
     match = _ROOTLESS_CONFIG_PATH.fullmatch(config)
     return match["home"] if match else ""
 

@@ -1,6 +1,6 @@
-"""Configuration files as documents, TOML or JSON: read with distrust, compared, and edited so that foreign bytes stay.
+"""Configuration files as documents, TOML or JSON: validated, compared, and edited without touching foreign bytes.
 
-The editors are modules of their own, loaded on use: a file that is right already needs none.
+The editors are separate modules, loaded on use: a file that is already right needs none.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpunode.errors import Refused
 from gpunode.toml import loads
 
 Path: TypeAlias = tuple[str, ...]
-# TOML's own shape: tables of tables of values.
+# TOML's structure: nested tables of values.
 Document: TypeAlias = dict[str, Any]
-# UTF-8's byte order mark, which most daemons take and parsers do not.
+# UTF-8's byte order mark, which most daemons accept and parsers do not.
 _BYTE_ORDER_MARK = "\ufeff"
 
 
 def decode_config(data: bytes | None, path: str) -> str:
-    """The file's text without its byte order mark; empty for a missing file.
+    """Return the file's text without its byte order mark; empty for a missing file.
 
     Raises:
         Refused: it is not UTF-8; names the line and the column, in bytes.
@@ -47,7 +47,7 @@ def has_byte_order_mark(data: bytes | None) -> bool:
 
 
 def encode_config(text: str, former_content: bytes | None) -> bytes:
-    """``text`` as a file, with a byte order mark if ``former_content`` had one."""
+    """Encode ``text`` as a file, with a byte order mark if ``former_content`` had one."""
     return ((_BYTE_ORDER_MARK if has_byte_order_mark(former_content) else "") + text).encode()
 
 
@@ -59,26 +59,26 @@ class VerbatimFloat(str):
 
 @lru_cache(maxsize=8)
 def parse_toml(text: str) -> Document:
-    """The document; floats keep their spelling. Nobody changes it: who asks for the same text again gets the same one.
+    """Parse the document; floats keep their spelling. The result is cached and shared, so callers must not change it.
 
-    Reading takes longer than all else that is done with a large file, and what was read to prove an edit is read again
-    by the check of what the edit means.
+    Parsing takes longer than everything else that is done with a large file, and a file that was parsed to verify an
+    edit is parsed again to check the edit's meaning.
 
     Raises:
-        ValueError: the text is not TOML, or holds a number that Python will not read.
+        ValueError: the text is not TOML, or holds a number that Python does not accept.
     """
     document: Document = loads(text, parse_float=VerbatimFloat)
     return document
 
 
 def parse_toml_file(data: bytes | None, path: str, *, hint: str, also: str = "") -> Document:
-    """The file's document; empty for a missing file.
+    """Parse the file's document; empty for a missing file.
 
     Args:
         data: the file.
         path: its name, for messages.
-        hint: what to do where it is not TOML.
-        also: what comes of that, beside the parser's words.
+        hint: what to do if it is not TOML.
+        also: the consequence, appended to the parser's message.
 
     Raises:
         Refused: it is not TOML, or not UTF-8.
@@ -93,13 +93,13 @@ def parse_toml_file(data: bytes | None, path: str, *, hint: str, also: str = "")
 
 
 def is_json(path: str, *contents: bytes | None) -> bool:
-    """Return whether a file is JSON: by its name, or because it begins as neither TOML nor a template does."""
+    """Return whether a file is JSON: by its name, or because it begins like neither TOML nor a template."""
     starts = ((content or b"").removeprefix(codecs.BOM_UTF8).lstrip()[:2] for content in contents)
     return path.endswith(".json") or any(start[:1] == b"{" and start != b"{{" for start in starts)
 
 
 def parse_document(data: bytes | None, path: str) -> Document:
-    """Return what a file of TOML or JSON says; empty for a missing or blank one.
+    """Parse a file of TOML or JSON; empty for a missing or blank one.
 
     Raises:
         ValueError: it is neither.
@@ -117,7 +117,7 @@ def parse_document(data: bytes | None, path: str) -> Document:
 
 
 def reads_as(data: bytes, path: str, document: Document) -> bool:
-    """Return whether a file says the same as ``document``."""
+    """Return whether a file has the same meaning as ``document``."""
     try:
         return is_same_value(parse_document(data, path), document)
     except (ValueError, Refused):
@@ -128,7 +128,7 @@ def reads_as(data: bytes, path: str, document: Document) -> bool:
 
 
 def value_at(document: Document, keys: Sequence[str]) -> Any:
-    """Return the value at ``keys``; None when nothing does, or what is above it is no table."""
+    """Return the value at ``keys``; None if there is none, or a parent is not a table."""
     node: Any = document
     for key in keys:
         node = node.get(key) if isinstance(node, dict) else None
@@ -136,9 +136,9 @@ def value_at(document: Document, keys: Sequence[str]) -> Any:
 
 
 def with_value(document: Document, keys: Sequence[str], value: Any, *, prune: bool = False) -> Document:
-    """Return a copy of ``document`` with ``value`` at ``keys``; None takes out what is there.
+    """Return a copy of ``document`` with ``value`` at ``keys``; None removes what is there.
 
-    What is no table on the way there gives way to one. With ``prune`` a table goes with the last key that it had.
+    A parent that is not a table is replaced by one. With ``prune``, a table is removed with its last key.
     """
     key, *below = keys
     if below:
@@ -151,9 +151,9 @@ def with_value(document: Document, keys: Sequence[str], value: Any, *, prune: bo
 
 
 def is_same_value(one: Any, other: Any) -> bool:
-    """Return whether two documents or parts are equal in value and kind: 1 is not true, nor is "1.0" a number.
+    """Return whether two documents or parts have equal values of equal types: 1 is not true, nor is "1.0" a number.
 
-    Members may have another order. Dates are the same when they are written alike.
+    The order of members does not matter. Dates are equal if they are written alike.
     """
     pairs = [(one, other)]
     while pairs:
@@ -178,7 +178,7 @@ MISSING_VALUE: Final = object()
 def compare_documents(
     before: Mapping[str, Any], after: Mapping[str, Any], above: Path = ()
 ) -> Iterator[tuple[Path, Any, Any]]:
-    """Yield the keys that differ in two documents, each with its two values: those of ``after`` first."""
+    """Yield the keys that differ between two documents, each with its two values; the keys of ``after`` come first."""
     for key, value in after.items():
         former = before.get(key, MISSING_VALUE)
         if isinstance(former, Mapping) and isinstance(value, Mapping):
@@ -192,11 +192,11 @@ def compare_documents(
 
 
 class Uneditable(Exception):
-    """No edit was found that leaves the rest of the text as it is.
+    """No edit was found that leaves the rest of the text unchanged.
 
     Attributes:
-        paths: of the keys that were to change.
-        line: from 1, that tomlkit cannot read or would write otherwise; 0 where it is none of them.
+        paths: the keys that were to change.
+        line: the line, from 1, that tomlkit cannot read or would write differently; 0 if there is none.
     """
 
     def __init__(self, before: Document, after: Document, line: int = 0) -> None:
@@ -206,7 +206,7 @@ class Uneditable(Exception):
 
 
 def edit_content(data: bytes | None, before: Document, after: Document, *, as_json: bool) -> bytes:
-    """Return a file, which reads as ``before``, changed so that it reads as ``after``, and all else stays as it is.
+    """Return a file that reads as ``before``, edited to read as ``after`` with everything else unchanged.
 
     Raises:
         Uneditable: there is no such edit.
@@ -229,9 +229,9 @@ class ConfigLayer:
     """A file of a program's configuration, parsed.
 
     Attributes:
-        runtimes: the keys of the table that has an entry for each handler; none where it has no handlers.
+        runtimes: the keys of the table that has an entry for each handler; none if it has no handlers.
         default: the keys of the default runtime's name.
-        consequence: what comes of a wrong value, a clause.
+        consequence: a clause with the consequence of a wrong value.
     """
 
     path: str
@@ -248,10 +248,10 @@ class ConfigLayer:
         return decode_config(self.content, self.path)
 
     def table(self, keys: Path) -> Document:
-        """The table at ``keys``; empty when it is not there.
+        """Return the table at ``keys``; empty if there is none.
 
         Raises:
-            Refused: something else than a table stands there.
+            Refused: a value that is not a table is there.
         """
         node: Any = self.document
         for depth, key in enumerate(keys, 1):
@@ -261,7 +261,7 @@ class ConfigLayer:
         return node  # type: ignore[no-any-return]  # tables are dicts all the way down
 
     def wrong_type_error(self, keys: Path, value: object, meant: str) -> Refused:
-        """Return the error that the value at ``keys`` is not as it is ``meant``, with its line."""
+        """Return the error that the value at ``keys`` is not what is ``meant``, with its line."""
         return Refused(
             f"{self._place(keys)}: {'.'.join(keys)} is not {meant}",
             why=f"it is {value!r}"[:200],
@@ -269,10 +269,10 @@ class ConfigLayer:
         )
 
     def edit(self, document: Document, *, advice: str) -> bytes | None:
-        """Return the file changed so that it reads as ``document``, or its own bytes where it does.
+        """Return the file edited to read as ``document``, or its own bytes if it already does.
 
         Raises:
-            Refused: that would change other lines, too; ``advice`` says what to do instead.
+            Refused: the edit would change other lines as well; ``advice`` says what to do instead.
         """
         if is_same_value(self.document, document):
             return self.content
@@ -293,7 +293,7 @@ class ConfigLayer:
             ) from error
 
     def _place(self, keys: Path) -> str:
-        """Return the file, with the line that sets ``keys`` or begins the nearest table around it."""
+        """Return the file, with the line that sets ``keys`` or begins the nearest enclosing table."""
         from gpunode.recipe.toml import line_of
 
         line = line_of(self.text, keys)

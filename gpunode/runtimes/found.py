@@ -1,4 +1,4 @@
-"""The files of a runtime, gathered from facts or by looking, each with its mode and owner."""
+"""The files of a runtime, from facts or from probes, each with its mode and owner."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Runtime, gather_files
 
 States = Mapping[str, FileState]
-# Twenty thousand mirrors take more than a megabyte.
+# A file with twenty thousand mirrors takes more than a megabyte.
 _MAX_CONFIG_FILE_BYTES = 16 << 20
-# A unit whose file leads to /dev/null.
+# A unit whose file is a link to /dev/null.
 _FILE_MASKING_UNIT = FileState(b"")
 
 
 def packaged_version(row: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
-    """Return the version of the runtime's installed package; None where none is installed."""
+    """Return the version of the runtime's installed package; None if none is installed."""
     states = (packages.get(PackageId(name)) for name in row.packages)
     return leading_numbers(next((state.version for state in states if state and not state.config_files_only), ""))
 
 
 def contents_of_states(states: States) -> Files:
-    """The files' bytes, as the runtimes' functions take them."""
+    """Return the files' bytes, as the runtimes' functions expect them."""
     return {path: state.content for path, state in states.items()}
 
 
 def file_changes(
     edited: ConfigEdit, present: States, triggers: frozenset[Trigger], *, is_roots: bool = True
 ) -> tuple[FileChange, ...]:
-    """The edits as changes of files. A file keeps its mode and owner.
+    """Return the edits as file changes; a file keeps its mode and owner.
 
-    A new one may hold the secrets of the file that it is made ``like``, so no more users may read it. Where a daemon
-    of root reads it, only root may write it, even if others may write that other file.
+    A new file may contain secrets of its ownership template, so no more users may read it. If a daemon of root reads
+    it, only root may write it, even if others may write the template.
     """
 
     def make_state(edit: Edit, before: FileState | None) -> FileState | None:
@@ -53,10 +53,10 @@ def file_changes(
 
 
 def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
-    """The files that ``facts`` hold; one beside the root file that nobody looked for counts as missing.
+    """Return the files that ``facts`` have; a file beside the root file that was not probed counts as missing.
 
     Raises:
-        Undetermined: one could not be read.
+        Undetermined: a file could not be read.
     """
     states: dict[str, FileState] = {}
 
@@ -76,16 +76,16 @@ def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> Sta
 
 
 def inspect_from_facts(facts: Facts, row: Runtime) -> ObservedConfig:
-    """Return what the files of the runtime say. Raises as ``states_from_facts``."""
+    """Return the configuration in the runtime's files. Raises like ``states_from_facts``."""
     return row.inspect(contents_of_states(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
 
 
 def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
-    """The files that ``run_probe`` finds.
+    """Return the files that ``run_probe`` finds.
 
     Raises:
-        Undetermined: one may be read by root alone.
-        Refused: one is not a file, or too long.
+        Undetermined: only root may read one of them.
+        Refused: a path is not a file, or the file is too long.
     """
     states: dict[str, FileState] = {}
 
@@ -99,7 +99,7 @@ def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: D
 
 
 def probe_state(run_probe: Callable[[Probe], Capture], path: str) -> States:
-    """Read as ``probe_states`` does, the file at ``path`` alone."""
+    """Read only the file at ``path``, as ``probe_states`` does."""
     capture = run_probe(Probe(f"file:{path}", path=path, limit_bytes=_MAX_CONFIG_FILE_BYTES))
     if capture.outcome == "absent":
         return {}
@@ -120,7 +120,7 @@ def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> State
     for match in decode_matches(capture.data):
         if match.data is not None and match.ownership is not None:
             states[match.path] = make_file_state(match.data, match.ownership)
-        else:  # a symbolic link, or what a glob does not read: looked at by its own name
+        else:  # a symbolic link, or a file that a glob does not read: probe it by its own name
             states.update(probe_state(run_probe, match.path))
     return states
 

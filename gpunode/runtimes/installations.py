@@ -1,12 +1,12 @@
-"""Which containerd is the one to configure, and by whose rules: the one whose socket the kubelet uses.
+"""Which containerd to configure, and by which rules: the one whose socket the kubelet uses.
 
-Kubernetes distributions bring a containerd of their own and make its configuration at every start, so an edit of that
-file is lost; a row says where such a product reads what others add. The facts are from the products' documentation and
-source, named where they are used; none of these products was run here (docs/verification.md).
+Kubernetes distributions ship their own containerd and regenerate its configuration at every start, so edits of that
+file are lost; a row says where such a distribution reads additions. The facts are from the products' documentation
+and source, named where they are used; none of these products was run here (docs/verification.md).
 
-GKE, EKS, AKS and kind nodes have containerd at its usual places, run by containerd.service: EKS' file imports
+GKE, EKS, AKS and kind nodes have containerd in its usual place, run by containerd.service: EKS' file imports
 /etc/containerd/config.d/*.toml (awslabs/amazon-eks-ami, nodeadm), AKS' and GKE's import nothing (Azure/AgentBaker;
-vector 047 of nvidia-ctk's), kind's is inside of the node's container.
+vector 047 of nvidia-ctk's), kind's is inside the node's container.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
 
 @dataclass(frozen=True, slots=True)
 class ContainerdInstallation:
-    """A containerd as some product installs it.
+    """A containerd as a product installs it.
 
     Attributes:
-        title: the product, as people call it.
+        title: the product's usual name.
         installed_runtime_id: the id of the runtime that it installs.
-        sockets: where its containerd answers.
-        units: what starts its containerd; the one that the kubelet runs in counts, else the first.
+        sockets: where its containerd listens.
+        units: the units that start its containerd; the kubelet's own is preferred, else the first.
     """
 
     id: str
@@ -42,7 +42,7 @@ class ContainerdInstallation:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRuntime:
-    """The row to go by, and what the user should know of the choice."""
+    """The row to use, and what the user should know about the choice."""
 
     row: Runtime
     notes: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ INSTALLATIONS: Final[tuple[ContainerdInstallation, ...]] = (
     ContainerdInstallation(
         "rke2",
         "RKE2",
-        # The second in releases that name it after themselves.
+        # The second in releases that use the product's own name.
         ("/run/k3s/containerd/containerd.sock", "/run/rke2/containerd/containerd.sock"),
         ("rke2-server.service", "rke2-agent.service"),
     ),
@@ -67,7 +67,7 @@ INSTALLATIONS: Final[tuple[ContainerdInstallation, ...]] = (
     ),
     ContainerdInstallation("k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service")),
 )
-# Of runtimes that are no containerd, or whose containerd is not configured by itself.
+# Sockets of runtimes other than containerd, or of a containerd that is not configured separately.
 _OTHER_RUNTIME_BY_SOCKET: Final[Mapping[str, str]] = {
     "/run/crio/crio.sock": "CRI-O",
     "/run/dockershim.sock": "docker",
@@ -84,10 +84,10 @@ def containerd_socket_of(unit: str) -> str:
 
 
 def choose_row(row: Runtime, facts: Facts) -> ChosenRuntime:
-    """Return what to configure for ``row``: of containerds the kubelet's, where one is here; docker as it is installed.
+    """Return the row to configure for ``row``: the kubelet's containerd if there is one; docker as it is installed.
 
     Raises:
-        Refused: the kubelet uses a containerd of which nobody knows what it reads.
+        Refused: it is unknown what the kubelet's containerd reads.
     """
     if is_brought_by_products(row):
         return _choose_for_kubelet(_locate_row(row, facts), facts)
@@ -95,7 +95,7 @@ def choose_row(row: Runtime, facts: Facts) -> ChosenRuntime:
 
 
 def is_brought_by_products(row: Runtime) -> bool:
-    """Return whether products bring this runtime, each with rules of its own."""
+    """Return whether products ship this runtime, each with its own rules."""
     return any(product.installed_runtime_id == row.id for product in INSTALLATIONS)
 
 
@@ -106,7 +106,7 @@ def _locate_row(row: Runtime, facts: Facts) -> Runtime:
 
 
 def choose_row_if_possible(row: Runtime, facts: Facts) -> Runtime:
-    """The row to look at for ``row``: as ``choose_row`` says, and ``row`` itself where it cannot say."""
+    """Return the row to inspect for ``row``: the result of ``choose_row``, or ``row`` itself if that refuses."""
     try:
         return choose_row(row, facts).row
     except Refused:
@@ -114,13 +114,13 @@ def choose_row_if_possible(row: Runtime, facts: Facts) -> Runtime:
 
 
 def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
-    """The kubelet that runs its pods in this runtime; None where there is none, or nobody can tell."""
+    """Return the kubelet that runs its pods in this runtime; None if there is none, or that is unknown."""
     kubelet = facts.kubelet.value if isinstance(facts.kubelet, Known) else None
     return kubelet if kubelet is not None and kubelet.socket == row.socket else None
 
 
 def with_kubelet_cgroup_driver(row: Runtime, facts: Facts, desired: DesiredConfig, files: Files) -> DesiredConfig:
-    """``desired`` with systemd's cgroup driver, if it is the kubelet's and no handler is there to inherit one from."""
+    """Return ``desired`` with systemd's cgroup driver if the kubelet uses it and no handler has one to inherit."""
     kubelet = kubelet_using(row, facts)
     if not row.cgroup_by_handler or row.product or kubelet is None or kubelet.cgroup_driver != "systemd":
         return desired
@@ -148,7 +148,7 @@ def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
 
 
 def _unknown_kubelet_note(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
-    """A note, unless nobody looked: an older capture tells nothing of kubelets."""
+    """Return a note, unless kubelets were not probed: an older capture has nothing about them."""
     if why.reason == NOT_CAPTURED_REASON:
         return ()
     return (f"cannot tell which containerd the kubelet uses ({why.reason}); assuming that of {containerd.unit}",)

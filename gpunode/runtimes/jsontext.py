@@ -1,4 +1,4 @@
-"""JSON as text: read with the place of every member, and edited so that every byte outside the edited members stays.
+"""JSON as text: parsed with the position of every member, and edited so that every byte outside those stays.
 
 Numbers keep their spelling: 9007199254740993 does not become a float on the way.
 """
@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from gpunode.runtimes.documents import MISSING_VALUE, Path, compare_documents
 
-# What JSON calls white space.
+# JSON's white space.
 JSON_BLANKS = " \t\r\n"
-# As deep as TOML may be: whoever goes through objects and lists calls itself for each.
+# The same depth as for TOML: code that walks objects and lists is recursive.
 _MAX_NESTING = 200
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})[^"\\\x00-\x1f]*)*"')
@@ -29,7 +29,7 @@ class MalformedJson(ValueError):
     """The text is not one JSON value; says where.
 
     Attributes:
-        line: from 1. Likewise ``column``.
+        line: counted from 1, like ``column``.
     """
 
     def __init__(self, reason: str, line: int, column: int) -> None:
@@ -38,7 +38,7 @@ class MalformedJson(ValueError):
 
 
 class DuplicateKey(MalformedJson):
-    """An object has the same key twice: JSON by the letter, and nobody knows which one is meant."""
+    """An object has the same key twice: valid JSON, but it is unknown which one is meant."""
 
 
 class Number(str):
@@ -49,7 +49,7 @@ class Number(str):
 
 @dataclass(frozen=True, slots=True)
 class MemberPosition:
-    """The position of a member: the offset of its key, and its value's with the one behind its end."""
+    """The offsets of a member: of its key, its value, and the end of its value (exclusive)."""
 
     start: int
     value: int
@@ -60,7 +60,7 @@ class Object(dict[str, Any]):
     """An object with its position and those of its members in the text.
 
     Attributes:
-        start: the offset of its opening brace; ``end`` is the one behind its closing brace.
+        start: the offset of its opening brace; ``end`` is the offset after its closing brace.
     """
 
     __slots__ = ("end", "members", "start")
@@ -72,7 +72,7 @@ class Object(dict[str, Any]):
 
 
 def parse(text: str) -> Any:
-    """The value: objects as ``Object``, numbers as ``Number``.
+    """Parse the value, with objects as ``Object`` and numbers as ``Number``.
 
     Raises:
         MalformedJson: it is not JSON, something follows it, or an object has a key twice.
@@ -85,7 +85,7 @@ def parse(text: str) -> Any:
 
 
 class _JsonReader:
-    """The text from one token to the next; ``at`` is the offset behind what has been read."""
+    """A cursor over the tokens of the text; ``at`` is the offset after the last one read."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -96,13 +96,13 @@ class _JsonReader:
         return self.at
 
     def accept(self, mark: str) -> bool:
-        """Return whether ``mark`` comes next; then it has been read."""
+        """Read ``mark`` if it comes next, and return whether it did."""
         is_next = self.text.startswith(mark, self.skip_blanks())
         self.at += is_next
         return is_next
 
     def read_value(self, depth: int) -> Any:
-        """Return the value that comes next, within ``depth`` others."""
+        """Read and return the next value, nested in ``depth`` others."""
         start = self.skip_blanks()
         if self.text.startswith('"', start):
             return self.read_string()
@@ -120,7 +120,7 @@ class _JsonReader:
         return _JSON_CONSTANTS[word[0]]
 
     def read_container(self, container: Object | list[Any], closing: str, depth: int) -> Any:
-        """Return the object or list whose opening bracket has been read, filled."""
+        """Read and return the rest of an object or list whose opening bracket has been read."""
         if depth > _MAX_NESTING:
             self.fail(f"nested too deeply, more than {_MAX_NESTING} times")
         is_closed = self.accept(closing)
@@ -169,7 +169,7 @@ class _JsonReader:
         return text
 
     def refuse(self, meant: str) -> NoReturn:
-        """Raise MalformedJson: something else than ``meant`` comes next."""
+        """Raise MalformedJson because something other than ``meant`` comes next."""
         at = self.skip_blanks()
         if at == len(self.text):
             self.fail(f"the file ends where {meant} is expected")
@@ -186,20 +186,20 @@ class _JsonReader:
 
 
 def _end_of_space(text: str, at: int) -> int:
-    """Return the offset of what follows the white space at ``at``."""
+    """Return the offset after the white space at ``at``."""
     match = _BLANKS.match(text, at)
     return match.end() if match else at
 
 
 def line_and_column(text: str, at: int) -> tuple[int, int]:
-    """Return the line and the column, from 1, of an offset."""
+    """Return the line and the column, counted from 1, of an offset."""
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def put_member(text: str, path: Path, value: Any) -> str:
-    """``text``, a valid document that is an object, with ``value`` at ``path``, written as its neighbours are.
+    """Return ``text``, an object, with ``value`` at ``path``, formatted like its neighbours.
 
-    What is missing on the way there is made, and what is no object gives way to one.
+    Missing parents are created, and a parent that is not an object is replaced by one.
     """
     root = here = parse(text)
     for depth, key in enumerate(path[:-1], 1):
@@ -213,7 +213,7 @@ def put_member(text: str, path: Path, value: Any) -> str:
 
 
 def drop_member(text: str, path: Path) -> str:
-    """``text``, a valid document that has a member at ``path``, without it; of an object's last one ``{}`` is left."""
+    """Return ``text`` without the member at ``path``, which it has; removing an object's last member leaves ``{}``."""
     holder = parse(text)
     for key in path[:-1]:
         holder = holder[key]
@@ -228,7 +228,7 @@ def drop_member(text: str, path: Path) -> str:
 
 
 def edit_json(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
-    """``text``, which reads as ``before``, so that it reads as ``after``."""
+    """Return ``text``, which reads as ``before``, edited to read as ``after``."""
     text = text if text.strip(JSON_BLANKS) else "{}\n"
     for path, _, value in compare_documents(before, after):
         text = drop_member(text, path) if value is MISSING_VALUE else put_member(text, path, value)
@@ -236,7 +236,7 @@ def edit_json(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def _write_member(text: str, root: Object, holder: Object, key: str, value: Any) -> str:
-    """``text`` with the member ``key`` of ``holder``, which is there or comes last."""
+    """Return ``text`` with the member ``key`` of ``holder`` replaced, or appended if it is new."""
     style = _Style.of(text, root)
     if member := holder.members.get(key):
         local = style if _has_break(_space_before(text, member.start)) else replace(style, unit=None)
@@ -258,7 +258,7 @@ def _has_break(space: str) -> bool:
 
 
 def _indent(text: str, at: int) -> str:
-    """The white space that begins the line of ``at``."""
+    """Return the white space that begins the line of ``at``."""
     line = max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
     match = re.compile(r"[ \t]*").match(text, line)
     return match[0] if match else ""
@@ -276,9 +276,9 @@ class _Style:
     """The layout of the document.
 
     Attributes:
-        unit: one step of indentation; None when the document stands on one line.
-        colon: between key and value, with its spaces.
-        comma: between values on one line, with its spaces.
+        unit: one step of indentation; None if the document is a single line.
+        colon: the separator of key and value, with its spaces.
+        comma: the separator of values on a line, with its spaces.
     """
 
     unit: str | None
@@ -288,7 +288,7 @@ class _Style:
 
     @classmethod
     def of(cls, text: str, root: Object) -> _Style:
-        # A line cannot break inside a JSON string, so every break is one between tokens.
+        # JSON strings cannot contain line breaks, so every line break is between tokens.
         match = _LINE_BREAK.search(text)
         newline = match[0] if match else "\n"
         members = list(root.members.values())

@@ -16,35 +16,35 @@ CRIO_DROP_IN = CONTAINER_RUNTIMES["crio"].drop_in
 CRIO_FOLDER = CRIO_DROP_IN.rpartition("/")[0]
 # The handlers of the runc shim: pods run under the cgroup driver that their options name.
 RUNC_FAMILY = ("runc", "crun")
-# The name under which containerd's CRI plugin has a default runtime that was given none (``default_runtime``).
+# The name under which containerd's CRI plugin lists a nameless default runtime (``default_runtime``).
 NAMELESS_DEFAULT_NAME = "default"
 
 EditMode: TypeAlias = Literal["auto", "in-place", "drop-in"]
-# Every file that is there among the paths and patterns that ``Runtime.list_read_paths`` named.
+# Every existing file among the paths and patterns that ``Runtime.list_read_paths`` returned.
 Files: TypeAlias = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredConfig:
-    """The NVIDIA handler as a node wants it.
+    """The NVIDIA handler that a node should have.
 
     Attributes:
-        handler: the name by which containers ask for it.
-        binary: what it runs.
+        handler: the name by which containers request it.
+        binary: the program that it runs.
         default: True makes it the default runtime; False leaves the default as it is.
-        not_default: True makes runc the default where the handler is; False leaves the default as it is.
+        not_default: True makes runc the default if the handler is; False leaves the default as it is.
         systemd_cgroup: True puts it, and runc, under systemd's cgroup driver; False leaves what is there. containerd
             only: dockerd takes its driver from the host.
-        enable_cdi: True switches on the runtime's own CDI support; False leaves it as it is.
-        version: the daemon's, as numbers; None when nobody knows, which counts as containerd 1.
-        mode: ``in-place`` edits the file that counts, ``drop-in`` leaves all but its imports alone; ``auto`` decides.
+        enable_cdi: True enables the runtime's own CDI support; False leaves it as it is.
+        version: the daemon's, as numbers; None if unknown, which counts as containerd 1.
+        mode: ``in-place`` edits the effective file, ``drop-in`` only changes its imports; ``auto`` decides.
         config: the root file; empty for the runtime's own.
         drop_in: where a drop-in goes; empty for the runtime's own place.
-        enable_cri: True takes containerd's CRI plugin off the list of disabled plugins; False leaves the list.
-        exact: True does what nvidia-ctk does where nobody knows the daemon, and refreshes a drop-in that copies the
-            root file's settings; False edits only what does not work yet.
-        others: what others than gpunode have in the drop-in; the rest of it is made anew. None for all that it holds.
-        source: what the runtime's own ``config dump`` printed, to inherit options from; None for the files themselves.
+        enable_cri: True removes containerd's CRI plugin from the list of disabled plugins; False leaves the list.
+        exact: True follows nvidia-ctk where the daemon is unknown, and refreshes a drop-in that copies the root file's
+            settings; False edits only what does not work yet.
+        others: the content of the drop-in that is not gpunode's; the rest is rebuilt. None means all of it.
+        source: the output of the runtime's ``config dump``, to inherit options from; None for the files themselves.
     """
 
     handler: str = "nvidia"
@@ -69,11 +69,11 @@ class DesiredConfig:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A file of a runtime's configuration, before and after; None where it does not exist.
+    """A file of a runtime's configuration, before and after; None if it does not exist.
 
     Attributes:
-        ownership_template: the file whose mode and owner a new one takes, since it may hold that one's secrets; empty
-            for none.
+        ownership_template: the file whose mode and owner a new file gets, since it may contain that file's secrets;
+            empty for none.
     """
 
     path: str
@@ -88,10 +88,9 @@ class ConfigEdit:
 
     Attributes:
         edits: the files that change, in the order of writing: a drop-in before the file that imports it.
-        how: which files are edited and why these, one sentence.
-        notes: what the user should know beside it; a warning each.
-        restart_reason: why the runtime's unit must be started again although no file changes; empty where it need not
-            be.
+        how: which files are edited and why, as a sentence.
+        notes: what else the user should know; each is a warning.
+        restart_reason: why the runtime's unit must be restarted although no file changes; empty if it need not be.
     """
 
     edits: tuple[Edit, ...]
@@ -105,17 +104,17 @@ class ObservedConfig:
     """A runtime's configuration, without the daemon's defaults.
 
     Attributes:
-        handlers: each handler with the binary that it runs; empty where it takes its shim's default, or
-            where it lacks the type without which it can run nothing.
-        default: the default runtime's name; None when the text names none.
-        cri_disabled: whether containerd's CRI plugin is switched off, so that no kubelet can use it.
-        cdi: None when the text does not say.
-        systemd_cgroup: SystemdCgroup of the handlers that mention it; containerd's nameless default is
+        handlers: each handler with the binary that it runs; empty if it uses its shim's default, or lacks the type
+            without which it can run nothing.
+        default: the default runtime's name; None if the text names none.
+        cri_disabled: whether containerd's CRI plugin is disabled, so that no kubelet can use it.
+        cdi: None if the text does not say.
+        systemd_cgroup: SystemdCgroup of the handlers that set it; containerd's nameless default is
             ``NAMELESS_DEFAULT_NAME``.
         schema: containerd's configuration schema; None for docker.
-        is_startable: whether the daemon starts with it; dockerd does not where its command line says the same keys.
-        has_default_cdi: whether ``cdi`` is False as containerd 1.7's ``config default`` prints it, which nobody chose.
-        cdi_folders: where it looks for CDI specifications; empty for the standard's own.
+        is_startable: whether the daemon starts with it; dockerd does not if its command line sets the same keys.
+        has_default_cdi: whether ``cdi`` is False as in containerd 1.7's ``config default``, so that nobody chose it.
+        cdi_folders: where it looks for CDI specifications; empty for the standard folders.
     """
 
     handlers: Mapping[str, str] = field(default_factory=dict)
@@ -134,9 +133,9 @@ class Removal:
     """The removal of a handler from a runtime's files.
 
     Attributes:
-        files: as they are.
-        former: as they were before gpunode, as far as that is on record.
-        files_after: without the handler.
+        files: the present files.
+        former: the files before gpunode, as far as that is on record.
+        files_after: the files without the handler.
         notes: what the user should know.
     """
 
@@ -146,7 +145,7 @@ class Removal:
     notes: tuple[str, ...] = ()
 
     def with_file(self, path: str, content: bytes | None) -> Removal:
-        """Return the removal with one file as given; None for no file."""
+        """Return the removal with the given content of one file; None for no file."""
         others = {one: data for one, data in self.files_after.items() if one != path}
         return replace(self, files_after=others if content is None else {**others, path: content})
 
@@ -166,22 +165,22 @@ Inspect: TypeAlias = Callable[[Files, DesiredConfig], ObservedConfig]
 class Runtime(ContainerRuntime):
     """A container runtime as it is installed here, with its rules.
 
-    ``configure``, ``layers``, ``complete_removal`` and ``inspect`` raise Refused where a file cannot be read, lacks the
-    shape that its program takes, or cannot be edited without harm.
+    ``configure``, ``layers``, ``complete_removal`` and ``inspect`` raise Refused if a file cannot be read, does not
+    have the shape that its program expects, or cannot be edited safely.
 
     Attributes:
-        list_read_paths: the paths and patterns of the files that it reads, as far as the files at hand tell; asked
-            again until nothing new comes.
-        locate_row: the row as on a node that has these files: another file may count, or another unit run it.
-        configure: what brings the files to the desired; no edits when nothing is to do.
-        layers: the files in which handlers are registered, in the order in which it reads them.
-        complete_removal: what completes the removal of a handler, so that the runtime starts with what is left.
-        inspect: what the files say, merged as the runtime merges them.
-        applies_on_reload: whether a running daemon takes this change on SIGHUP; asked where it ``reloads``.
-        keeps_containers: whether its containers survive its restart; asked where ``stopped`` says that some do not.
-        product: what brings this runtime, where that is not a package of its own; see ``runtimes.installations``.
-        settings_files: what says what it does beside ``config`` and ``drop_in``.
-        generated_files: the files that the product writes anew at every start of its unit.
+        list_read_paths: returns the paths and patterns of the files that it reads, as far as the given files tell;
+            called again until nothing new comes.
+        locate_row: returns the row for a node with these files: another file may count, or another unit run it.
+        configure: returns the edits that lead to the desired configuration; none if nothing has to be done.
+        layers: returns the files in which handlers are registered, in the order in which it reads them.
+        complete_removal: completes the removal of a handler, so that the runtime starts with what is left.
+        inspect: returns the configuration in the files, merged as the runtime merges them.
+        applies_on_reload: whether a running daemon applies this change on SIGHUP; called if it ``reloads``.
+        keeps_containers: whether its containers survive its restart; called if ``stopped`` says that some do not.
+        product: the product that ships this runtime without a package of its own; see ``runtimes.installations``.
+        settings_files: files that configure it, other than ``config`` and ``drop_in``.
+        generated_files: the files that the product regenerates at every start of its unit.
         watches_files: whether the product notices changed files by itself, so that nothing need be restarted.
     """
 
@@ -200,23 +199,23 @@ class Runtime(ContainerRuntime):
 
     @property
     def own_files(self) -> frozenset[str]:
-        """The files that say what it does; of the others that it reads some say how it is started."""
+        """The files that configure it; some of the others that it reads tell how it is started."""
         return frozenset({self.config, self.drop_in, *self.settings_files} - {"", *self.generated_files})
 
 
 def list_folders(value: object) -> tuple[str, ...]:
-    """Return the folders that a key names; none where its value is no list."""
+    """Return the folders that a key lists; none if its value is not a list."""
     return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
 def apply_edits(files: Files, edited: ConfigEdit) -> Files:
-    """The files once the edits are made."""
+    """Return the files after the edits."""
     after = {**files, **{edit.path: edit.after for edit in edited.edits}}
     return {path: content for path, content in after.items() if content is not None}
 
 
 def gather_files(row: Runtime, desired: DesiredConfig, find: Callable[[str], Files]) -> Files:
-    """Every file that the runtime reads, each path and pattern looked up once with ``find``."""
+    """Return every file that the runtime reads, looking up each path and pattern once with ``find``."""
     files: dict[str, bytes] = {}
     visited: set[str] = set()
     while new := [place for place in row.list_read_paths(files, desired) if place not in visited]:
@@ -231,10 +230,10 @@ INSTALLED_TOOLKIT_PROGRAM: Final = f"/usr/bin/{TOOLKIT_PROGRAM_NAME}"
 
 
 def require_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
-    """``desired`` with the path at which nvidia-container-toolkit installs its runtime, in place of its bare name.
+    """Return ``desired`` with the installed path of NVIDIA's runtime in place of its bare name.
 
     Raises:
-        Refused: its binary is another relative path; ``why`` that is of no use.
+        Refused: its binary is another relative path; ``why`` says why that does not work.
     """
     if desired.binary == TOOLKIT_PROGRAM_NAME:
         return replace(desired, binary=INSTALLED_TOOLKIT_PROGRAM)
@@ -248,15 +247,15 @@ def require_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -
 
 
 def runs_binary(binary: str | None, desired: DesiredConfig) -> bool:
-    """Return whether a handler with this ``binary`` runs what is desired.
+    """Return whether a handler with this ``binary`` runs the desired one.
 
-    dockerd looks the bare name up in its PATH, where the package puts it.
+    dockerd looks up the bare name in its PATH, where the package installs it.
     """
     return binary == desired.binary or {binary, desired.binary} == {TOOLKIT_PROGRAM_NAME, INSTALLED_TOOLKIT_PROGRAM}
 
 
 def satisfies(observed: ObservedConfig, desired: DesiredConfig) -> bool:
-    """Return whether there is nothing to do; costs no more than ``inspect`` did."""
+    """Return whether there is nothing to do; as cheap as ``inspect``."""
     return (
         observed.handlers.get(desired.handler) == desired.binary
         and (not desired.default or observed.default == desired.handler)
@@ -267,7 +266,7 @@ def satisfies(observed: ObservedConfig, desired: DesiredConfig) -> bool:
 
 
 def _cri_is_sound(observed: ObservedConfig, desired: DesiredConfig) -> bool:
-    """Return whether the CRI plugin loads, and its handlers are under the cgroup driver that they belong under."""
+    """Return whether the CRI plugin loads, and its handlers are under the right cgroup driver."""
     default = desired.handler if desired.default else observed.default or "runc"
     if not observed.cri_disabled and needs_runc(default, observed.handlers, observed.schema or 2, desired):
         return False
@@ -280,17 +279,16 @@ def _cri_is_sound(observed: ObservedConfig, desired: DesiredConfig) -> bool:
 def is_under_systemd(default: str, cgroup: Mapping[str, bool]) -> bool:
     """Return whether pods of the default runtime are under systemd's driver, which NVIDIA's handler must join.
 
-    Another default than one of the runc shim's says nothing: a VM has no such driver, and NVIDIA's own is the handler.
+    A default outside the runc family tells nothing: a VM has no such driver, and NVIDIA's own is the handler.
     """
     return default in {*RUNC_FAMILY, NAMELESS_DEFAULT_NAME} and cgroup.get(default, False)
 
 
 def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desired: DesiredConfig) -> bool:
-    """Return whether a runc table is missing that the file must have.
+    """Return whether the file must have a runc table and lacks one.
 
-    containerd 1 takes the file's handlers instead of its built-in ones, so a file with no runc table leaves the default
-    runtime undefined, and the CRI plugin does not load. containerd 2 merges the two, but its built-in runc is under
-    cgroupfs.
+    containerd 1 uses the file's handlers instead of its built-in ones, so without a runc table the default runtime is
+    undefined, and the CRI plugin does not load. containerd 2 merges both, but its built-in runc is under cgroupfs.
 
     Source: nvidia-container-toolkit@1.20.0's output in containerd 1.6.20, 1.7.24 and 2.1.9.
     """
@@ -300,22 +298,22 @@ def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desire
 
 
 def keeps_builtin_handlers(schema: int, desired: DesiredConfig) -> bool:
-    """Return whether containerd has its built-in handlers beside those of its files."""
+    """Return whether containerd has its built-in handlers in addition to those of its files."""
     return schema > 2 or desired.reaches((2,))
 
 
 def cgroup_handlers(desired: DesiredConfig, handlers: Mapping[str, object]) -> tuple[str, ...]:
-    """The handlers that ``systemd_cgroup`` is about: the desired one, and those of the runc shim that are there."""
+    """Return the handlers that ``systemd_cgroup`` affects: the desired one, and the present ones of the runc family."""
     return (desired.handler, *(name for name in RUNC_FAMILY if name in handlers and name != desired.handler))
 
 
-# CDI devices for pods: which runtimes read them, and where setup switches that on. CRI-O always reads them.
+# CDI devices for pods: which runtimes read them, and where setup enables that. CRI-O always reads them.
 # Source: containerd pkg/cri/config (1.6.20 has no ``enable_cdi``; 1.7.0 to 1.7.27: off by default) and
 # internal/cri/config (2.0.0: on by default).
 
 Version: TypeAlias = "tuple[int, ...] | None"
 _HAS_CDI, _CDI_ON_BY_DEFAULT = (1, 7), (2,)
-# Only containerd 2 reads it.
+# Only containerd 2 reads this schema.
 _SCHEMA_OF_CONTAINERD_2: Final = 3
 
 
@@ -324,8 +322,8 @@ def reads_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
 
     Args:
         row: the runtime as it is installed.
-        observed: what its files say.
-        version: the daemon's; None where nobody knows, and then only what tells containerd 2 counts.
+        observed: the configuration in its files.
+        version: the daemon's; None if unknown, and then only signs of containerd 2 count.
     """
     if not row.has_cri_plugin:
         return row.cdi_support == "always"
@@ -336,8 +334,8 @@ def reads_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
 def should_enable_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> bool:
     """Return whether setup has to, and may, write ``enable_cdi = true`` so that pods get CDI devices.
 
-    A line ``enable_cdi = false`` that somebody wrote stands. In schema 2 beside ``cdi_spec_dirs`` it is the default as
-    containerd 1.7's ``config default`` prints it, which is how most people make their file.
+    ``enable_cdi = false`` written by a person is respected. In schema 2 beside ``cdi_spec_dirs`` it is the default from
+    containerd 1.7's ``config default``, which is how most people create their file.
     """
     if not row.has_cri_plugin or reads_cdi(row, observed, version):
         return False
@@ -346,7 +344,7 @@ def should_enable_cdi(row: Runtime, observed: ObservedConfig, version: Version) 
 
 
 def explain_no_cdi(row: Runtime, observed: ObservedConfig, version: Version) -> str:
-    """Return why pods get no CDI devices, a clause; for a runtime that does not read them."""
+    """Return a clause that says why pods get no CDI devices, for a runtime that does not read them."""
     shown = f"{row.id} {'.'.join(map(str, version))}" if version else row.id
     if row.has_cri_plugin and version and version < _HAS_CDI:
         return f"{shown} has no CDI for pods, 1.7 is the first that has"

@@ -1,8 +1,8 @@
-"""podman: it has no handler to be registered; containers get GPUs as CDI devices. What podman must be for that.
+"""podman: it has no handlers to register; containers get GPUs as CDI devices. Checks podman's support for that.
 
-Source: podman 4.3.1 and 5.4.2 of Debian, tried out with specifications of every version of CDI; podman issues 26569
-(5.5 looks into /etc/cdi alone) and 25691 (before 5.5 the folders could not be configured); containers.conf(5),
-"Appending to string arrays", which holds in the files behind as well.
+Source: Debian's podman 4.3.1 and 5.4.2, tried with specifications of every version of CDI; podman issues 26569 (5.5
+only reads /etc/cdi) and 25691 (before 5.5 the folders could not be configured); containers.conf(5), "Appending to
+string arrays", which also applies to later files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpunode.runtimes.model import (
     ObservedConfig,
 )
 
-# The first that takes CDI's specifications as they have been since 2022 (CDI 0.3).
+# The first version that accepts CDI's specifications in their form since 2022 (CDI 0.3).
 MIN_PODMAN_VERSION = (4, 1)
 Version = tuple[int, ...]
 PODMAN_CONFIG = "/etc/containers/containers.conf"
@@ -25,7 +25,7 @@ _FIRST_VERSION_WITH_CDI_FOLDERS = (5, 5)
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
-    """No edits: there is no handler to register."""
+    """Return no edits: there is no handler to register."""
     del files, desired
     return ConfigEdit(
         (), "podman uses GPUs as CDI devices (--device nvidia.com/gpu=all); none of its own files changes"
@@ -33,7 +33,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
 
 
 def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
-    """Return what podman's files say of handlers: nothing; its support for CDI is always on."""
+    """Return no handlers, since podman's files have none; its support for CDI is always on."""
     del files, desired
     return ObservedConfig(cdi=True)
 
@@ -41,10 +41,10 @@ def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
 def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
     """Return the folders in which podman looks for CDI specifications; the last folder wins.
 
-    A list replaces that of the files before, unless it or one of them says ``{append = true}``.
+    A list replaces those of earlier files, unless it or one of them has ``{append = true}``.
 
     Raises:
-        Refused: a file of its configuration is not UTF-8.
+        Refused: a configuration file is not UTF-8.
     """
     if version is None or version < _FIRST_VERSION_WITH_CDI_FOLDERS:
         return CDI_FOLDERS
@@ -54,7 +54,7 @@ def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
         try:
             configured_folders = value_at(parse_document(files[path], path), ("engine", "cdi_spec_dirs"))
         except ValueError:
-            continue  # podman itself stops at it, and says so
+            continue  # podman itself fails and reports it
         items = configured_folders if isinstance(configured_folders, list) else []
         for item in items:
             appends = item.get("append", appends) is True if isinstance(item, dict) else appends
@@ -64,7 +64,7 @@ def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
 
 
 def supports_spec(version: Version | None, spec_version: str) -> bool:
-    """Return whether podman reads specifications of that version of CDI, as far as it is known."""
+    """Return whether podman reads specifications of that CDI version; true if unknown."""
     numbers = tuple(int(part) for part in spec_version.split(".") if part.isdecimal())
     limit = next(
         (most for before, most in _MAX_CDI_SPEC_BY_PODMAN_VERSION if version is not None and version < before), None

@@ -1,16 +1,16 @@
-"""containerd as Kubernetes distributions bring it: each makes containerd's file anew at every start. Pure.
+"""containerd of Kubernetes distributions, which regenerate its file at every start. Pure.
 
-k3s and RKE2 generate it from a template and their PATH. gpunode writes a drop-in where the generated file imports a
-folder of them. Elsewhere the product registers NVIDIA's runtime by itself, and gpunode restarts it where needed. The
-default runtime is a setting of the product's own. Templates belong to the user: gpunode reads them, and takes back what
-an earlier gpunode wrote into one.
+k3s and RKE2 generate it from a template and their PATH. gpunode writes a drop-in if the generated file imports a folder
+of them. Otherwise the product registers NVIDIA's runtime itself, and gpunode restarts it if needed. The default runtime
+is a setting of the product. Templates belong to the user: gpunode reads them, and removes what an earlier gpunode wrote
+into one.
 
-k0s watches a folder of drop-ins. Up to its releases with containerd 1.7 it merges those of schema 2 into its defaults
-itself; later ones have containerd import them, and take schema 3 alone. Either way a drop-in says no more than what it
-adds, in the schema of the generated file. A file without k0s' mark in its first line is the administrator's own.
+k0s watches a folder of drop-ins. Releases with containerd 1.7 merge those of schema 2 into the defaults themselves;
+later ones make containerd import them, and only accept schema 3. Either way a drop-in contains only what it adds, in
+the schema of the generated file. A file without k0s' mark in its first line belongs to the administrator.
 
 microk8s fills the snap's variables into a TOML file, which is edited in place: a variable is part of a string. In a
-drop-in they would stay unfilled.
+drop-in they would not be filled in.
 
 Source: docs.k3s.io and docs.rke2.io, "Configuring containerd" and "Alternative Container Runtime Support"; k3s PR 3890
 (runtimes are found at the start, August 2021, v1.22), PR 13680 (drop-in folders, February 2026), PR 8751
@@ -39,14 +39,14 @@ from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version,
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Removal, Runtime
 
 _DROP_IN_FILE_NAME: Final = "99-nvidia.toml"
-# What k3s registers by itself, by the name of the program that it looks for.
+# What k3s registers by itself: each handler with the program that k3s looks for.
 _DETECTED_PROGRAM_BY_HANDLER: Final = {
     "nvidia": "nvidia-container-runtime",
     "nvidia-cdi": "nvidia-container-runtime.cdi",
     "nvidia-experimental": "nvidia-container-runtime-experimental",
 }
 _DETECTION_PATH_FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-# A template that includes the runtimes which the product finds: its base template does.
+# A template that includes the runtimes that the product finds, as its base template does.
 _DETECTED_RUNTIMES_TEMPLATE: Final = re.compile(rb"""\{\{-?\s*template\s+["`]base["`]|\.ExtraRuntimes\b""")
 _K0S_CONFIG_FILE: Final = "/etc/k0s/containerd.toml"
 _K0S_DROP_IN_FOLDER: Final = "/etc/k0s/containerd.d"
@@ -61,12 +61,12 @@ class BundledContainerd:
 
     Attributes:
         product: its id.
-        config: the file at the top.
-        read_paths: what else is read, in its last words a path or a pattern.
-        beside: the files that say what it does beside ``config``.
+        config: the root file.
+        read_paths: other paths and patterns that it reads.
+        beside: the files that configure it, other than ``config``.
     """
 
-    # Returns ``desired`` for the file at the top, and for the drop-in that counts.
+    # Returns ``desired`` for the root file, and for the drop-in that counts.
     locate: ClassVar[Callable[[Any, Files, DesiredConfig], DesiredConfig]]
     configure: ClassVar[Callable[[Any, Files, DesiredConfig], ConfigEdit]]
 
@@ -76,7 +76,7 @@ class BundledContainerd:
     beside: frozenset[str] = frozenset()
 
     def make_row(self, usual: Runtime, kubelet: Kubelet, unit: str) -> Runtime:
-        """Return the row of this containerd, which no package of its own brings; ``usual`` is that of a package's."""
+        """Return the row of this containerd, which has no package of its own; ``usual`` is a packaged one's row."""
         return replace(
             usual,
             product=self.product,
@@ -95,7 +95,7 @@ class BundledContainerd:
         )
 
     def list_read_paths(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-        """Return every file that matters, as far as ``files`` tell."""
+        """Return every path that matters, as far as ``files`` tell."""
         paths = containerd_files.list_read_paths(files, self.locate(files, desired))
         return tuple(dict.fromkeys((*paths, *self.read_paths)))
 
@@ -104,17 +104,17 @@ class BundledContainerd:
         return containerd.inspect(files, self.locate(files, desired))
 
     def complete_removal(self, removal: Removal, desired: DesiredConfig) -> Removal:
-        """Return the removal with what containerd needs beside."""
+        """Return the removal with what else containerd needs."""
         return containerd.complete_removal(removal, self.locate(removal.files, desired))
 
     def _read_root(self, files: Files) -> ConfigFile:
         return parse_config(files.get(self.config), self.config)
 
     def _refuse_lost_edits(self, desired: DesiredConfig, places: Callable[[int], str]) -> None:
-        """Refuse what the product would not read; ``read_paths`` are its drop-ins, by their schema.
+        """Refuse edits that the product would not read; ``places`` returns its drop-in for a schema.
 
         Raises:
-            Refused: so it is.
+            Refused: the edit would be lost.
         """
         use = f"gpunode writes to the place that {self.product} reads"
         if desired.mode == "in-place":
@@ -142,7 +142,7 @@ class BundledContainerd:
 
 
 class Microk8s(BundledContainerd):
-    """microk8s: what its template imports is read when containerd starts, and not edited."""
+    """microk8s: the imports of its template are read when containerd starts, and are not edited."""
 
     __slots__ = ()
 
@@ -152,7 +152,7 @@ class Microk8s(BundledContainerd):
         return replace(desired, config=self.config, drop_in="", mode="in-place", version=None)
 
     def list_read_paths(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
-        """Return the template alone."""
+        """Return only the template."""
         del files, desired
         return (self.config,)
 
@@ -175,7 +175,7 @@ class Microk8s(BundledContainerd):
 
 
 class K0s(BundledContainerd):
-    """k0s, whether it makes the file or the administrator does."""
+    """k0s, whether it generates the file or the administrator writes it."""
 
     __slots__ = ()
 
@@ -183,12 +183,12 @@ class K0s(BundledContainerd):
         """Return ``desired`` for the generated file and the drop-in that k0s reads."""
         if not is_managed_by_k0s(files.get(self.config)):
             return replace(desired, config=self.config, version=None)
-        # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.
+        # Drop-ins are merged key by key, whether by k0s or by containerd 2.
         version = first_merging_version(self._read_root(files).schema)
         return replace(desired, config=self.config, drop_in=_K0S_DROP_IN, mode="auto", version=version)
 
     def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
-        """Return what containerd reads once k0s has noticed the drop-ins."""
+        """Return the configuration that containerd reads once k0s has noticed the drop-ins."""
         return containerd.inspect(self._with_drop_ins(files), self.locate(files, desired))
 
     def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -202,15 +202,15 @@ class K0s(BundledContainerd):
         self._refuse_lost_edits(desired, lambda _: _K0S_DROP_IN)
         edited = containerd.configure(self._with_drop_ins(files), located)
         self._refuse_edit_of_root(edited, f"put other settings into a file in {_K0S_DROP_IN_FOLDER}")
-        # The drop-in is replaced where it was left out.
+        # Also replace a drop-in that was left out above.
         edits = tuple(replace(edit, before=files.get(edit.path)) for edit in edited.edits)
         how = "as a drop-in, which k0s detects by itself; it regenerates the rest at every start"
         return replace(edited, edits=edits, how=how)
 
     def _with_drop_ins(self, files: Files) -> Files:
-        """Return the files that count, as if the generated one imported the drop-ins where k0s merges them itself.
+        """Return the effective files, as if the generated one imported the drop-ins even if k0s merges them itself.
 
-        Our drop-in of another schema is from before an upgrade of k0s, and not read any more.
+        Our drop-in with another schema is from before an upgrade of k0s, and no longer read.
         """
         if self.config not in files or not is_managed_by_k0s(files[self.config]):
             return files
@@ -224,7 +224,7 @@ class K0s(BundledContainerd):
 
 
 def is_managed_by_k0s(data: bytes | None) -> bool:
-    """Return whether k0s makes the file: its first line says so (blank before 1.30), or it is not there."""
+    """Return whether k0s generates the file: its first line says so (blank before 1.30), or it does not exist."""
     lines = (data or b"").decode("utf-8", "replace").lstrip("\r\n").splitlines()
     return data is None or lines[:1] == [_MANAGED_BY_K0S_LINE]
 
@@ -247,7 +247,7 @@ class Rancher(BundledContainerd):
 
     @property
     def settings(self) -> str:
-        """Our own part of the product's settings; a later name wins over an earlier one."""
+        """Our own part of the product's settings; files with later names win."""
         return f"/etc/rancher/{self.product}/config.yaml.d/99-gpunode.yaml"
 
     def locate(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
@@ -257,11 +257,11 @@ class Rancher(BundledContainerd):
         drop_in = self.drop_in(root.schema)
         if not any(imports_matching(root, drop_in)):
             return here
-        # Every k3s whose generated file imports a folder brings containerd 2.1 or later.
+        # Every k3s whose generated file imports a folder ships containerd 2.1 or later.
         return replace(here, drop_in=drop_in, version=first_merging_version(root.schema))
 
     def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
-        """Return the drop-in, or leave the handler to the product, which registers what it finds on its PATH."""
+        """Return the edit of a drop-in, or leave the handler to the product, which registers programs on its PATH."""
         desired = containerd.with_absolute_paths(desired, self.config)
         self._refuse_lost_edits(desired, self.drop_in)
         if self.config not in files:
@@ -323,7 +323,7 @@ class Rancher(BundledContainerd):
         return binary == desired.binary or (self._is_auto_detected(desired) and is_its_program)
 
     def _default_edits(self, files: Files, desired: DesiredConfig, present: ObservedConfig | None) -> Iterator[Edit]:
-        """Yield the product's own setting of the default runtime, where that is desired and not so already."""
+        """Yield the edit of the product's default-runtime setting, if that is desired and not yet set."""
         data, after = files.get(self.settings), _default_runtime_setting(desired)
         if desired.default and (present is None or present.default != desired.handler) and data != after:
             yield Edit(self.settings, data, after)
@@ -338,7 +338,7 @@ class Rancher(BundledContainerd):
             yield f"{self.product} has registered {desired.handler} with {present_binary}, which it found first"
 
     def complete_removal(self, removal: Removal, desired: DesiredConfig) -> Removal:
-        """Return the removal with the product's own setting taken back; what the product finds by itself stays."""
+        """Return the removal with the product's own setting undone; what the product finds by itself stays."""
         removal = containerd.complete_removal(removal, self.locate(removal.files, desired))
         for path in sorted(removal.files_after):
             if path in {self.template(2), self.template(3)} and b"gpunode: begin" in removal.files_after[path]:
@@ -361,17 +361,17 @@ def _default_runtime_setting(desired: DesiredConfig) -> bytes:
 
 
 def make_row(product: str, usual: Runtime, kubelet: Kubelet, unit: str, facts: Facts) -> Runtime:
-    """Return the row of the containerd that ``product`` brings.
+    """Return the row of the containerd that ``product`` ships.
 
     Args:
         product: its id.
-        usual: the row of a containerd that has packages of its own.
-        kubelet: that uses it.
-        unit: that starts it, unless the kubelet's own does.
-        facts: of the node.
+        usual: the row of a containerd that has its own packages.
+        kubelet: the kubelet that uses it.
+        unit: the unit that starts it, unless the kubelet's own does.
+        facts: the node's facts.
     """
     if product == "microk8s":
-        # What runs the kubelet is another daemon of the snap; its containerd can be restarted alone.
+        # The kubelet is run by another daemon of the snap; its containerd can be restarted separately.
         return Microk8s(product, _MICROK8S_TEMPLATE).make_row(usual, kubelet, unit)
     unit = kubelet.unit or unit
     if product == "k0s":

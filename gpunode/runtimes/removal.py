@@ -1,4 +1,4 @@
-"""Remove a handler from a runtime's files, whose recorded edits are reverted already, or by its name. Pure."""
+"""Remove a handler from a runtime's files, by its name or after its recorded edits were reverted. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gpunode.runtimes.documents import (
 from gpunode.runtimes.model import RUNC_FAMILY, ConfigEdit, DesiredConfig, Edit, Files, Removal, Runtime
 from gpunode.runtimes.reversal import changed_handlers
 
-# The files as they were before the handler was added; None for a file that was missing or is not on record.
+# The files before the handler was added; None for a file that was missing or is not on record.
 PreviousContents = Mapping[str, bytes | None]
 
 
 def former_files(files: Files, recorded: Sequence[Edit]) -> Files:
-    """Return ``files`` as they were before gpunode's ``recorded`` edits, which come oldest first."""
+    """Return ``files`` as they were before gpunode's ``recorded`` edits, which are sorted oldest first."""
     first = {edit.path: edit.before for edit in reversed(recorded) if edit.path in files}
     return {path: content for path, content in {**files, **first}.items() if content is not None}
 
@@ -31,9 +31,9 @@ def former_files(files: Files, recorded: Sequence[Edit]) -> Files:
 def find_other_own_handlers(
     row: Runtime, desired: DesiredConfig, files: Files, recorded: Sequence[Edit]
 ) -> frozenset[str]:
-    """Return the other handlers that gpunode added and that are still there.
+    """Return the other handlers that gpunode added and that still exist.
 
-    One that runs what it ran before gpunode is none of them: a drop-in may repeat it.
+    A handler that runs the same program as before gpunode does not count: a drop-in may repeat it.
     """
     was, now = (row.inspect(each, desired).handlers for each in (former_files(files, recorded), files))
     copied = {name for name in now if was.get(name) == now[name]}
@@ -44,16 +44,16 @@ def find_other_own_handlers(
 def remove_handler(
     row: Runtime, desired: DesiredConfig, reverted: Removal, contents_before: PreviousContents
 ) -> ConfigEdit:
-    """Return the edits that take ``desired.handler`` out.
+    """Return the edits that remove ``desired.handler``.
 
     Args:
         row: the runtime.
-        desired: names the handler, and the files that count.
-        reverted: its files, with gpunode's recorded edits reverted where no other handler needs them.
-        contents_before: the files in which the handler's entry goes by its name, each as it was before that was added.
+        desired: names the handler, and the effective files.
+        reverted: its files, with gpunode's recorded edits reverted if no other handler needs them.
+        contents_before: the files from which the handler is removed by name, as they were before it was added.
 
     Raises:
-        Refused: the files cannot be edited so, or neither gpunode nor nvidia-ctk can have added the handler.
+        Refused: the files cannot be edited this way, or neither gpunode nor nvidia-ctk can have added the handler.
     """
     files, removal = reverted.files, _restore_entry(row, desired, reverted, contents_before)
     is_recorded = removal.files_after != files
@@ -82,7 +82,7 @@ def remove_handler(
 def _describe_removal(
     row: Runtime, desired: DesiredConfig, removal: Removal, edits: Sequence[Edit], *, is_recorded: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """Return in a sentence what is done, and what the user should know of what stays."""
+    """Return a sentence about what is done, and notes on what stays."""
     handler, is_left = desired.handler, desired.handler in row.inspect(removal.files_after, desired).handlers
     if not edits:
         return f"no file of {row.product or row.id} that gpunode edits has {handler}", ()
@@ -112,7 +112,7 @@ def _is_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> bool:
 
 
 def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, before: PreviousContents) -> Removal:
-    """Make the handler's entry, and a default that names it, what they were ``before``; else they go."""
+    """Restore the handler's entry, and a default that names it, to what they were ``before``; else remove them."""
     layers, main = row.layers(removal.files_after, desired), desired.config or row.config
     root = next((layer.document for layer in layers if layer.path == main), {})
     for layer in (layer for layer in layers if layer.path in before):
@@ -133,9 +133,9 @@ def _restore_entry(row: Runtime, desired: DesiredConfig, removal: Removal, befor
 
 
 def remove_dangling_default(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
-    """Take a default out of the files that names no runtime any more: containers would not start with it.
+    """Remove a default that no longer names a runtime: containers would not start with it.
 
-    One that named none before gpunode comes back with the file that gpunode found it in.
+    A default that named none even before gpunode is restored with the file's former content.
     """
 
     def read_defaults(files: Files) -> dict[str, str]:

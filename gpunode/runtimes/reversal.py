@@ -1,9 +1,9 @@
 """Revert gpunode's edit of a configuration file that others have edited since. Pure.
 
-This is the one rule for "what was there before": rollback, remove and unconfigure go by it, in TOML and JSON alike.
-Lines are taken back first, because that brings back comments and layout; but only where the result means what taking
-back the keys means. Else the keys are: each one that gpunode added goes, each one that it changed is as before, and one
-that somebody has changed since stays as it is.
+This is the only rule for restoring a former state: rollback, remove and unconfigure all use it, for TOML and JSON.
+Lines are reverted first, because that restores comments and layout; but only if the result means the same as reverting
+the keys. Otherwise the keys are reverted: a key that gpunode added is removed, a key that it changed gets its former
+value, and a key that somebody has changed since stays as it is.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class RevertedFile:
     """A file without gpunode's edit.
 
     Attributes:
-        content: empty where nothing is left of a file that was not there.
+        content: empty if nothing is left of a file that did not exist before.
         changed: the keys that gpunode set and somebody has changed since; they stay as they are.
-        removed: the keys that somebody wrote into gpunode's own tables since; they go with these.
+        removed: the keys that somebody has since added to gpunode's own tables; they are removed with these.
     """
 
     content: bytes
@@ -49,14 +49,14 @@ class RevertedFile:
 def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = None) -> RevertedFile | None:
     """Return ``current`` without ``edit``; None if they cannot be separated.
 
-    A file that nobody edited since is as before, byte for byte. A list keeps what was added to it since.
+    A file that nobody edited since is restored byte for byte. A list keeps the items that were added since.
 
     Args:
-        edit: what gpunode made of the file; what is neither TOML nor JSON is taken back by lines. Where it took the
-            file away, what is there now is somebody else's.
-        current: the file as it is.
-        entries: the tables that go with all that was written into them since, because they would be useless without
-            gpunode's keys. When not given: each new table within another that holds values, unless it also holds
+        edit: gpunode's edit of the file; content that is neither TOML nor JSON is reverted by lines. If it removed the
+            file, any present file is somebody else's.
+        current: the present file.
+        entries: the tables that are removed with everything that was added to them since, because they would be useless
+            without gpunode's keys. By default: each new table within another that holds values, unless it also holds
             tables of tables.
     """
     if current == edit.after:
@@ -93,15 +93,15 @@ def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = N
 
 
 def _find_cri_plugin(document: Document) -> str:
-    """Return containerd's name for the CRI plugin that has the handlers; empty where none has."""
+    """Return containerd's name for the CRI plugin that has the handlers; empty if there is none."""
     names = CRI_PLUGIN_BY_SCHEMA.values()
     return next((name for name in names if value_at(document, ("plugins", name, "containerd"))), "")
 
 
 def _migrate_handlers(document: Document, name: str, new_name: str) -> Document:
-    """Return what ``containerd config migrate`` makes of the handlers with a program, and of the plugin's other keys.
+    """Return the result of ``containerd config migrate`` for handlers with a program, and for the plugin's other keys.
 
-    The others, as runc, stay in the migrated file: containerd has them anyway, and somebody may have set more there.
+    Other handlers, such as runc, stay in the migrated file: containerd has them anyway, and users may have added keys.
     """
     plugin, path = value_at(document, ("plugins", name)) or {}, ("containerd", "runtimes")
     handlers = {one: entry for one, entry in (value_at(plugin, path) or {}).items() if program_of(entry)}
@@ -133,7 +133,7 @@ _NO_VALUE = object()
 
 @dataclass(frozen=True, slots=True)
 class _KeyReversal:
-    """The reversal of an edit by keys; ``foreign_paths`` gathers those that somebody changed since."""
+    """The reversal of an edit by keys; ``foreign_paths`` collects those that somebody changed since."""
 
     own_entries: Collection[Path] | None
     foreign_paths: list[Path] = field(default_factory=list)
@@ -141,7 +141,7 @@ class _KeyReversal:
     def revert_table(
         self, before: Document, after: Document, now: Document, path: Path, *, is_new: bool = False
     ) -> Document:
-        """Return the table ``now`` without what made ``after`` of ``before``; one that is new has no former values."""
+        """Return the table ``now`` without the change of ``before`` to ``after``; a new one has no former values."""
         result = dict(now)
         for key in {**before, **after}:
             was, made, found = (table.get(key, _NO_VALUE) for table in (before, after, now))
@@ -157,7 +157,7 @@ class _KeyReversal:
         return result
 
     def _revert_value(self, old: Any, written: Any, current: Any, path: Path, *, is_new: bool) -> Any:
-        """Return a value that is neither what gpunode made it nor what it was."""
+        """Return the value to keep for one that is neither gpunode's nor the former value."""
         if isinstance(written, dict):
             return self._revert_inner_table(old, written, current, path)
         if isinstance(written, list) and isinstance(current, list) and (old is _NO_VALUE or isinstance(old, list)):
@@ -180,7 +180,7 @@ class _KeyReversal:
         return reverted if reverted or not is_new else old
 
     def _is_entry(self, table: Document, path: Path, *, is_new: bool) -> bool:
-        """Return whether a table goes and comes as a whole."""
+        """Return whether a table is added and removed as a unit."""
         if self.own_entries is not None:
             return path in self.own_entries
         tables = [value for value in table.values() if isinstance(value, dict)]
@@ -201,7 +201,7 @@ def program_of(entry: Document) -> object:
 
 
 def _revert_list(old: list[Any], written: list[Any], current: list[Any]) -> list[Any]:
-    """Return ``current`` without the items that gpunode added, and with those that it took out."""
+    """Return ``current`` without the items that gpunode added, and with those that it removed."""
     result = [item for item in current if item in old or item not in written]
     for index, item in enumerate(old):
         if item not in written and item not in result:
@@ -213,7 +213,7 @@ def _revert_list(old: list[Any], written: list[Any], current: list[Any]) -> list
 
 
 def changed_handlers(edit: Edit) -> frozenset[str]:
-    """Return the handlers whose entries an edit added, changed or took out."""
+    """Return the handlers whose entries an edit added, changed or removed."""
     return frozenset(_changed_entries(edit))
 
 
@@ -224,17 +224,17 @@ def added_programs(edit: Edit) -> frozenset[str]:
 
 
 def _changed_entries(edit: Edit) -> Mapping[str, object]:
-    """Return the entries that an edit added, changed or took out, as they are after it; None for one that went."""
+    """Return the entries that an edit added, changed or removed, in their state after it; None for a removed one."""
     try:
         before, after = (parse_document(data, edit.path) for data in (edit.before, edit.after))
     except (ValueError, Refused):
-        # A template of an earlier gpunode's, which is TOML but for its directives.
+        # A template from an earlier gpunode, which is TOML except for its directives.
         before, after = ({"runtimes": _find_named_handlers(data)} for data in (edit.before, edit.after))
     return dict(_differing_entries(before, after))
 
 
 def removes_handler(edit: Edit, handler: str) -> bool:
-    """Return whether an edit took the handler's entry out of the file."""
+    """Return whether an edit removed the handler's entry from the file."""
     had, has = (handler in changed_handlers(Edit(edit.path, None, data)) for data in (edit.before, edit.after))
     return had and not has
 
@@ -245,7 +245,7 @@ def _find_named_handlers(data: bytes | None) -> Document:
 
 
 def _differing_entries(before: Document, after: Document) -> Iterator[tuple[str, object]]:
-    """Yield the entries, in tables of runtimes, that differ, each by name and as it is in ``after``."""
+    """Yield the entries that differ, in tables of runtimes, each with its name and its value in ``after``."""
     for key in {**before, **after}:
         old, new = ({} if (value := table.get(key)) is None else value for table in (before, after))
         if not isinstance(old, dict) or not isinstance(new, dict):

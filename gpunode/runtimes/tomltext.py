@@ -1,9 +1,9 @@
 """Edit a TOML document as text, so that every byte outside the edited keys stays.
 
-tomlkit reads the text into a tree that writes itself back byte for byte. Values change within that tree, what is new is
-put into it as text, what goes is taken out of it. The tables' own methods are not used for that: they move comments to
+tomlkit parses the text into a tree that writes itself back byte for byte. Values are changed within that tree, new
+entries are inserted as text, and old ones removed. The tables' own methods are not used for that: they move comments to
 other tables and, below dotted keys, keys of others (tomlkit 0.15.2 on the inputs of tests/conformance/runtimes). The
-standard library reads the result: it is the intended document and has every foreign line, or the edit is refused.
+standard library parses the result: it must be the intended document with every foreign line, or the edit is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-# Nobody loads this module before a file has to change.
+# This module is loaded only if a file has to change.
 import tomlkit  # noqa: TID253
 from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
@@ -24,7 +24,7 @@ from gpunode.runtimes.documents import Document, Path, Uneditable, VerbatimFloat
 _Entry: TypeAlias = tuple[Key | None, Item]
 # The second round adds the headers of tables that lose their last key but stay.
 _MAX_EDIT_ROUNDS = 2
-# No TOML text holds this character: it marks what is new or gone, until the lines around it are laid out.
+# No TOML text contains this character: it marks insertions and removals until the lines around them are laid out.
 _INSERTED_TEXT_MARK = "\0"
 _TABLE_HEADER_LINE = re.compile(r"^([ \t]*)\[([^\[\n].*?)\][ \t]*(?:#.*)?$", re.MULTILINE)
 _LINE_ABOVE_HEADER = re.compile(r"^([ \t]*(?:[^#\s].*)?)\n(?=[ \t]*\[)", re.MULTILINE)
@@ -32,13 +32,13 @@ _KEY_BELOW_HEADER = re.compile(r"^([ \t]*)\[[^\[\n].*\n\1([ \t]*)[^\s#\[]", re.M
 
 
 def edit_toml(text: str, before: Document, after: Document) -> str:
-    """Return ``text``, which reads as ``before``, changed so that it reads as ``after``.
+    """Return ``text``, which reads as ``before``, edited to read as ``after``.
 
-    Comments and everything outside the differing keys stay byte for byte; a comment goes only with the line of a value
-    that goes. Floats keep their spelling.
+    Comments and everything outside the differing keys stay byte for byte; a comment is removed only with a removed
+    value on the same line. Floats keep their spelling.
 
     Raises:
-        Uneditable: tomlkit cannot read the text, or the result would mean something else or lack a foreign line.
+        Uneditable: tomlkit cannot read the text, or the result would differ in meaning or lack a foreign line.
     """
     if is_same_value(before, after):
         return text
@@ -52,7 +52,7 @@ def edit_toml(text: str, before: Document, after: Document) -> str:
             read = parse_toml(result)
         except (TOMLKitError, ValueError, LookupError, AttributeError, RecursionError) as error:
             line = error.line if isinstance(error, ParseError) and result == former else 0
-            break  # LookupError and AttributeError are faults of tomlkit's
+            break  # LookupError and AttributeError are bugs in tomlkit
         replaced = ends if replaced is None else replaced
         if is_same_value(read, after) and _keeps_foreign_lines(former, result, replaced):
             result = result if is_terminated else result.removesuffix("\n")
@@ -61,7 +61,7 @@ def edit_toml(text: str, before: Document, after: Document) -> str:
 
 
 def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[str]]:
-    """Return the edited text, and the ends of the lines that were changed or taken out."""
+    """Return the edited text, and the ends of the lines that were changed or removed."""
     document = tomlkit.parse(text)
     root = _Part(document)
     headers = {name: indent for indent, name in _TABLE_HEADER_LINE.findall(text)}
@@ -75,7 +75,7 @@ def _edit_once(text: str, before: Document, after: Document) -> tuple[str, set[s
 
 
 def _keeps_foreign_lines(old: str, new: str, replaced: set[str]) -> bool:
-    """Return whether ``new`` has each line of ``old``, comments in their order; ``replaced`` are ends of lines."""
+    """Return whether ``new`` has each line of ``old``, comments in the same order; ``replaced`` has line ends."""
     lost = Counter(old.splitlines()) - Counter(new.splitlines())
     ends = tuple(replaced)
     if any(line.strip() and not line.lstrip().startswith("[") and not line.endswith(ends) for line in lost):
@@ -86,20 +86,20 @@ def _keeps_foreign_lines(old: str, new: str, replaced: set[str]) -> bool:
 
 
 def _is_comment(line: str) -> bool:
-    """Return whether it looks like a comment, and not like the last line of a long string."""
+    """Return whether the line looks like a comment, and not like the last line of a long string."""
     return line.lstrip().startswith("#") and '"""' not in line and "'''" not in line
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A place where a table's keys stand: below a header, in dotted keys, or within braces.
+    """A place with keys of a table: below a header, in dotted keys, or within braces.
 
-    A table that has no header of its own (``a`` of ``[a.b]``) is a part, too.
+    A table without a header of its own (``a`` of ``[a.b]``) counts as a part as well.
 
     Attributes:
-        node: of tomlkit's tree.
+        node: the node in tomlkit's tree.
         key: as written; None for the root table.
-        above: the part of the table around it.
+        above: the part of the enclosing table.
     """
 
     node: tomlkit.TOMLDocument | Table | InlineTable
@@ -108,12 +108,12 @@ class _Part:
 
     @property
     def body(self) -> list[_Entry]:
-        """The entries, comments and blank lines, in their order."""
+        """The entries, comments and blank lines, in order."""
         return self.node.body if isinstance(self.node, tomlkit.TOMLDocument) else self.node.value.body
 
     @property
     def is_dotted(self) -> bool:
-        """True for a table that dotted keys make."""
+        """True for a table that dotted keys create."""
         return self.key is not None and self.key.is_dotted()
 
     @property
@@ -124,13 +124,13 @@ class _Part:
 
     @property
     def indent(self) -> str:
-        """The white space before the header, or before the first one within."""
+        """The white space before the header, or before the first header within."""
         if self.header is not None:
             return self.header.trivia.indent
         return "" if self.key is None else next((part.indent for part in self.tables()), "")
 
     def tables(self, name: str | None = None) -> Iterator[_Part]:
-        """Yield the parts of the tables within, or of that with ``name``."""
+        """Yield the parts of the inner tables, or only of the one named ``name``."""
         for key, item in self.body:
             if key is not None and isinstance(item, Table | InlineTable) and name in {None, key.key}:
                 yield _Part(item, key, self)
@@ -140,7 +140,7 @@ class _Part:
         return next(index for index, (_, item) in enumerate(self.body) if item is part.node)
 
     def end_of_lines(self) -> int:
-        """Return the index behind the last ``key = value``; 0 where there is none."""
+        """Return the index after the last ``key = value``; 0 if there is none."""
         lines = (
             index
             for index, (key, item) in enumerate(self.body, 1)
@@ -158,11 +158,11 @@ def _restore_indents(part: _Part, indents: Mapping[str, str]) -> None:
 
 
 class _Editor:
-    """A tree on its way from one document to another.
+    """A tree that is being changed from one document to another.
 
     Attributes:
-        has_gaps: whether blank lines stand above most headers.
-        replaced: the ends of the lines that were changed or taken out.
+        has_gaps: whether most headers have a blank line above.
+        replaced: the ends of the lines that were changed or removed.
     """
 
     def __init__(self, root: _Part, text: str, header_indents: list[str]) -> None:
@@ -191,7 +191,7 @@ class _Editor:
                 self._add(parts, path, key, value)
             else:
                 self._replace(parts, key, value)
-        # What is new goes to the same place one after the other, so the last comes first.
+        # New keys are inserted at the same place one after the other, so the last comes first.
         for key in reversed([key for key in new if key not in old]):
             self._add(parts, path, key, new[key])
         for key in old:
@@ -234,7 +234,7 @@ class _Editor:
         lines = self._format_lines((key,), value, indent)
         if at or part.key is not None:
             part.body.insert(at, _make_entry(lines))
-        else:  # above all tables, but below the comments about the whole file
+        else:  # above all tables, but below the comments about the file itself
             tables = (
                 n for n, (key, item) in enumerate(part.body) if key or item.as_string().startswith(_INSERTED_TEXT_MARK)
             )
@@ -244,7 +244,7 @@ class _Editor:
         part.body.insert(at, _make_entry(f"{_INSERTED_TEXT_MARK}{lines}{_INSERTED_TEXT_MARK}\n"))
 
     def _format_tables(self, path: Path, table: Document, indent: str) -> str:
-        """Write ``table``; one that only holds tables needs no header."""
+        """Format ``table``; one that only contains tables needs no header."""
         values = {key: value for key, value in table.items() if not isinstance(value, dict)}
         blocks = []
         if values or not table:
@@ -256,7 +256,7 @@ class _Editor:
         return ("\n" if self.has_gaps else "").join(blocks)
 
     def _format_lines(self, keys: Path, value: Any, indent: str) -> str:
-        """Write statements that set ``keys``, one for each value in it."""
+        """Format statements that set ``keys``, one for each value in it."""
         if isinstance(value, dict) and value:
             return "".join(self._format_lines((*keys, key), inner, indent) for key, inner in value.items())
         return f"{indent}{_format_keys(keys, self.quote)} = {_format_value(value, self.quote)}\n"
@@ -291,14 +291,14 @@ class _Editor:
                 part.body[index] = _make_entry(f"{_INSERTED_TEXT_MARK}{_INSERTED_TEXT_MARK}\n{_collect_comments(item)}")
 
     def _note_lines(self, part: _Part, key: Key | None = None, item: Item | None = None) -> None:
-        """Note the lines of an entry of ``part``; braces stand on one line, which changes with all in them."""
+        """Record the lines of an entry of ``part``; an inline table's line changes with everything in it."""
         while isinstance(node := part.node, InlineTable) and part.above is not None:
             part, key, item = part.above, part.key, node
         if item is None or key is None:
             return
         lines = item.as_string().splitlines()
         if isinstance(item, Table | AoT):
-            # Statements of dotted keys stand behind the rest of their key.
+            # Statements with dotted keys follow the rest of their key.
             lines = [line.lstrip() for line in lines if not _is_comment(line)]
         else:
             trivia = item.trivia
@@ -308,7 +308,7 @@ class _Editor:
 
 
 def _append_in_braces(table: InlineTable, key: str, item: Item) -> None:
-    """Append a key, with the space before the closing brace behind it."""
+    """Append a key, keeping the space before the closing brace behind it."""
     body = table.value.body
     end = [body.pop()] if body and body[-1][0] is None else []
     table.append(key, item)
@@ -327,14 +327,14 @@ def _make_entry(text: str) -> _Entry:
 
 
 def _read_indent(item: Item) -> str:
-    """Return the white space before a statement, which may be one of dotted keys."""
+    """Return the white space before a statement, which may have dotted keys."""
     while isinstance(item, Table):
         item = next((inner for key, inner in item.value.body if key is not None), tomlkit.item(0))
     return item.trivia.indent
 
 
 def _collect_comments(item: Item) -> str:
-    """Return the comments in a table that goes, and the blank lines below its last statement."""
+    """Return the comments in a removed table, and the blank lines below its last statement."""
     kept = ""
     for key, inner in item.value.body if isinstance(item, Table) else ():
         if key is not None:
@@ -345,7 +345,7 @@ def _collect_comments(item: Item) -> str:
 
 
 def _change_list(array: Array, new: list[Any], quote: str) -> None:
-    """Take out and put in single items, so that comments and line breaks between the others stay."""
+    """Remove and insert single items, so that comments and line breaks between the others stay."""
     old = parse_toml(f"v = {array.as_string()}")["v"]
     head = 0
     while head < min(len(old), len(new)) and is_same_value(old[head], new[head]):
@@ -367,7 +367,7 @@ def _format_keys(keys: Path, quote: str) -> str:
 
 
 def _format_value(value: Any, quote: str) -> str:
-    """Write ``value`` on one line."""
+    """Format ``value`` on one line."""
     match value:
         case VerbatimFloat():
             return str(value)
@@ -384,7 +384,7 @@ def _format_value(value: Any, quote: str) -> str:
 
 
 def _lay_out(text: str, *, has_gaps: bool) -> str:
-    """Return ``text`` without marks: comments that touch a header stay above it, gaps are as between the others."""
+    """Return ``text`` without marks; comments stay attached to a header, and gaps match those between other tables."""
     blank = "\n" if has_gaps else ""
     text = text.replace(f"{_INSERTED_TEXT_MARK}\n{_INSERTED_TEXT_MARK}", blank)
     while _INSERTED_TEXT_MARK in text:

@@ -1,11 +1,11 @@
 """The NVIDIA container toolkit's config.toml, with the keys and the ``--set`` of nvidia-ctk, edited as text.
 
-Every container start reads this file anew, so a change of it needs no restart.
+Every container start reads this file, so changes need no restart.
 
 Source: nvidia-container-toolkit@v1.20.0, api/config/v1 and cmd/nvidia-ctk/config; what that release printed and wrote.
-Four of its habits are not followed. Comments, order and layout stay. A key that is commented out in the file is set
-below it, and no such comment is added to a file that is there. A comma in a value stays part of it. A value with which
-the toolkit itself would start no container is refused.
+gpunode differs in four points. Comments, order and layout are kept. A key that is commented out in the file is set
+below that comment, and an existing file gets no new such comments. A comma in a value stays part of it. A value with
+which the toolkit would start no container is refused.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class ToolkitKey:
 
     Attributes:
         name: its tables and its own name, joined by dots.
-        kind: ``feature`` is a switch that ``=nil`` takes out.
-        default: what a file that is made anew sets it to; None where it does not.
-        shown: the value that such a file names in a comment; None where it does not.
-        allowed: the values that the toolkit knows; any where this is empty.
+        kind: ``feature`` is a switch that ``=nil`` removes.
+        default: its value in a new file; None if a new file does not set it.
+        shown: its value in a comment of a new file; None if there is no such comment.
+        allowed: the values that the toolkit knows; empty means any.
     """
 
     name: str
@@ -48,12 +48,12 @@ class ToolkitKey:
 
     @property
     def path(self) -> Path:
-        """The way down to it."""
+        """The path to it."""
         return tuple(self.name.split("."))
 
 
 _CLI, _RUNTIME, _MODES = "nvidia-container-cli", "nvidia-container-runtime", "nvidia-container-runtime.modes"
-# In the order of a file that is made anew.
+# In the order of a new file.
 TOOLKIT_KEYS: tuple[ToolkitKey, ...] = (
     ToolkitKey("accept-nvidia-visible-devices-as-volume-mounts", "switch", shown=False),
     ToolkitKey("accept-nvidia-visible-devices-envvar-when-unprivileged", "switch", shown=True),
@@ -103,7 +103,7 @@ TOOLKIT_KEYS: tuple[ToolkitKey, ...] = (
 _TOOLKIT_KEY_BY_NAME: Mapping[str, ToolkitKey] = {key.name: key for key in TOOLKIT_KEYS}
 _LDCONFIG_KEY = _TOOLKIT_KEY_BY_NAME[f"{_CLI}.ldconfig"]
 _FOREIGN_LDCONFIG_KEY = _TOOLKIT_KEY_BY_NAME["features.allow-ldconfig-from-container"]
-# As Go's strconv.ParseBool reads them.
+# As in Go's strconv.ParseBool.
 _SWITCH_VALUE_BY_WORD = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
@@ -112,18 +112,18 @@ _SWITCH_VALUE_BY_WORD = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The value to set a key to; None removes it."""
+    """A key and its new value; None removes the key."""
 
     key: ToolkitKey
     value: Value | None
 
 
-# How much is written down, and where the linker's program is, differ without effect on containers.
+# The log settings and the path of the linker's program differ without effect on containers.
 _KEYS_WITHOUT_EFFECT = frozenset({f"{_CLI}.debug", f"{_CLI}.ldconfig", f"{_RUNTIME}.debug", f"{_RUNTIME}.log-level"})
 
 
 def non_default_settings(data: bytes, path: str = TOOLKIT_CONFIG) -> tuple[str, ...]:
-    """The settings that are not the toolkit's own, as ``key = value``; those that change nothing for containers aside.
+    """Return settings that differ from the toolkit's defaults as ``key = value``, without those that do not matter.
 
     Raises:
         Refused: the file is not TOML.
@@ -138,20 +138,20 @@ def non_default_settings(data: bytes, path: str = TOOLKIT_CONFIG) -> tuple[str, 
 
 
 def _default_value(key: ToolkitKey) -> object:
-    """Return the toolkit's default for the key; None where that is nothing."""
+    """Return the toolkit's default for the key; None if it has none."""
     usual = key.default if key.default is not None else key.shown if isinstance(key.shown, bool) else None
     return list(usual) if isinstance(usual, tuple) else usual
 
 
 def parse_set_options(words: Iterable[str]) -> tuple[Setting, ...]:
-    """Parse the values of ``--set``, in their order.
+    """Parse the values of ``--set``, in order.
 
     Raises:
-        UsageError: a key is unknown, or a value is none that its key can have.
+        UsageError: a key is unknown, or a value is not allowed for its key.
     """
     settings = list[str]()
     for word in words:
-        # nvidia-ctk cuts one at every comma; here those that belong to a value are left.
+        # nvidia-ctk splits at every comma; commas that belong to a value are kept here.
         parts = word.split(",")
         settings += parts if all(part.partition("=")[0] in _TOOLKIT_KEY_BY_NAME for part in parts) else [word]
     return tuple(map(_parse_setting, settings))
@@ -207,7 +207,7 @@ def _parse_switch(key: ToolkitKey, value: str) -> bool | None:
 
 
 def _split_at_colons(key: ToolkitKey, value: str) -> list[str]:
-    """The items between colons; none for an empty value, where nvidia-ctk makes one empty item."""
+    """Split the value at colons; an empty value has no items, whereas nvidia-ctk makes an empty one."""
     if "," in value:
         raise UsageError(
             f"--set {key.name}={value}: a list is separated by colons",
@@ -224,11 +224,11 @@ def _example_value(key: ToolkitKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolkitHost:
-    """The system that the usual values depend on.
+    """The system that the default values depend on.
 
     Attributes:
-        suse: whether the distribution is of SUSE's family, where device nodes are the group video's.
-        real_ldconfig: whether /sbin/ldconfig.real is there, which /sbin/ldconfig then wraps (Ubuntu).
+        suse: whether the distribution belongs to SUSE's family, where the group video owns device nodes.
+        real_ldconfig: whether /sbin/ldconfig.real exists, which /sbin/ldconfig then wraps (Ubuntu).
     """
 
     suse: bool = False
@@ -236,7 +236,7 @@ class ToolkitHost:
 
 
 def render_default_config(host: ToolkitHost, desired: Sequence[Setting] = ()) -> str:
-    """The text of a file that is made anew."""
+    """Return the text of a new file."""
     values: dict[str, DefaultValue | Value | None] = {key.name: key.default for key in TOOLKIT_KEYS}
     if host.suse:
         values[f"{_CLI}.user"] = "root:video"
@@ -250,7 +250,7 @@ def _values_by_key(desired: Sequence[Setting]) -> dict[str, Value | None]:
 
 
 def _write_new_file(values: Mapping[str, DefaultValue | Value | None]) -> str:
-    """A file that says ``values`` and shows what else there is in comments, laid out as nvidia-ctk does."""
+    """Render a file that sets ``values`` and shows other keys in comments, in nvidia-ctk's layout."""
     lines: list[str] = []
     headers: set[Path] = {()}
     for table, keys in groupby(TOOLKIT_KEYS, lambda key: key.path[:-1]):
@@ -275,16 +275,16 @@ def _render_statement(key: ToolkitKey, value: Value | DefaultValue) -> str:
 
 
 def configure(data: bytes | None, desired: Sequence[Setting], host: ToolkitHost, path: str = TOOLKIT_CONFIG) -> bytes:
-    """The file as ``desired``; the same bytes when it says all of that already.
+    """Return the file with the ``desired`` settings; the same bytes if it has them all already.
 
     Args:
-        data: the file as it is; None where there is none: it is made anew. An empty one gets no usual values.
-        desired: later ones win.
-        host: that the file is for.
-        path: of the file, for messages.
+        data: the present file; None creates a new one. An empty one gets no default values.
+        desired: the settings; later ones win.
+        host: the system that the file is for.
+        path: the file's path, for messages.
 
     Raises:
-        Refused: the file cannot be read, or the toolkit would start no container with the outcome.
+        Refused: the file cannot be read, or the toolkit would start no container with the result.
     """
     file = _read_config(data, path)
     if data is None:
@@ -306,7 +306,7 @@ def _read_config(data: bytes | None, path: str) -> ConfigLayer:
 
 
 def _edit_config(file: ConfigLayer, setting: Setting) -> bytes | None:
-    """Return the file with the key set: below the comment that names it with another value, where there is one."""
+    """Return the file with the key set, below a comment that names it with another value if there is one."""
     keys, value, text = setting.key.path, setting.value, file.text
     file.table(keys[:-1])
     after = with_value(file.document, keys, value, prune=True)

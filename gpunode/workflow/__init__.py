@@ -1,3 +1,3 @@
-"""The verbs: order only, no decisions."""
+"""The commands' control flow: the order of calls; decisions live elsewhere."""
 
 from __future__ import annotations

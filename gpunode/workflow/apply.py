@@ -1,4 +1,4 @@
-"""Changes made through the journal: backed up, intended, made, done; then what they owe is settled."""
+"""Apply changes through the journal (intent and backup first, then the change), then run their triggers."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Applier:
 
     Attributes:
         check_interrupt: called between changes; raises Interrupted after a signal.
-        untriggered_changes: changes of interrupted runs, newest first, whose daemons have not read them yet.
-        pending_triggers: the pending triggers of these runs.
-        parser_answers: what a runtime's own parser said of a step's files before they were written, by step id.
+        untriggered_changes: changes of interrupted runs, newest first, that their daemons have not read yet.
+        pending_triggers: the triggers that those runs left pending.
+        parser_answers: what a runtime's own parser said about a step's files before they were written, by step id.
     """
 
     host: Host
@@ -66,17 +66,17 @@ class Applier:
         """Make the changes of a stage, and run the triggers that later stages need.
 
         Raises:
-            GpunodeError: a change could not be made; the ones before it stay made, and journaled.
+            GpunodeError: a change could not be made; the earlier changes stay, and are journaled.
         """
         for _, same in groupby(plan.ordered_changes, key=type):
             self._apply_batch(plan, tuple(same))
         self.run_triggers([trigger for trigger in plan.triggers if trigger.runs_at_stage_end])
 
     def run_triggers(self, pending_triggers: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
-        """Settle ``pending_triggers``; a daemon that does not come back first gets its former configuration back.
+        """Run ``pending_triggers``; if a daemon does not come back, restore its former configuration.
 
         Raises:
-            ChangeFailed: one of them failed. Services that let go of the GPUs are all started before that.
+            ChangeFailed: a trigger failed. All services that were stopped to free the GPUs are started first.
         """
         done: list[TriggerResult] = []
         failures: list[ChangeFailed] = []
@@ -96,10 +96,10 @@ class Applier:
         return tuple(done)
 
     def restart_paused_services(self) -> None:
-        """Start what this run has stopped for the sake of its changes, as far as it was not tried yet.
+        """Start the services that this run stopped for its changes and has not tried to start yet.
 
         Raises:
-            ChangeFailed: one did not start.
+            ChangeFailed: a service did not start.
         """
         paused = [trigger for trigger in pending_triggers(self.run.entries()) if trigger.kind == "start"]
         self.run_triggers([trigger for trigger in paused if trigger not in self._attempted_triggers])
@@ -121,7 +121,7 @@ class Applier:
             yield result
 
     def _restore_and_restart(self, failed: tuple[Trigger, ...], failure: ChangeFailed) -> None:
-        """Restore what the failed daemon read and start it with that; ``failure`` then says how it went."""
+        """Restore the files that the failed daemon read and restart it; add the outcome to ``failure``."""
         units = ", ".join(trigger.target for trigger in failed)
         restored: list[str] = []
         try:
@@ -152,12 +152,12 @@ class Applier:
     def _changes_with_trigger(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
         """Yield the written changes, newest first, that have one of the ``failed`` triggers."""
         for change in (*self._written_files(), *self.untriggered_changes):
-            # A file that only had to be read again holds what somebody else wrote.
+            # A change that only triggers a reread left a file that somebody else wrote.
             if change.triggers & set(failed) and not change.only_triggers_reread:
                 yield change
 
     def _written_files(self) -> list[FileChange]:
-        """Return the changes of files that this run wrote, newest first, without those that it restored."""
+        """Return the file changes that this run made, newest first, without those that it has restored."""
         entries = self.run.entries()
         failed = {entry.seq for entry in entries if isinstance(entry, Failed)}
         made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
@@ -166,7 +166,7 @@ class Applier:
         return [change for change in files if not change.only_triggers_reread and change.inverse() not in back]
 
     def _restore_file(self, change: FileChange, failure: ChangeFailed) -> None:
-        """Undo ``change``; the rejected file is kept, and ``failure`` says where."""
+        """Undo ``change``; save the rejected file, and add its path to ``failure``."""
         if isinstance(change.after, FileState):
             kept = self.run.save_rejected_file(change.path, change.after.content)
             failure.why += f"\nthe rejected {change.path} is kept as {kept}"
@@ -218,13 +218,13 @@ class Applier:
             self.cancel_triggers(triggers_of(files), "restored before any daemon read it")
 
     def cancel_triggers(self, pending_triggers: Iterable[Trigger], why: str) -> None:
-        """Record that this run does not need ``pending_triggers``; what an earlier run left pending stays so."""
+        """Record that this run does not need ``pending_triggers``; those of earlier runs stay pending."""
         for trigger in pending_triggers:
             if not set(triggers_done_by(trigger)) & set(self.pending_triggers):
                 self.run.record_trigger(trigger, why)
 
     def _check_candidate_files(self, step: StepPlan) -> str:
-        """Return what the runtime's parser said of all files of ``step``, before the first is written."""
+        """Return what the runtime's parser says about all files of ``step``, before the first one is written."""
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
         if expectation is None or step.step.id in self.parser_answers:
             return ""
@@ -234,14 +234,14 @@ class Applier:
         return self.parser_answers[step.step.id]
 
     def _restore_unit_config(self, change: Change, failure: ChangeFailed) -> None:
-        """Restore the former configuration, too, of a daemon that could not be started and did not run."""
+        """Restore the configuration of a daemon that was stopped before the run and could not be started."""
         for written_file in self._written_files() if change.unit_running_after else ():
             if any(trigger.target == change.unit_running_after for trigger in written_file.triggers):
                 self._restore_file(written_file, failure)
                 failure.why += f"\nrestored: {written_file.path}"
 
     def apply_change(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
-        """Make one change: realized, journaled with its backup, made, recorded as done."""
+        """Make one change: complete it, journal it with its backup, make it, record it as done."""
         self.on_event(Applying(stage, step, (change,)))
         started = time.monotonic()
         concrete = self.host.complete_change(change)
@@ -252,7 +252,7 @@ class Applier:
     def apply_packages(
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
-        """Make package changes in one transaction, with a backup of the files that it purges or may overwrite."""
+        """Make package changes in one transaction; back up the files that it purges or may overwrite."""
         self.on_event(Applying(stage, TRANSACTION_STEP_ID, batch))
         started = time.monotonic()
         seqs = [
@@ -269,7 +269,7 @@ class Applier:
         try:
             self._make_and_record(batch, tuple(seqs), find_touched=lambda: self._find_touched_packages(batch))
         except GpunodeError:
-            with suppress(GpunodeError, ValueError):  # the transaction's own failure is what the user must hear of
+            with suppress(GpunodeError, ValueError):  # the user must see the transaction's own failure
                 self._record_package_files(batch, former)
             raise
         self._record_package_files(batch, former)
@@ -278,7 +278,7 @@ class Applier:
     def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState] | None) -> None:
         """Record files that the transaction put beside edited configuration, and user files that new packages ship.
 
-        ``former`` are the files beside configuration before it. A purge of such a package would delete the user's file.
+        ``former`` holds the files beside configuration before it. Purging such a package would delete the user's file.
         """
         aside = live_state.find_set_aside_changes(self.host, former)
         new = [change.id for change in batch if change.exists_after and change.before is None]
@@ -287,7 +287,7 @@ class Applier:
         paths = sorted({path for listed in database.config_files(new).values() for path in listed if path in shipped})
         theirs: list[FileChange] = []
         for path in paths:
-            with suppress(Undetermined):  # a folder, as below; the transaction itself went well
+            with suppress(Undetermined):  # a folder; the transaction itself succeeded
                 state = live_state.read_file_state(self.host, path)
                 if state is not None and live_state.package_checksum(state.content) != shipped[path]:
                     theirs.append(FileChange(path, state, None))
@@ -311,7 +311,7 @@ class Applier:
                 yield self.host.complete_change(FileChange(path, state, None))
 
     def _find_unowned_driver_files(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
-        """Yield a backup of each file of no package that stands where a driver's new packages have theirs."""
+        """Yield a backup of each unpackaged file in a place where a driver's new packages install a file."""
         if not driver_packages(change.id for change in batch if change.before is None):
             return
         for path in live_state.find_unpackaged_driver_files(self.host):
@@ -321,14 +321,14 @@ class Applier:
     def _find_touched_packages(self, batch: Sequence[PackageChange]) -> frozenset[Change]:
         """Return the changes of packages that a failed transaction touched; the user may change the others later.
 
-        All of them if the package database does not tell; then they are undone as they are.
+        Return all changes if the package database cannot be read; each is then undone from its recorded state.
         """
         try:
             database = live_state.read_package_database(self.host)
             states = database.packages()
             broken = database.half_installed() | live_state.list_journaled_packages(self.host)
         except (GpunodeError, ValueError):
-            return frozenset(batch)  # the transaction's own failure is what the user must hear of
+            return frozenset(batch)  # the user must see the transaction's own failure
         return frozenset(
             change
             for change in batch
@@ -357,7 +357,7 @@ class Applier:
 
 @contextmanager
 def recording_failure(applier: Applier) -> Iterator[None]:
-    """Record what ends the work early as the end of the run, too; what it stopped for its work is started again."""
+    """Record an error as the end of the run, and start the services that the run stopped."""
     try:
         yield
     except GpunodeError as error:
@@ -374,7 +374,7 @@ def recording_failure(applier: Applier) -> Iterator[None]:
 
 @contextmanager
 def _appending_errors(failure: GpunodeError) -> Iterator[None]:
-    """Add to ``failure`` what goes wrong while it is recorded: the user must hear of the failure itself."""
+    """Append an error that occurs while ``failure`` is recorded: the user must see ``failure`` itself."""
     try:
         yield
     except GpunodeError as second:
@@ -382,19 +382,19 @@ def _appending_errors(failure: GpunodeError) -> Iterator[None]:
 
 
 def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True) -> None:
-    """Record of changes whose run ended before it could whether they were made, where the node shows it.
+    """Record for changes whose run was cut short whether they were made, where the node's state shows it.
 
-    Done soon after the run, it tells what gpunode took away or brought from what somebody does later. A change whose
-    subject a later run changed, too, and one of which the node shows neither, stay as they are.
+    Recorded soon after the run, this separates gpunode's changes from what somebody does later. Changes stay open if
+    a later run changed the same subject, or if the node's state matches neither side.
 
-    Unless the node ``is_idle``, a package manager may still make what a killed run began.
+    Unless ``is_idle``, a package manager may still be finishing what a killed run began.
 
     Raises:
         UsageError: only root may read the journals.
-        JournalDamaged: one of the journals is.
+        JournalDamaged: a journal is damaged.
     """
     for run, intents in store.find_open_intents().items():
-        # Where the disk has no room, or the node cannot be read, the next run tries again.
+        # If the disk is full or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
             removals, not_made = _split_package_intents_by_outcome(host, intents) if is_idle else ([], [])
             made_intents = [*_find_made_files(host, intents), *removals]
@@ -403,13 +403,13 @@ def record_change_outcomes(store: Store, host: HostView, *, is_idle: bool = True
 
 
 def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
-    """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
+    """Yield the intents whose file is in its final state; a recorded state has a sha256 in place of its content."""
     for intent in intents:
         change = intent.change
         if not isinstance(change, FileChange) or not change.is_final_state_known:
             continue
         if not change.exists_before and not change.exists_after:
-            continue  # only folders of a file go, which may be others' by now
+            continue  # removes only a file's folders, which somebody else may use by now
         now = live_state.read_file_state(host, change.path)
         is_left = change.after is None and live_state.has_empty_folder(host, change.folders)
         if (now and now.with_digest()) == change.after and not is_left:
@@ -417,9 +417,9 @@ def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Inte
 
 
 def _split_package_intents_by_outcome(host: HostView, intents: Sequence[Intent]) -> tuple[list[Intent], list[Intent]]:
-    """Return the removals that were made, and the intents whose package is as it was before.
+    """Return the removals that were made, and the intents whose package is unchanged.
 
-    A package that is half-installed or not configured belongs to neither.
+    A package that is half-installed or not configured counts as neither.
     """
     changes = [(intent, intent.change) for intent in intents if isinstance(intent.change, PackageChange)]
     if not changes:
@@ -435,7 +435,7 @@ def _split_package_intents_by_outcome(host: HostView, intents: Sequence[Intent])
 def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
     """Return the paths beside which the run may have left a temporary file.
 
-    A candidate that a runtime's parser was reading is in no journal, so every runtime's files are among them.
+    A candidate file that a runtime's parser was reading is not journaled, so every runtime's files are included.
     """
     written = (change.path for change in FileChange.of_kind(run.changes("done", "unknown")))
     candidates = (path for row in RUNTIMES if row.unit for path in (row.config, row.drop_in) if path)
@@ -443,17 +443,17 @@ def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:
 
 
 def _installed_version(state: PackageState | None) -> str:
-    """Return the installed version; empty for none, also if only the configuration is left."""
+    """Return the installed version; empty if it is not installed, or only its configuration is left."""
     return "" if state is None or state.config_files_only else state.version
 
 
 def _trigger_batch_key(trigger: Trigger) -> Trigger | str:
-    """Return the key of what settles together: units one by one, so that a failure restores no other unit's files."""
+    """Return the key of a batch: units run one by one, so that a failure restores no other unit's files."""
     return trigger if trigger.kind in {*_UNIT_TRIGGER_KINDS, "start"} else trigger.kind
 
 
 def final_triggers(plans: Sequence[StagePlan]) -> tuple[Trigger, ...]:
-    """Return the triggers that are settled after the last stage."""
+    """Return the triggers that run after the last stage."""
     return tuple(
         t for t in triggers_of(change for plan in plans for change in plan.ordered_changes) if not t.runs_at_stage_end
     )

@@ -25,7 +25,7 @@ _SOCKETS_WITH_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() 
 
 
 def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
-    """Return the node as Kubernetes objects are rendered for it.
+    """Return the node's facts that its Kubernetes objects depend on.
 
     Raises:
         Refused: if ``name`` is not a valid Node name.
@@ -58,9 +58,9 @@ def derive_cluster_node(facts: Facts, name: str) -> ClusterNode:
 
 
 def _reads_cdi(facts: Facts) -> bool:
-    """Return whether the kubelet's container runtime reads CDI devices; before there is a kubelet, containerd counts.
+    """Return whether the kubelet's container runtime reads CDI devices; without a kubelet, judge containerd.
 
-    False if that cannot be determined.
+    Return False if that cannot be determined.
     """
     kubelet = known(facts.kubelet, None)
     if kubelet is not None and kubelet.socket in _SOCKETS_WITH_CDI:

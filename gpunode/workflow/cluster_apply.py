@@ -1,4 +1,4 @@
-"""Apply a plan to a cluster: journaled, wave by wave, waiting for each."""
+"""Apply a plan to a cluster: journaled, in waves, waiting for each."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
         The run's id.
 
     Raises:
-        ChangeFailed, Conflict: if the API server rejects a change; earlier ones stay and are journaled.
-        VerifyFailed: if a workload is not ready in time; names the changes that are not applied.
+        ChangeFailed, Conflict: the API server rejects a change; earlier changes stay and are journaled.
+        VerifyFailed: a workload is not ready in time; names the changes that were not applied.
         Interrupted: on a signal; what was applied by then stays.
     """
     _refuse_stale_plan(plan, wait.cluster)
@@ -105,7 +105,7 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
     """Refuse a plan whose objects changed since: another gpunode applies as the same field manager.
 
     Raises:
-        Conflict: if any of them changed, or one that is to be deleted now has other owners, too; nothing is changed.
+        Conflict: an object changed, or an object to be deleted has other owners now; nothing is changed.
     """
     changes = ObjectChange.of_kind(change.change for change in plan.changes)
     live = {object_key(one): one for one in cluster.get([object_ref(change) for change in changes])}
@@ -136,7 +136,7 @@ class _PartialApplyError(VerifyFailed):
 
 @contextmanager
 def journal_run(begin: BeginRun) -> Iterator[Run]:
-    """Begin a run of the journal for what follows, and record how it ends."""
+    """Begin a journaled run for the body, and record how it ends."""
     run = begin()
     try:
         yield run
@@ -163,12 +163,12 @@ def apply_items(
     check_interrupt: Callable[[], None],
     failures: list[tuple[str, GpunodeError]] | None = None,
 ) -> None:
-    """Apply the changes of ``items``, each journaled before.
+    """Apply the changes of ``items``, each journaled first.
 
-    Deletions are waited for together, at the end or before anything is made: a device plugin that ends removes the
-    socket of a new one, and the kubelet then calls the GPUs unhealthy. Source: NVIDIA/k8s-device-plugin, Stop; kubelet,
-    devicemanager, PluginDisconnected. ``failures`` receives the title and error of each rejected change; without it the
-    first error ends the run.
+    Deletions are awaited together, at the end or before the next object is created: a device plugin that stops removes
+    the socket of its successor, and the kubelet then marks the GPUs unhealthy. Source: NVIDIA/k8s-device-plugin, Stop;
+    kubelet, devicemanager, PluginDisconnected. ``failures`` receives the title and error of each rejected change;
+    without it, the first error ends the run.
     """
     deleted: dict[ObjectKey, _Deletion] = {}
     await_deletions = partial(_await_deletions, deleted, cluster, run, on_event, on_progress, check_interrupt, failures)
@@ -207,7 +207,7 @@ def _await_deletions(
     check_interrupt: Callable[[], None],
     failures: list[tuple[str, GpunodeError]] | None,
 ) -> None:
-    """Journal each deletion when its object is gone; those that are not done in time have failed."""
+    """Journal each deletion as done once its object is gone; the rest have failed after the timeout."""
     shown: ObjectKey | None = None
     left: Sequence[Body] = ()
     for left in poll_deletions([object_ref(one.change) for one in deleted.values()], cluster, on_progress):
@@ -232,7 +232,7 @@ def _await_deletions(
 
 @contextmanager
 def _name_begun_deletions(deleted: Mapping[ObjectKey, _Deletion]) -> Iterator[None]:
-    """Add to an error that the cluster goes on with the deletions, though nobody waits for them."""
+    """Add to an error that the cluster continues with the deletions, although gpunode stops waiting."""
     try:
         yield
     except GpunodeError as error:
@@ -243,7 +243,7 @@ def _name_begun_deletions(deleted: Mapping[ObjectKey, _Deletion]) -> Iterator[No
 
 @dataclass(frozen=True, slots=True)
 class _Deletion:
-    """A deletion that the API server has begun, with its number in the journal."""
+    """A deletion that the API server has begun, with its sequence number in the journal."""
 
     title: str
     change: ObjectChange
@@ -271,7 +271,7 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
         _apply_object(json.loads(change.after), cluster, manager)
     elif change.shared:
         reference = object_ref(change)
-        # Fields that the others cannot do without keep our values, without our ownership.
+        # Fields that the object needs keep our values, but we give up their ownership.
         if not cluster.dry_run([reference], manager).errors:
             cluster.apply(reference, manager)
             return
@@ -295,9 +295,9 @@ def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:
 
 
 def _apply_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
-    """Apply a Node's labels server-side, and its taint by kubectl: who applies a Node's taints replaces all of them.
+    """Apply a Node's labels server-side, and its taint by kubectl: applying a Node's taints replaces all of them.
 
-    The annotation that marks the taint as ours is in another request, between which another gpunode may drop it.
+    The annotation that marks the taint as ours needs another request; another gpunode may drop it in between.
     """
     live = cluster.get([object_ref(change)])
     if not live:

@@ -1,4 +1,4 @@
-"""Plan what a cluster lacks of the rendered objects, by asking its API server; changes nothing."""
+"""Plan which rendered objects a cluster lacks, by querying its API server; changes nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "DaemonSet": ("apps", "daemonsets"),
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
-# Verb, API group, resource, namespace and name; an empty name is for every object.
+# Verb, API group, resource, namespace and name; an empty name means every object.
 _AccessRequest: TypeAlias = tuple[str, str, str, str, str]
 _UNTESTED_NOTE: Final = (
     "The API server tried out only what your credentials may change: of the rest, fields that others own, and what it "
@@ -75,10 +75,10 @@ class ClusterPlan:
     """The changes that ``k8s apply`` would make in a cluster.
 
     Attributes:
-        skipped_nodes: what is left out since the credential does not permit it, or a Node is gone.
+        skipped_nodes: what is left out because the credential does not permit it, or a Node is gone.
         notes: what else the user should know about the cluster.
         releases: the chart releases to install or update, by their names in the cluster.
-        missing_rights: those that the credential lacks to apply it.
+        missing_rights: the rights that the plan needs and the credential lacks.
     """
 
     identity: ClusterIdentity
@@ -95,13 +95,13 @@ class ClusterPlan:
 
 
 def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
-    """Return the plan, limited to what the credential permits if it is a kubelet's.
+    """Return the plan; a kubelet's credential limits it to what that may do.
 
     Raises:
-        Refused: if the recipe is for another cluster, a Node is missing, something else offers the GPUs already, or
-            the credential may not read what is there.
-        Conflict: if another field manager owns what gpunode would set.
-        UsageError, Undetermined: if the cluster cannot be reached.
+        Refused: the recipe is for another cluster, a Node is missing, something else offers the GPUs already, or the
+            credential may not read the present state.
+        Conflict: another field manager owns what gpunode would set.
+        UsageError, Undetermined: the cluster cannot be reached.
     """
     identity = cluster.identify()
     if rendered.kind:
@@ -116,7 +116,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
             raise
         rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER_PREFIX))
         present, notes = _read_live_state(rendered, cluster, identity, with_others=False)
-        # No kubelet may remove a taint either, so one that an administrator applied with gpunode stays.
+        # A kubelet may not remove taints either, so a taint that an administrator applied with gpunode stays.
         kept = {str(one["metadata"]["name"]): own_taint(one) for one in present.nodes}
         rendered = replace(rendered, nodes=tuple(replace(one, taint=kept.get(one.node, "")) for one in rendered.nodes))
     installed = ((release, find_release_of_chart(release, present.releases)) for release in rendered.releases)
@@ -130,7 +130,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
 
 
 def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluster: Cluster) -> Iterator[str]:
-    """Yield a note where a workload changes that serves Nodes beside the ``named`` ones."""
+    """Yield a note if a changed workload also serves Nodes other than the ``named`` ones."""
     if any(item.kind in {"DaemonSet", "Helm release"} and item.state == "edit" for item in items):
         with suppress(Forbidden):
             served = cluster.list_metadata("nodes", "--selector", f"{GPU_PRESENT_LABEL}=true")
@@ -145,12 +145,12 @@ def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluste
 def _with_pod_problems(
     items: Sequence[PlanItem], present: LiveState, releases: Sequence[ChartRelease], cluster: Cluster
 ) -> Iterator[PlanItem]:
-    """Yield the items; an unchanged DaemonSet or release whose pods do not run gets the reason."""
+    """Yield the items; add the reason to an unchanged DaemonSet or release whose pods do not run."""
     live = {object_key(one): one for one in present.live}
     same = {item.title for item in items if item.state == "unchanged"}
     found_unready = [*find_unready_releases([release for release in releases if release.title in same], cluster)]
     unready = {one.release.title: one for one in reversed(found_unready) if one.release}
-    # It may wait for a label that is about to be set.
+    # The pods may be waiting for a label that is about to be set.
     is_labelled_now = any(item.kind == "Node" and item.change is not None for item in items)
     for item in items:
         daemon_set = unready.get(item.title)
@@ -167,10 +167,10 @@ def _with_pod_problems(
 
 
 def refuse_other_cluster(kind: KindCluster, identity: ClusterIdentity) -> None:
-    """Refuse a context that is not that of the kind cluster.
+    """Refuse a context other than that of the kind cluster.
 
     Raises:
-        Refused: if it is another.
+        Refused: it is another context.
     """
     if identity.context != kind.context:
         raise Refused(
@@ -182,12 +182,12 @@ def refuse_other_cluster(kind: KindCluster, identity: ClusterIdentity) -> None:
 
 
 def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedCluster, tuple[str, ...]]:
-    """Return what the kubelet of ``node`` may do of it, and what it may not, in a sentence each.
+    """Return what the kubelet of ``node`` may apply, and a sentence for each part that it may not.
 
     Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
 
     Raises:
-        Refused: if it may do none of it.
+        Refused: it may apply none of it.
     """
     own = [replace(edit, taint="") for edit in rendered.nodes if edit.node == node]
     if not own:
@@ -211,14 +211,14 @@ def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedClus
 def _read_live_state(
     rendered: RenderedCluster, cluster: Cluster, identity: ClusterIdentity, *, with_others: bool = True
 ) -> tuple[LiveState, tuple[str, ...]]:
-    """Return the live state of what is rendered, and notes about what else the cluster has."""
-    # First, to fail without Helm before thousands of Nodes are read.
+    """Return the live state of the rendered objects, and notes about what else the cluster has."""
+    # First, so that a missing Helm fails before thousands of Nodes are read.
     charts = {release.chart for release in rendered.releases}
     releases = cluster.helm.list_releases(charts=charts) if charts else ()
     objects = cluster.get([rendered.body for rendered in rendered.objects])
     refuse_other_handler(rendered, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
-    if len(edits) > _LIST_ALL_NODES_ABOVE:  # one request for all of them
+    if len(edits) > _LIST_ALL_NODES_ABOVE:  # one request instead of one for each
         nodes = tuple(node for node in cluster.list_nodes() if node["metadata"]["name"] in edits)
     else:
         nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
@@ -232,7 +232,7 @@ def _read_live_state(
         ours = [workload for workload in workloads if is_labelled(workload)]
         if any(rendered.kind == "ConfigMap" for rendered in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-    # Nobody needs the right to try out what would change nothing.
+    # A dry run needs rights, which nobody should need for unchanged objects.
     changed = [one for one in rendered.objects if not is_as_wanted(one.body, objects)]
     projected, untested = _dry_run(changed, cluster, objects)
     if _refuse_node_conflicts(edits, nodes, cluster):
@@ -241,12 +241,12 @@ def _read_live_state(
 
 
 def refuse_being_deleted(bodies: Iterable[Body]) -> None:
-    """Refuse an object that is to be, and is being deleted: it would be gone after the command succeeded.
+    """Refuse a wanted object that is being deleted: it would be gone after the command succeeded.
 
-    A Node takes with it only what was set on it, and an autoscaler may be draining one for days.
+    A deleted Node takes only its own labels and taint with it, and an autoscaler may drain a Node for days.
 
     Raises:
-        Refused: if there is one; says what keeps it.
+        Refused: an object is being deleted; says what blocks the deletion.
     """
     for live in bodies:
         if live["kind"] != "Node" and (found := explain_deletion(live)):
@@ -255,7 +255,7 @@ def refuse_being_deleted(bodies: Iterable[Body]) -> None:
 
 
 def _find_operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
-    """Return the objects that reveal a GPU Operator, and a note for those that cannot be read."""
+    """Return the objects that reveal a GPU Operator, and a note for each kind that cannot be read."""
 
     def list_custom() -> Sequence[Body]:
         found = cluster.list_kinds("--verbs=list", group=OPERATOR_GROUP)
@@ -284,8 +284,8 @@ def _dry_run(
 ) -> tuple[Sequence[Body], Sequence[str]]:
     """Return the objects as the API server would store them, and a note for each that could not be tried.
 
-    Objects of a namespace that does not exist yet are tried in the namespace default, to find invalid fields only:
-    policies and permissions there say nothing about theirs.
+    Objects of a namespace that does not exist yet are tried in the namespace default, only to find invalid fields: the
+    policies and permissions of default say nothing about the new namespace.
     """
     missing = {one.name for one in rendered if one.kind == "Namespace"} - {
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
@@ -305,9 +305,9 @@ def _dry_run(
 
 
 def _is_field_error(message: str) -> bool:
-    """Return whether the API server rejects an object's fields, in whichever namespace it is.
+    """Return whether the API server rejects an object's fields, whatever its namespace.
 
-    Admission policies use similar words, and immutable fields are those of an object that exists.
+    Admission policies use similar messages, and "field is immutable" concerns an object that exists.
     """
     return _FIELD_ERROR_MESSAGE.search(message) is not None and _NAMESPACE_ERROR_MESSAGE.search(message) is None
 
@@ -325,7 +325,7 @@ def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body],
 
 
 def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Cluster) -> bool:
-    """Refuse what the API server rejects; return whether it did not try an object, which takes a right."""
+    """Refuse if the API server rejects an object; return whether it lacked the right to try one."""
     rejected = [one for one in result.errors if not USER_FORBIDDEN.search(one)]  # not what an admission plugin forbids
     if not rejected:
         return bool(result.errors)
@@ -340,7 +340,7 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
 
 
 def refuse_missing_rights(plan: ClusterPlan) -> ClusterPlan:
-    """Return the plan if the credential permits it in full; refuse it rather than stop halfway."""
+    """Return the plan if the credential permits all of it; refuse it rather than stop halfway."""
     if not plan.missing_rights:
         return plan
     raise Forbidden(
@@ -351,7 +351,7 @@ def refuse_missing_rights(plan: ClusterPlan) -> ClusterPlan:
 
 
 def describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
-    """Return the rights that the plan needs and the credential lacks, for a message; empty if it has all."""
+    """Return the rights that the plan needs and the credential lacks, for a message; empty if it has them all."""
     needed: list[_AccessRequest] = [
         (verb, *_API_RESOURCES[item.kind], item.namespace, item.name)
         for item in plan.changes
@@ -359,7 +359,7 @@ def describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
         for verb in _VERBS_BY_STATE.get(item.state, ("patch",))
     ]
     denied = _list_denied([(verb, group, what, where, "") for verb, group, what, where, _ in needed], cluster)
-    # A role may be for named objects alone. Each is asked for only then: thousands of nodes would take minutes.
+    # A role may cover named objects only. Query names only then: thousands of nodes would take minutes.
     named = [one for one in needed if one[0] != "create" and (*one[:4], "") in denied]
     denied_by_name = {one[:4] for one in _list_denied(named, cluster)}
     missing = [one for one in denied if one[0] == "create" or one[:4] in denied_by_name]
@@ -367,17 +367,17 @@ def describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:
-    """Return the requests, each once, that the credential does not permit."""
+    """Return the distinct requests that the credential does not permit."""
     asked = tuple(dict.fromkeys(requests))
     return tuple(one for one, is_allowed in zip(asked, cluster.check_access(asked), strict=True) if not is_allowed)
 
 
-# kubectl's commands that change an object that is there.
+# kubectl's commands that change an existing object.
 _HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|rollout|scale|set)")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
-    """Return the error if others own fields that were applied; None if the API server's ``message`` says otherwise."""
+    """Return the error if others own applied fields; None if the API server's ``message`` reports something else."""
     managers = dict.fromkeys(FIELD_CONFLICT.findall(message))
     if not managers:
         return None
@@ -387,7 +387,7 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     lines = conflict_lines(message, applied, live)
     example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
     kind, namespace, name = object_key(example)
-    # Who edits a field of gpunode's object back owns it, too, and the object stays when gpunode is removed.
+    # Whoever edits a field back to gpunode's value co-owns it, and the object stays when gpunode is removed.
     others = {*managers, *co_owners(example, (field_manager_of(kind),))}
     is_edited = all(map(_HAND_EDITOR.fullmatch, others)) and kind not in {"Node", "Namespace"}
     is_edited = is_edited and current_fields(example) is not None

@@ -1,4 +1,4 @@
-"""Plans that take gpunode's objects out of a cluster: all of them, or those of one run."""
+"""Plans that remove gpunode's objects from a cluster: all of them, or those of one run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from gpunode.workflow.cluster_plan import (
 from gpunode.workflow.cluster_workloads import describe_namespace_contents
 
 LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
-# An object is deleted before those that it uses.
+# Objects are deleted before those that they use.
 _DELETION_ORDER: Final = (
     "DaemonSet",
     "Pod",
@@ -69,7 +69,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     """Return the plan that removes everything that gpunode applied.
 
     Raises:
-        Refused: if the credential does not permit all of it.
+        Refused: the credential does not permit all of it.
     """
     identity = cluster.identify()
     try:
@@ -80,7 +80,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         if not node.startswith(NODE_USER_PREFIX):
             raise
         return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER_PREFIX), cluster, identity)
-    with suppress(Forbidden):  # the cluster deletes the Jobs of checks itself
+    with suppress(Forbidden):  # the cluster deletes check Jobs itself
         own_objects += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     changes: list[ObjectChange] = []
     for one in own_objects:
@@ -120,7 +120,7 @@ def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: Cluste
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
-    """Yield the releases that gpunode made, found by the Secrets in which Helm keeps them."""
+    """Yield the releases that gpunode made, found by the Secrets in which Helm stores them."""
     found = _find_our_releases(cluster)
     releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases(places=found)} if found else {}
     for namespace, name in found:
@@ -145,8 +145,8 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     """Return the plan that undoes a run.
 
     Raises:
-        Refused: if the run was in another cluster, or the credential does not permit all of it.
-        Conflict: if one of our fields was changed since, or our release was replaced by another.
+        Refused: the run was in another cluster, or the credential does not permit all of it.
+        Conflict: one of our fields was changed since, or our release was replaced by another.
     """
     identity = cluster.identify()
     undone = [intent.change for intent in inverse_intents(store.read_with_contents(run))]
@@ -161,7 +161,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     skipped = tuple(f"{change.subject}: it is not in this cluster any more" for change in gone)
     pending: dict[Change, ObjectChange] = {}
     for change in (one for one in changes if one not in gone):
-        # From the current object, whose fields may have other owners since the run.
+        # Start from the current object: its fields may have gained owners since the run.
         now = live.get(change.key)
         shared = change.shared or (now is not None and is_kept_on_removal(now))
         if (before := current_fields(now)) != change.after:
@@ -191,7 +191,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
 
 
 def _refuse_other_cluster(run: str, recorded: str, identity: ClusterIdentity) -> None:
-    """Refuse a cluster that is not the ``recorded`` one: a uid, or the server that the run's credential knew."""
+    """Refuse a cluster other than the ``recorded`` one, which is a uid, or the server URL of the run's credential."""
     if recorded in {identity.uid, identity.server}:
         return
     reader = "the credential of that run" if "://" in recorded else "" if identity.is_certain else "this credential"
@@ -223,7 +223,7 @@ def release_needs_undo(change: CommandChange, revisions: Mapping[tuple[str, str]
     """Return whether the release is as the run left it; false if the run never changed it, or it is undone already.
 
     Raises:
-        Conflict: if it was released again since.
+        Conflict: it was released again since.
     """
     release = release_of_command(change.argv)
     after: int | None

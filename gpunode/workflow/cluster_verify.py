@@ -1,4 +1,4 @@
-"""Verify a cluster's GPU nodes: by its API server's view of them, then by a test pod on each."""
+"""Verify a cluster's GPU nodes: by the API server's view, then with a test pod on each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from gpunode.workflow.cluster_workloads import poll_deletions
 from gpunode.workflow.verify import VerifyReport
 
 _POLL_INTERVAL_S: Final = 1.0
-# A controller, or a pod that just ended, may still free a GPU; after that the scheduler's verdict is final.
+# A controller or a finished pod may still free a GPU; after that the scheduler's verdict is final.
 _UNSCHEDULED_POD_TIMEOUT_S: Final = 20.0
 # The kubelet retries a failed sandbox every 12 to 15 seconds; one that still fails will not work.
 _FAILING_POD_TIMEOUT_S: Final = 40.0
@@ -59,10 +59,10 @@ class ClusterVerification:
 
     Attributes:
         image: the image of the test pods; empty for the recipe's.
-        timeout_s: how long they may take.
+        timeout_s: the pods' time limit.
         apply_command: the command that applies the recipe, for hints.
         check_local_handler: returns the check of a node's container runtime if the node is this machine.
-        check_interrupt: called meanwhile; raises Interrupted after a signal.
+        check_interrupt: called while waiting; raises Interrupted after a signal.
     """
 
     cluster: Cluster
@@ -79,15 +79,15 @@ class ClusterVerification:
         """Check the cluster and run the test pods, which are deleted afterwards.
 
         Raises:
-            Refused: if the recipe has nothing for Kubernetes, or needs what a node cannot do.
-            UsageError, Undetermined: if the cluster cannot be reached.
-            ChangeFailed: if a test pod could not be deleted.
+            Refused: the recipe has nothing for Kubernetes, or needs what a node cannot do.
+            UsageError, Undetermined: the cluster cannot be reached.
+            ChangeFailed: a test pod could not be deleted.
             Interrupted: on a signal; the pods are deleted.
         """
         rendered = render_cluster(self.recipe, self.nodes)
         if rendered.kind:
             refuse_other_cluster(rendered.kind, self.cluster.identify())
-            # Its workers are containers of this machine with container runtimes of their own.
+            # The cluster's workers are containers of this machine with their own container runtimes.
             workers = select_member_nodes(self._desired, self.nodes)
             return replace(self, nodes=workers, check_local_handler=lambda _: None).check_nodes(rendered)
         return self.check_nodes(rendered)
@@ -168,7 +168,7 @@ class ClusterVerification:
     def _make_test_pods(
         self, rendered: RenderedCluster, nodes: Mapping[str, ClusterNode], ready: Mapping[str, Body]
     ) -> tuple[list[GpuTestPod], list[Check]]:
-        """Return the trials to run, and a check with the reason for each node that gets none."""
+        """Return the test pods to run, and a check with the reason for each node that gets none."""
         run = _random_name()
         recipe = with_common_cdi_choice(self.recipe, tuple(nodes.values()))
         by_node = {} if self._desired.stack == "hami" else choose_configs(self._desired, tuple(nodes.values()))
@@ -212,7 +212,7 @@ class ClusterVerification:
     def _run_test_pods(
         self, test_pods: Sequence[GpuTestPod], nodes: Mapping[str, Body]
     ) -> tuple[GpuTestPodResult, ...]:
-        """Run the pods of ``test_pods`` to their end, delete them, and return the results."""
+        """Run ``test_pods`` until they end, delete them, and return the results."""
         self.check_interrupt()
         with self._create_test_pods(test_pods) as created:
             names = {str(one["metadata"]["name"]) for one in created.objects if one["kind"] == "Pod"}
@@ -229,7 +229,7 @@ class ClusterVerification:
 
     @contextmanager
     def _create_test_pods(self, test_pods: Sequence[GpuTestPod]) -> Iterator[DryRunResult]:
-        """Create the objects of ``test_pods`` for the duration, as far as the API server accepts them."""
+        """Create the objects of ``test_pods`` that the API server accepts; delete them on exit."""
         job = make_deadline_job(test_pods[0], self.timeout_s)
         bodies: Sequence[Body] = [job, *(body for test_pod in test_pods for body in test_pod.bodies)]
         try:
@@ -257,7 +257,7 @@ class ClusterVerification:
             raise ChangeFailed(f"{object_title(live)} is still being deleted", why=why, hint=look)
 
     def _wait_for_pods(self, test_pods: Sequence[GpuTestPod]) -> Mapping[str, GpuTestPodResult]:
-        """Wait until each pod ends, or its time is up, and return the results by pod name."""
+        """Wait until each pod ends or times out, and return the results by pod name."""
         began = time.monotonic()
         namespace, selector = test_pods[0].namespace, f"{RUN_LABEL}={test_pods[0].run}"
         found: dict[str, GpuTestPodResult] = {}
@@ -286,12 +286,12 @@ class ClusterVerification:
             time.sleep(_POLL_INTERVAL_S)
 
     def _have_all_start_problems(self, running: Sequence[GpuTestPodResult]) -> bool:
-        """Return whether the kubelet reports for each pod why it does not start."""
+        """Return whether the kubelet reports for every pod why it does not start."""
         events = self.cluster.list("events", "--namespace", running[0].test_pod.namespace)
         return all(find_first_pod_problem([ran.pod], events) is not None for ran in running)
 
     def _add_explanation(self, result: GpuTestPodResult, node: Body) -> GpuTestPodResult:
-        """Return the result with the pod's log and, if it did not succeed, what else explains that."""
+        """Return the result with the pod's log and, if the pod did not succeed, what else explains that."""
         test_pod, pod = result.test_pod, result.pod
         phase = pod.get("status", {}).get("phase")
         has_log = phase in {"Succeeded", "Failed", "Running"}
@@ -315,7 +315,7 @@ class ClusterVerification:
 
 
 def _collect_or_skip(checks: Iterable[Check], id: str, title: str) -> Sequence[Check]:  # noqa: A002
-    """Return the checks; one "skipped" if the credential may not read what they need."""
+    """Return the checks, or a single skipped check if the credential may not read what they need."""
     try:
         return tuple(checks)
     except Undetermined:
@@ -325,12 +325,12 @@ def _collect_or_skip(checks: Iterable[Check], id: str, title: str) -> Sequence[C
 
 
 def _random_name() -> str:
-    """Return five random letters and digits without vowels, which spell no word."""
+    """Return five random letters and digits; without vowels they spell no word."""
     return "".join(secrets.choice(_POD_SUFFIX_CHARACTERS) for _ in range(5))
 
 
 def _diagnose_log(pod: Body, log: str) -> str:
-    """Return doctor's finding for a pod and its log, in a sentence; empty for none."""
+    """Return doctor's finding for a pod and its log, as a sentence; empty if there is none."""
     from gpunode.diagnoses import diagnose
     from gpunode.diagnoses.snapshot import take_snapshot
     from gpunode.facts import pasted

@@ -1,4 +1,4 @@
-"""Readiness of the DaemonSets of a plan and of its charts: one look for a plan, a wait for an apply."""
+"""Readiness of the DaemonSets of a plan and of its charts: checked once by plan, awaited by apply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpunode.kubernetes.reconcile import PlanItem
 _POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
 _NO_NODE_TIMEOUT_S: Final = 10.0
-# Of all objects of a command together. A namespace takes five to ten seconds, which need no explanation.
+# For all objects of a command together. A namespace takes five to ten seconds, which need no explanation.
 _DELETION_TIMEOUT_S, _USUAL_DELETION_S = 120.0, 10.0
 
 
@@ -35,10 +35,10 @@ def is_unchanged_workload(item: PlanItem) -> bool:
 class ReadinessWait:
     """A wait until pods are ready.
 
-    Each of its methods raises VerifyFailed where they are not within the time, with the reason of a pod.
+    Its methods raise VerifyFailed with a pod's reason if the pods are not ready in time.
 
     Attributes:
-        check_interrupt: called meanwhile; raises Interrupted after a signal.
+        check_interrupt: called while waiting; raises Interrupted after a signal.
     """
 
     cluster: Cluster
@@ -58,18 +58,18 @@ class ReadinessWait:
         self._wait_until_ready(find_unready, min(self.timeout_s, _NO_NODE_TIMEOUT_S))
 
     def wait_for_rest(self, items: Sequence[PlanItem], releases: Sequence[ChartRelease]) -> None:
-        """Wait for the pods of the DaemonSets that do not change, and for those of Helm releases.
+        """Wait for the pods of unchanged DaemonSets, and for those of Helm releases.
 
         ``helm --wait`` accepts one missing pod for each DaemonSet (its maxUnavailable is 1), and does not know what an
         operator creates. Source: helm.sh/helm pkg/kube/ready.go, daemonSetReady.
         """
         for item in filter(is_unchanged_workload, items):
             self.wait_for_daemon_set(item)
-        # Feature discovery labels the nodes, and the operator makes its DaemonSets, long after Helm is done.
+        # Feature discovery labels nodes, and the operator creates its DaemonSets, long after Helm has returned.
         self._wait_until_ready(lambda: next(find_unready_releases(releases, self.cluster), None), self.timeout_s)
 
     def _wait_until_ready(self, find_unready: Callable[[], RequiredDaemonSet | None], no_node_timeout_s: float) -> None:
-        """Poll until nothing is unready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
+        """Poll until everything is ready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""
         began = time.monotonic()
         while (unready := find_unready()) is not None:
             desired, ready = unready.pod_counts
@@ -85,7 +85,7 @@ class ReadinessWait:
 
 
 def find_unready_releases(releases: Sequence[ChartRelease], cluster: Cluster) -> Iterator[RequiredDaemonSet]:
-    """Yield the DaemonSets of these releases whose pods do not run, and those that a release lacks."""
+    """Yield the DaemonSets of these releases whose pods do not run, and those missing from a release."""
     if releases:
         found = find_release_daemon_sets(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
         yield from (one for one in found if not one.is_running)
@@ -105,9 +105,9 @@ def explain_unready(daemon_set: RequiredDaemonSet, cluster: Cluster) -> tuple[st
 
 
 def poll_deletions(bodies: Sequence[Body], cluster: Cluster, on_progress: OnProgress) -> Iterator[Sequence[Body]]:
-    """Yield, each second, those of the deleted objects that are still there; end when none is, or after two minutes.
+    """Yield, each second, the deleted objects that still exist; end when none is left, or after two minutes.
 
-    One that somebody made anew counts as gone; as for kubectl, so does one that the credential may not read.
+    A recreated object counts as gone; as in kubectl, so does one that the credential may not read.
     """
     began, total, left = time.monotonic(), len(bodies), bodies
     while True:
@@ -125,7 +125,7 @@ def poll_deletions(bodies: Sequence[Body], cluster: Cluster, on_progress: OnProg
 
 
 def _read_permitted(bodies: Sequence[Body], cluster: Cluster) -> Iterator[Body]:
-    """Yield those of the objects that exist and that the credential may read."""
+    """Yield the objects that exist and that the credential may read."""
     try:
         yield from cluster.get(bodies)
     except Forbidden:
@@ -137,7 +137,7 @@ def _read_permitted(bodies: Sequence[Body], cluster: Cluster) -> Iterator[Body]:
 _KINDS_MADE_BY_SERVER: Final = frozenset(
     {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io", "leases.coordination.k8s.io"}
 )
-# In every namespace; the second line on OpenShift.
+# Present in every namespace; the second line on OpenShift.
 _DEFAULT_OBJECTS: Final = frozenset(
     {"ConfigMap kube-root-ca.crt", "ServiceAccount default"}
     | {"ConfigMap openshift-service-ca.crt", "ServiceAccount builder", "ServiceAccount deployer"}
@@ -151,10 +151,10 @@ _MAX_NAMESPACE_OBJECTS_SHOWN: Final = 3
 def describe_namespace_contents(
     namespace: str, cluster: Cluster, removed: AbstractSet[str] = frozenset()
 ) -> Iterator[str]:
-    """Yield the titles of the objects and Helm releases in the namespace beside ``removed``; the first few.
+    """Yield the titles of the first few objects and Helm releases in the namespace, without those in ``removed``.
 
     Raises:
-        Undetermined: if the cluster does not answer.
+        Undetermined: the cluster does not answer.
     """
     try:
         deletable = cluster.list_kinds("--namespaced", "--verbs=list,delete")
@@ -180,8 +180,8 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
     """Return whether the object counts as the namespace's content.
 
     Objects owned by another object of the namespace do not count. Those owned by an object elsewhere do, such as the
-    Secret of a cluster-wide database object, but not the GPU Operator's, which it deletes itself. ``uids`` are those of
-    all objects in the namespace.
+    Secret of a cluster-wide database object, except the GPU Operator's, which it deletes itself. ``uids`` holds those
+    of all objects in the namespace.
     """
     metadata = body["metadata"]
     by_server = f"{body['kind']} {metadata['name']}" in _DEFAULT_OBJECTS
@@ -189,7 +189,7 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
         one.get("uid") in uids or str(one.get("apiVersion", "")).startswith(_NVIDIA_API_GROUP_PREFIX)
         for one in metadata.get("ownerReferences") or ()
     )
-    # Every namespace has a ServiceAccount whose token counts as little as itself.
+    # Tokens of a default ServiceAccount do not count either.
     account = (metadata.get("annotations") or {}).get("kubernetes.io/service-account.name", "")
     is_token = body.get("type") in {"kubernetes.io/service-account-token", "kubernetes.io/dockercfg"}
     is_automatic = is_token and f"ServiceAccount {account}" in _DEFAULT_OBJECTS
@@ -197,7 +197,7 @@ def _is_namespace_content(body: Body, uids: Collection[str]) -> bool:
 
 
 def _object_and_release_titles(body: Body) -> Iterator[str]:
-    """Yield the object's title, and that of the Helm release that it belongs to, if any."""
+    """Yield the object's title, and that of its Helm release, if any."""
     metadata = body["metadata"]
     yield object_title(body)
     labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})

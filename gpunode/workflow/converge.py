@@ -1,4 +1,4 @@
-"""The one walk that plan, setup, verify and rehearse share: steps in their stages, and an advance between stages."""
+"""The walk that plan, setup, verify and rehearse share: steps in their stages, and an advance between stages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpunode.steps.packages import CUDA_TOOLKIT_STEP, MISSING_DEPENDENCIES_STEP,
 from gpunode.steps.table import DRIVER_STEP_IDS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE
 
-# Larger than the usual number of commands, so that one that hangs does not delay the others.
+# Larger than the usual number of commands, so that a hanging one does not delay the others.
 _MAX_PARALLEL_PROBES = 64
 _MAX_MANAGER_QUOTE_LENGTH = 120
 # The step id of packages that the package manager adds as dependencies.
@@ -46,7 +46,7 @@ class StepPlan:
     """The plan of one step.
 
     Attributes:
-        changes: as they will be made; for packages with the versions that the index gives, once there is one.
+        changes: as they will be made; packages have the index's versions once there is an index.
     """
 
     step: Step
@@ -59,8 +59,8 @@ class StagePlan:
     """The plan of one stage.
 
     Attributes:
-        dependencies: packages that the package manager brings or takes along with those that steps name.
-        unresolved: why the package manager would not make the package changes, in its own words; empty when it would.
+        dependencies: packages that the package manager adds or removes along with those that steps name.
+        unresolved: the package manager's message if it would refuse the package changes; else empty.
     """
 
     stage: Stage
@@ -70,7 +70,7 @@ class StagePlan:
 
     @property
     def ordered_changes(self) -> tuple[Change, ...]:
-        """Every change of the stage, in the order in which they are made."""
+        """Every change of the stage, in the order in which the changes are made."""
         return sort_changes((*(change for plan in self.steps for change in plan.changes), *self.dependencies))
 
     @property
@@ -90,7 +90,7 @@ class StagePlan:
 
     @property
     def waits(self) -> tuple[Blocked, ...]:
-        """The waits of this stage's steps."""
+        """The steps of this stage that wait for something."""
         return tuple(plan.outcome for plan in self.steps if isinstance(plan.outcome, Blocked))
 
     def step_of(self, change: Change) -> StepPlan | None:
@@ -103,7 +103,7 @@ AdvanceFacts: TypeAlias = Callable[[Facts, StagePlan], Facts]
 
 
 def run_probes(host: HostView, probes: Sequence[Probe]) -> Evidence:
-    """Return what ``probes`` find; commands run in parallel, so the slowest one sets the time."""
+    """Return what ``probes`` find; commands run in parallel, so the slowest one determines the time."""
     with ThreadPoolExecutor(max_workers=_MAX_PARALLEL_PROBES) as pool:
         running = {probe.key: pool.submit(_run_probe, host, probe) for probe in probes if probe.argv}
         read = {probe.key: _run_probe(host, probe) for probe in probes if not probe.argv}
@@ -148,13 +148,13 @@ def probe_with_runtimes(host: HostView, probes: Sequence[Probe], *, image: bool 
 
         probe_module_key(evidence, ask)
     for row in _runtimes_to_read(evidence, image=image):
-        with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
+        with suppress(GpunodeError):  # the step that needs the file reports it
             probe_states(ask, row, DesiredConfig())
     return evidence
 
 
 def _runtimes_to_read(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
-    """Yield the runtimes, and the containerd of a product that the kubelet uses."""
+    """Yield the runtimes, and the containerd of a Kubernetes distribution that the kubelet uses."""
     facts = derive_kubelet_facts(evidence, image=image)
     for row in RUNTIMES:
         yield row
@@ -163,13 +163,13 @@ def _runtimes_to_read(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
 
 
 def collect_evidence(host: HostView, recipe: Recipe | None, *, image: bool = False) -> Evidence:
-    """Return the evidence for every fact, and for those that only ``recipe`` needs."""
+    """Return the evidence for every fact, including those that only ``recipe`` needs."""
     evidence = probe_with_runtimes(host, list_probes(image=image), image=image)
     return {**evidence, **run_probes(host, tuple(_mig_probes(recipe, evidence)))} if recipe else evidence
 
 
 def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
-    """Yield the additional probes of a recipe that divides GPUs."""
+    """Yield the additional probes of a recipe that partitions GPUs."""
     if not mig.may_use_mig(recipe):
         return
     if path := recipe.mig.file:
@@ -186,23 +186,23 @@ def survey(
 ) -> Facts:
     """Return the facts of the node as it is now.
 
-    ``gpus`` are those of the machine that an image is built for; they replace the present machine's devices.
+    ``gpus`` are those of the machine that an image is built for; they replace this machine's devices.
     """
     facts = derive(collect_evidence(host, recipe, image=image), image=image, distribution=host.read_live_distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 
 def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str] = ()) -> StagePlan:
-    """Return the plans of a stage's steps, each of which sees what the steps before it will have changed."""
+    """Return the plans of a stage's steps; each step sees what the steps before it will have changed."""
     plans: list[StepPlan] = []
     recipe = without_unneeded_driver(recipe, only)
-    # A step that a run leaves out is as one that the recipe skips: others may have to do a part of its work.
+    # Treat a step that ``only`` leaves out as skipped: other steps may have to do part of its work.
     recipe = replace(recipe, skip=(*recipe.skip, *(step.id for step in STEPS if only and step.id not in only)))
     steps = iter(_selected_steps(recipe, stage, only))
     for step in steps:
         outcome = step.plan(recipe, facts)
         if isinstance(outcome, Refusal):
-            # Whoever releases one hold would else meet the next one.
+            # Name all holds at once, so that the user does not release them one by one.
             more = (_find_hold_refusal(later, recipe, facts) for later in steps) if outcome.held else ()
             plans.append(StepPlan(step, merge_hold_refusals((outcome, *filter(None, more)), facts)))
             break
@@ -214,7 +214,7 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
 
 
 def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
-    """Return the refusal of a step for a package on hold; None where it has no such reason."""
+    """Return the step's refusal because of a package on hold; None if it does not refuse for that reason."""
     with suppress(Undetermined):
         outcome = step.plan(recipe, facts)
         return outcome if isinstance(outcome, Refusal) and outcome.held else None
@@ -222,7 +222,7 @@ def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | No
 
 
 def with_file_manager_notes(planned: Planned) -> Planned:
-    """Return ``planned`` with a note for every changed file that another program says it manages."""
+    """Return ``planned`` with a note for every changed file whose text names another program as its manager."""
     files = (change for change in FileChange.of_kind(planned.changes) if not change.only_triggers_reread)
     notes = tuple(note for change in files if (note := _file_manager_note(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
@@ -240,7 +240,7 @@ def _file_manager_note(change: FileChange) -> str:
 
 
 def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
-    """Yield the selected steps of ``stage``; detection always, since every other step rests on it."""
+    """Yield the selected steps of ``stage``; always detection, since every other step depends on it."""
     for step in STEPS:
         asked = step.id not in recipe.skip and (not only or step.id in only)
         if step.stage == stage and (asked or step.id == DETECT_STEP.id):
@@ -249,8 +249,8 @@ def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iter
 
 def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
     """Return ``recipe``, without its driver if no selected step needs one."""
-    # Asked for by name they are about the driver, too: the dependencies are its, and it limits the toolkit's release.
-    # Else they may be all that a recipe leaves of the driver's steps.
+    # Named by ``--only``, these two are about the driver as well: the dependencies are the driver's, and the driver
+    # limits the toolkit's release. Without ``--only`` they may be all that a recipe keeps of the driver's steps.
     steps = DRIVER_STEP_IDS | ({MISSING_DEPENDENCIES_STEP.id, CUDA_TOOLKIT_STEP.id} & {*only})
     taken = steps.difference(recipe.skip).intersection(only or DRIVER_STEP_IDS)
     return recipe if taken else replace(recipe, driver=replace(recipe.driver, version="none"))
@@ -259,10 +259,10 @@ def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
 def walk_stages(
     recipe: Recipe, facts: Facts, resolve_versions: ResolveVersions, advance: AdvanceFacts, only: Collection[str] = ()
 ) -> Iterator[StagePlan]:
-    """Yield the plan of every stage, in order; a refusal ends it.
+    """Yield the plan of every stage, in order; stop after a refusal.
 
     ``resolve_versions`` gives a stage's package changes the versions of the package index, as far as it can.
-    ``advance`` gives the facts that the next stage sees: projected by plan, applied and looked up by setup.
+    ``advance`` returns the facts that the next stage sees: plan projects them, setup applies and probes.
     """
     for stage in STAGES:
         plan = with_gpu_services_stopped(resolve_versions(facts, plan_stage(recipe, facts, stage, only)), facts)
@@ -273,14 +273,14 @@ def walk_stages(
 
 
 def with_gpu_services_stopped(plan: StagePlan, facts: Facts) -> StagePlan:
-    """Return ``plan`` with NVIDIA's services stopped first where its changes take the GPUs from them."""
+    """Return ``plan`` with NVIDIA's services stopped first if its changes take the GPUs from them."""
     release = plan_gpu_service_pauses(plan.ordered_changes, facts)
     steps = (StepPlan(GPU_SERVICES_STEP, release, release.changes),) if release.changes else ()
     return replace(plan, steps=(*steps, *plan.steps))
 
 
 def project_stage(facts: Facts, plan: StagePlan) -> Facts:
-    """Return the facts after ``plan`` without carrying it out: the advance of plan and rehearse."""
+    """Return the facts after ``plan`` without applying it: the advance of plan and rehearse."""
     after = project_changes(facts, plan.ordered_changes)
     unseen = {
         path: Unknown(f"known after {name} is installed", PLAN_PROBE_KEY)
@@ -290,7 +290,7 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 
 
 def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
-    """Yield configuration files that a runtime's or the toolkit's package will ship, each with the package."""
+    """Yield the configuration files that a runtime's or the toolkit's new package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.exists_after and not change.exists_before}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
     brought += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
@@ -300,7 +300,7 @@ def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tup
 
 
 def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
-    """Return by change the id of the step that asks for it."""
+    """Return the id of the requesting step for each change."""
     asked = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
     return {**{change: DEPENDENCIES_STEP_ID for plan in plans for change in plan.dependencies}, **asked}
 
@@ -308,13 +308,13 @@ def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
 def triggers_of_plans(
     plans: Sequence[StagePlan], *, image: bool, pending: Sequence[Trigger] = ()
 ) -> tuple[Trigger, ...]:
-    """Return the triggers of ``plans`` and the ``pending`` ones; in an image, without those that need services."""
+    """Return the triggers of ``plans`` and ``pending``; in an image, without those that need services."""
     every = sort_triggers({*pending, *(trigger for plan in plans for trigger in plan.triggers)})
     return tuple(trigger for trigger in every if not (image and trigger.needs_services))
 
 
 def selected_step_ids(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
-    """Return the ids of the planned steps if ``--only`` left out some of the recipe's; else none."""
+    """Return the ids of the planned steps if ``--only`` left out any of the recipe's steps; else none."""
     taken = {step.step.id for plan in plans for step in plan.steps}
     if taken.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
         return ()
@@ -322,17 +322,17 @@ def selected_step_ids(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, 
 
 
 def collect_notes(plans: Sequence[StagePlan]) -> list[str]:
-    """Return the notes on the changes and on the node's state, each once."""
+    """Return the distinct notes on the changes and on the node's state."""
     outcomes = (step.outcome for plan in plans for step in plan.steps)
     found = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
     return list(dict.fromkeys(found))
 
 
 def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the notes on the node as it is, whether or not anything is to be done, each once.
+    """Return the distinct notes on the node's present state, whether or not anything has to change.
 
-    These are hazards of the next boot, keys without effect, and what else no step changes. Plan, setup, verify and
-    status show the same ones. A step that refuses has none, and neither has one that lacks evidence: plan says why.
+    They cover hazards of the next boot, keys without effect, and other things that no step changes. Plan, setup, verify
+    and status show the same notes. A step that refuses or lacks evidence has none: plan says why.
     """
     unique_notes: dict[str, None] = {}
     recipe = without_unneeded_driver(recipe, only)
@@ -344,7 +344,7 @@ def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tup
 
 
 def raise_refusal(plans: Sequence[StagePlan]) -> None:
-    """Raise the first refusal among ``plans`` as its class of error; return if there is none."""
+    """Raise the first refusal among ``plans`` as its error class; return if there is none."""
     kinds: dict[int, type[GpunodeError]] = {3: Refused, 11: DrainRequired, 13: Undetermined}
     for plan in plans:
         if refusal := plan.refusal:

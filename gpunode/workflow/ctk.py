@@ -1,4 +1,4 @@
-"""ctk: edit a runtime's configuration alone: check, journal, reload on request; and compare it."""
+"""ctk: edit only a runtime's configuration (check, journal, reload on request), or compare it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_RESTART_NOTE = "not restarted: --restart was not given"
 
 @dataclass(frozen=True, slots=True)
 class EditResult:
-    """The result of an edit; ``run`` is its id, ``validation`` what the runtime's own parser said before."""
+    """The result of an edit: the run's id, and what the runtime's own parser said before it."""
 
     run: str
     trigger_results: tuple[TriggerResult, ...] = ()
@@ -37,9 +37,9 @@ class EditResult:
 
 
 def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
-    """Return ``plan`` with a restart if ``restart`` asks for one, and without changes that only cause one if not.
+    """Return ``plan`` with a restart if ``restart`` requests it, else without changes that only cause one.
 
-    A daemon that has failed, or may still fail at its start, is restarted, too.
+    A daemon that has failed, or may still fail during its start, is restarted as well.
     """
     if not restart:
         return plan.with_changes(plan.changed_files)
@@ -53,13 +53,13 @@ def with_restart_choice(plan: CtkPlan, *, restart: bool) -> CtkPlan:
 
 
 def daemon_has_failed(plan: CtkPlan) -> bool:
-    """Return whether the daemon should run and could not."""
+    """Return whether the daemon failed to run."""
     unit = _daemon_unit(plan)
     return unit is not None and unit.failed and not unit.masked
 
 
 def _daemon_unit(plan: CtkPlan) -> Unit | None:
-    """Return the unit of the daemon that reads the files; None if none need, or if it is unknown."""
+    """Return the unit of the daemon that reads the files; None if no daemon has to, or it is unknown."""
     return plan.target.unit if plan.target and plan.target.trigger else None
 
 
@@ -69,24 +69,24 @@ def has_systemd(host: HostView) -> bool:
 
 
 def reload_was_skipped(host: HostView, plan: CtkPlan, result: EditResult) -> bool:
-    """Return whether the daemon was not made to read its files though it may run: its socket is there."""
+    """Return whether the daemon was not reloaded although it may run, as its socket exists."""
     if not any(trigger_result.skipped for trigger_result in result.trigger_results) or has_systemd(host):
         return False
     return has_socket(host, plan)
 
 
 def has_socket(host: HostView, plan: CtkPlan) -> bool:
-    """Return whether the runtime's socket is there, so that its daemon may run."""
+    """Return whether the runtime's socket exists, so that its daemon may run."""
     socket = plan.target.row.socket if plan.target else ""
     return bool(socket) and bool(host.run_probe(Probe("runtime-socket", glob=socket, contents=False)).data)
 
 
 def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
-    """Refuse if reading the files again would stop running containers.
+    """Refuse if rereading the files would stop running containers.
 
     Raises:
-        DrainRequired: naming them.
-        Undetermined: if the daemon does not say what runs.
+        DrainRequired: names the containers.
+        Undetermined: the daemon does not report what runs.
     """
     if plan.planned.stopped_workloads and plan.target:
         refuse_running_containers(plan.target.facts.unit(plan.target.row.unit), host)
@@ -102,21 +102,21 @@ def apply_edit(
     restart: bool = False,
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> EditResult:
-    """Write the planned files, all or none.
+    """Write all planned files or none.
 
     Args:
-        plan: of the edit.
+        plan: the edit.
         host: the node.
-        store: its journal.
-        verb: of the run.
+        store: the node's journal.
+        verb: the command that the run records.
         on_event: called with each event.
         restart: whether to restart the daemon, and check that it read the files.
         check_interrupt: called before anything is written; raises Interrupted after a signal.
 
     Raises:
-        Refused: if the runtime's own parser rejects them; nothing was written.
-        ChangeFailed: if one could not be written, or the daemon did not come back; it names what was restored.
-        Conflict: if somebody edited one meanwhile; the others are as they were.
+        Refused: the runtime's own parser rejects the files; nothing was written.
+        ChangeFailed: a file could not be written, or the daemon did not come back; says what was restored.
+        Conflict: somebody edited a file meanwhile; the other files are unchanged.
     """
     host.refuse_unsafe_changes(plan.files)
     check_interrupt()
@@ -131,14 +131,14 @@ def apply_edit(
         applier.apply_stage(stage)
         due = tuple(trigger for trigger in stage.triggers if restart or trigger.kind == "cdi")
         trigger_results = applier.run_triggers(due)
-        # Else the next setup would take it for a debt of a run that was cut short.
+        # Otherwise the next setup would take these triggers for leftovers of an interrupted run.
         applier.cancel_triggers((trigger for trigger in stage.triggers if trigger not in due), _NO_RESTART_NOTE)
     run.commit("done")
     return EditResult(run.id, trigger_results, applier.parser_answers.get(plan.step.id, ""))
 
 
 def conclude_interrupted_edit(store: Store) -> None:
-    """Record that an interrupted edit of which nothing is left to do is over."""
+    """Record an interrupted edit as finished if nothing is left to do."""
     cut = store.find_interrupted_run()
     if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
         store.close_interrupted_run(cut.begin.run, "cut short; a later run found nothing left to do")
@@ -149,9 +149,9 @@ class ConfigStatus:
     """The state of a runtime compared with the requested configuration.
 
     Attributes:
-        is_reload_pending: whether its files are not.
-        difference: how the running daemon differs from its files; empty when it does not.
-        unverified: why the daemon was not asked; empty when it was.
+        is_reload_pending: whether its files differ from the requested ones.
+        difference: how the running daemon differs from its files; empty if it does not.
+        unverified: why the daemon was not queried; empty if it was.
         failed: whether that is because its service has failed.
     """
 
@@ -165,7 +165,7 @@ def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigSta
     """Compare the CDI specification with what containers request.
 
     Raises:
-        Undetermined: if the evidence does not show what there is.
+        Undetermined: the evidence does not show which devices exist.
     """
     from gpunode.workflow.extra_checks import cdi_checks
 
@@ -183,12 +183,12 @@ def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig,
     """Compare the files and the daemon with what ``plan`` would leave.
 
     Args:
-        plan: of what was requested.
-        read_effective_config: what the runtime has, by its name.
-        is_live: whether this is the system that runs, and not an image's.
+        plan: of the requested configuration.
+        read_effective_config: returns a runtime's effective configuration, by the runtime's name.
+        is_live: whether this is the running system, not an image.
 
     Raises:
-        Undetermined: if the daemon answers root alone.
+        Undetermined: the daemon answers only root.
     """
     if plan.changed_files:
         return ConfigStatus(is_reload_pending=True)

@@ -1,6 +1,6 @@
 """Refuse changes that would stop running workloads, unless --allow-disruption was given.
 
-There is one way to take a GPU from its users: they are counted, services that suffice are stopped, the others named.
+GPUs are always freed the same way: count their users, stop the services that may be stopped, and name the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers
     """Refuse if a program uses what ``changes`` take away, and does not end with a service that they stop.
 
     Raises:
-        DrainRequired: such programs are counted and named, with what ends each kind.
+        DrainRequired: counts and names such programs, with the way to end each kind.
     """
     loss = find_worst_gpu_loss(changes, pending_triggers)
     if loss is None:
@@ -47,7 +47,7 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers
     divided = [change.gpu for change in MigChange.of_kind(changes)] if loss == "layout" else []
     pids, pods = (frozenset(), ()) if loss == "mps" else live_state.find_gpu_users(host, divided)
     clients_by_pid = {client.pid: client for client in host.find_workloads().gpu_clients}
-    # CUDA opens the device of every GPU: an open file does not say on which of them a process works, but NVML does.
+    # CUDA opens every GPU's device: an open file does not tell which GPU a process works on, but NVML does.
     users = pids if loss == "layout" else {*pids, *clients_by_pid}
     stopped = {change.unit for change in ServiceChange.of_kind(changes) if not change.after.active}
     every = (clients_by_pid.get(pid, GpuClient(pid)) for pid in sorted(users))
@@ -63,13 +63,13 @@ def refuse_gpu_clients(host: Host, changes: Collection[Change], pending_triggers
 
 
 def _is_expected_client(client: GpuClient, loss: GpuLoss, stopped: Collection[str]) -> bool:
-    """Return whether a client ends with the units ``stopped``, or takes no part in what ends."""
+    """Return whether a client ends with the units ``stopped``, or is not affected by ``loss``."""
     is_no_work = client.unit in GPU_SERVICES or _MPS_DAEMON_PROGRAM in client.command
     return client.unit in stopped or (loss == "mps" and is_no_work)
 
 
 def _advise(client: GpuClient) -> str:
-    """Return what ends a client."""
+    """Return how to end a client."""
     program = client.command.partition(" ")[0].rpartition("/")[2]
     if client.pod:
         return _DRAIN_HINT
@@ -99,8 +99,8 @@ def refuse_disruptive_setup(
     """Refuse if the plan or a pending trigger would stop running workloads.
 
     Raises:
-        DrainRequired: it is named.
-        Undetermined: docker runs and does not say what.
+        DrainRequired: names the workload.
+        Undetermined: docker runs and does not report what.
     """
     changes = [change for stage in preview for change in stage.ordered_changes]
     refuse_gpu_clients(host, changes, pending_triggers)
@@ -117,8 +117,8 @@ def refuse_disruptive_undo(
     """Refuse if ``changes`` or ``pending_triggers`` would stop workloads, or take their driver away.
 
     Raises:
-        DrainRequired: it is named.
-        Undetermined: docker runs and does not say what.
+        DrainRequired: names the workload.
+        Undetermined: docker runs and does not report what.
     """
     packages = PackageChange.of_kind(changes)
     stopped = {change.unit for change in ServiceChange.of_kind(changes) if not change.after.active}
@@ -131,7 +131,7 @@ def refuse_disruptive_undo(
 
 
 def drain_error(doing: str, what: str, users: Sequence[object], advice: Iterable[str]) -> DrainRequired:
-    """Return the error for ``what`` is running, with all of them counted and some named."""
+    """Return the error for running ``users``, with their number and some of their names."""
     return DrainRequired(
         f"continuing would {doing} {count_noun(len(users), what)}",
         why=f"running: {join_names(map(str, users), _MAX_NAMES_SHOWN)}",
@@ -140,11 +140,11 @@ def drain_error(doing: str, what: str, users: Sequence[object], advice: Iterable
 
 
 def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
-    """Raise if docker runs containers that its restart would stop.
+    """Refuse if docker runs containers that its restart would stop.
 
     Raises:
-        DrainRequired: naming them.
-        Undetermined: if docker runs and does not say.
+        DrainRequired: names them.
+        Undetermined: docker runs and does not report its containers.
     """
     running = host.run_probe(_RUNNING_CONTAINERS_PROBE)
     names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
@@ -165,5 +165,5 @@ def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
 
 
 def any_removed_or_replaced(changes: Sequence[PackageChange], package_ids: Collection[PackageId]) -> bool:
-    """Return whether one of ``package_ids`` that is there is removed, purged or replaced by another version."""
+    """Return whether one of the installed ``package_ids`` is removed, purged or replaced by another version."""
     return any(change.id in package_ids and change.removes_or_replaces for change in changes)

@@ -27,15 +27,15 @@ from gpunode.redaction.evidence import redact_recursively
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
 
-# unknown: something is wrong and could not be told, or nothing shows that the driver works.
+# unknown: a fault was seen but not identified, or nothing shows that the driver works.
 Verdict: TypeAlias = Literal["healthy", "problem", "unknown"]
 
-# As long as nvidia-smi gets: whoever hangs, they hang together.
+# The same limit as nvidia-smi has: if the driver hangs, both do.
 _NVML_TIMEOUT_S = 10.0
 
 
 def collect_doctor_evidence(host: HostView) -> Evidence:
-    """Collect the evidence of ``host``: first the quick probes, then those that their results give reason for."""
+    """Collect the evidence of ``host``: first the quick probes, then those that their results call for."""
     from gpunode.workflow.converge import probe_with_runtimes, run_probes
 
     first = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI_PROBE, *DOCTOR_PROBES)}
@@ -43,7 +43,7 @@ def collect_doctor_evidence(host: HostView) -> Evidence:
     driver = (nvml.make_probe(_NVML_TIMEOUT_S),) if can_query_driver(evidence) else ()
     evidence.update(run_probes(host, (*follow_ups(evidence), *driver)))
     evidence.update(run_probes(host, final_follow_ups(evidence)))
-    # The journal has what the kernel's own buffer has lost; told twice, one error would count as two.
+    # The journal includes what the kernel's ring buffer has dropped. Reading both would count each error twice.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
     return evidence
@@ -62,9 +62,9 @@ class Examination:
 
     Attributes:
         stack: its layers, from the PCI bus up.
-        driver_works: whether the driver itself was seen to work.
-        denied: what the system kept from us, as it would be written; root would have seen it.
-        notes: hazards of the next boot or start, where gpunode examined the node itself; no fault yet.
+        driver_works: whether the evidence shows that the driver works.
+        denied: the sources that the system did not let us read, for display; root could read them.
+        notes: hazards of the next boot or start, if gpunode examined the node itself; not faults yet.
     """
 
     snapshot: Snapshot
@@ -76,24 +76,24 @@ class Examination:
 
     @property
     def verdict(self) -> Verdict:
-        """The node's state, in one word."""
+        """The node's state as one word."""
         if not self.diagnosis.is_healthy:
             return "problem"
         is_open = bool(self.diagnosis.open_questions or self.diagnosis.suspects)
         return "unknown" if is_open or not self.driver_works else "healthy"
 
 
-# How commands tell that they may not.
+# How commands report missing permissions.
 _ACCESS_DENIED_MESSAGE: Final = re.compile(
     r"permission denied|operation not permitted|insufficient permissions|must be root|access denied", re.IGNORECASE
 )
 _MAX_MESSAGE_BYTES: Final = 4096
-# These leave out what they may not read, and go on.
+# These commands leave out what they may not read, and still succeed.
 _OMISSION_MARKS: Final = {"lspci": re.compile(rb"<access denied>"), "lslocks": re.compile(rb" /\.\.\.$", re.MULTILINE)}
 
 
 def denied_sources(capture: Capture) -> tuple[str, ...]:
-    """Return the sources of ``capture`` that the system did not let us read; empty if we read all."""
+    """Return the sources of ``capture`` that the system did not let us read; empty if we read everything."""
     if capture.source.startswith("/") and "*" in capture.source and capture.data:
         with suppress(ValueError, KeyError, TypeError):
             files = tuple(match.path for match in decode_matches(capture.data) if match.denied)
@@ -103,10 +103,10 @@ def denied_sources(capture: Capture) -> tuple[str, ...]:
 
 def _is_denied(capture: Capture) -> bool:
     if capture.outcome == "failed":
-        # Some write their complaints where their answers go.
+        # Some commands print errors to stdout.
         output_text = f"{capture.error}\n{capture.data[:_MAX_MESSAGE_BYTES].decode('utf-8', 'replace')}"
         return _ACCESS_DENIED_MESSAGE.search(output_text) is not None
-    # journalctl shows a user what it may, be it nothing, and is content; only -q keeps it from saying so.
+    # journalctl shows a user what they may read, even if that is nothing, and succeeds; we pass -q, so it says nothing.
     is_partial = any(
         capture.source.startswith(name) and sign.search(capture.data) for name, sign in _OMISSION_MARKS.items()
     )
@@ -114,7 +114,7 @@ def _is_denied(capture: Capture) -> bool:
 
 
 def _missing_evidence_question(snapshot: Snapshot) -> OpenQuestion:
-    """Return the question to ask if no fault shows and nothing shows that the driver works."""
+    """Return the question to ask if the evidence shows neither a fault nor that the driver works."""
     if snapshot.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)
         return OpenQuestion("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
@@ -148,9 +148,9 @@ def diagnose_evidence(evidence: Evidence) -> Examination:
 
 
 def add_hazard_notes(examined: Examination) -> Examination:
-    """Add status's notes on the driver's future; a report that its author selected has none.
+    """Add status's notes on the driver's future; omit them for a report whose author selected its contents.
 
-    What status says of runtimes is left to it: that takes all steps, which would double the time for a capture.
+    Notes on runtimes are left to status: they need all steps, which would double the time for a capture.
     """
     if not is_examined_by_gpunode(examined.snapshot):
         return examined

@@ -1,4 +1,4 @@
-"""setup --download-only: the packages of a setup, before anything of the node is changed."""
+"""setup --download-only: fetch the packages of a setup before anything on the node changes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gpunode.workflow.plan import plan, resolve_stage
 def packages_to_download(
     recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()
 ) -> list[PackageChange]:
-    """Return the package changes that setup would make, in exact versions, dependencies included.
+    """Return the package changes that setup would make, with exact versions, dependencies included.
 
     Raises:
-        Refused, DrainRequired, Undetermined: if setup would refuse, or the packages are not available yet.
+        Refused, DrainRequired, Undetermined: setup would refuse, or the packages are not available yet.
     """
     plans = plan(recipe, facts, host, only)
     raise_refusal(plans)
     changes: list[PackageChange] = []
     for stage in plans:
-        # Also while sources or pins are to change: a lock names every version.
+        # Also if sources or pins still have to change: a lock names every version.
         exact = resolve_stage(stage, facts, host.simulate, recipe.lock)
         if exact.unresolved:
             raise Refused(

@@ -1,4 +1,4 @@
-"""verify's checks of the driver: what NVML, the device files and a vector addition answer."""
+"""verify's checks of the driver: the results of NVML, the device files and a vector addition."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
     problems = nvml_facts.compare_versions(module, library, package)
     for problem in problems:
         yield Check("versions", title, "failed", problem.what, problem.hint)
-    # For an upgrade every installed version is one to be replaced; here it is what the upgrade has led to.
+    # An upgrade counts every installed version as outdated; here the question is what it has led to.
     strays = mismatched_packages(replace(recipe, upgrade=False), facts, driver) if driver else ()
     for stray in strays:
         what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
@@ -116,7 +116,7 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
 
 
 def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
-    """Return the failed check of the library that every program with CUDA loads; nvidia-smi does without it."""
+    """Return the failed check of the library that every CUDA program loads; nvidia-smi works without it."""
     hint = "install libcuda.so.1 of the loaded driver from where this driver comes from: gpunode does not manage it"
     if isinstance(facts.loaded_driver, Known) and facts.loaded_driver.value is None:
         hint = "the library comes with a driver: this node has none loaded, and gpunode manages none here"
@@ -126,7 +126,7 @@ def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
 
 
 def _reinstall_hint(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts) -> str:
-    """Return what to do about a library that the loader does not find although its package is there; else empty.
+    """Return how to repair a library that the loader does not find although its package is installed; else empty.
 
     setup looks at packages, not at their files, so it would find nothing to do.
     """
@@ -147,7 +147,7 @@ def _managed_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
 
 
 def _driver_package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> str | None:
-    """Return the version of the driver's kernel modules, else of its first installed package; None without one."""
+    """Return the version of the driver's kernel modules, or else of its first installed package; None without one."""
     if driver is None:
         return None
     packages = known(facts.packages, {})
@@ -156,11 +156,11 @@ def _driver_package_version(recipe: Recipe, facts: Facts, driver: WantedDriver |
 
 
 def _check_device_nodes(facts: Facts, inventory: NvmlInventory) -> Iterator[Check]:
-    """Yield the check of /dev/nvidiactl and a /dev/nvidiaN for every GPU, which every process needs."""
+    """Yield the check of /dev/nvidiactl and of a /dev/nvidiaN for every GPU, which every process needs."""
     if isinstance(facts.device_nodes, Unknown):
         return
     nodes, layout = facts.device_nodes.value, known(facts.layout, None)
-    # In a container that has another GPU than the first, NVML's numbers are not those of the files.
+    # In a container whose GPUs do not include the first, NVML's indices differ from the device files' numbers.
     is_complete = sum(path.removeprefix("/dev/nvidia").isdecimal() for path in nodes) >= len(inventory.gpus)
     minors = () if is_complete else (layout and layout.minors) or [gpu.index for gpu in inventory.gpus]
     wanted = {"/dev/nvidiactl": 255, **{f"/dev/nvidia{minor}": minor for minor in minors}}
@@ -206,9 +206,9 @@ def await_fabric(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> NvmlAnswer:
-    """Return NVML's answer once no GPU is on the way to the fabric; after two minutes as it is then.
+    """Return NVML's answer once no GPU is still joining the fabric; after two minutes, the latest answer.
 
-    Only where the fabric manager runs: without it nothing will change.
+    Waits only if the fabric manager runs: without it nothing will change.
     """
     until = clock() + _PATIENCE_S
     while _is_manager_active(facts) and isinstance(answer, NvmlInventory) and clock() < until:
@@ -220,13 +220,13 @@ def await_fabric(
 
 
 def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
-    """Yield the check of a machine with NVSwitches; none elsewhere, and none where NVML does not answer."""
+    """Yield the check of a machine with NVSwitches; none for other machines, or if NVML does not answer."""
     fabric = find_fabric(facts)
     if fabric is None or fabric.kind == "rack" or not isinstance(answer, NvmlInventory) or not answer.gpus:
         return
     check = partial(Check, "fabric", "the GPUs are registered with the NVSwitches")
     hint = f"look at it: systemctl status {MANAGER_UNIT}; journalctl -b -u {MANAGER_UNIT}"
-    # In a container the service is the host's; there the GPUs' own states are all that tells.
+    # In a container the service is the host's, so only the GPUs' own states are visible.
     is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if is_host and not facts.can_start(MANAGER_UNIT):
         yield check("skipped", f"systemd does not say whether {MANAGER_UNIT} runs")
@@ -247,7 +247,7 @@ def fabric_checks(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     elif known:
         yield check("passed", f"{len(known)} of {len(answer.gpus)} completed")
     else:
-        # Up to Ampere a GPU has no such state: the service has programmed the switches, or has ended.
+        # GPUs up to Ampere have no such state: the service has programmed the switches, or has exited.
         yield check("passed", f"{MANAGER_UNIT} runs; these GPUs report no state of their own")
 
 

@@ -1,4 +1,4 @@
-"""Plan the edits of ctk as setup's step plans them; nothing is written."""
+"""Plan the edits of ctk in the same way as setup's step; nothing is written."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from gpunode.workflow import live_state
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_file_manager_notes
 from gpunode.workflow.undo import RestoredFile, recorded_edit, restore_file, revert_change
 
-# Of each file what gpunode's recorded runs have made of it.
+# What gpunode's recorded runs have changed in each file.
 Trails: TypeAlias = Mapping[str, FileTrail]
 
 _MAX_DUMP_BYTES = 16 << 20
 _DUMP_TIMEOUT_S = 30.0
 # ``containerd github.com/containerd/containerd/v2 2.1.9~ds1 …``, ``crio version 1.30.0``.
 _PROGRAM_VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
-# systemd's own PATH for services, in which dockerd looks for a bare name (systemd.exec(5)).
+# systemd's PATH for services, in which dockerd looks up a bare name (systemd.exec(5)).
 _PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _NO_TRAILS: Trails = MappingProxyType({})
 
@@ -60,12 +60,12 @@ class CtkPlan:
 
     Attributes:
         target_name: the runtime, or what else is written.
-        main_file: the file that stands at the top, whether it changes or not.
-        step: the one of setup's that plans so.
-        present: the present files that it reads.
-        target: the runtime that is edited; None where the file is none of a runtime's.
-        missing_program: the program that the handler is to run, where it is not installed.
-        registers_itself: whether the runtime registers the handler at its start, without a file that says so.
+        main_file: the root configuration file, whether it changes or not.
+        step: the step of setup that makes the same plan.
+        present: the present files that the runtime reads.
+        target: the runtime that is edited; None if the file does not belong to a runtime.
+        missing_program: the program that the handler runs, if it is not installed.
+        registers_itself: whether the runtime registers the handler at its start without a file that says so.
     """
 
     target_name: str
@@ -79,17 +79,17 @@ class CtkPlan:
 
     @property
     def files(self) -> tuple[FileChange, ...]:
-        """The files that are written, or only to be read again."""
+        """The files that are written or only have to be read again."""
         return FileChange.of_kind(self.planned.changes)
 
     @property
     def changed_files(self) -> tuple[FileChange, ...]:
-        """The changes that change a file."""
+        """The changes that modify a file."""
         return tuple(change for change in self.files if change.before != change.after)
 
     @property
     def trigger(self) -> Trigger | None:
-        """The trigger that has the daemon read its files again; None if no daemon needs one."""
+        """The trigger that makes the daemon read its files again; None if no daemon needs one."""
         if self.target is None:
             return None
         return next(iter(triggers_of(self.files)), self.target.trigger)
@@ -106,17 +106,17 @@ class CtkPlan:
 def find_target(
     host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
 ) -> RuntimeTarget:
-    """Find the runtime to edit: of several containerds the one that the kubelet uses, unless a file is named.
+    """Find the runtime to edit: among several containerds the kubelet's, unless a file is named.
 
     Args:
         host: the node.
         row: the requested runtime.
-        desired: of it.
-        dumps: commands of which the first installed one prints the configuration to copy options from.
+        desired: the desired configuration.
+        dumps: commands that print the configuration to copy options from; the first installed one is used.
         image: whether the node is a root folder without a running kernel of its own.
 
     Raises:
-        Refused: if it is unknown what the kubelet's containerd reads, or none of ``dumps`` is installed.
+        Refused: it is unknown what the kubelet's containerd reads, or none of ``dumps`` is installed.
         Undetermined: the files cannot be read.
     """
     facts, notes = derive_runtime_facts({}), tuple[str, ...]()
@@ -158,7 +158,7 @@ def inspect_target(
     now = derive_runtime_facts({probe.key: host.run_probe(probe) for probe in probes})
     changed_at = dict(now.changed_at)
     if TOOLKIT_FILE_LIST not in changed_at and row.config not in target.own:
-        # Nobody can tell whether a product has looked for the toolkit since that came.
+        # It is unknown whether a distribution has looked for the toolkit since the toolkit was installed.
         changed_at.pop(row.config, None)
     return replace(target, facts=replace(facts, units=now.units, changed_at=changed_at))
 
@@ -166,11 +166,11 @@ def inspect_target(
 def _find_version(
     host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]], *, image: bool
 ) -> tuple[int, ...] | None:
-    """Return the version that the program reports, or for an image, whose programs are not run, its packages."""
+    """Return the version that the program reports; for an image, whose programs are not run, the package's version."""
     if image:
         return packaged_version(row, known(survey(host, image=True).packages, {}))
     program = dumps[0][0] if dumps else row.program
-    # What reads no drop-ins is edited in place, whatever its version; that also says whether it must be told of CDI.
+    # A runtime without drop-ins is edited in place at any version; the version also tells whether CDI must be enabled.
     matters = row.drop_in or (row.cdi_support == "switch" and desired.enable_cdi)
     told = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
     match = _PROGRAM_VERSION.search(told)
@@ -198,7 +198,7 @@ def find_missing_program(host: HostView, binaries: Iterable[str]) -> str:
 
     def is_missing(binary: str) -> bool:
         places = (binary,) if "/" in binary else tuple(f"{folder}/{binary}" for folder in _PROGRAM_FOLDERS)
-        # One byte is enough to see that there is a file; what cannot be looked at is not called missing.
+        # One byte shows that the file exists; a file that cannot be read does not count as missing.
         probes = (Probe(f"program:{place}", path=place, limit_bytes=1) for place in places)
         return all(host.run_probe(probe).outcome == "absent" for probe in probes)
 
@@ -206,16 +206,16 @@ def find_missing_program(host: HostView, binaries: Iterable[str]) -> str:
 
 
 def plan_configure_edit(host: HostView, target: RuntimeTarget, trails: Trails = _NO_TRAILS, root: str = "/") -> CtkPlan:
-    """Plan the edits that have the runtime run containers by NVIDIA's binary, as desired.
+    """Plan the edits that make the runtime run containers with NVIDIA's binary, as desired.
 
     Args:
         host: the node.
-        target: the runtime, and what is desired of it.
-        trails: of its files: what gpunode has made of them is made anew from what the others say now.
-        root: the node's, for the commands that are named.
+        target: the runtime, and its desired configuration.
+        trails: what gpunode has changed in its files; this is rebuilt from what the other files say now.
+        root: the node's root folder, for the commands that are named.
 
     Raises:
-        Refused: its files cannot be edited so.
+        Refused: the runtime's files cannot be edited this way.
     """
     row, desired = target.row, target.desired
     drop_in = desired.drop_in or row.drop_in
@@ -240,7 +240,7 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
     """Plan a CDI specification, kept up to date, for a runtime that takes no handler.
 
     Raises:
-        Undetermined: if the evidence does not show what there is.
+        Undetermined: the evidence does not show which devices exist.
     """
     facts = survey(host, image=image)
     planned = cdi.plan(cdi_only_recipe(row), facts)
@@ -251,7 +251,7 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
         replace(planned, reason=planned.reason.removesuffix(cdi.KEPT_FRESH_PHRASE)),
         cdi.CDI_STEP,
     )
-    # A file is what this command writes; the units are setup's to enable, or the user's.
+    # This command writes only the file; enabling units is up to setup or the user.
     idle = [change.unit for change in ServiceChange.of_kind(planned.changes)]
     if idle:
         enable = f"sudo systemctl enable --now {' '.join(idle)}"
@@ -261,7 +261,7 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
 
 
 def cdi_only_recipe(row: Runtime) -> Recipe:
-    """Return a recipe that asks for CDI devices alone."""
+    """Return a recipe that requests only CDI devices."""
     return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
@@ -270,15 +270,15 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
 
     Args:
         host: the node.
-        target: the runtime, and the handler that goes.
-        trails: of its files, and of others.
+        target: the runtime, and the handler to remove.
+        trails: what gpunode has changed, in these and other files.
 
     Raises:
-        Refused: its files cannot be edited so.
-        Undetermined: nobody can tell which of them are packages'.
+        Refused: the runtime's files cannot be edited this way.
+        Undetermined: it is unknown which of the files belong to packages.
     """
     row, desired, files = target.row, target.desired, contents_of_states(target.present)
-    # runc comes along where its table would be missed.
+    # Removing runc's table is safe: complete_removal restores it if the runtime needs it.
     entries = {
         layer.path: ((*layer.runtimes, desired.handler), (*layer.runtimes, "runc"))
         for layer in row.layers(files, desired)
@@ -290,13 +290,13 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
     trails = {path: trail for path, trail in trails.items() if path not in packaged}
     recorded = [recorded_edit(span.change) for trail in trails.values() for span in trail]
     recent_trails = {path: _trail_since_removal(trail, desired.handler) for path, trail in trails.items()}
-    # Of each file the first edit that is about the handler, or about none, such as one of the default alone.
+    # For each file the first edit that is about the handler, or about no handler, such as an edit of the default alone.
     edits = ((path, recorded_edit(span.change)) for path, trail in recent_trails.items() for span in reversed(trail))
     about = ((path, edit) for path, edit in edits if desired.handler in (changed_handlers(edit) or {desired.handler}))
     contents_before = {path: edit.before for path, edit in about}
     restored: dict[str, RestoredFile] = {}
     if contents_before and not find_other_own_handlers(row, desired, files, recorded):
-        # Nobody else needs the rest of what gpunode wrote, such as an import.
+        # No other handler needs the rest of what gpunode wrote, such as an import.
         restored = {
             path: restore_file(trail, target.present.get(path), partial(_revert_span, entries.get(path)))
             for path, trail in recent_trails.items()
@@ -310,7 +310,7 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
     edited = replace(edited, notes=tuple(dict.fromkeys((*notes, *edited.notes))))
     planned = with_file_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
-    # A file that is removed takes along the folders that were made for it, if they are empty then.
+    # Removing a file also removes the folders that were made for it, if they are empty then.
     made = {path: dict.fromkeys(folder for span in trail for folder in span.folders) for path, trail in trails.items()}
     return plan.with_changes(
         [
@@ -321,7 +321,7 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
 
 
 def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
-    """Return the trail since the handler was taken out last: that took back all before it."""
+    """Return the trail since the handler was last removed: that removal undid everything before it."""
     spans = takewhile(lambda span: not removes_handler(recorded_edit(span.change), handler), reversed(trail))
     return tuple(reversed(tuple(spans)))
 
@@ -329,7 +329,7 @@ def _trail_since_removal(trail: FileTrail, handler: str) -> FileTrail:
 def _revert_span(
     entries: Collection[tuple[str, ...]] | None, span: NetChange[FileChange], now: FileState | None
 ) -> RestoredFile | None:
-    """Return the file without a span that somebody edited since; their changes to gpunode's values are kept."""
+    """Undo a span in a file that was edited since; keep others' changes to gpunode's values."""
     if now is None:
         return None
     restored = revert_change(span.change, now, entries, keeps_changed=True)
@@ -341,7 +341,7 @@ def _known_content(state: object) -> bytes | None:
 
 
 def preview_contents(plan: CtkPlan) -> tuple[bytes, ...]:
-    """Return the files that would change as they would be, and last the main file."""
+    """Return the changed files as they would be, the main file last."""
     changed = {change.path: _known_content(change.after) for change in plan.files}
     after = {**contents_of_states(plan.present), **changed}
     paths = dict.fromkeys((*(path for path in changed if path != plan.main_file), plan.main_file))
@@ -353,7 +353,7 @@ _REAL_LDCONFIG = "/sbin/ldconfig.real"
 
 
 def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], target: str = "") -> CtkPlan:
-    """Plan ``target``, or ``path`` itself, as the file at ``path`` with all that is ``desired``.
+    """Plan ``target`` (or ``path`` itself) with the content of ``path`` and all ``desired`` settings.
 
     Raises:
         Refused: the file cannot be read or edited; see ``toolkit.configure``.
@@ -366,10 +366,10 @@ def plan_toolkit_config(host: HostView, path: str, desired: Sequence[Setting], t
 
 
 def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
-    """Plan ``target`` as the file that a new installation has.
+    """Plan ``target`` with the content that a new installation would have.
 
     Raises:
-        Refused, Undetermined: what is there cannot be read.
+        Refused, Undetermined: the present file cannot be read.
     """
     return _plan_toolkit_file(
         host, target, toolkit.render_default_config(inspect_toolkit_host(host)).encode(), None, "generated anew"
@@ -377,7 +377,7 @@ def plan_new_toolkit_config(host: HostView, target: str) -> CtkPlan:
 
 
 def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileState | None, reason: str) -> CtkPlan:
-    """Plan a file; a new one is root's, with no more readers than its source, which may hold secrets."""
+    """Plan a file; root owns a new one, and it is no more readable than its source, which may hold secrets."""
     present = probe_state(host.run_probe, path)
     before = present.get(path)
     after = replace(before or restrict_writes_to_root(source or FileState(b"")), content=content)

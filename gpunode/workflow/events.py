@@ -1,4 +1,4 @@
-"""Events of a workflow; the screen and the JSON envelope are two of several observers."""
+"""Events of a workflow; the screen and the JSON envelope are two of the observers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True)
 class PlanCompleted:
-    """The whole plan is known, nothing has been done; an empty one means a converged node."""
+    """The plan is complete and nothing has been done; an empty plan means a converged node."""
 
     stages: tuple[StagePlan, ...]
 
@@ -50,7 +50,7 @@ class Applying:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """They have been made and journaled; ``note`` says what was checked on the way."""
+    """The changes have been made and journaled; ``note`` says what was checked on the way."""
 
     stage: str
     step: str
@@ -75,7 +75,7 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A sentence for the user: what an earlier run left owed, what was put back."""
+    """A sentence for the user, such as what an earlier run left pending or what was restored."""
 
     text: str
 

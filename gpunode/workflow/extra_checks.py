@@ -36,7 +36,7 @@ ReadEffectiveConfig: TypeAlias = Callable[[str], ObservedConfig | None]
 CONTAINER_TITLE = "a container sees the same GPUs"
 CDI_TITLE = "containers get the GPUs as CDI devices"
 _check_cdi = partial(Check, "cdi", CDI_TITLE)
-# What to do about a difference, by the key of [expect].
+# How to resolve a difference, by the key of [expect].
 _EXPECTATION_HINTS = {
     "gpus": "run gpunode doctor, then reseat or replace the missing GPU",
     "model": "find out which GPUs were put in",
@@ -76,7 +76,7 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
         yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
 
 
-# The packages through which programs use the driver: Debian's and NVIDIA's names, and Ubuntu's.
+# The packages through which programs use the driver, by Debian's and NVIDIA's names, and Ubuntu's.
 _DRIVER_LIBRARY_PACKAGE = re.compile(
     r"libcuda1|libnvidia-ml1|nvidia-smi|(?:libnvidia-compute|nvidia-utils)(?:-\d{3}(?:-server)?)?"
 )
@@ -86,7 +86,7 @@ _EXECUTABLE_OR_LIBRARY_PATH = re.compile(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
 def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
     """Yield the check of the toolkit's programs and the driver's libraries against their packages' checksums.
 
-    A wrapper in place of the container runtime, or a library that somebody copied, is found. It may be intentional.
+    It finds a wrapper in place of the container runtime, or a library that somebody copied. Either may be intentional.
     """
     check = partial(Check, "package-files", "programs and libraries are those of their packages")
     packages = tuple(_packages_to_check(recipe, facts))
@@ -195,7 +195,7 @@ def _check_refresh_units(facts: Facts) -> Check:
 def make_container_check(
     runner: Runner, read_effective_config: ReadEffectiveConfig
 ) -> Callable[[NvmlInventory, Runtime], Check]:
-    """Return the check for ``verify.ExtraChecks``: a container, run as the node is configured to, sees NVML's GPUs."""
+    """Return the check for ``verify.ExtraChecks``: a container with the node's configuration sees NVML's GPUs."""
     from gpunode.host import container  # loaded on use
 
     check = partial(Check, "container", CONTAINER_TITLE)
@@ -225,7 +225,7 @@ def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig
         case "podman run":
             return container.podman_commands(token)
         case "ctr run":
-            # Through the binary that the runtime's own configuration names, so that a wrong one shows.
+            # Use the binary that the runtime's own configuration names, so that a wrong one shows.
             configured = read_effective_config(row.id)
             binary = configured.handlers.get("nvidia", "") if configured else ""
             return container.containerd_commands(token, **({"binary": binary} if binary else {}))

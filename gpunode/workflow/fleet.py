@@ -1,4 +1,4 @@
-"""A fleet: many reports, each diagnosed by itself, then compared with the others of its model."""
+"""A fleet: many reports, each diagnosed on its own, then compared with the others of its model."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from gpunode.workflow.doctor import Examination, Verdict, diagnose_evidence
 from gpunode.workflow.plan import plan
 
 FleetRowStatus: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
-# Beyond so many, a node is another node, and a person compares the two.
+# With more differences than this, the node is simply different, and a person should compare the two.
 _MAX_OUTLIER_DIFFERENCES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Something that is not as on most nodes of the same model.
+    """A value that differs from that of most nodes of the same model.
 
     Attributes:
-        usual: the value there; None where they are known to have none.
+        usual: the value on most nodes; None if they are known to have none.
         actual: the value on this node.
-        usual_on: how many nodes have what is usual.
+        usual_on: how many nodes have the usual value.
     """
 
     title: str
@@ -60,7 +60,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A step of the recipe that this node is not in line with, and why; ``kind`` says what setup would do there."""
+    """A recipe step that this node does not comply with, and why; ``kind`` says what setup would do about it."""
 
     step: str
     title: str
@@ -73,19 +73,19 @@ class FleetRow:
     """The result of one report.
 
     Attributes:
-        report: as it was named, or its path below the folder that was.
-        path: where it is.
-        node: the host's own name, where the report tells it.
-        cause: the root cause; empty where none was found.
+        report: its name as given, or its path relative to the folder that was given.
+        path: the report's path.
+        node: the hostname, if the report tells it.
+        cause: the root cause; empty if none was found.
         other_causes: further root causes.
-        unexplained: the likeliest causes of failures that no root explains.
+        unexplained: the likeliest causes of failures that no root cause explains.
         advice: what to do next about the root cause, or to find it.
-        command: that does it; empty where a person's hand is needed.
+        command: the command for that; empty if it takes manual work.
         unknown: the questions that the evidence leaves open.
         error: why it could not be read or diagnosed.
         stack: the state of each layer.
-        model: of the node; its group in the fleet.
-        versions: by axis, what is known of them.
+        model: the node's model; its group in the fleet.
+        versions: the known versions, by axis.
         differences: how it differs from most nodes of its model, the likeliest explanation of a fault first.
         drift: from the given recipe; ``not_compared`` says why it is unknown.
     """
@@ -117,11 +117,11 @@ class FleetRow:
 def fleet_rows(
     found: Sequence[reports.FleetReport], census: Census | None = None, recipe: Recipe | None = None, processes: int = 0
 ) -> Iterator[FleetRow]:
-    """Yield a row for each report, in their order, as soon as it is known; not yet compared with the others.
+    """Yield a row for each report, in order, as soon as it is known; rows are not compared with each other yet.
 
-    ``census`` counts the reports that could be read. Without a ``recipe`` no drift is reported.
+    ``census`` counts the readable reports. Without a ``recipe`` no drift is reported.
     """
-    rules_by_cause()  # loaded once, here, not by every process
+    rules_by_cause()  # loaded once here instead of by every process
     readable = [report for report in found if not report.problem]
     outcomes = parallel_jobs.run_parallel(readable, partial(_read_row, recipe), processes)
     for report in found:
@@ -142,7 +142,7 @@ def _read_row(recipe: Recipe | None, report: reports.FleetReport) -> tuple[Fleet
 def build_row(
     report: reports.FleetReport, evidence: Evidence, recipe: Recipe | None = None
 ) -> tuple[FleetRow, NodeProfile]:
-    """Return the row of a report, and its portrait of the node."""
+    """Return the row of a report, and its profile of the node."""
     examined = diagnose_evidence(evidence)
     save_rule_tracebacks(examined.diagnosis.bugs)
     profile = profile_node(examined.snapshot, examined.stack)
@@ -185,7 +185,7 @@ def find_drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
 
     Raises:
         Undetermined: evidence that a step needs is missing.
-        Refused: if the recipe cannot be fulfilled there.
+        Refused: the recipe cannot be fulfilled there.
     """
     stages = plan(recipe, derive(evidence), CaptureHost(evidence))
     drift = []
@@ -225,7 +225,7 @@ def with_outliers(rows: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class _OutlierComparison:
-    """An odd node, the one that it is compared with, and where it is odd, with how many nodes are not."""
+    """An outlier, its reference node, and the features that differ, each with the number of nodes that do not."""
 
     node: str
     path: str
@@ -259,11 +259,11 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class CauseTally:
-    """A cause, and the reports whose root it is, be it one of several.
+    """A cause, and the reports that have it as a root cause.
 
     Attributes:
-        advice: the first thing to be done about it, on any of these nodes.
-        command: that does it; empty where a person's hand is needed.
+        advice: the first thing to do about it, on any of these nodes.
+        command: the command for that; empty if it takes manual work.
         disruption: what the repair stops.
     """
 
@@ -277,10 +277,10 @@ class CauseTally:
 
 @dataclass(frozen=True, slots=True)
 class OutlierGroup:
-    """Nodes that differ in the same from most of their model.
+    """Nodes that share the same difference from most nodes of their model.
 
     Attributes:
-        other_differences: how much else differs on all of them.
+        other_differences: the least number of other differences that any of them has.
     """
 
     difference: Deviation
@@ -290,7 +290,7 @@ class OutlierGroup:
 
 @dataclass(frozen=True, slots=True)
 class DriftGroup:
-    """A step of the recipe, and the reports that are not in line with it for that reason."""
+    """A recipe step, and the reports that do not comply with it for the same reason."""
 
     drift: Drift
     reports: tuple[str, ...]
@@ -298,7 +298,7 @@ class DriftGroup:
 
 @dataclass(frozen=True, slots=True)
 class SkippedNodes:
-    """Reports of which something is not known for the same reason."""
+    """Reports for which something is unknown for the same reason."""
 
     why: str
     reports: tuple[str, ...]
@@ -312,8 +312,8 @@ class FleetSummary:
         causes: the root causes, most frequent first; the other groups in the same order.
         layers: how many nodes have each layer in which state.
         spread: how many nodes have each version, the most frequent first.
-        models: how many nodes are of each model.
-        not_compared: what keeps reports from being held against the recipe.
+        models: how many nodes there are of each model.
+        not_compared: why reports could not be compared with the recipe.
     """
 
     rows: tuple[FleetRow, ...]
@@ -360,7 +360,7 @@ def tally_causes(rows: Iterable[FleetRow]) -> tuple[CauseTally, ...]:
 
 def _tally_cause(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> CauseTally:
     rule = rules_by_cause()[cause]
-    # What names this node's GPU or package does not do for another.
+    # Advice that names one node's GPU or package does not fit the others.
     if len(steps) == 1:
         advice, command = next(iter(steps))
     else:
@@ -370,7 +370,7 @@ def _tally_cause(cause: str, names: tuple[str, ...], steps: Collection[tuple[str
 
 
 def _group_outliers(rows: Sequence[FleetRow]) -> Iterator[OutlierGroup]:
-    """Yield the outliers by their most telling difference; broken nodes have their cause, and are left out."""
+    """Yield the outliers by their most telling difference; omit broken nodes, since their cause explains them."""
     odd = [row for row in rows if row.differences and row.status != "problem"]
     more = {row.report: len(row.differences) - 1 for row in odd}
     for one, names in _group_reports((row.differences[0], row) for row in odd):

@@ -1,4 +1,4 @@
-"""recipe from-node: the recipe that a hand-built node already fulfils."""
+"""recipe from-node: write the recipe that a hand-built node already fulfils."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _DRIVER_SOURCES_TO_TRY: tuple[DriverSource, ...] = ("nvidia", "distro")
 def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
     """Return a recipe whose first plan on this node is empty.
 
-    Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step.
+    The recipe skips a step whose work the node's owner did by other means, or not at all.
 
     Raises:
-        Refused: the node has no GPU of its own, or some of its packages are not whole: no recipe is fulfilled by that.
+        Refused: the node has no GPU of its own, or some packages are only half installed, which no recipe allows.
         Undetermined: evidence that a step needs is missing.
     """
     toolkit = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
@@ -62,7 +62,7 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
             hint="run it on a node with a working GPU; `gpunode recipe list` shows the shipped recipes",
         )
     if isinstance(DETECT_STEP.plan(recipe, facts), Refusal):
-        # A vGPU guest or a container has a driver that is not gpunode's to install.
+        # In a vGPU guest or a container, gpunode does not install the driver.
         recipe = replace(recipe, driver=Driver(version="none"))
     while left := _step_ids_to_skip(recipe, facts, host):
         recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *left}))
@@ -70,7 +70,7 @@ def recipe_from_node(facts: Facts, host: HostView) -> Recipe:
 
 
 def _step_ids_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
-    """Return the steps that would change something or refuse to; a refusal hides the steps after it."""
+    """Return the steps that would change something or refuse; a refusal hides the steps after it."""
     plans = plan(recipe, facts, host)
     left = {s.step.id for stage in plans for s in stage.steps if s.changes or isinstance(s.outcome, Refusal)}
     if DETECT_STEP.id in left:
@@ -87,7 +87,7 @@ def _step_ids_to_skip(recipe: Recipe, facts: Facts, host: HostView) -> frozenset
 def _detect_driver(facts: Facts) -> Driver:
     """Return the installed branch, flavour and scope.
 
-    ``none`` where no set of driver packages that gpunode knows is whole.
+    Return ``none`` if no set of driver packages that gpunode knows is complete.
     """
     present = find_models(known(facts.devices, ()))
     family = family_of(facts)
@@ -111,7 +111,7 @@ def _detect_driver(facts: Facts) -> Driver:
 def _auto_if_same_flavour(
     facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: Choice
 ) -> KernelModuleType:
-    """Return ``auto`` if that gives the same flavour, so that the recipe says no more than it must."""
+    """Return ``auto`` if it selects the same flavour, so that the recipe says no more than necessary."""
     auto = choose_from_source(facts, present, replace(desired, kernel_module_type="auto"))
     same = not isinstance(auto, Refusal) and auto.flavour == chosen.flavour
     return "auto" if same else desired.kernel_module_type
@@ -123,7 +123,7 @@ def _detect_persistence(facts: Facts) -> bool:
 
 
 def _detect_runtime(facts: Facts) -> RuntimeSettings:
-    """Return the first runtime with NVIDIA's handler in its configuration; else podman, if it finds CDI devices."""
+    """Return the first runtime configured with NVIDIA's handler; else podman, if it finds CDI devices."""
     for row in RUNTIMES:
         if (found := _configured_runtime(choose_row_if_possible(row, facts), facts)) is not None:
             return found

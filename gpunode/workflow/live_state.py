@@ -1,4 +1,4 @@
-"""The present state of a node, for changes that depend on every byte of it: files, packages, GPUs and who uses them."""
+"""The present state of a node, exact to the byte, for changes that depend on it: files, packages, GPUs, GPU users."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MAX_FILE_BYTES = 64 << 20
 
 
 class NotAFileError(Undetermined):
-    """Something else, such as a folder, is in the place of a file. Package managers leave it alone."""
+    """Something that is not a file, such as a folder, is at this path. Package managers leave it alone."""
 
 
 def read_file_state(host: HostView, path: str, limit_bytes: int = _MAX_FILE_BYTES) -> FileState | None:
     """Return the file as it is; None if there is none.
 
     Raises:
-        Undetermined: it cannot be read; NotAFileError if something else is in its place.
+        Undetermined: it cannot be read; NotAFileError if something else is at the path.
     """
     capture = host.run_probe(Probe(path, path=path, limit_bytes=limit_bytes))
     if capture.outcome == "absent":
@@ -46,16 +46,16 @@ def read_file_state(host: HostView, path: str, limit_bytes: int = _MAX_FILE_BYTE
 
 
 def read_regular_file_state(host: HostView, path: str) -> FileState | None:
-    """Return the file as it is; None if there is none, or something else in its place. Raises Undetermined."""
+    """Return the file as it is; None if there is none, or something else is at the path. Raises Undetermined."""
     with suppress(NotAFileError):
         return read_file_state(host, path)
     return None
 
 
 def has_empty_folder(host: HostView, folders: Collection[str], going: Collection[str] = ()) -> bool:
-    """Return whether one of ``folders`` is there and has nothing in it but what is ``going``.
+    """Return whether one of ``folders`` exists and contains nothing but ``going``.
 
-    They were made for a file that is gone: an undo was stopped before it removed them. Where somebody else uses one,
+    They were made for a file that is gone: an undo was stopped before it removed them. If somebody else uses one,
     nothing is left to do.
     """
     return any(
@@ -66,7 +66,7 @@ def has_empty_folder(host: HostView, folders: Collection[str], going: Collection
 
 
 def _list_paths_in(host: HostView, folder: str) -> frozenset[str]:
-    """Return the paths of all that is in ``folder``; of one that cannot be listed what could be seen."""
+    """Return all paths in ``folder``; for a folder that cannot be listed, those that could be seen."""
     patterns = (f"{folder}/{name}" for name in ("*", ".*"))
     captures = [host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in patterns]
     return frozenset(found.path for capture in captures for found in decode_matches(capture.data))
@@ -76,11 +76,11 @@ def read_package_database(host: HostView) -> Database:
     """Return the package database; empty if there is none.
 
     Raises:
-        Undetermined: it is there and cannot be read.
+        Undetermined: it exists and cannot be read.
     """
     for system in SYSTEMS:
         file = system.database_file
-        # The probe that facts come from, so that a rehearsal finds its answer in the capture.
+        # The same probe that facts come from, so that a rehearsal finds its answer in the capture.
         capture = host.run_probe(next(probe for probe in system.probes if probe.path == file))
         if capture.outcome == "ok":
             return system.parse_database(capture.text)
@@ -98,10 +98,10 @@ def _unreadable_database_error(file: str, why: str) -> Undetermined:
 
 
 def list_journaled_packages(host: HostView) -> frozenset[str]:
-    """Return the names of packages that a stopped transaction changed, and that the database does not tell of yet.
+    """Return the names of packages that a stopped transaction changed, and that the database does not list yet.
 
     Raises:
-        Undetermined: it is unknown.
+        Undetermined: the journal cannot be read.
     """
     system = SYSTEMS[0]
     looked = host.run_probe(Probe("package-journal", glob=system.journal_glob, content_kind="table"))
@@ -118,7 +118,7 @@ def list_gpus(host: HostView) -> dict[str, MigGpu]:
     """Return the GPUs as NVML shows them now, by UUID.
 
     Raises:
-        ValueError: if NVML does not say.
+        ValueError: NVML does not report them.
     """
     if host.run_probe(_LOADED_DRIVER_PROBE).outcome != "ok":
         raise ValueError("the driver is not loaded")
@@ -129,9 +129,9 @@ def list_gpus(host: HostView) -> dict[str, MigGpu]:
 
 
 def find_gpu_users(host: HostView, gpus: Collection[str] = ()) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Return the processes that NVML shows on ``gpus``, by number, and a phrase for each pod that holds one of them.
+    """Return the pids that NVML shows on ``gpus``, and a phrase for each pod that holds one of the GPUs.
 
-    Without ``gpus``, of all. Both are empty where NVML does not answer; the driver itself then refuses the change.
+    Empty ``gpus`` means all GPUs. Both results are empty if NVML does not answer; the driver then refuses the change.
     """
     try:
         present = list_gpus(host)
@@ -190,7 +190,7 @@ def _pods_of_kubelet(host: HostView, root: str, gpus: Collection[str]) -> Iterat
 
 
 def _is_device_of(device: str, gpus: Collection[str]) -> bool:
-    """Return whether the device is one of ``gpus``, or a share of one as HAMi numbers them (``GPU-…-3``)."""
+    """Return whether the device is one of ``gpus``, or a share of one in HAMi's numbering (``GPU-…-3``)."""
     return device in gpus or device.rpartition("-")[0] in gpus
 
 
@@ -200,7 +200,7 @@ def _device_ids(ids: Any) -> Iterator[str]:
     yield from (str(one).partition("::")[0] for group in groups for one in group)
 
 
-# Where the packages of drivers have files, other than those with a version in their name of a firmware or a module.
+# Where driver packages install files, except firmware and modules with a version in their name.
 _DRIVER_FILE_PATTERNS: Final = (
     "/etc/OpenCL/vendors/nvidia*",
     "/usr/bin/nvidia-*",
@@ -214,10 +214,10 @@ _DRIVER_FILE_PATTERNS: Final = (
 
 
 def find_unpackaged_driver_files(host: HostView) -> tuple[str, ...]:
-    """Return the regular files in the places of a driver's that no package has brought.
+    """Return the regular files that no package installed, in places where driver packages install files.
 
     Raises:
-        Undetermined: nobody can tell.
+        Undetermined: the package database cannot be read.
     """
     paths = sorted(path for place in _DRIVER_FILE_PATTERNS for path in _list_regular_files(host, place))
     owners = find_owners(host, paths)
@@ -227,14 +227,14 @@ def find_unpackaged_driver_files(host: HostView) -> tuple[str, ...]:
 def find_packaged_files(
     host: HostView, files: Mapping[str, FileState], leaving: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return those of ``files`` that are as installed packages shipped them, each with the names of these packages.
+    """Return the ``files`` that are as installed packages shipped them, each with the names of these packages.
 
-    A packaged file that was edited since is not among them; one without a recorded checksum is.
+    A packaged file that was edited since is omitted; one without a recorded checksum is included.
 
-    The names of packages in ``leaving`` do not count.
+    Packages in ``leaving`` do not count.
 
     Raises:
-        Undetermined: nobody can tell.
+        Undetermined: the package database cannot be read.
     """
     owners = find_owners(host, files)
     if not owners:
@@ -256,7 +256,7 @@ def find_packaged_files(
 
 
 def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
-    """Return what the package manager put beside edited configuration files, by path; None if it cannot be read."""
+    """Return the files that the package manager put beside edited configuration; None if they cannot be read."""
     globs = (Probe(place, glob=place, limit_bytes=_MAX_FILE_BYTES) for place in SYSTEMS[0].set_aside_file_globs)
     captures = [host.run_probe(glob) for glob in globs]
     if any(looked.outcome not in {"ok", "absent"} for looked in captures):
@@ -270,7 +270,7 @@ def read_set_aside_files(host: HostView) -> dict[str, FileState] | None:
 
 
 def find_set_aside_changes(host: HostView, former: Mapping[str, FileState] | None) -> list[FileChange]:
-    """Return the changes of these files since ``former``; none where either state is unknown."""
+    """Return the changes of these files since ``former``; none if either state is unknown."""
     present = read_set_aside_files(host)
     if former is None or present is None:
         return []
@@ -278,24 +278,24 @@ def find_set_aside_changes(host: HostView, former: Mapping[str, FileState] | Non
 
 
 def package_checksum(content: bytes) -> str:
-    """Return the MD5 sum by which a package database notes a file."""
+    """Return the MD5 sum with which a package database records a file."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _read_checksum(host: HostView, package: str, path: str) -> str:
-    """Return the checksum of a file as its package brought it; empty where the package tells none."""
+    """Return the checksum of a file as its package shipped it; empty if the package records none."""
     system = SYSTEMS[0]
     checksums = system.parse_checksums(host.run_probe(Probe(package, path=system.checksums_path(package))).text)
     return checksums.get(path) or checksums.get(path.removeprefix("/usr"), "")
 
 
 def find_owners(host: HostView, paths: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the packages whose files are among ``paths``, by path.
+    """Return the packages that own files among ``paths``, by path.
 
-    Read from the files of the package database, which works for an image, too.
+    Reads the package database's own files, which also works for an image.
 
     Raises:
-        Undetermined: a file of the database is there and cannot be read.
+        Undetermined: a file of the database exists and cannot be read.
     """
     if not paths:
         return {}

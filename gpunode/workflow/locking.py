@@ -1,4 +1,4 @@
-"""A node's exact versions as a lock, and what keeps a lock from being installed. Pure."""
+"""A node's exact versions as a lock, and why a lock cannot be installed. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage
 
-# They come along with a driver that has a display; their relations allow any newer version.
+# These are installed with a driver that has a display; dependencies on them allow any newer version.
 _EGL_PACKAGE_PREFIX = "libnvidia-egl-"
 
 
 def create_lock(
     recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str, setup_command: str = "sudo gpunode setup"
 ) -> VersionLock:
-    """Return the versions after ``plans``: those of requested packages, and of what came along with driver and toolkit.
+    """Return the versions after ``plans``: of requested packages, and of the dependencies of driver and toolkit.
 
-    What follows the kernel of each node is not among them: its headers, and prebuilt modules. ``setup_command`` sets
-    the node up so.
+    Packages that depend on a node's kernel are left out: headers and prebuilt modules. ``setup_command`` is the command
+    that sets up the node, for a hint.
 
     Raises:
-        Undetermined: a version is known only after the package index was read.
+        Undetermined: a version is known only once the package index has been read.
     """
     for plan in plans:
         pending = ", ".join(str(change.id) for change in plan.packages if isinstance(change.after, KnownAfter))
@@ -63,7 +63,7 @@ def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
 
 
 def _cuda_components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
-    """Return what came along with the CUDA toolkit."""
+    """Return the packages installed with the CUDA toolkit."""
     if not wants_cuda_toolkit(recipe) or CUDA_TOOLKIT_STEP.id in recipe.skip:
         return ()
     from gpunode.steps.cuda_release import find_components  # loaded on use
@@ -72,7 +72,7 @@ def _cuda_components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
 
 
 def _lockable_packages(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
-    """Yield the driver's packages: all of its version, and those with their own versions that came along."""
+    """Yield the driver's packages: all in its version, and dependencies with versions of their own."""
     driver = wanted_driver(recipe, facts) if DRIVER_STEP.id not in recipe.skip else None
     if not isinstance(driver, WantedDriver):
         return
@@ -86,7 +86,7 @@ def _lockable_packages(recipe: Recipe, facts: Facts, packages: Mapping[PackageId
 def missing_versions_error(
     missing_versions: Iterable[tuple[PackageId, str]], problem: str, lock: VersionLock
 ) -> Refused | None:
-    """Return the refusal of a lock some of whose versions no archive has; None if all are there."""
+    """Return the refusal of a lock if no archive has some of its versions; None if all are available."""
     missing = [f"{one} {version}" for one, version in missing_versions if lock.packages.get(one) == version]
     if not missing:
         return None

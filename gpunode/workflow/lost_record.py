@@ -1,4 +1,4 @@
-"""Traces of gpunode that no recorded run left: the record of the node was lost, all of it or a part."""
+"""Traces of gpunode without a recorded run: the node's record was lost, in whole or in part."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LostRecord:
 
     Attributes:
         files: their paths.
-        packages: the driver packages that the pin among them holds, and that no run is known to have installed.
-        ambiguous_items: files and packages that look the same if gpunode or somebody else added them.
+        packages: driver packages that the pin among ``files`` holds and that no recorded run installed.
+        ambiguous_items: files and packages that gpunode or somebody else may have added; they look the same.
         folder: where the record should be.
-        removal_commands: the commands that take the files and the packages away, and leave what is ``ambiguous_items``.
+        removal_commands: commands that remove the files and the packages, and leave ``ambiguous_items``.
     """
 
     files: tuple[str, ...]
@@ -49,7 +49,7 @@ class LostRecord:
         return f"{', '.join(self.files)} {were} written by gpunode, but no run in {self.folder} wrote {them}"
 
     def removal_error(self) -> VerifyFailed:
-        """Return the error with which a removal ends that cannot take these things away."""
+        """Return the error of a removal that cannot remove these things."""
         why = [self._written]
         if self.packages:
             why.append(f"installed under its pin: {', '.join(map(str, self.packages))}")
@@ -67,11 +67,11 @@ class LostRecord:
 def assess_lost_record(
     marked: Mapping[str, FileState], facts: Facts, recorded: RecordedAdditions, folder: str
 ) -> LostRecord | None:
-    """Return those of the ``marked`` files that no recorded run wrote, with what else looks like a setup's work.
+    """Return the ``marked`` files that no recorded run wrote, and other things that look like a setup's work.
 
-    A file that was there with the mark before the first recorded run wrote it belongs to a run that is not recorded.
+    A file that had the mark before the first recorded run wrote it belongs to an unrecorded run.
 
-    ``recorded`` is all that the journals in ``folder`` say of the node.
+    ``recorded`` is what all journals in ``folder`` say about the node.
     """
     names, before = {path: digest(state.content) for path, state in marked.items()}, recorded.sha256_before
     files = {path: state for path, state in marked.items() if before.get(path, names[path]) == names[path]}
@@ -91,7 +91,7 @@ def assess_lost_record(
 
 
 def _repository_files(facts: Facts) -> Iterator[str]:
-    """Yield the paths of the lists and keyrings that both setup and NVIDIA's instructions write."""
+    """Yield the paths of the lists and keyrings that setup and NVIDIA's instructions both write."""
     toolkit = toolkit_repository()
     yield from (toolkit.list_file, toolkit.keyring)
     if isinstance(facts.distro, Known):

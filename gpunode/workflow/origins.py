@@ -1,4 +1,4 @@
-"""The archive of each package of a transaction, and the key that signs it: for the record, decides nothing."""
+"""The archive of each package of a transaction, and its signing key; only recorded, decides nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEY_FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
 
 def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
-    """Return ``plan`` with the known origins of its packages, from one query for all of them."""
+    """Return ``plan`` with the known origins of its packages, from a single query."""
     brought = {change: after for change in plan.packages if (after := change.known_final_state)}
     if not brought:
         return plan
@@ -44,9 +44,9 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
 
 
 def describe_problem_archives(problem: str, facts: Facts, host: HostView) -> str:
-    """Return where the driver packages come from that a refused transaction names, a line for each archive.
+    """Return the origin of the driver packages that a refused transaction names, a line for each archive.
 
-    Empty where only one archive has them: with two, what one of them brings may keep out what the other has.
+    Empty if only one archive has them: with two, a package of one may block those of the other.
     """
     package_system = system(facts)
     named = driver_packages(package_system.find_named_packages(problem))
@@ -73,7 +73,7 @@ def _sources_of_archive(archive: Archive, facts: Facts) -> list[PackageSource]:
 
 
 def _describe_signature(archive: Archive, facts: Facts, host: HostView) -> str:
-    """Return in words whose signature on the archive is required; all entries of one archive have to agree."""
+    """Return whose signature the archive requires, in words; all entries of an archive have to agree."""
     found, folder = _sources_of_archive(archive, facts), system(facts).trusted_folder
     ways = dict.fromkeys(_describe_entry_signature(source, folder, host) for source in found)
     return " or ".join(ways) or "from an unknown entry of the sources"
@@ -90,10 +90,10 @@ def _describe_entry_signature(source: PackageSource, trusted_folder: str, host: 
 
 
 def _describe_keys(word: str, host: HostView) -> str:
-    """Return the fingerprints of a keyring, or the one that the entry itself names."""
+    """Return the fingerprints of a keyring, or the fingerprint that the entry itself names."""
     if named := _KEY_FINGERPRINT.fullmatch(word):
         return named[1].upper()
-    from gpunode.catalog import openpgp  # loaded on use: a run that changes nothing asks for no origins
+    from gpunode.catalog import openpgp  # loaded on use: a run that changes nothing needs no origins
 
     capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:

@@ -1,6 +1,6 @@
 """Parallel jobs, one for each of many reports, in processes with limits of their own.
 
-A damaged or malicious report costs its own result and no other. Only results come back, so a thousand take no more
+A damaged or malicious report loses only its own result. Only results are returned, so a thousand reports take no more
 memory than one.
 """
 
@@ -22,9 +22,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from gpunode.errors import GpunodeError
 
-# A report takes a fraction of a second and some ten megabytes; the largest that is read at all (256 MiB) some more.
+# A report takes a fraction of a second and some 10 MB; the largest that is accepted (256 MiB) takes somewhat more.
 _MAX_JOB_MEMORY_BYTES: Final = 3 << 30
-# Less is too little for any report.
+# No report can be read with less.
 _MIN_JOB_MEMORY_BYTES: Final = 512 << 20
 _CPU_LIMIT_S: Final = 60
 _MAX_PROCESSES: Final = 16
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job that has no answer, and why."""
+    """The reason why a job has no answer."""
 
     why: str
 
@@ -50,10 +50,10 @@ class JobResult(Generic[R]):
 def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[JobResult[R] | JobFailure]:
     """Yield the result of ``job`` for each of ``items``, in their order, as soon as it is known.
 
-    The items are pickled; ``job`` is inherited, so it may hold anything. ``processes`` is 0 for one per core.
+    The items are pickled; ``job`` is inherited and may hold anything. ``processes`` 0 means one per core.
     """
     gc.freeze()
-    # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
+    # All workers share half of the free memory; the other half is for jobs that need more, run one at a time.
     half = available_memory_bytes() // 2
     cores = len(os.sched_getaffinity(0))
     beside = min(processes or min(cores, _MAX_PROCESSES), max(1, half // _MIN_JOB_MEMORY_BYTES), max(1, len(items)))
@@ -64,7 +64,7 @@ def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) 
             running.reverse()
             for item in items:
                 yield _job_result(item, running.pop(), alone, job)
-        except BaseException:  # whoever asked has gone: what has not begun need not
+        except BaseException:  # the caller has left: drop what has not begun
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -74,7 +74,7 @@ def _clamp_memory(size: int) -> int:
 
 
 def _make_pool(processes: int, memory: int, job: Callable[[T], R]) -> ProcessPoolExecutor:
-    # Forked: what is loaded is shared, and no process spends its first half second on imports.
+    # Forked processes share what is loaded and need not spend half a second on imports.
     context = multiprocessing.get_context("fork")
     return ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(memory, job))
 
@@ -83,11 +83,11 @@ _job: Callable[[Any], object]
 
 
 def _start_worker(memory: int, job: Callable[[Any], object]) -> None:
-    """Limit the memory of this process, and leave Ctrl-C to the one that started it."""
+    """Limit the memory of this process, and leave Ctrl-C to its parent."""
     global _job
     _job = job
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = memory + own_address_space_bytes()  # what is loaded is shared with the others, and counts for each
+    wanted = memory + own_address_space_bytes()  # loaded pages are shared, yet count for each process
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,7 +95,7 @@ def _start_worker(memory: int, job: Callable[[Any], object]) -> None:
 
 
 class _CpuTimeExceeded(BaseException):
-    """A report has had its share of processor time; none of those that catch exceptions on the way may keep it."""
+    """A report has used up its processor time; derived from BaseException so that no handler swallows it."""
 
 
 def _raise_cpu_time_exceeded(_: int, __: FrameType | None) -> None:
@@ -115,9 +115,9 @@ def _submit(pool: ProcessPoolExecutor, item: object) -> Future[_Answer] | None:
 def _job_result(
     item: T, future: Future[_Answer] | None, memory: int, job: Callable[[T], R]
 ) -> JobResult[R] | JobFailure:
-    """Return the result for ``item``; from a second try alone if its process was killed or lacked memory.
+    """Return the result for ``item``; if its process was killed or ran out of memory, run it again alone.
 
-    Another may have had the process killed.
+    Another job may have got the process killed.
     """
     try:
         if future is not None and (answer := future.result()) is not None:
@@ -135,7 +135,7 @@ def _job_result(
 
 
 def _run_job(item: object) -> _Answer:
-    """Return the job's result; None if the memory of this process did not suffice."""
+    """Return the job's result; None if this process ran out of memory."""
     signal.setitimer(signal.ITIMER_VIRTUAL, _CPU_LIMIT_S)
     try:
         return JobResult(_job(item))
@@ -145,21 +145,21 @@ def _run_job(item: object) -> _Answer:
         return JobFailure(f"it took more than {_CPU_LIMIT_S} s of processor time")
     except MemoryError:
         return None
-    except Exception as error:  # a bug of ours, which must not cost the others their answers
+    except Exception as error:  # a bug of ours must not cost other reports their answers
         return JobFailure(f"a bug in gpunode: {type(error).__name__}: {error}"[:300])
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        # gpunode seldom looks for dead circles; here a report's would stay until many more have been read.
+        # gpunode rarely collects reference cycles; those of a report would stay until many more have been read.
         gc.collect()
 
 
-# Where nobody says: what a small machine has left.
+# Without /proc/meminfo: what a small machine has free.
 _FALLBACK_FREE_BYTES: Final = 2 << 30
 _MEM_AVAILABLE_LINE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the free memory: the lowest of the values of the kernel and the cgroup."""
+    """Return the free memory: the lower of the kernel's and the cgroup's values."""
     told = _MEM_AVAILABLE_LINE.search(_read_text(root / "proc/meminfo"))
     free = int(told[1]) << 10 if told else _FALLBACK_FREE_BYTES
     return min([free, *_cgroup_free_bytes(root / "sys/fs/cgroup")])
@@ -172,7 +172,7 @@ def own_address_space_bytes(root: Path = Path("/")) -> int:
 
 
 def _cgroup_free_bytes(folder: Path) -> list[int]:
-    """Return the free bytes of a container's own cgroup, version 2 or 1, mounted as the root; none on a host."""
+    """Return the free bytes of a container's own cgroup (version 2 or 1, mounted as the root); none on a host."""
     names = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
     pairs = [tuple(_read_text(folder / name).strip() for name in pair) for pair in names]
     return [max(0, int(most) - int(used)) for most, used in pairs if _is_number(most) and _is_number(used)]

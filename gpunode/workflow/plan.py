@@ -1,4 +1,4 @@
-"""plan: what setup would do, and why, with the packages of a stage as one simulated transaction; changes nothing."""
+"""plan: what setup would do and why, with a stage's packages as one simulated transaction; changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpunode.wording import join_names
 from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk_stages
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
-# Why a package is asked for, where it does not come from NVIDIA's repositories.
+# Reasons for packages that do not come from NVIDIA's repositories.
 _NON_NVIDIA_REASONS = frozenset({"headers", "gdrcopy"})
 
 
@@ -33,7 +33,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
     """Return every stage's plan, with exact package versions if sources and pins need no change.
 
     Raises:
-        Refused: the simulated transaction is not what was planned.
+        Refused: the simulated transaction differs from the planned one.
         Undetermined: evidence that a step needs is missing.
     """
     earlier: list[StagePlan] = []
@@ -49,7 +49,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
 
 
 def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
-    """Return why no present archive has the kernel headers, or GDRCopy: no source that this run adds has them."""
+    """Return why no present archive has the kernel headers or GDRCopy; this run adds no other source of them."""
     sought = [
         one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NON_NVIDIA_REASONS
     ]
@@ -58,7 +58,7 @@ def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
 
 
 def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) -> bool:
-    """Return whether anything is to be done or waits, including what earlier runs left undone."""
+    """Return whether any work is left or waits, including what earlier runs left undone."""
     return bool(backlog) or any(plan.ordered_changes or plan.waits for plan in plans)
 
 
@@ -72,11 +72,11 @@ class Transaction:
     """Package changes with exact versions.
 
     Attributes:
-        requested_changes: the changes of steps, without those that turned out to be nothing.
+        requested_changes: the changes of steps, without those that turned out to be unnecessary.
         dependencies: what else the package manager installs or removes.
-        problem: why the package manager would not make them, in its own words.
-        upgraded: the packages that were to be purged and are upgraded instead, each with those that stay and need it;
-            with none where the new driver does.
+        problem: the package manager's message if it would refuse; else empty.
+        upgraded: packages that are upgraded instead of purged, each with the remaining packages that need it; with
+            none if the new driver needs it.
     """
 
     requested_changes: tuple[PackageChange, ...]
@@ -91,11 +91,11 @@ def resolve_versions(
     simulate: Simulate,
     locked: Mapping[PackageId, str] = _NO_LOCKED_VERSIONS,
 ) -> Transaction:
-    """Return the transaction that ``changes`` amount to; as they are where there is no package manager to ask.
+    """Return the exact transaction for ``changes``; unchanged if there is no package manager to ask.
 
-    Without the purges the solver upgrades every old package that has a newer version. Of these only what the new
-    driver needs, or a package that stays, is upgraded; the others are purged. A dependency that the solver would bring
-    in another version than ``locked`` is named to it in that version.
+    Without the purges, the solver upgrades every old package that has a newer version. Only those that the new driver
+    or a remaining package needs are upgraded; the others are purged. A dependency that the solver would install in a
+    version other than the ``locked`` one is requested by name in that version.
 
     Raises:
         Refused: the solver would remove or install something that no step planned, or takes another version.
@@ -109,10 +109,10 @@ class _Resolver:
     """Resolves the changes of steps to one exact transaction.
 
     Attributes:
-        changes: of the steps.
-        pins: dependencies that are named to the solver, so that they come in their locked version.
-        newer: what comes with the installs if nothing is purged, as changes by name.
-        upgraded: the packages that must be upgraded, not purged, each with those that stay and need it.
+        changes: the changes that steps request.
+        pins: dependencies that are named to the solver so that it takes their locked version.
+        newer: what is installed if nothing is purged, as changes by name.
+        upgraded: packages that must be upgraded instead of purged, each with the remaining packages that need it.
     """
 
     changes: tuple[PackageChange, ...]
@@ -125,7 +125,7 @@ class _Resolver:
     upgraded: dict[PackageId, tuple[PackageId, ...]] = field(default_factory=dict)
 
     def resolve(self) -> Transaction:
-        """Return the transaction; its ``problem`` says why the solver would not make it."""
+        """Return the transaction; its ``problem`` says why the solver would refuse it."""
         simulation = self._simulate_installs()
         if simulation is not None and self.purges:
             simulation = self._simulate_purges(simulation)
@@ -139,7 +139,7 @@ class _Resolver:
 
     @property
     def installs(self) -> list[PackageChange]:
-        """All that is not removed."""
+        """All changes that are not removals."""
         return [*(change for change in self.changes if change.after is not None), *self.pins]
 
     @property
@@ -149,11 +149,11 @@ class _Resolver:
 
     @property
     def adjusted_changes(self) -> list[PackageChange]:
-        """The transaction with the packages of ``upgraded`` upgraded, not purged."""
+        """The transaction with the packages in ``upgraded`` upgraded instead of purged."""
         return [*self.installs, *(self.newer[c.id] if c.id in self.upgraded else c for c in self.purges)]
 
     def _simulate_installs(self) -> Simulation | None:
-        """Simulate the transaction without its purges, and pin the dependencies that would miss their lock."""
+        """Simulate the transaction without its purges, and pin the dependencies that would differ from the lock."""
         simulation = self.simulate(self.installs) if self.installs else Simulation(())
         if simulation is not None and (unlike := _versions_unlike_lock(simulation, self.locked)):
             named = {change.id for change in self.changes}
@@ -162,7 +162,7 @@ class _Resolver:
         return self._with_matching_fabric(simulation) if simulation is not None else None
 
     def _with_matching_fabric(self, simulation: Simulation) -> Simulation | None:
-        """Return the simulation with the parts of a fabric in the driver's version, where newer ones would be taken."""
+        """Return the simulation with the fabric's packages in the driver's version, even if newer ones exist."""
         driver, unlike = _find_fabric_mismatches(self.installs, simulation)
         if not unlike:
             return simulation
@@ -179,10 +179,10 @@ class _Resolver:
         return again
 
     def _simulate_purges(self, simulation: Simulation) -> Simulation | None:
-        """Simulate the whole transaction, with as few of the ``purges`` upgraded instead as the solver allows.
+        """Simulate the complete transaction, with as few of the ``purges`` upgraded instead as the solver allows.
 
-        It is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees. A package
-        that it would also remove is requested by name, so that it names what that package needs.
+        First ask the solver to purge all of them. Then upgrade whatever it says it needs, until it agrees. A package
+        that it would also remove is requested by name, so that the solver reports what that package needs.
         """
         installs = (action for action in simulation.actions if action.verb == "install")
         self.newer = {one.id: self._dependency_change(one.id, self.locked.get(one.id, one.version)) for one in installs}
@@ -202,11 +202,11 @@ class _Resolver:
                 break
             left, stays = left - needed, {**stays, **lost}
             self.upgraded |= dict.fromkeys(needed, tuple(sorted(stays)))
-        # What is asked for by name counts as installed by hand, so the transaction goes without those that stay.
+        # A package requested by name is marked as manually installed, so leave the staying ones out of the transaction.
         return self.simulate(self.adjusted_changes) if stays else found
 
     def _dependency_change(self, package: PackageId, version: str) -> PackageChange:
-        """Return the change that brings a dependency in ``version``."""
+        """Return the change that installs a dependency in ``version``."""
         before = self.installed.get(package)
         return PackageChange(package, before, PackageState(version, auto=_will_be_automatic(before)))
 
@@ -234,7 +234,7 @@ class _Resolver:
             )
 
     def _explain_losses(self, lost: Sequence[PackageId]) -> Iterator[str]:
-        """Yield which of the ``purges`` each of the packages needs that would be lost with them."""
+        """Yield, for each package that would be lost, which of the ``purges`` it needs."""
         relations = self.facts.dependencies
         needs = relations.value.satisfying_packages(self.installed, lost) if isinstance(relations, Known) else {}
         for package, answers in needs.items():
@@ -245,7 +245,7 @@ class _Resolver:
 def _find_fabric_mismatches(
     installs: Sequence[PackageChange], simulation: Simulation
 ) -> tuple[str, dict[PackageId, str]]:
-    """Return the driver's version, and the parts of a fabric that would come in another, with that version."""
+    """Return the driver's version, and the fabric's packages that would have another, with that version."""
     named = {change.id for change in installs if isinstance(change.after, KnownAfter) and change.after.why == "driver"}
     coming = {
         action.id: upstream(action.version)
@@ -259,7 +259,7 @@ def _find_fabric_mismatches(
 
 
 def _fabric_version_hint(version: str, driver: str) -> str:
-    """Return what to do where the fabric's ``version`` is not the driver's, which is the newest of its branch."""
+    """Return what to do if the fabric's ``version`` is not the driver's, which is the newest of its branch."""
     from gpunode.catalog.cuda import parse_version  # loaded on use
 
     if parse_version(version) < parse_version(driver):
@@ -270,19 +270,19 @@ def _fabric_version_hint(version: str, driver: str) -> str:
 
 
 def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
-    """Return the packages beside the driver's that would be removed, as changes that keep them."""
+    """Return the packages other than the driver's that would be removed, as changes that keep them."""
     gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
     others = sorted(gone.keys() - driver_packages(gone) - {*named})
     return {other: PackageChange(other, None, PackageState(gone[other])) for other in others if gone[other]}
 
 
 def _other_branch_installs(installs: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
-    """Yield driver packages that come along as dependencies and are of a branch that no step chose."""
+    """Yield driver packages that are installed as dependencies and belong to a branch that no step chose."""
     wanted = set(_chosen_branches(installs))
     drivers = driver_packages(action.id for action in simulation.actions if action.verb == "install")
     for action in simulation.actions:
         branch = branch_of(action.version) if wanted and action.id in drivers else 0
-        # A distribution has the tools in versions of their own.
+        # A distribution's packages of these tools have versions of their own.
         branch = 0 if str(action.id) in STANDALONE_TOOL_PACKAGES else branch
         if branch and branch not in wanted:
             yield (
@@ -300,12 +300,12 @@ def _versions_unlike_lock(simulation: Simulation, locked: Mapping[PackageId, str
 
 
 def _will_be_automatic(before: PackageState | None) -> bool:
-    """Return whether a dependency counts as one afterwards: a new one, or one that did so before."""
+    """Return whether a dependency is marked automatic afterwards: it is new, or it was before."""
     return before is None or before.config_files_only or before.auto
 
 
 def _chosen_branches(installs: Sequence[PackageChange]) -> Iterator[int]:
-    """Yield the driver branches that steps chose: of a prefix, or of an exact version."""
+    """Yield the driver branches that steps chose, by a version prefix or an exact version."""
     exact = driver_packages(change.id for change in installs if isinstance(change.after, PackageState))
     for change in installs:
         if isinstance(change.after, KnownAfter) and change.after.why == "driver":
@@ -317,7 +317,7 @@ def _chosen_branches(installs: Sequence[PackageChange]) -> Iterator[int]:
 def _old_driver_helper_removals(
     simulation: Simulation, installed: Mapping[PackageId, PackageState], changes: Sequence[PackageChange]
 ) -> list[PackageChange]:
-    """Return removals of the old driver's helpers with versions of their own, which may leave with it."""
+    """Return removals of the old driver's helpers, which have versions of their own and may leave with it."""
     leaving = {action.id for action in simulation.actions if action.verb != "install"}
     named = {change.id for change in changes}
     return [PackageChange(one, installed.get(one), None) for one in sorted(driver_packages(leaving) - named)]
@@ -329,7 +329,7 @@ def _exact_transaction(
     simulation: Simulation,
     dependency_ids: frozenset[PackageId],
 ) -> Transaction:
-    """Return the transaction as simulated; ``dependency_ids`` are dependencies though they are named to the solver."""
+    """Return the transaction as simulated; ``dependency_ids`` are dependencies although the solver was given them."""
     explicit = {change.id: change for change in changes}
     requested_changes: list[PackageChange] = []
     dependencies: list[PackageChange] = []
@@ -352,7 +352,7 @@ def _exact_transaction(
 
 
 def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: VersionLock | None = None) -> StagePlan:
-    """Return ``plan`` as ``resolve_stage`` does; an archive of ``host`` must have what is to be installed anew, too."""
+    """Return ``plan`` as ``resolve_stage`` does, after checking that the host's archives have what is reinstalled."""
     exact = resolve_stage(plan, facts, host.simulate, lock)
     start = system(facts).reinstall_change({}, "").argv[:3]
     again = [change.argv for change in CommandChange.of_kind(plan.ordered_changes) if change.runs_command(*start)]
@@ -364,7 +364,7 @@ def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: Versio
 
 
 def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: VersionLock | None = None) -> StagePlan:
-    """Return ``plan`` with exact package versions and dependencies, as far as the index tells them."""
+    """Return ``plan`` with exact package versions and dependencies, as far as the index has them."""
     if not plan.packages:
         return plan
     transaction = resolve_versions(plan.packages, facts, simulate, lock.packages if lock else _NO_LOCKED_VERSIONS)
@@ -380,7 +380,7 @@ def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: Versi
 
 
 def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -> StepOutcome:
-    """Return the step's answer with the packages that are upgraded, not purged, and why."""
+    """Return the step's outcome with a note on packages that are upgraded instead of purged, and why."""
     mine = [change.id for change in _removals_among(step.changes) if change.id in upgraded]
     if not mine or not isinstance(step.outcome, Planned):
         return step.outcome
@@ -395,7 +395,7 @@ def _with_upgrades(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId,
 
 
 def unplanned_removals(confirmed_plan: StagePlan, exact_plan: StagePlan) -> tuple[str, ...]:
-    """Return the packages that ``exact_plan`` removes beyond ``confirmed_plan``, without helpers, which it counted."""
+    """Return the packages that only ``exact_plan`` removes, without helpers, whose removal is expected."""
     return tuple(
         str(c.id)
         for c in _additional_removals(confirmed_plan, exact_plan)
@@ -409,7 +409,7 @@ def _additional_removals(confirmed_plan: StagePlan, exact_plan: StagePlan) -> li
 
 
 def describe_differences(confirmed_plan: StagePlan, exact_plan: StagePlan, manager: str) -> Iterator[str]:
-    """Yield what ``exact_plan`` removes beyond ``confirmed_plan``, and what steps say that purge less than there."""
+    """Yield what only ``exact_plan`` removes, and the reasons of steps that now purge less."""
     if more := _additional_removals(confirmed_plan, exact_plan):
         names = ", ".join(str(change.id) for change in more)
         yield f"{manager} also removes packages that need the old driver: {names}"
@@ -427,13 +427,13 @@ def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
 
 
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
-# An index that has none of so many installed packages is no index of this system.
+# An index that has none of this many installed packages is not this system's index.
 INDEX_SAMPLE_SIZE = 30
 _MAX_LOSSES_NAMED = 5
 
 
 def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
-    """Return what asks the package index of ``host`` by looking alone; a capture has none."""
+    """Return a function that queries the package index of ``host`` read-only; a capture has no index."""
 
     def list_offered_versions(packages: Collection[PackageId]) -> Mapping[PackageId, Collection[str]]:
         answer = host.run_probe(system(facts).archives_probe(packages))
@@ -444,11 +444,11 @@ def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The packages that a plan purges or replaces, and that no archive has in their version.
+    """The packages that a plan purges or replaces, and whose version no archive has.
 
     Attributes:
-        purged: those that leave and that no archive has in whatever version: somebody built them, or got them as files.
-        replaced: the others; a rollback could bring back another version alone.
+        purged: packages to be purged that no archive has in any version: built locally or installed from a file.
+        replaced: the others; a rollback could only install another version.
     """
 
     purged: tuple[PackageChange, ...] = ()
@@ -456,7 +456,7 @@ class Losses:
 
     @property
     def note(self) -> str:
-        """The one sentence that tells them; empty where nothing is lost."""
+        """A sentence that names them; empty if nothing is lost."""
         names = [f"{change.id} {change.states[0]}" for change in (*self.purged, *self.replaced)]
         them = "them" if names[1:] else "it"
         listed = join_names(names, _MAX_LOSSES_NAMED)
@@ -480,7 +480,7 @@ class Losses:
 
 
 def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions: VersionLookup) -> Losses | None:
-    """Return what a rollback could not bring back; None where there is no package index."""
+    """Return what a rollback could not restore; None if there is no package index."""
     changes = [c for plan in plans for c in plan.packages if c.removes_or_replaces and c.is_final_state_known]
     if not changes:
         return Losses()

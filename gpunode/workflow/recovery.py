@@ -1,4 +1,4 @@
-"""Unfinished work of earlier runs: shown to the user, part of the plan, and done by the next setup."""
+"""Unfinished work of earlier runs: shown to the user, included in the plan, and done by the next setup."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Store
     from gpunode.workflow.lost_record import LostRecord
 
-# What the files begin with that only gpunode writes.
+# The first line of files that only gpunode writes.
 OWN_FILE_MARK: Final = b"# Written by gpunode"
 _MAX_SUBJECTS_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The work that earlier runs left undone on a node, which the next setup does.
+    """The work that earlier runs left undone on a node; the next setup does it.
 
     Attributes:
         pending_triggers: triggers that no run has settled.
-        marks: packages that a run that was cut short installed and did not mark as dependencies or held.
+        marks: packages that an interrupted run installed without marking them as automatic or held.
         cut: the newest run, if it was cut short.
-        ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was
-            done.
-        verb: that of the newest run that set the node up or took something back, else of an edit of a runtime's files.
-        unread_reason: why nobody can tell; empty when it is known.
-        lost: what a run that is no longer recorded left on the node; nothing that a setup does.
-        lock_holder: the gpunode that is changing the node right now; what it leaves is known at its end.
+        ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty if it was
+            completed.
+        verb: the verb of the newest run that set up the node or undid something, else of an edit of a runtime's files.
+        unread_reason: why the backlog is unknown; empty if it is known.
+        lost: what an unrecorded run left on the node; setup does nothing about it.
+        lock_holder: the gpunode that is changing the node right now; what it leaves is known when it ends.
     """
 
     pending_triggers: tuple[Trigger, ...] = ()
@@ -51,18 +51,18 @@ class Backlog:
     lock_holder: str = ""
 
     def __bool__(self) -> bool:
-        """Return whether there is work left."""
+        """Return whether work is left."""
         return bool(self.pending_triggers or self.marks)
 
     @property
     def descriptions(self) -> tuple[str, ...]:
-        """The work that is left, a few words for each item."""
+        """The remaining work, a few words for each item."""
         marks = f"mark {_list_subjects(self.marks)} as before"
         return (*map(str, self.pending_triggers), *((marks,) if self.marks else ()))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes beside the work that is left, a sentence each."""
+        """Notes beside the remaining work, a sentence each."""
         now = f"another gpunode is changing this node: {self.lock_holder}; this shows a moment in the middle of it"
         return (*((now,) if self.lock_holder else ()), *((str(self.lost),) if self.lost else ()))
 
@@ -79,8 +79,8 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     """Return the work that the runs of ``store`` left undone on the node with these facts.
 
     Raises:
-        UsageError: only root may read them.
-        JournalDamaged: one of the journals is.
+        UsageError: only root may read the journals.
+        JournalDamaged: a journal is damaged.
     """
     pending_triggers, cut = still_pending_triggers(store.find_pending_triggers(), facts), store.find_interrupted_run()
     marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
@@ -92,7 +92,7 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
 
 
 def _find_unfinished_verb(runs: Sequence[RunRecord]) -> Verb:
-    """Return the verb of the run that left work behind; an edit of a runtime's files does not end a failed undo."""
+    """Return the verb of the run that left work behind; editing a runtime's files does not complete a failed undo."""
     edits = list(takewhile(lambda run: run.verb == "configure", reversed(runs)))
     others = runs[: len(runs) - len(edits)]
     is_edit = any(run.ending != "done" for run in edits) and all(run.ending == "done" for run in others[-1:])
@@ -104,26 +104,26 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
 
     Raises:
         UsageError: only root may read the journals.
-        JournalDamaged: one of the journals is.
+        JournalDamaged: a journal is damaged.
     """
     states = ((path, known(facts.file(path), None)) for path in sorted(facts.files))
     marked = {path: state for path, state in states if state is not None and state.content.startswith(OWN_FILE_MARK)}
     if not marked:
         return None
     from gpunode.workflow.lost_record import (
-        assess_lost_record,  # on use: a node that gpunode never changed has no such file
+        assess_lost_record,  # loaded on use: a node that gpunode never changed has no such file
     )
 
     return assess_lost_record(marked, facts, store.read_additions(), str(store.folder))
 
 
 def read_backlog(store: Store, facts: Facts) -> Backlog:
-    """Return the backlog; for an ordinary user one that says that it could not be read.
+    """Return the backlog; for an ordinary user, one that says that it could not be read.
 
-    A run that still goes on leaves no backlog, even if it has not finished yet.
+    A run that is still going on leaves no backlog.
 
     Raises:
-        JournalDamaged: one of the journals is.
+        JournalDamaged: a journal is damaged.
     """
     if holder := store.lock_holder():
         return Backlog(lock_holder=str(holder))
@@ -134,7 +134,7 @@ def read_backlog(store: Store, facts: Facts) -> Backlog:
 
 
 def still_pending_triggers(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
-    """Return the pending triggers without those of units started since, which have read what was written."""
+    """Return the pending triggers, without those of units that started since and so have read the new files."""
     return tuple(
         trigger for trigger, since in pending_triggers.items() if not _was_started_since(trigger, since, facts)
     )
@@ -148,7 +148,7 @@ def _was_started_since(trigger: Trigger, since: float, facts: Facts) -> bool:
 
 
 def describe_interrupted_run(run: RunRecord, then: str) -> str:
-    """Describe which run was interrupted, who began it and when, and how far it came; ``then`` says what follows."""
+    """Describe which run was interrupted, who began it and when, and its progress; ``then`` says what follows."""
     begin = run.begin
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(begin.at))
     begun = f"run {begin.run} ({begin.title}, begun {when} by {begin.user})"
@@ -172,11 +172,11 @@ def _list_subjects(changes: Sequence[Change]) -> str:
 
 
 def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
-    """Return what gives packages the marks that the run took from them, or did not come to set.
+    """Return the changes that restore package marks which the run removed, or did not get to set.
 
-    Package managers mark all packages that are named as manually installed; a setup sets the marks after the
-    transaction. And they may forget that a package is automatic as soon as they begin to remove it, before they do
-    so: what was not removed after all gets that mark back, whatever run it was.
+    Package managers mark every package that is named as manually installed; setup sets the marks after the transaction.
+    They may also forget that a package is automatic as soon as they begin to remove it: if the removal did not happen,
+    the package gets its mark back, after any kind of run.
     """
     begun = PackageChange.of_kind(run.changes("unknown", "failed"))
     meant = ((change.id, installed.get(change.id), _intended_marks(run, change, installed)) for change in begun)
@@ -191,7 +191,7 @@ def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageStat
 def _intended_marks(
     run: RunRecord, change: PackageChange, installed: Mapping[PackageId, PackageState]
 ) -> PackageState | None:
-    """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""
+    """Return the state whose marks the package of ``change`` should have now; None if that is unknown."""
     now, after = installed.get(change.id), change.after
     if now is None:
         return None

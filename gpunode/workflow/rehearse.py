@@ -1,4 +1,4 @@
-"""rehearse: the whole of setup, verify and rollback on a node in memory; nothing of this machine is touched."""
+"""rehearse: run setup, verify and rollback completely on a node in memory; nothing on this machine is touched."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Rehearsal:
     """The results of a rehearsal.
 
     Attributes:
-        checks: what verify could look at without a node, and what it could not.
-        restored: for every configuration file that rollback is for, whether its bytes, mode and owner are as before.
+        checks: what verify could check without a node, and what it could not.
+        restored: for each configuration file of the rollback, whether its content, mode and owner are as before.
     """
 
     setup: SetupResult
@@ -42,7 +42,7 @@ def rehearse(
     ``store`` is a journal in a temporary folder.
 
     Raises:
-        GpunodeError: as ``setup`` does.
+        GpunodeError: the same errors as ``setup``.
     """
     files = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     host = RehearsalHost(evidence, files)
@@ -51,7 +51,7 @@ def rehearse(
     if not done.run:
         return Rehearsal(done, checks)
     back = plan_rollback(store, host, done.run)
-    # Told as a whole at the end, each file compared.
+    # Ignore its events: the result reports every file at the end.
     undone = rollback(back, host, store, on_event=ignore_event)
     restored = {change.path: host.files.get(change.path) == files.get(change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)

@@ -1,4 +1,4 @@
-"""Packages that are to be installed anew, since somebody has deleted a program of theirs."""
+"""Packages that have to be reinstalled because somebody deleted one of their programs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gpunode.workflow.plan import INDEX_SAMPLE_SIZE, make_version_lookup
 
 
 def explain_lost_versions(commands: Sequence[Sequence[str]], exact: StagePlan, host: HostView, facts: Facts) -> str:
-    """Return which packages of ``commands`` no archive of ``host`` has in their version; empty if none is known.
+    """Return the packages of ``commands`` whose version no archive of ``host`` has; empty if none is known.
 
-    The package manager says that it cannot install such a package anew, and that all is well.
+    The package manager only says that it cannot reinstall such a package, and exits successfully.
 
     Args:
-        commands: what installs packages anew, each named ``NAME=VERSION`` from the fifth word on.
-        exact: the stage; packages that it changes come with their new version.
+        commands: reinstall packages, each named ``NAME=VERSION`` from the fifth word on.
+        exact: the stage; packages that it changes get their new version.
         host: the node.
-        facts: its packages.
+        facts: the node's packages.
     """
     named = [
         (PackageId.of(name), version)

@@ -1,4 +1,4 @@
-"""remove: remove everything that gpunode added; list and keep what others need."""
+"""remove: remove everything that gpunode added; keep and list what others need."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_un
 def plan_removal(
     store: Store, host: Host, facts: Facts, *, force: bool = False, allow_disruption: bool = False
 ) -> UndoPlan:
-    """Return what removes everything that gpunode ever added.
+    """Return the plan that removes everything that gpunode ever added.
 
-    With ``force`` a file in which gpunode's part can no longer be identified is restored to its state before.
+    With ``force``, a file in which gpunode's part can no longer be identified is restored to its former state.
 
     Raises:
-        Conflict: somebody edited the very lines of a file that gpunode wrote.
+        Conflict: somebody edited the same lines of a file that gpunode wrote.
         DrainRequired: containers would be stopped, or processes lose the driver.
         Refused: the package manager would do something else.
     """
@@ -42,22 +42,22 @@ def plan_removal(
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile | None:
         after = span.change.after
         if not isinstance(after, FileState) or now is None:
-            return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
+            return None  # gpunode removed a file and somebody wrote another, or somebody removed gpunode's
         return RestoredFile(span.change.before) if force else _revert_keeping_edits(span.change, now)
 
     request = UndoRequest(store, "", store.footprint(), resolve_edit, force=force, allow_disruption=allow_disruption)
     undone = plan_undo(request, host, facts)
     first = {package: span.change.before for package, span in request.footprint.packages.items()}
     notes = (*undone.notes, *_package_changes_not_undone(first, undo.installed_packages(facts)))
-    # What cannot come back is of no use to a node without gpunode.
+    # What cannot be restored does not matter to a node without gpunode.
     return replace(undone, notes=notes, is_incomplete=False)
 
 
 def _revert_keeping_edits(change: FileChange, current: FileState) -> RestoredFile:
-    """Return ``current`` without ``change``, with somebody's edits."""
+    """Return ``current`` without ``change``, but with others' edits."""
     docker, back = find_runtime("docker"), change.inverse()
     assert back is not None, "a footprint holds what is settled"
-    # dockerd does not start with a default runtime that is not there; what it has besides is independent of gpunode's.
+    # dockerd does not start if its default runtime is missing; its other keys are independent of gpunode's.
     is_dockers = change.path == docker.config
     restored = revert_change(change, current, keeps_changed=is_dockers)
     if restored is None:
@@ -65,15 +65,15 @@ def _revert_keeping_edits(change: FileChange, current: FileState) -> RestoredFil
     if is_dockers:
         try:
             restored = _without_dangling_default(docker, change, current, restored)
-        except Refused as error:  # it is no configuration of docker's any more
+        except Refused as error:  # no longer a valid docker configuration
             raise edit_conflict_error(back, current) from error
     note = f"{change.path} was edited since gpunode wrote it; the edits are kept, gpunode's lines are removed"
     return replace(restored, notes=(note, *restored.notes))
 
 
 def _without_dangling_default(row: Runtime, change: FileChange, now: FileState, restored: RestoredFile) -> RestoredFile:
-    """Return ``restored`` without a default runtime that went. Raises Refused if it cannot be read."""
-    from gpunode.runtimes.removal import remove_dangling_default  # few removals meet an edited file
+    """Return ``restored`` without a default runtime that was removed. Raises Refused if it cannot be read."""
+    from gpunode.runtimes.removal import remove_dangling_default  # loaded on use: few removals meet an edited file
 
     states = (now, change.before, restored.state)
     files, former, after = ({change.path: state.content} if state else {} for state in states)
@@ -89,8 +89,8 @@ class Remainder:
 
     Attributes:
         kept: what stays, with the reason.
-        not_removed: what the removal should have taken away.
-        lost_record: what no record tells of.
+        not_removed: what the removal should have removed.
+        lost_record: traces that no recorded run explains.
     """
 
     kept: tuple[KeptItem, ...] = ()
@@ -99,7 +99,7 @@ class Remainder:
 
     @property
     def failure(self) -> GpunodeError | None:
-        """The error that the removal ends with; None where all that stays has a reason."""
+        """The error that the removal ends with; None if there is a reason for everything that stays."""
         if self.not_removed:
             return VerifyFailed(
                 "not everything was removed",
@@ -110,9 +110,9 @@ class Remainder:
 
 
 def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan) -> Remainder:
-    """Look for everything that any recorded run ever added, and for what says that gpunode made it.
+    """Look for everything that any recorded run ever added, and for files marked as gpunode's.
 
-    ``facts`` are those after ``undone`` was carried out, or where it found nothing to do.
+    ``facts`` are those after ``undone`` was carried out, or found nothing to do.
     """
     recorded = store.read_additions()
     not_removed = tuple(
@@ -129,10 +129,10 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: UndoPlan)
 
 
 def _is_carried_out(change: Change, host: HostView, facts: Facts) -> bool:
-    """Return whether what ``change`` takes away is gone; of what cannot be seen, yes."""
+    """Return whether what ``change`` removes is gone; true if that cannot be seen."""
     match change:
         case FileChange(path=path, before=FileState() as before):
-            # A package's own file is put back first, and then goes with its package.
+            # A package's own file is restored first, then removed with its package.
             return live_state.read_regular_file_state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed_packages(facts)
@@ -159,7 +159,7 @@ def _find_remaining_files(recorded: RecordedAdditions, store: Store, host: HostV
 
 
 def _describe_backup(store: Store, name: str) -> str:
-    """Return where the backup is of a file that is not gpunode's alone, and so is not to be removed."""
+    """Return where the backup of a file is that is not only gpunode's, and so must not be removed."""
     backup = store.objects.path(name)
     where = f"is in {backup}" if backup.exists() else "no longer exists"
     return f"it was made from somebody else's file, whose backup {where}"
@@ -170,7 +170,7 @@ def _remove_command(path: str) -> str:
 
 
 def _find_remaining_additions(recorded: RecordedAdditions, facts: Facts, *, with_modules: bool) -> Iterator[KeptItem]:
-    """Yield what the facts show of the packages, the units and the kernel modules."""
+    """Yield the recorded packages, units and kernel modules that the facts still show."""
     installed, loaded = undo.installed_packages(facts), known(facts.modules, frozenset())
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
@@ -190,15 +190,15 @@ def _find_remaining_additions(recorded: RecordedAdditions, facts: Facts, *, with
 
 
 def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
-    """Yield the handlers that were taken out of one file and that another still registers, with NVIDIA's program."""
-    from gpunode.runtimes.reversal import changed_handlers  # `log` and `rollback --list` load this module, too
+    """Yield handlers that were removed from one file and that another file still registers with NVIDIA's program."""
+    from gpunode.runtimes.reversal import changed_handlers  # on use: `log` and `rollback --list` load this module, too
 
     taken = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
     for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if taken else ())):
         try:
             left = inspect_from_facts(facts, row).handlers
         except (Refused, Undetermined):
-            continue  # whoever edits such a file next says what is wrong with it
+            continue  # the next command that edits such a file reports the problem
         for name in sorted(taken & left.keys()):
             if posixpath.basename(left[name]).startswith(TOOLKIT_PROGRAM_NAME):
                 by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
@@ -209,7 +209,7 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
 def _package_changes_not_undone(
     first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
 ) -> Iterator[str]:
-    """Yield what gpunode did to packages that were there before it, which is not undone."""
+    """Yield gpunode's changes of packages that were installed before it; these are not undone."""
     there = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
     gone = sorted(str(one) for one in there if one not in installed)
     changed = sorted(str(one) for one in there if one in installed and installed[one].version != there[one].version)

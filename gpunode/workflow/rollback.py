@@ -1,4 +1,4 @@
-"""rollback: undo what a run changed, its configuration or all of it."""
+"""rollback: undo what a run changed, either its configuration or all of it."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def plan_rollback(
     allow_disruption: bool = False,
     allow_loss: bool = False,
 ) -> UndoPlan:
-    """Return what undoes the run, compared with the node as it is.
+    """Return the plan that undoes the run, compared with the present node.
 
-    Without ``facts`` the configuration alone is undone. With ``force`` files come back that somebody edited since; the
-    edit is backed up as any other version. The other options are those of ``UndoRequest``.
+    Without ``facts``, only the configuration is undone. With ``force``, files that somebody edited since are restored,
+    too; the edited version is backed up. The other options are those of ``UndoRequest``.
 
     Raises:
-        Conflict: a later run touched something of it or needs it, somebody edited a file since, or a runtime's program
-            is not there.
+        Conflict: a later run touched or needs the same things, somebody edited a file since, or a runtime's program
+            is missing.
         DrainRequired: containers would be stopped, or processes lose the driver.
-        Undetermined: a file, or what docker runs, cannot be read.
+        Undetermined: a file, or the list of docker's containers, cannot be read.
         Refused: the package manager would do something else.
     """
     footprint, runs = store.read_run_footprint(run_id), {run.run: run for run in store.read_runs()}
     purged = {span.change.path for span in footprint.conffiles}
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
-        if force or (now is None and span.change.path in purged):  # it went with its package
+        if force or (now is None and span.change.path in purged):  # removed with its package
             return RestoredFile(span.change.before)
         back = span.change.inverse()
         assert back is not None, "a footprint holds what is settled"
@@ -88,14 +88,14 @@ def plan_rollback(
 
 
 def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, undone: UndoPlan) -> None:
-    """Refuse to register a runtime again whose program has gone, as after a removal, and does not come back, too.
+    """Refuse to register a runtime again if its program is missing, as after a removal, and is not restored.
 
     Raises:
-        Conflict: naming the program, and what brings it back.
+        Conflict: names the program, and how to install it.
     """
     if not request.is_redo or any(change.exists_after for change in undone.packages):
         return
-    from gpunode.runtimes.reversal import added_programs  # few rollbacks undo an undo
+    from gpunode.runtimes.reversal import added_programs  # loaded on use: few rollbacks undo an undo
     from gpunode.steps.runtime import missing_program
     from gpunode.workflow.edits import find_missing_program
 
@@ -129,7 +129,7 @@ def _is_change_on_node(host: Host, packages: Collection[PackageId], change: Chan
 
 
 def _counts_as_undo(runs: Mapping[str, RunRecord], run: str) -> bool:
-    """Return whether ``run`` removed what another made; the undo of an undo made it again."""
+    """Return whether ``run`` removed what another run made; undoing an undo makes it again."""
     if runs[run].verb in APPLYING_VERBS:
         return False
     of = runs[run].begin.undoes
@@ -141,7 +141,7 @@ def _unconfigure_command(change: FileChange, current: FileState | None, root: st
     row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), None)
     if row is None or row.unit == "" or current is None:
         return ""
-    from gpunode.runtimes.reversal import changed_handlers  # few rollbacks meet an edited file
+    from gpunode.runtimes.reversal import changed_handlers  # loaded on use: few rollbacks meet an edited file
 
     edits = (recorded_edit(change), Edit(change.path, None, current.content))
     ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
@@ -157,7 +157,7 @@ def _unconfigure_command(change: FileChange, current: FileState | None, root: st
 def rollback(
     plan: UndoPlan, host: Host, store: Store, *, on_event: Observer, check_interrupt: Callable[[], None] = lambda: None
 ) -> RollbackResult:
-    """Carry out ``plan`` in a run of its own, and have the daemons read the files again.
+    """Carry out ``plan`` in a run of its own, and make the daemons reread their files.
 
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
@@ -177,17 +177,17 @@ def rollback(
 
 
 def mark_undone(store: Store, run: RunRecord, *, with_packages: bool) -> None:
-    """Record that ``run`` is undone: nothing of it is left on the node.
+    """Record that ``run`` is undone, because nothing of it is left on the node.
 
     Raises:
-        ChangeFailed: it could not be written.
+        ChangeFailed: the record could not be written.
     """
     if not run.is_undone(with_packages=with_packages):
         store.begin("rollback", undoes=run.run, with_packages=with_packages).commit("done")
 
 
 def undo_failure(plan: UndoPlan) -> GpunodeError | None:
-    """Return what ``plan``, once it is carried out, could not do; None if it did it all."""
+    """Return the error for what ``plan`` could not do once carried out; None if it did everything."""
     if plan.is_incomplete:
         also = (f"a reboot is needed, too: {plan.reboot_reason}",) if plan.reboot_reason else ()
         return VerifyFailed(
@@ -203,7 +203,7 @@ def undo_failure(plan: UndoPlan) -> GpunodeError | None:
 
 
 def preview_rollback(store: Store, host: Host, run: RunRecord) -> str:
-    """Return in a few words what a rollback of ``run`` would do now; packages are not compared."""
+    """Describe briefly what a rollback of ``run`` would do now; packages are not compared."""
     by = f"undone by run {run_label(run.undone_by, run.verb)}" if run.undone_by else ""
     if run.is_fully_undone:
         return by
@@ -234,10 +234,10 @@ class NothingToUndo:
 
     Attributes:
         why: how that is known.
-        newest_not_undone: the newest run that is not undone; None when there is none.
-        command: what undoes that one.
-        notes: what stays of it, and why.
-        is_partial: whether its configuration alone is undone, and it changed more.
+        newest_not_undone: the newest run that is not undone; None if there is none.
+        command: the command that undoes that run.
+        notes: what stays of ``run``, and why.
+        is_partial: whether only its configuration is undone although it changed more.
     """
 
     run: RunRecord
@@ -249,12 +249,12 @@ class NothingToUndo:
 
 
 def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
-    """Return the newest run that made something which can be undone, whether it has been undone or not.
+    """Return the newest run whose changes can be undone, whether or not it has been undone.
 
-    ``with_packages``: whether packages, archives and units are undone, too, and not the configuration alone.
+    ``with_packages``: whether packages, archives and units are undone as well as the configuration.
 
     Raises:
-        UsageError: if there is none, or if a later run failed, so that this one is hardly meant.
+        UsageError: there is no such run, or a later run failed, so that the user hardly means this one.
     """
     if found := _undoable_runs(store, with_packages=with_packages):
         _refuse_before_failed_run(store, found[0], with_packages=with_packages)
@@ -262,7 +262,7 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
     made = _undoable_runs(store, with_packages=True)
     why, hint = "no recorded run can be undone", store.command("log")
     if not store.read_runs():
-        # remove looks at the node without a record, too.
+        # remove inspects a node without a record, too.
         why, hint = "no run of gpunode is recorded on this node", store.command("remove")
     elif made:
         why = "no recorded run changed a container runtime's configuration"
@@ -271,9 +271,9 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
 
 
 def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: bool) -> None:
-    """Refuse the run ``found`` if a later one ended early, before it changed anything that would be undone.
+    """Refuse the run ``found`` if a later run ended early, before it changed anything that would be undone.
 
-    ``setup --yes || rollback --yes`` is to undo what failed, and not the setup before it, which worked.
+    ``setup --yes || rollback --yes`` should undo the run that failed, not the setup before it, which worked.
     """
     newest = next(run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
     if newest.run == found.run or newest.ending in COMPLETED_RESULTS or newest.undone_by or found.undone_by:
@@ -292,17 +292,17 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
 
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
-    # A rollback is undone by its name alone: else two of them would go to and fro.
+    # A rollback is undone only by its name; otherwise two rollbacks would undo each other in turn.
     made = (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
     return [run for run in made if run.configuration_subjects or (with_packages and run.other_subjects)]
 
 
 def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: bool) -> NothingToUndo:
-    """Return that ``run`` is undone, with the command for the newest run that is not, or not in whole."""
+    """Report that ``run`` is undone, with the command for the newest run that is not, or not completely."""
     done = NothingToUndo(
         run, why, is_partial=not with_packages and bool(run.other_subjects) and not run.is_fully_undone
     )
-    # What a plain rollback leaves of the runs needs the packages, too.
+    # What a plain rollback leaves of the runs can only be undone with the packages.
     for whole in dict.fromkeys((with_packages, True)):
         for one in _undoable_runs(store, with_packages=whole):
             if whole == with_packages and one.run == run.run:
@@ -317,7 +317,7 @@ def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord
     """Return the run with this id or number.
 
     Raises:
-        UsageError: if there is none, or if only ``--packages`` can undo what it changed and ``with_packages`` is false.
+        UsageError: there is none, or only ``--packages`` can undo what it changed and ``with_packages`` is false.
     """
     (found,) = store.find_runs(run)
     if not with_packages and found.other_subjects and not found.configuration_subjects:
@@ -330,10 +330,10 @@ def find_run(store: Store, run: str, *, with_packages: bool = True) -> RunRecord
 
 
 def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str]) -> None:
-    """Refuse if a later run that stands changed one of ``touched``, which undoing ``run_id`` would change.
+    """Refuse if a later run that was not undone changed one of ``touched``, which undoing ``run_id`` would change.
 
     Raises:
-        Conflict: naming the runs to undo first, newest first.
+        Conflict: names the runs to undo first, newest first.
     """
     later = {run: shared for run in _later_runs(store, run_id) if (shared := touched & run.remaining_subjects)}
     if later:
@@ -348,13 +348,13 @@ def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str])
 def refuse_needed_removals(
     store: Store, run_id: str, removed: Mapping[str, Collection[str]], is_there: Callable[[Change], bool]
 ) -> None:
-    """Refuse if a later run that stands needs something that undoing ``run_id`` would remove.
+    """Refuse if a later run that was not undone needs something that undoing ``run_id`` would remove.
 
-    ``removed`` has what would be taken away, by the step that brought it; ``is_there`` tells whether the subject of a
+    ``removed`` lists what would be removed, by the step that added it; ``is_there`` tells whether the subject of a
     change is still on the node.
 
     Raises:
-        Conflict: naming the runs to undo first, newest first.
+        Conflict: names the runs to undo first, newest first.
     """
     needing: dict[RunRecord, frozenset[str]] = {}
     lines: list[str] = []
@@ -374,11 +374,11 @@ def refuse_needed_removals(
 def _remaining_additions(
     store: Store, run: RunRecord, is_there: Callable[[Change], bool]
 ) -> Iterator[tuple[str, Change]]:
-    """Yield what ``run`` added to the node and is still there, each with its step."""
+    """Yield what ``run`` added to the node and what is still there, each with its step."""
     if run.verb not in APPLYING_VERBS or run.verb == "unconfigure":
-        return  # what takes something back needs nothing
+        return  # a run that removed something needs nothing
     for intent in intents_to_undo(store.entries(run.run)):
-        back = intent.change  # from what the run made to what was there before
+        back = intent.change  # from the state that the run made to the one before it
         if back.exists_before and back.subject in run.remaining_subjects and is_there(back):
             yield intent.step, back
 
@@ -392,7 +392,7 @@ def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
 
 
 def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> str:
-    """Return the commands that undo ``runs`` as far as their subjects here need it, newest first."""
+    """Return the commands that undo ``runs``, with packages where their subjects require it, newest first."""
     return "\n".join(
         rollback_command(store, run, with_packages=not subjects <= run.configuration_subjects)
         for run, subjects in reversed(list(runs.items()))

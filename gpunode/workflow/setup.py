@@ -28,12 +28,12 @@ class SetupOptions:
     """The options of a setup.
 
     Attributes:
-        recipe_sha256: for the journal alone.
-        allow_loss: whether packages may be removed that no archive has.
+        recipe_sha256: only for the journal.
+        allow_loss: whether packages that no archive has may be removed.
         confirm: called once, after the plan is shown and before anything is done.
         check_interrupt: called between changes; raises Interrupted after a signal.
-        started: when the command began, by the monotonic clock; 0 when it begins now.
-        resume: how the next boot continues when a reboot is needed; None reboots nothing.
+        started: when the command began, on the monotonic clock; 0 means now.
+        resume: how the next boot continues if a reboot is needed; None means no reboot.
     """
 
     recipe_sha256: str = ""
@@ -51,8 +51,8 @@ class SetupResult:
     """The result of a setup.
 
     Attributes:
-        run: the journal's name for it; empty when there was nothing to do.
-        facts: of the node afterwards.
+        run: the run's id in the journal; empty if there was nothing to do.
+        facts: the node's facts afterwards.
     """
 
     preview: tuple[StagePlan, ...]
@@ -79,14 +79,14 @@ def setup(
     options: SetupOptions,
     on_event: Observer,
 ) -> SetupResult:
-    """Make the node as ``recipe`` wants it, as far as that goes without a reboot; ``waits`` has what remains.
+    """Apply ``recipe`` to the node as far as possible without a reboot; ``waits`` of the result has the rest.
 
-    ``advance`` computes the facts after a stage, by looking again or, in a rehearsal, by projection. The caller holds
+    ``advance`` returns the facts after a stage, by probing again or, in a rehearsal, by projection. The caller holds
     the lock of ``store``.
 
     Raises:
         Refused, DrainRequired, Undetermined: before anything was touched.
-        ChangeFailed, Conflict, Busy, Interrupted: in the middle; the journal holds what was done.
+        ChangeFailed, Conflict, Busy, Interrupted: in the middle; the journal records what was done.
     """
     started = options.started or time.monotonic()
     on_event(Surveyed(recipe, facts))
@@ -113,13 +113,13 @@ def setup(
             store.close_interrupted_run(left.cut.begin.run, "cut short; a later run found nothing left to do")
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
-        from gpunode.workflow.disruption import refuse_disruptive_setup  # loaded on use: often nothing is to do
+        from gpunode.workflow.disruption import refuse_disruptive_setup  # loaded on use: often nothing has to be done
 
         refuse_disruptive_setup(preview, left.pending_triggers, facts, host)
     host.refuse_unsafe_changes([change for stage in preview for change in stage.ordered_changes])
     prompted = time.monotonic()
     options.confirm(preview)
-    started += time.monotonic() - prompted  # the time that a person took to answer is none of setup's
+    started += time.monotonic() - prompted  # the user's time to answer does not count
     untriggered_changes = tuple(
         change for change in store.find_untriggered_changes() if change.triggers & set(left.pending_triggers)
     )
@@ -136,11 +136,11 @@ def setup(
 
 
 def _plan_preview(recipe: Recipe, facts: Facts, host: Host, options: SetupOptions) -> tuple[StagePlan, ...]:
-    """Return the plan; for an upgrade with a fresh index."""
+    """Return the plan; for an upgrade, with a fresh index."""
     preview = plan(recipe, facts, host, options.only)
     raise_refusal(preview)
     if options.resume:
-        resume_unit(options.resume.command(""))  # what cannot stand in a unit is told now, not after the changes
+        resume_unit(options.resume.command(""))  # report words that a unit cannot hold before any change
     if recipe.upgrade and preview[0].ordered_changes == ():
         host.run_triggers((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, options.only)
@@ -152,7 +152,7 @@ class _SetupRun:
     """A walk that applies the stages, and its results so far.
 
     Attributes:
-        losses: what the plan was known to lose; None where there was no package index then.
+        losses: the losses that the plan named; None if there was no package index then.
     """
 
     recipe: Recipe
@@ -179,16 +179,16 @@ class _SetupRun:
         ending = self.applier.run_triggers(sort_triggers({*late, *final_triggers(self.applied)}))
         self.trigger_results += ending
         if ending:
-            # Daemons have been started anew since the node was looked at.
+            # Daemons have been restarted since the last probe.
             self.facts = self.advance(self.facts, self.applied[-1])
-        # Asked again at the end: what came last, such as a module that something else loaded, may call for a reboot.
+        # Plan again at the end: a late event, such as a module that something else loaded, may require a reboot.
         left = (plan_stage(self.recipe, self.facts, stage, self.options.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
         if self.options.resume and reboot_suffices(self.waits):
             arrange_resume(self.applier, self.options.resume, self.facts)
 
     def _restore_marks(self) -> None:
-        """Mark the packages that an interrupted run has brought as it would have marked them."""
+        """Set the marks of packages that an interrupted run installed but did not mark."""
         if self.left.cut is not None and (missing := find_missing_marks(self.left.cut, known(self.facts.packages, {}))):
             self.applier.apply_packages("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
@@ -201,7 +201,7 @@ class _SetupRun:
 
         exact = resolve_stage_on(self.host, stage, facts, self.recipe.lock)
         if exact.unresolved:
-            # A fresh image has no index of its distribution at all, and an old one names what is gone.
+            # A fresh image has no index of its distribution, and an old index names packages that are gone.
             self.applier.on_event(Notice("the package index lacks packages of the plan; refreshing the whole index"))
             self.trigger_results += self.applier.run_triggers([Trigger("index-refresh")])
             exact = resolve_stage_on(self.host, stage, facts, self.recipe.lock)
@@ -221,14 +221,14 @@ class _SetupRun:
         return with_origins(exact, self.host, facts)
 
     def _check_losses(self, losses: Losses) -> None:
-        """Tell what is lost, and refuse purges, where the plan was made without the package index that is read now."""
+        """Report losses and refuse purges if the plan was made before the package index was read."""
         if self.losses is None and not self.options.allow_loss:
             losses.refuse_purges()
         if losses.note and (self.losses is None or losses.note != self.losses.note):
             self.applier.on_event(Notice(losses.note))
 
     def _refuse_unconfirmed_removals(self, exact: StagePlan, manager: str) -> None:
-        """Refuse removals that the plan did not name; tell what turned out to be upgraded instead."""
+        """Refuse removals that the plan did not name; report what is upgraded instead."""
         confirmed_plan = next((plan for plan in self.confirmed_plan if plan.stage == exact.stage), exact)
         if more := unplanned_removals(confirmed_plan, exact):
             raise Refused(
@@ -245,7 +245,7 @@ class _SetupRun:
             self.applier.apply_stage(stage)
             before, facts = facts, self.advance(facts, stage)
             if before.module_key is not None:
-                from gpunode.steps.enrolment import require_same_key  # only where Secure Boot is on
+                from gpunode.steps.enrolment import require_same_key  # loaded on use: only with Secure Boot on
 
                 require_same_key(before.module_key, facts.module_key)
             self._check_converged(facts, stage)
@@ -253,8 +253,8 @@ class _SetupRun:
         return facts
 
     def _check_converged(self, facts: Facts, stage: StagePlan) -> None:
-        """Refuse to go on where a stage, planned again, is not done: a tool said yes and did not do it."""
-        # An upgrade asks for the newest every time; what it must leave behind is what a plain setup wants.
+        """Raise if a stage, planned again, still has changes: a tool reported success and did not do its work."""
+        # With ``upgrade`` a step always requests the newest version; the result only has to satisfy a plain setup.
         left = plan_stage(replace(self.recipe, upgrade=False), facts, stage.stage, self.options.only)
         for step in left.steps:
             changes = [change for change in step.changes if not change.may_recur_in_stage]
@@ -269,11 +269,11 @@ class _SetupRun:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The way in which setup continues after a reboot.
+    """The continuation of a setup after a reboot.
 
     Attributes:
-        command: what the boot runs, for the id of the run that it continues.
-        request: the recipe and options; kept with the run, where root alone can change it.
+        command: returns the command that the next boot runs, for the id of the run to continue.
+        request: the recipe and options; stored with the run, where only root can change them.
     """
 
     command: Callable[[str], tuple[str, ...]]
@@ -281,13 +281,13 @@ class Resume:
 
 
 def resume_unit(argv: Sequence[str]) -> bytes:
-    """Return a unit that runs ``argv`` once, at the next boot; it goes even if gpunode fails, so nothing loops.
+    """Return a unit that runs ``argv`` once, at the next boot; it is removed even if gpunode fails, so nothing loops.
 
-    It waits for the whole boot: before that, daemons that are about to start would be found stopped.
-    ``argv`` carries no --reboot: one run reboots at most once. The facts of the new boot say what is left to do.
+    It waits until the boot is complete: earlier, gpunode would find daemons stopped that are about to start.
+    ``argv`` has no --reboot, so a run reboots at most once. The facts of the new boot tell what is left to do.
 
     Raises:
-        UsageError: if a word cannot be written into a unit.
+        UsageError: a word cannot be written into a unit.
     """
     return f"""# Written by gpunode: it continues a setup that needed a reboot, then removes this unit.
 [Unit]
@@ -310,7 +310,7 @@ WantedBy=multi-user.target
 
 def _quote_word(word: str) -> str:
     """Return ``word`` quoted, ``%`` and ``$`` escaped. Source: systemd.syntax(7), systemd.service(5)."""
-    # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
+    # Lone surrogates are non-UTF-8 bytes of an argument; systemd skips lines that are not UTF-8.
     if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
         raise UsageError(
             f"{word!r} cannot be written into a systemd unit",
@@ -322,7 +322,7 @@ def _quote_word(word: str) -> str:
 
 
 def arrange_resume(applier: Applier, resume: Resume, facts: Facts) -> None:
-    """Have the next boot continue the run; journaled as every change is.
+    """Make the next boot continue the run; journaled like every change.
 
     Raises:
         ChangeFailed: the unit could not be written or enabled.

@@ -1,4 +1,4 @@
-"""status: the node in one screen, from facts and what NVML tells; no judgement, that is doctor's."""
+"""status: the node on one screen, from facts and NVML; it only reports, doctor judges."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class RuntimeStatus:
     """A container runtime of the node: its package's version, whether it runs, and what its file says.
 
     Attributes:
-        active: None where it has no unit, and where nobody can tell.
-        unknown_reason: why nobody can tell whether it runs; empty where it is known.
+        active: None if it has no unit, or if that is unknown.
+        unknown_reason: why it is unknown whether it runs; empty if it is known.
     """
 
     id: str
@@ -59,12 +59,12 @@ class ListedGpu:
 
 @dataclass(frozen=True, slots=True)
 class CudaStatus:
-    """The CUDA releases of the node, each as people write it (``12.9``); empty where it is unknown.
+    """The CUDA releases of the node in their usual form (``12.9``); empty if unknown.
 
     Attributes:
         driver: the newest that the driver supports in full, and so what an image may demand (NVIDIA_REQUIRE_CUDA).
-        compatible: the newest whose compiled programs start on the driver all the same; empty where that is none newer.
-        installed: the toolkits that packages brought.
+        compatible: the newest whose compiled programs still start on the driver; empty if that is not newer.
+        installed: the toolkits that packages installed.
     """
 
     driver: str
@@ -74,7 +74,7 @@ class CudaStatus:
 
 @dataclass(frozen=True, slots=True)
 class FabricStatus:
-    """The switches that join the GPUs, and the service that programs them; ``active`` is None where nobody can tell."""
+    """The switches that connect the GPUs, and the service that programs them; ``active`` is None if unknown."""
 
     seen: str
     unit: str
@@ -86,9 +86,9 @@ class SecureBootStatus:
     """The state of Secure Boot, and of the key that signs the modules which DKMS builds.
 
     Attributes:
-        certificate: its path; empty where Secure Boot is off, or the key was not captured.
-        sha256: the certificate's fingerprint; empty where there is none.
-        state: what the firmware knows of it.
+        certificate: its path; empty if Secure Boot is off, or the key was not captured.
+        sha256: the certificate's fingerprint; empty if there is none.
+        state: whether the firmware knows the key.
     """
 
     on: bool
@@ -103,15 +103,15 @@ class NodeStatus:
 
     Attributes:
         gpus: the GPUs of this system.
-        driver: version of the installed driver packages; empty when there is none.
-        loaded_driver: version of the loaded kernel module; empty when there is none.
-        pending_flavour: of the installed modules where the loaded ones are of the other (``open``); else empty.
-        kernels_without_module: kernels that must have a driver module and lack one.
+        driver: version of the installed driver packages; empty if there are none.
+        loaded_driver: version of the loaded kernel module; empty if there is none.
+        pending_flavour: flavour of the installed modules (``open``) if the loaded ones differ; else empty.
+        kernels_without_module: kernels that need a driver module and lack one.
         held_packages: driver packages that upgrades leave alone.
-        secure_boot: None where nobody can tell whether it is on.
+        secure_boot: None if it is unknown whether it is on.
         pending: what earlier runs left undone.
-        pending_verb: of the newest of them; after an undo, the same undo again does what is left.
-        notes: what the user should know of the node's state.
+        pending_verb: the verb of the newest of them; after an undo, repeating that undo does what is left.
+        notes: what the user should know about the node's state.
     """
 
     gpus: tuple[ListedGpu, ...]
@@ -133,7 +133,7 @@ class NodeStatus:
 
 
 def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
-    """Return the status of the node; what is unknown is shown as absent or None."""
+    """Return the status of the node; unknown values are shown as absent or None."""
     packages = known(facts.packages, {})
     found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
     drivers = found if has_driver(found) else {}
@@ -141,7 +141,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
-    # Nobody gives a recipe here: plain ones, for each of the runtimes.
+    # status has no recipe: use a plain one for each runtime.
     names = dict.fromkeys(runtime.id for runtime in runtimes) or ("none",)
     recipes = (Recipe("status", runtime=WantedRuntime(name), mps=Mps(enabled=True)) for name in names)
     notes = chain(note_run_driver(facts), (note for recipe in recipes for note in state_notes(recipe, facts)))
@@ -175,7 +175,7 @@ def _fabric_status(facts: Facts) -> FabricStatus | None:
     if fabric is None:
         return None
     unit = facts.unit(fabric.unit)
-    # Systemd's folders tell which units there are, not whether one runs; in a container the service is the host's.
+    # systemd's folders tell which units exist, not whether they run; in a container the service is the host's.
     is_host = isinstance(facts.platform, Known) and facts.platform.value.can_install_kernel_driver
     if not is_host or not isinstance(unit, Known) or (unit.value.exists and not facts.can_start(fabric.unit)):
         return FabricStatus(fabric.seen, fabric.unit, None)
@@ -187,7 +187,7 @@ def _secure_boot_status(facts: Facts) -> SecureBootStatus | None:
         return None
     if not isinstance(facts.module_key, Known):
         return SecureBootStatus(facts.secure_boot.value)
-    from gpunode.steps.enrolment import certificate_fingerprint  # only where Secure Boot is on
+    from gpunode.steps.enrolment import certificate_fingerprint  # loaded on use: only with Secure Boot on
 
     key = facts.module_key.value
     enrolment: Literal["enrolled", "queued", "not enrolled"] = (
@@ -215,7 +215,7 @@ def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> st
 
 
 def _find_pending_flavour(loaded: LoadedDriver | None, builders: Iterable[PackageId]) -> str:
-    """Return the flavour of the packages that bring the modules, where the kernel runs modules of the other one."""
+    """Return the flavour of the packages that provide the modules, if the kernel runs modules of the other flavour."""
     named = {"open" if "-open" in package.name else "proprietary" for package in builders}
     return "".join(named - {"open" if loaded.open_module else "proprietary"}) if loaded and len(named) == 1 else ""
 
@@ -239,7 +239,7 @@ def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
 
 
 def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:
-    """Yield the containerd that the kubelet's product brings."""
+    """Yield the containerd that the kubelet's Kubernetes distribution ships."""
     row = choose_row_if_possible(find_runtime("containerd"), facts)
     if row.product:
         yield _runtime_status(row, f"of {row.product}", facts)
@@ -251,7 +251,7 @@ def _runtime_status(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
         case Known(value, "units"):
             active = value.state.active if value.exists else None
         case Known(value):
-            # Systemd's folders tell which units there are, and not which programs somebody started without it.
+            # systemd's folders tell which units exist, not which programs somebody started without systemd.
             unknown = "systemd does not run here" if value.exists else ""
         case Unknown(reason):
             unknown = reason if row.unit else ""

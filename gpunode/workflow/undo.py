@@ -1,4 +1,4 @@
-"""An undo as data, its executor, and what becomes of files that somebody edited: for all that takes something back."""
+"""An undo as data, its executor, and the handling of files that somebody edited; for every command that undoes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from gpunode.workflow.events import Observer
 
 @dataclass(frozen=True, slots=True)
 class UndoStep:
-    """A change that takes something back, with the stage and the step of the one that it takes back.
+    """A change that undoes another, with that one's stage and step.
 
     Attributes:
-        expectation: what a runtime's own parser must find in the file first; None where it comes back as it was.
+        expectation: what a runtime's own parser must find in the file first; None if the file is restored unchanged.
     """
 
     stage: str
@@ -61,11 +61,11 @@ class UndoStep:
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
-    """A thing that an undo leaves as it is, and why: a package that others need now, a list that would contradict one.
+    """A thing that an undo leaves as it is, and why: a package that others need, a list that would contradict another.
 
     Attributes:
-        subject: a path, a package, a unit.
-        reason: the rest of the sentence that begins with it.
+        subject: a path, a package or a unit.
+        reason: the rest of a sentence that begins with the subject.
     """
 
     subject: str
@@ -80,14 +80,14 @@ class UndoPlan:
     """The plan of an undo, shown before it is carried out.
 
     Attributes:
-        undone_run: its id; empty for all of them, a removal.
+        undone_run: the run's id; empty for a removal, which undoes all runs.
         steps: in the order in which they are carried out.
-        notes: what the user should know: what cannot come back, and what was edited.
+        notes: what the user should know: what cannot be restored, and what was edited.
         kept: what stays as it is.
-        is_incomplete: whether something of the former state cannot come back.
-        reboot_reason: why the rest needs a reboot; empty when it does not.
+        is_incomplete: whether part of the former state cannot be restored.
+        reboot_reason: why the rest needs a reboot; empty if it does not.
         pending_triggers: what earlier runs left to do, such as a restart after a rollback that was killed.
-        not_undone: what the run changed beside its configuration, where the configuration alone is undone.
+        not_undone: what else the run changed, if only its configuration is undone.
         with_packages: whether packages, archives and units are undone, too.
     """
 
@@ -103,12 +103,12 @@ class UndoPlan:
 
     @property
     def verb(self) -> Verb:
-        """The command that it is the plan of."""
+        """The command that this is the plan of."""
         return "rollback" if self.undone_run else "remove"
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes, and what stays as it is, a sentence each."""
+        """The notes and the kept items, a sentence each."""
         return (*self.notes, *map(str, self.kept))
 
     @property
@@ -131,7 +131,7 @@ def with_dependencies_to_install(host: HostView, packages: Sequence[PackageChang
     """Return ``packages`` with the dependencies that the package manager adds.
 
     Raises:
-        Refused: it would do something else.
+        Refused: the package manager would do something else.
     """
     simulation = host.simulate(packages) if packages else None
     if simulation is None:
@@ -156,7 +156,7 @@ def with_dependencies_to_install(host: HostView, packages: Sequence[PackageChang
 
 @dataclass(slots=True)
 class UndoExecutor:
-    """Carries steps out in one journaled run; ``trigger_results`` gathers what was triggered."""
+    """Carries out steps in one journaled run; ``trigger_results`` collects the results of triggers."""
 
     applier: Applier
     host: Host
@@ -165,10 +165,10 @@ class UndoExecutor:
     trigger_results: list[TriggerResult] = field(default_factory=list)
 
     def carry_out(self, steps: Sequence[UndoStep]) -> None:
-        """Carry out every step in its turn, then run the triggers.
+        """Carry out the steps in order, then run the triggers.
 
         Raises:
-            GpunodeError: one could not be done; those before it stay done, and journaled.
+            GpunodeError: a step failed; the steps before it stay done, and journaled.
         """
         for kind, same in groupby(steps, key=lambda step: type(step.change)):
             batch = tuple(same)
@@ -198,7 +198,7 @@ class UndoExecutor:
             back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
             self.applier.apply_change("packages", SET_ASIDE_STEP_ID, back, "put there by this undo")
         now = live_state.read_package_database(self.host).obsolete_conffiles()
-        # Configuration files that only the removed version shipped go; those that somebody edited stay.
+        # Remove configuration files that only the removed version shipped; keep those that somebody edited.
         for path in sorted(now.keys() - former.keys()):
             state = live_state.read_regular_file_state(self.host, path)
             if state is not None and live_state.package_checksum(state.content) == now[path]:
@@ -211,19 +211,19 @@ class UndoExecutor:
         file, note = step.file, ""
         if file is not None:
             if file.before is None:
-                # A package that came back meanwhile has brought its own version, which nobody could know before.
+                # A package that was restored meanwhile has installed its own version, which was unknown before.
                 file = replace(file, before=live_state.read_file_state(self.host, file.path))
             if step.step_id == CONFFILES_STEP_ID and file.before is None:
-                return  # its package did not come back
+                return  # its package was not restored
             if step.step_id == OVERWRITTEN_STEP_ID and file.before is not None:
-                return  # a package that stays has the place
+                return  # a package that stays has a file here
             if step.expectation is not None:
                 note = self.host.check_candidate_files(step.expectation, (file,))
         self.applier.apply_change(step.stage, step.step_id, file or step.change, self.reason, note)
 
 
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
-    """Return the packages that are there. Raises Undetermined if that is unknown."""
+    """Return the installed packages. Raises Undetermined if they are unknown."""
     return need(facts.packages, "which packages are installed")
 
 
@@ -232,12 +232,11 @@ def drop_source_conflicts(
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
     """Leave out of ``steps`` what would make the package manager refuse all of its sources, or an entry that stays.
 
-    That is a former list that contradicts one that stays: where gpunode's own list stays, the list that it replaced
-    does not come back. And it is a keyring that an entry which stays names: gpunode's own entry needs gpunode's
-    keyring, and an entry of somebody else's any.
+    That is a former list which contradicts one that stays, such as gpunode's list that replaced it, and a keyring that
+    a remaining entry names: gpunode's own entry needs gpunode's version of it, others' entries need any version.
 
-    ``kept`` is what the undo leaves already, gpunode's own list maybe among it, and ``backup_of`` says where the backup
-    with some content is.
+    ``kept`` is what the undo already leaves, possibly gpunode's own list; ``backup_of`` returns the backup's path
+    for some content.
     """
     own, kept_items, remaining = {item.subject for item in kept}, list(kept), list(steps)
     while (found := _find_contradicting_restore(remaining, facts)) is not None:
@@ -264,7 +263,7 @@ def _removes_or_changes_keyring(source: PackageSource, step: UndoStep, *, is_own
 
 
 def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
-    """Return the first step that puts back an entry which contradicts one that is there then, and that one."""
+    """Return the first step that restores an entry which contradicts a remaining one, and that remaining entry."""
     there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")
     for step in steps:
@@ -277,7 +276,7 @@ def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tupl
 
 
 def _restored_source_entries(step: UndoStep, facts: Facts) -> tuple[PackageSource, ...]:
-    """Return the entries that ``step`` puts in a list of sources; none for any other step, nor for what is no list."""
+    """Return the entries that ``step`` restores in a list of sources; none for any other file or step."""
     if step.file is None or not isinstance(former := step.file.after, FileState):
         return ()
     try:
@@ -305,10 +304,10 @@ def _describe_kept_list(
 
 
 def find_package_repair(facts: Facts) -> CommandChange | None:
-    """Return what finishes an interrupted change of packages; None if there is none.
+    """Return the command that completes an interrupted change of packages; None if there is none.
 
-    Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
-    called installed nor be removed.
+    Until it has run, the package database does not match the disk, and a package that lost some of its files can
+    neither count as installed nor be removed.
     """
     return system(facts).repair_change if known(facts.packages_interrupted, default=False) else None
 
@@ -316,12 +315,12 @@ def find_package_repair(facts: Facts) -> CommandChange | None:
 def find_broken_packages(store: Store, host: HostView) -> tuple[frozenset[str], bool]:
     """Return the packages that a transaction left unfinished, and whether a run of gpunode may have left them.
 
-    It may have if a run changed one of them, or if the last run that changed or repaired packages did not end well:
-    that can leave other packages unfinished, too, such as the one that builds the initramfs.
+    That is possible if a run changed one of them, or if the last run that changed or repaired packages did not
+    complete: it can leave other packages unfinished as well, such as the one that builds the initramfs.
 
     Raises:
         Undetermined: the package database cannot be read.
-        JournalDamaged: one of the journals is.
+        JournalDamaged: a journal is damaged.
     """
     broken = live_state.read_package_database(host).list_unfinished() | live_state.list_journaled_packages(host)
     last_is_cut, changed = False, set[str]()
@@ -339,7 +338,7 @@ def run_package_repair(
     """Carry out ``repair`` as a run of its own.
 
     Raises:
-        ChangeFailed: if that failed; nothing else was touched.
+        ChangeFailed: the repair failed; nothing else was touched.
     """
     run = store.begin("repair")
     applier = Applier(host, run, on_event, check_interrupt)
@@ -351,12 +350,12 @@ def run_package_repair(
 
 @dataclass(frozen=True, slots=True)
 class RestoredFile:
-    """A file without what gpunode did to it.
+    """A file without gpunode's changes.
 
     Attributes:
-        is_merged: whether somebody's edits stay in it.
+        is_merged: whether it contains somebody's edits.
         is_unclear: whether gpunode's part cannot be separated from other edits, so that it may remain.
-        notes: what the user should know of it.
+        notes: what the user should know about it.
     """
 
     state: FileState | None
@@ -365,17 +364,17 @@ class RestoredFile:
     notes: tuple[str, ...] = ()
 
 
-# Of a span of a file and what is there instead of it: the file without the span; None to leave it as it is.
+# Maps a span and the file's present state to the file without the span; None leaves the file as it is.
 ResolveEdit: TypeAlias = Callable[[NetChange[FileChange], FileState | None], RestoredFile | None]
 
 
 def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
-    """Return the file without gpunode's changes, the newest taken out first."""
+    """Return the file without gpunode's changes, undone newest first."""
     found = RestoredFile(current)
     for span in reversed(trail):
         if span.may_have_left(found.state):
             found = replace(found, state=span.change.before)
-        elif found.state != span.change.before:  # else it did not happen: its run was cut short; or somebody undid it
+        elif found.state != span.change.before:  # else the run was cut short before it, or somebody undid it
             resolved = resolve_edit(span, found.state)
             if resolved is None:
                 return found
@@ -385,7 +384,7 @@ def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: Reso
 
 
 def recorded_edit(change: FileChange) -> Edit:
-    """Return a change of a file by its bytes."""
+    """Return the edit that a file change makes, as bytes."""
     before, after = (state.content if isinstance(state, FileState) else None for state in (change.before, change.after))
     return Edit(change.path, before, after)
 
@@ -395,10 +394,10 @@ def revert_change(
 ) -> RestoredFile | None:
     """Return ``current`` without ``change``, with somebody's edits; None if they cannot be separated.
 
-    ``entries`` are the tables that go as a whole, see ``revert_edit``. With ``keeps_changed`` a value that gpunode set
-    and somebody edited stays; otherwise the two cannot be separated.
+    ``entries`` are the tables that are removed as a whole, see ``revert_edit``. With ``keeps_changed``, a value that
+    gpunode set and somebody edited stays; otherwise the two cannot be separated.
     """
-    from gpunode.runtimes.reversal import revert_edit  # few undos meet an edited file
+    from gpunode.runtimes.reversal import revert_edit  # loaded on use: few undos meet an edited file
 
     reversal = revert_edit(recorded_edit(change), current.content, entries)
     if reversal is None or (reversal.changed and not keeps_changed):

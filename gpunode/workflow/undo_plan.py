@@ -1,7 +1,7 @@
 """Plan an undo, compared with the node as it is: one plan for rollback and remove.
 
-A rollback takes back the footprint of one run, remove that of all of them. They differ in what becomes of a file that
-somebody edited since, and in whether packages that were there before come back, too.
+A rollback undoes the footprint of one run, remove that of all runs. They differ in the handling of files that
+somebody edited since, and in whether packages that were installed before are restored.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class UndoRequest:
 
     Attributes:
         store: the journal.
-        undone_run: its id. Empty for all of them: then packages that gpunode purged or changed do not come back.
-        resolve_edit: called for a file that is in no state in which gpunode left it.
-        is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
+        undone_run: the run's id. Empty for all runs: then packages that gpunode purged or changed are not restored.
+        resolve_edit: called for a file that is in none of the states in which gpunode left it.
+        is_redo: whether it undoes a rollback, so that changes are made in the order of a setup.
         force: whether a GPU gets its former MIG layout although somebody has changed it since.
         allow_disruption: whether containers may be stopped, and the driver taken from processes that use a GPU.
-        allow_loss: whether packages may stay away whose former version no archive has.
+        allow_loss: whether packages may stay away if no archive has their former version.
     """
 
     store: Store
@@ -96,7 +96,7 @@ class UndoRequest:
 
 
 def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
-    """Return what takes back the whole footprint.
+    """Return the plan that undoes the whole footprint.
 
     Raises:
         Conflict: somebody edited what gpunode wrote.
@@ -109,7 +109,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     packages, needed = plan_package_restore(wanted, there, database)
     lost: tuple[str, ...] = ()
     if not request.is_redo:
-        # The other way round, the archives that have the packages are yet to come back.
+        # In a redo, the archives that have the packages have yet to be restored.
         packages, lost = drop_unavailable_versions(host, packages)
         if lost and not request.allow_loss:
             raise Refused(
@@ -118,7 +118,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
                 hint="refresh the package index, or add a source that has them; to undo the rest:\n"
                 "add --allow-loss to the same command",
             )
-        if lost:  # what was to come back can no longer serve others
+        if lost:  # what cannot be restored cannot satisfy others, either
             packages, serving = plan_package_restore(
                 {one.id: one.known_final_state for one in packages}, there, database
             )
@@ -138,7 +138,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     )
     kept_keys: tuple[str, ...] = ()
     if facts.module_key is not None and not request.is_redo:
-        from gpunode.steps.enrolment import describe_kept_key  # only where Secure Boot is on
+        from gpunode.steps.enrolment import describe_kept_key  # loaded on use: only with Secure Boot on
 
         kept_keys = tuple(describe_kept_key(facts))
     unread = (
@@ -150,9 +150,9 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, rivals = _load_returning_driver(steps, packages, facts, is_redo=request.is_redo)
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
-    # What uses a thing goes before the thing: a daemon's configuration before the packages that it names, the blacklist
-    # of nouveau after the driver. The archives and pins go last, so that packages can be fetched, and simulated, while
-    # they are there. A rollback is taken back in the order of a setup.
+    # Dependents go before what they use: a daemon's configuration before the packages that it names, the blacklist of
+    # nouveau after the driver. Archives and pins go last, so that packages can be fetched and simulated until then.
+    # Undoing a rollback follows the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
     steps, kept = drop_source_conflicts(
         ordered, (*unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
@@ -176,10 +176,10 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
-    """Return what takes back the configuration of runtimes and the MIG layouts, newest first, and nothing else.
+    """Return the plan that undoes only the configuration of runtimes and the MIG layouts, newest first.
 
     Raises:
-        as ``plan_undo``.
+        the same errors as ``plan_undo``.
     """
     footprint = request.footprint
     trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == RUNTIME_CONFIG_STAGE}
@@ -198,9 +198,9 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
 def _load_returning_driver(
     steps: tuple[UndoStep, ...], packages: Iterable[PackageChange], facts: Facts, *, is_redo: bool
 ) -> tuple[tuple[UndoStep, ...], str]:
-    """Return ``steps`` with the module of a driver that comes back while none is loaded, which its services need.
+    """Return ``steps`` with the loading of a restored driver's module if none is loaded: its services need it.
 
-    With a rival on the GPU only a boot loads it: then the services wait, and the second value says why.
+    If a rival driver has the GPU, only a reboot loads the module: the services wait, and the second value says why.
     """
     brings = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
     comes = any(one.exists_after and any(brings_module(one.id) for brings_module in brings) for one in packages)
@@ -219,22 +219,22 @@ def _load_returning_driver(
 
 
 def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
-    """Yield what stops NVIDIA's services before ``steps`` take the GPUs from them."""
+    """Yield the stops of NVIDIA's services before ``steps`` take the GPUs from them."""
     pauses = plan_service_stops([step.change for step in steps], facts)
     yield from (UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
 
 
 def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger]:
-    """Yield what starts the services again that the undone run stopped for its packages, and that did not start since.
+    """Yield the starts of services that the undone run stopped for its packages and that have not started since.
 
-    After an upgrade they wait for its reboot, which an undo makes needless.
+    After an upgrade they wait for its reboot, which an undo makes unnecessary.
     """
     entries = request.store.entries(request.undone_run) if request.undone_run else ()
     for change in ServiceChange.of_kind(one.change for one in collect_changes(entries)):
         fact = facts.unit(change.unit)
         if not change.is_temporary_stop or not isinstance(fact, Known) or fact.value.state.active:
             continue
-        # Somebody has switched off what is there, and was enabled.
+        # Skip a unit that was enabled and that somebody has disabled since.
         if not fact.value.exists or (not fact.value.masked and fact.value.state.enabled >= change.before.enabled):
             yield Trigger("start", change.unit)
 
@@ -245,8 +245,8 @@ def _plan_file_restores(
     """Return the steps that restore the files of ``trails``, notes, and what stays.
 
     A file that is as an installed package shipped it stays, unless the package is ``leaving``: NVIDIA's cuda-keyring
-    ships the list and keyring that gpunode writes. An undo of an undo edits such a file again, as a setup would, since
-    the first undo restored it to what the package ships.
+    ships the same list and keyring that gpunode writes. Undoing an undo edits such a file again, as setup would, since
+    the first undo restored the package's version.
     """
     backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
     found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
@@ -290,7 +290,7 @@ def _plan_file_restores(
 def _plan_layout_restores(
     host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool
 ) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
-    """Return what restores the former layouts of GPUs, by UUID, and a note for each that cannot be restored."""
+    """Return the steps that restore the GPUs' former layouts, and a note for each that cannot be restored."""
     if not spans:
         return (), ()
     try:
@@ -304,10 +304,10 @@ def _plan_layout_restores(
         if gpu is None or gpu.layout is None:
             notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
-            # A kill may leave a part of the old layout, or of the new one.
+            # A kill may leave part of the old or the new layout.
             is_part = any(gpu.layout.is_part_of(mig_layout) for mig_layout in (span.change.before, span.change.after))
             is_ours = span.may_have_left(gpu.layout) or gpu.layout == back.after or (not span.is_known and is_part)
-            # The driver forgets instances at each boot: a GPU without any was divided by nobody.
+            # The driver forgets instances at each boot: nobody has partitioned a GPU that has none.
             if gpu.layout.instances and not is_ours and not force:
                 raise Conflict(
                     f"{uuid} no longer has the MIG layout that gpunode set",
@@ -319,9 +319,9 @@ def _plan_layout_restores(
 
 
 def with_needed_restart(change: FileChange) -> FileChange:
-    """Return ``change`` with a restart in place of a reload that would not bring it into the running daemon.
+    """Return ``change`` with a restart instead of a reload if the running daemon would not take it over on reload.
 
-    What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
+    SIGHUP may not undo what SIGHUP applied: dockerd keeps a default runtime that its file no longer names.
     """
     reloads = frozenset(trigger for trigger in change.triggers if trigger.kind == "reload")
     if not reloads or _takes_effect_on_reload(change):
@@ -331,22 +331,22 @@ def with_needed_restart(change: FileChange) -> FileChange:
 
 
 def _takes_effect_on_reload(change: FileChange) -> bool:
-    from gpunode.runtimes import docker  # only where a file of docker's comes back
+    from gpunode.runtimes import docker  # loaded on use: only if a file of docker's is restored
 
     edit = recorded_edit(change)
     before, after = ({} if content is None else {edit.path: content} for content in (edit.before, edit.after))
     try:
         return docker.applies_on_reload(before, after, DesiredConfig(config=change.path))
     except Refused:
-        return False  # one of the two is no configuration, so nobody knows what the daemon has of it
+        return False  # one of them is not a valid configuration, so the daemon's state is unknown
 
 
 def _plan_conffile_restores(
     footprint: Footprint, host: Host, leaving: Collection[str], restored: Mapping[str, object], *, force: bool
 ) -> Iterator[UndoStep]:
-    """Yield what restores the configuration files of purged packages, and files whose place packages took.
+    """Yield the restores of purged packages' configuration files, and of files that packages replaced.
 
-    ``leaving`` names the packages that are purged; ``restored`` has what the undo makes of files that gpunode changed.
+    ``leaving`` names the purged packages; ``restored`` has the restored states of files that gpunode changed.
     """
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped_conffiles() if backed_up else {}
@@ -355,7 +355,7 @@ def _plan_conffile_restores(
         now, trail = live_state.read_file_state(host, back.path), footprint.files.get(back.path)
         is_as_shipped = now is not None and live_state.package_checksum(now.content) == shipped.get(back.path)
         if names := owners.get(back.path):
-            # It comes back once the packages are gone, as it would be then; the user's own as it is now.
+            # Restored after the packages are gone, in the state of that time; a user's own file as it is now.
             is_kept_as_it_is = trail is not None or (back.path in shipped and not is_as_shipped)
             state = restored.get(back.path, now if is_kept_as_it_is else back.after)
             if isinstance(state, FileState) and {name.partition(":")[0] for name in names} <= {*leaving}:
@@ -370,11 +370,10 @@ def _plan_conffile_restores(
 
 
 def edit_conflict_error(change: FileChange, current: FileState | None, keep: str = "") -> Conflict:
-    """Return the error for a file that somebody edited, deleted, or wrote where gpunode had removed it.
+    """Return the error for a file that somebody edited or deleted, or wrote where gpunode had removed it.
 
-    It shows the two ways from gpunode's version to the others: to what is there ``current``, and ``change``, which
-    would take it back. ``keep`` is the command that takes gpunode's part out and keeps the edits; empty where there is
-    none.
+    It shows two diffs of gpunode's version: to the present file, ``current``, and to the former one, by ``change``.
+    ``keep`` is the command that removes gpunode's part and keeps the edits; empty if there is none.
     """
     edit, back = (
         "\n".join(redact_change(change).diff()) or "(only secrets differ)"
@@ -398,7 +397,7 @@ def edit_conflict_error(change: FileChange, current: FileState | None, keep: str
 def plan_package_restore(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
-    """Plan the packages' return to ``wanted``, None for none; also return those that others need now, which stay."""
+    """Plan the packages' return to ``wanted`` (None: not installed); also return the packages that others need."""
     changes = [
         PackageChange(package, installed.get(package), state)
         for package, state in wanted.items()
@@ -414,10 +413,10 @@ def plan_package_restore(
 def _list_wanted_packages(
     request: UndoRequest, installed: Mapping[PackageId, PackageState]
 ) -> dict[PackageId, PackageState | None]:
-    """Return the states that packages get: the former ones.
+    """Return the states that packages should get: their former ones.
 
-    In a removal, those that were there before gpunode get back only their marks, automatic or manual, held or not; what
-    somebody marked otherwise since stays so.
+    In a removal, packages installed before gpunode only get back their marks (automatic or manual, held or not); marks
+    that somebody changed since stay.
     """
     wanted: dict[PackageId, PackageState | None] = {}
     for package, span in request.footprint.packages.items():
@@ -445,10 +444,10 @@ def keep_what_packages_need(
     wanted_states: Mapping[PackageId, PackageState | None],
     installed: Collection[PackageId],
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without what a remaining package needs; and why.
+    """Return ``steps`` without what a remaining package needs, and the reasons.
 
-    Of a driver these are blacklist, archive, key, pin and units; of a CUDA toolkit archive, key, pin and PATH; of the
-    container toolkit archive and key; of a runtime its unit.
+    A driver needs its blacklist, archive, key, pin and units; a CUDA toolkit its archive, key, pin and PATH; the
+    container toolkit its archive and key; a runtime its unit.
     """
     from gpunode.catalog.cuda import release_of_toolkit_package  # loaded on use: a plan undoes nothing
 
@@ -475,7 +474,7 @@ def keep_what_packages_need(
 
 
 def _is_package_as_wanted(present: PackageState | None, wanted_state: PackageState | None) -> bool:
-    """Return whether a package is as wanted already; nothing restores the mere residue of a removed one."""
+    """Return whether a package is in the wanted state; leftover configuration files alone are never restored."""
     if wanted_state is None or wanted_state.config_files_only:
         return present is None or (wanted_state is not None and present.config_files_only)
     return present == wanted_state
@@ -486,7 +485,7 @@ def drop_unavailable_versions(
 ) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
     """Return ``changes`` without versions that no archive has any more, and a note for each of these.
 
-    Where what is left needs one of them, nothing comes back: a removal must not hang on that.
+    If a remaining change needs one of them, nothing is restored: a removal must not depend on that.
     """
     coming = [change for change in changes if change.exists_after and change.states[0] != change.states[1]]
     offered = host.list_offered_versions([change.id for change in coming])
@@ -508,9 +507,9 @@ def drop_unavailable_versions(
 
 
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
-    """Return what brings a unit from what it is now to what it was; None if it is so, or the unit is gone.
+    """Return the step that restores a unit's former state; None if it has that state, or the unit is gone.
 
-    ``is_coming``: whether its package may be among those that come back before it.
+    ``is_coming``: whether its package may be among those that are restored before it.
     """
     back, fact = span.change.inverse(), facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:
@@ -521,10 +520,10 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
 
 
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:
-    """Return why a reboot is needed: the driver goes, and its module stays in the kernel until then; else empty.
+    """Return why a reboot is needed: the driver is removed, but its module stays loaded until then; else empty.
 
-    Not only ``packages`` change it: a run since the boot that took the driver away may have failed before it could say
-    so, and none since has said it.
+    ``packages`` are not the only cause: an earlier run since the boot may have removed the driver and failed before it
+    reported this, and no run since has reported it.
     """
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
@@ -550,7 +549,7 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
 
 
 def _is_loaded_module_installed(loaded: LoadedDriver, facts: Facts, packages: Iterable[PackageChange]) -> bool:
-    """Return whether the very module that the kernel has is installed, once ``packages`` are changed."""
+    """Return whether the loaded kernel module is the installed one, once ``packages`` are changed."""
     found = family(facts.distro.value) if isinstance(facts.distro, Known) else None
     if found is None:
         return False

@@ -1,4 +1,4 @@
-"""verify: check that the node works, by asking the node itself."""
+"""verify: check that the node works, by querying the node itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from gpunode.workflow.extra_checks import (
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog
 
-# As the hints of checks say it: the command of this very recipe takes its place.
+# As written in the hints of checks; replaced by the setup command for this recipe.
 _SETUP_COMMAND = "sudo gpunode setup"
 _SETUP_ALONE = re.compile(rf"{_SETUP_COMMAND}(?! -)")
 _RECIPE_CHECK_TITLE = "matches the recipe"
@@ -52,7 +52,7 @@ class VerifyReport:
     """The results of verify.
 
     Attributes:
-        inventory: of NVML, if it answered.
+        inventory: NVML's, if it answered.
         undetermined: why checks lacked evidence, such as root's rights.
         notes: on the node's state, beside the checks.
     """
@@ -64,7 +64,7 @@ class VerifyReport:
 
     @property
     def failed(self) -> tuple[Check, ...]:
-        """The checks that say that the node does not work."""
+        """The checks which show that the node does not work."""
         return tuple(check for check in self.checks if check.status == "failed")
 
     @property
@@ -73,7 +73,7 @@ class VerifyReport:
         return self.inventory.gpus if self.inventory else ()
 
     def failure(self, prefix: str = "") -> GpunodeError | None:
-        """Return the error of the first failed check, else for what is undetermined; None if there is neither."""
+        """Return the error of the first failed check, else of the first undetermined one; None if there is neither."""
         if not self.failed:
             return next(iter(self.undetermined), None)
         first = self.failed[0]
@@ -82,12 +82,12 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class ExtraChecks:
-    """Optional checks, which start something on the node or take long.
+    """Optional checks that start something on the node or take long.
 
     Attributes:
         files: whether programs and libraries are compared with the checksums of their packages.
         cuda: whether a vector addition runs on every GPU.
-        container: runs a container and compares its GPUs with NVML's; None leaves it out.
+        container: runs a container and compares its GPUs with NVML's; None omits this check.
     """
 
     files: bool = False
@@ -109,13 +109,13 @@ def verify(
     only: Collection[str] = (),
     setup_command: str = _SETUP_COMMAND,
 ) -> VerifyReport:
-    """Check what the node answers; a check that cannot be made says so and is never passed.
+    """Check the node; a check that cannot be made says so and never passes.
 
-    ``planned`` is the plan of the whole recipe for these very facts, where there is one already; ``setup_command`` is
-    what a person types to make the node so.
+    ``planned`` is an existing plan of the whole recipe for the same facts; ``setup_command`` is the command that
+    applies the recipe, for hints.
     """
     undetermined: list[Undetermined] = []
-    # NVML and the runtime are asked side by side; each takes about 30 ms.
+    # NVML and the runtime are queried in parallel; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only)]  # noqa: E731
@@ -143,7 +143,7 @@ def verify(
         checks += _checks_or_undetermined(
             lambda: [_check_container(recipe, facts, inventory, run)], "container", CONTAINER_TITLE, undetermined
         )
-    # In a plan without changes every step has seen the node as it is: its notes are the state's.
+    # In a plan without changes, every step has seen the node as it is, so the plan's notes describe the state.
     is_converged = bool(planned) and not any(stage.ordered_changes for stage in planned or ())
     notes = tuple(collect_notes(planned or ())) if is_converged else state_notes(recipe, facts, only)
     checks = [replace(check, hint=_SETUP_ALONE.sub(lambda _: setup_command, check.hint)) for check in checks]
@@ -157,7 +157,7 @@ def _is_step_selected(only: Collection[str], step: Step) -> bool:
 def _checks_or_undetermined(
     make_checks: Callable[[], Sequence[Check]], check_id: str, title: str, undetermined: list[Undetermined]
 ) -> Sequence[Check]:
-    """Return the checks that are made; without evidence one that was not run, its reason in ``undetermined``."""
+    """Return the checks; without evidence, a skipped check, with the reason appended to ``undetermined``."""
     try:
         return make_checks()
     except Undetermined as error:
@@ -173,7 +173,7 @@ def check_configuration(
     backlog: Backlog = NO_BACKLOG,
     only: Collection[str] = (),
 ) -> Check:
-    """Check that every step, planned again, finds nothing to do; what only a reboot can show is not run."""
+    """Check that every step, planned again, finds nothing to do; skipped if only a reboot can tell."""
     check = partial(Check, "configuration", f"matches recipe {recipe.name}")
     try:
         plans = plan(recipe, facts, host, only) if planned is None else planned
@@ -224,7 +224,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
     row = choose_row_if_possible(find_runtime(recipe.runtime.name), facts)
     title = f"{row.id} reads the runtime nvidia"
     if row.product:
-        # Its containerd is part of it and is not asked.
+        # A Kubernetes distribution's own containerd is not queried.
         yield _check_handler(
             row,
             recipe,
@@ -265,17 +265,17 @@ def _check_handler(row: Runtime, recipe: Recipe, observed: ObservedConfig, title
 
 
 def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Facts) -> tuple[str, str]:
-    """Return what a runtime lacks that does not know NVIDIA's, and what to do; setup only where it would do something.
+    """Return why a runtime does not know NVIDIA's handler, and what to do; setup only if it would change something.
 
-    Its files tell why: they lack the handler, they contain it but were not read since, or the CRI plugin, which alone
-    reads them, is switched off.
+    Its files tell why: they lack the handler, or have it but were not read since, or the CRI plugin, which alone reads
+    them, is disabled.
     """
     detail = f"it knows: {', '.join(sorted(observed.handlers)) or 'none'}"
     try:
         files = states_from_facts(facts, row, DesiredConfig())
         says = row.inspect(contents_of_states(files), DesiredConfig())
     except (Refused, Undetermined):
-        return detail, _SETUP_COMMAND  # it says what is wrong with them
+        return detail, _SETUP_COMMAND  # setup reports what is wrong with the files
     if says.cri_disabled:
         return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri_command(row))
     if says.handlers.get("nvidia") is None and row.product:

@@ -1,4 +1,4 @@
-"""Changes as lines: diffs in their colours, packages in few words. Pure."""
+"""Changes as lines: coloured diffs, and summaries of packages. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpunode.wording import count_noun, join_names
 _STYLE_BY_DIFF_SIGN: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _MAX_PACKAGE_NAMES_SHOWN = 3
 _MAX_NEW_FILE_LINES = 12
-# In the order of display.
+# In display order.
 PACKAGE_ACTIONS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
 
 
@@ -56,7 +56,7 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
                 is_short = change.before is None and not verbose
                 yield from [_new_file_line(change)] if is_short else diff_lines(change, whole=verbose)
             case PackageChange():
-                pass  # together, below
+                pass  # all together, below
             case CommandChange(argv=argv):
                 yield line("run ", span(" ".join(argv) if verbose else change.subject, "command"))
             case _:
@@ -81,9 +81,8 @@ def _new_file_line(change: FileChange) -> Line:
 def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
     """Yield a file's unified diff.
 
-    Args:
-        change: of the file.
-        whole: also show long new or deleted files, and those that gpunode alone writes, to their end.
+    change: the file's change.
+    whole: also show all of long new or deleted files, and of files that only gpunode writes.
     """
     from gpunode.redaction.evidence import redact_change
 
@@ -98,8 +97,8 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
 
 
 def _describe_truncation(change: FileChange) -> str:
-    """Return what a file is whose long diff is cut; empty if the diff has to be shown whole."""
-    from gpunode.workflow.recovery import OWN_FILE_MARK  # on use: few diffs are that long
+    """Return a description of a file whose long diff is cut; empty if the diff must be shown in full."""
+    from gpunode.workflow.recovery import OWN_FILE_MARK  # loaded on use: few diffs are that long
 
     if change.before is None or change.after is None:
         return "new file" if change.before is None else "deleted file"
@@ -108,7 +107,7 @@ def _describe_truncation(change: FileChange) -> str:
 
 
 def _diff_line(number: int, text: str, is_known: bool) -> Line:
-    """Return a line of a diff; what tells of a content instead of showing it wraps at its words."""
+    """Return a line of a diff; a line that describes content instead of showing it wraps between words."""
     style: Style = _STYLE_BY_DIFF_SIGN.get(text[:1], "")
     if number < 2 and text.startswith(("--- ", "+++ ")):
         style = "bold" if text[0] == "+" else "dim"
@@ -116,7 +115,7 @@ def _diff_line(number: int, text: str, is_known: bool) -> Line:
 
 
 def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterator[Line]:
-    """Yield the package changes: a line each if ``verbose``, else the first names and a count for each action."""
+    """Yield the package changes: one line each if ``verbose``, else the first names and a count for each action."""
     if verbose:
         width = max((len(str(change.id)) for change in changes), default=0)
         for change in changes:
@@ -135,7 +134,7 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
 
 
 def _count_purge_reasons(changes: Sequence[PackageChange]) -> str:
-    """Return why packages are purged, counted: ``  1 same-module, 8 version-locked``."""
+    """Return the counted reasons for purges: ``  1 same-module, 8 version-locked``."""
     counts = Counter(reason for change in changes if (reason := explain_purge(change)))
     reason_counts = ", ".join(f"{counts[reason]} {reason}" for reason in _TEXT_BY_PURGE_REASON if counts[reason])
     return f"  {reason_counts}" if reason_counts else ""
@@ -175,7 +174,7 @@ def _version_change(change: PackageChange) -> str:
 
 
 def up_to_prefix(packages: Sequence[PackageChange]) -> str:
-    """Return ``up to`` while the index is unread, since packages of the new driver are replaced, not purged."""
+    """Return ``up to`` while the index is unread: packages of the new driver will be replaced, not purged."""
     return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
 
 

@@ -41,7 +41,7 @@ def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
 
 
 def matches_recipe_text(recipe: Recipe, step_ids: Sequence[str], what: str = "this node") -> str:
-    """Return a sentence that ``what``, or only the steps of ``step_ids``, matches the recipe."""
+    """Return a sentence that ``what``, or only the steps in ``step_ids``, matches the recipe."""
     if not step_ids:
         return f"{what} matches recipe {recipe.name}"
     verb = "matches" if len(step_ids) == 1 else "match"
@@ -54,7 +54,7 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
     Args:
         report: the checks.
         good: the sentence if all passed.
-        is_proven: accept checks that were not run.
+        is_proven: accept skipped checks.
     """
     number, bad = len(report.checks), len(report.failed)
     idle = sum(check.status == "skipped" for check in report.checks)

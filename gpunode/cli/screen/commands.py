@@ -12,7 +12,7 @@ from gpunode.command import Command, command, gpunode, sudo_gpunode
 DISPLAY_OPTIONS = frozenset({"--json", "-v", "--verbose"})
 _STATE_OPTIONS = frozenset({"--runtime", "--driver", "--driver-source", "--cuda-toolkit"})
 _CLUSTER_OPTIONS = frozenset({"--node", "--context", "--kubeconfig"})
-# Of setup and the commands below k8s; the value is the next word.
+# Options of setup and the k8s commands whose value is the next word.
 _OPTIONS_WITH_VALUE = (
     _STATE_OPTIONS
     | _CLUSTER_OPTIONS
@@ -22,7 +22,7 @@ _OPTIONS_WITH_VALUE = (
 
 
 def own_sudo() -> Sequence[str]:
-    """Return sudo if the user typed it, with what it was told to keep of how kubectl finds its cluster."""
+    """Return sudo, if the user typed it, with the variables that kubectl needs to find the same cluster."""
     if os.geteuid() != 0 or "SUDO_UID" not in os.environ:
         return ()
     usual = {"HOME": pwd.getpwuid(0).pw_dir, "KUBECONFIG": ""}
@@ -38,8 +38,8 @@ def own_gpunode(*words: str) -> Command:
 
 
 def setup_command(argv: Sequence[str]) -> Command:
-    """Return the command that does what ``argv``, a plan's, a rehearsal's or a verify's, showed or looked for."""
-    # A lock that was renewed holds what --upgrade asked for; only an image's GPUs are named.
+    """Return the setup command for ``argv``, which is a plan's, a rehearsal's or a verify's."""
+    # A renewed lock already contains what --upgrade requested; --gpu is kept only for an image.
     done = {"--upgrade"} if any(word.partition("=")[0] == "--lock" for word in argv) else set()
     elsewhere = {"--node"} if root_option(argv) else {"--node", "--gpu"}
     return sudo_gpunode(
@@ -66,17 +66,17 @@ def cluster_apply_command(argv: Sequence[str]) -> Command:
 
 
 def cluster_plan_command(argv: Sequence[str]) -> Command:
-    """Return ``gpunode k8s plan`` for the same."""
+    """Return ``gpunode k8s plan`` for the same recipe, nodes and cluster."""
     return own_gpunode("k8s", "plan", *_words_for_cluster(argv, _CLUSTER_OPTIONS))
 
 
 def cluster_verify_command(argv: Sequence[str]) -> Command:
-    """Return ``gpunode k8s verify`` for the same."""
+    """Return ``gpunode k8s verify`` for the same recipe, nodes and cluster."""
     return own_gpunode("k8s", "verify", *_words_for_cluster(argv, _CLUSTER_OPTIONS))
 
 
 def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
-    """Return ``gpunode k8s render`` for the recipe and nodes of ``argv``, with ``words``; it asks no cluster."""
+    """Return ``gpunode k8s render`` for the recipe and nodes of ``argv``, with ``words``; it needs no cluster."""
     return gpunode("k8s", "render", *_words_for_cluster(argv, {"--node"}), *words)
 
 
@@ -110,7 +110,7 @@ def repeat_command(argv: Sequence[str]) -> Command:
 
 
 def drop_options(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
-    """Return ``words`` without those options; ``valued`` ones are dropped with their values."""
+    """Return ``words`` without these options; ``valued`` ones are dropped with their values."""
     kept, is_value = list[str](), False
     for word in words:
         if is_value or word in flags or word.partition("=")[0] in valued:

@@ -16,7 +16,7 @@ _COMMAND_PROGRAMS: Final = frozenset(
 
 def is_command(line: str) -> bool:
     """Return whether a line of a hint is a complete, runnable command."""
-    from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
+    from gpunode.packages import SYSTEMS  # loaded on use: most commands do not fail
 
     programs = _COMMAND_PROGRAMS.union(*(system.command_programs for system in SYSTEMS))
     if line.split(" ", 1)[0] not in programs or ", " in line or "`" in line:
@@ -24,8 +24,8 @@ def is_command(line: str) -> bool:
     try:
         words = shlex.split(line)
     except ValueError:
-        return False  # an apostrophe: it is prose
-    # Placeholders such as RUN and FILE need a person.
+        return False  # an apostrophe, so it is prose
+    # Placeholders such as RUN and FILE must be filled in by a person.
     return not any(len(word) > 1 and word.isupper() and word.isalpha() for word in words)
 
 
@@ -34,7 +34,7 @@ def commands_in(hint: str) -> tuple[str, ...]:
     return tuple(line for line in map(str.strip, hint.split("\n")) if line and is_command(line))
 
 
-# Beginnings of gpunode's own lines after quoted output.
+# How gpunode's own lines after quoted output begin.
 _OWN_SENTENCE_STARTS = ("restored:", "nothing was", "still to do:")
 
 
@@ -49,7 +49,7 @@ def error_lines(error: GpunodeError) -> Iterator[Line]:
 
 
 def _cause_lines(text: str) -> Iterator[Line]:
-    """Yield the cause; the lines after the first, mostly a log or a diff, are indented and not rewrapped."""
+    """Yield the cause; lines after the first, mostly a log or a diff, are indented and not rewrapped."""
     for number, part in enumerate(text.rstrip().split("\n") if text else ()):
         is_said = number == 0 or part.startswith(_OWN_SENTENCE_STARTS)
         style: Style = "" if is_said else "dim"
@@ -61,7 +61,7 @@ def _cause_lines(text: str) -> Iterator[Line]:
 
 
 def hint_lines(hint: str) -> tuple[Line, ...]:
-    """Return the hint; commands keep lines of their own."""
+    """Return the hint; commands stay on lines of their own."""
     first, *rest = (text.strip() for text in hint.split("\n") if text.strip())
     head = line(span("next: ", "bold"), *mark_commands(first, _hint_style(first)), hang=6)
     return (head, *indent_lines((line(*mark_commands(text, _hint_style(text))) for text in rest), 6))

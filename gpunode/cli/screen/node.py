@@ -1,4 +1,4 @@
-"""The node on one line, and on one screen. Pure."""
+"""The node on one line or one screen. Pure."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def _gpu_text(fact: Known[tuple[PciDevice, ...]] | object) -> str:
 
 
 def short_model_name(name: str) -> str:
-    """A GPU's name as people say it."""
+    """Return a GPU's name in its usual short form."""
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 
 def label_rows(label: str, rows: Iterable[Line]) -> Iterator[Line]:
-    """Yield ``rows`` under a label in a column of its own, which only the first row shows; nothing without rows."""
+    """Yield ``rows`` with a label column, filled only in the first row; nothing without rows."""
     for number, row in enumerate(indent_lines(rows, _LABEL_WIDTH)):
         head = Span(pad_right(label if number == 0 else "", _LABEL_WIDTH), "dim")
         yield Line((head, *row.spans[1:]), row.hang or _LABEL_WIDTH)

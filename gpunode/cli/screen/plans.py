@@ -51,7 +51,7 @@ def plan_lines(
     *,
     verbose: bool,
 ) -> Iterator[Line]:
-    """Yield the plan; one line if there is nothing to do. Without ``argv`` no setup is named as next."""
+    """Yield the plan; one line if there is nothing to do. Without ``argv``, no setup command is suggested."""
     if not has_pending_work(plans, backlog):
         if verbose:
             yield node_line(facts, recipe)
@@ -100,7 +100,7 @@ def _is_notable(step: StepPlan) -> bool:
 
 
 def _unchanged_lines(unchanged: Sequence[StepPlan]) -> Iterator[Line]:
-    """Yield the steps without changes: those already correct, and those done later by others."""
+    """Yield the steps without changes: those already done, and those that others do later."""
     applicable = [step for step in unchanged if not isinstance(step.outcome, Planned) or step.outcome.is_requested]
     later = [step for step in applicable if isinstance(step.outcome, Planned) and step.outcome.is_deferred]
     good = [step.step.title for step in applicable if step not in later]
@@ -137,7 +137,7 @@ def _step_mark(step: StepPlan) -> tuple[Span, str]:
 
 
 def _transaction_span(stage: StagePlan) -> Iterator[Span]:
-    """Yield the package transaction of a stage in numbers."""
+    """Yield a summary of the stage's package transaction."""
     if stage.packages:
         deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
         purged = bool(up_to_prefix(stage.packages)) and any(change.after is None for change in stage.packages)
@@ -147,7 +147,7 @@ def _transaction_span(stage: StagePlan) -> Iterator[Span]:
 
 
 def _dependency_lines(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
-    """Yield the dependencies, and why the package manager cannot do it yet."""
+    """Yield the dependencies, and why the package manager cannot install them yet."""
     if stage.dependencies and verbose:
         yield from indent_lines(package_lines(stage.dependencies, verbose=True), 4)
     if stage.unresolved.startswith(NOT_SIMULATED_PREFIX):
@@ -163,10 +163,10 @@ def setup_summary_lines(
     """Yield a summary of setup: counts, restarts, disruption, reboots.
 
     Args:
-        plans: of all stages.
-        pending_triggers: pending triggers of earlier runs.
-        image: for an image, in which no service runs.
-        verbose: new files were shown in full.
+        plans: the plans of all stages.
+        pending_triggers: triggers that earlier runs left pending.
+        image: whether this is an image, in which no service runs.
+        verbose: whether new files were shown in full.
     """
     did = _change_counts(plans, verbose=verbose)
     if did:
@@ -210,7 +210,7 @@ def _change_counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
     if count_rows[0][0] and not verbose:
         parts[0] += f" (-v shows {'its' if count_rows[0][0] == 1 else 'their'} text)"
     parts += [f"loads {change.module}" for change in ModuleChange.of_kind(changes) if change.after]
-    # A unit that is only paused is listed with the change that starts it again; one that already runs is only enabled.
+    # A paused unit is listed with the change that starts it again; one that already runs is only enabled.
     for change in (change for change in ServiceChange.of_kind(changes) if not change.is_temporary_stop):
         verb = "starts" if change.after.active and not change.before.active else "enables"
         parts.append(f"{verb} {short_unit_name(change.unit)}")

@@ -1,4 +1,4 @@
-"""Print lines, coloured on a terminal and plain elsewhere, and the progress line below them."""
+"""Print lines, coloured on a terminal and plain elsewhere, with a progress line below."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RICH_STYLES: Mapping[str, str] = {
 
 
 def needs_ascii(encoding: str, environment: Mapping[str, str]) -> bool:
-    """Return whether only ASCII can be shown: by the stream's encoding, or because the locale is C.
+    """Return whether only ASCII can be shown, because of the stream's encoding or because the locale is C.
 
     Python turns LC_CTYPE C into C.UTF-8 (PEP 538), which says nothing about the terminal.
     """
@@ -56,11 +56,11 @@ class Printer:
     """Prints lines to ``stream``.
 
     Args:
-        width: columns, where they are not the terminal's.
+        width: the number of columns; 0 for the terminal's.
 
     Attributes:
         is_terminal: whether the stream is a terminal with colours.
-        keep_going: set once the node is being changed; then a closed pipe does not stop the run.
+        keep_going: set once the node is being changed; from then on a closed pipe does not stop the run.
     """
 
     def __init__(self, stream: TextIO, *, width: int = 0) -> None:
@@ -84,7 +84,7 @@ class Printer:
 
     @property
     def width(self) -> int:
-        """The column to wrap lines at; 0 for no wrapping, without a terminal and COLUMNS."""
+        """The column to wrap lines at; 0, without a terminal and COLUMNS, for no wrapping."""
         if self._width or not self.is_terminal:
             return self._width
         return self.console.width
@@ -126,8 +126,8 @@ class Printer:
         """Call ``write`` unless the stream has failed before; with ``keep_going`` a failure is ignored.
 
         Raises:
-            BrokenPipeError: if the reader has gone.
-            UsageError: if the stream cannot be written, as on a full disk.
+            BrokenPipeError: the reader has closed the pipe.
+            UsageError: the stream cannot be written, as on a full disk.
         """
         if self._gone:
             return
@@ -157,7 +157,7 @@ def discard_stream(stream: TextIO) -> None:
 
 
 def write_answer(answer: str) -> int:
-    """Print ``answer`` as one line, or why that failed to standard error.
+    """Print ``answer`` as one line; if that fails, print the reason to standard error.
 
     Returns:
         0, or the exit code for a lost answer.
@@ -185,7 +185,7 @@ def standard_error() -> Printer:
 _SPINNER_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_SPINNER_FRAMES = "|/-\\"
 _PROGRESS_BAR_WIDTH = 20
-# The two spaces before the line, and room for the ^C that a terminal writes behind it, which must not wrap.
+# Two spaces before the line, and room for the ^C that a terminal writes behind it, so that it does not wrap.
 _PROGRESS_RESERVED_WIDTH = 6
 _WORD_BY_PHASE = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting", "run": ""}
 
@@ -201,7 +201,7 @@ class LiveTask:
 
 
 def live_task_line(title: str, progress: Progress | None, elapsed: float, frame: str, width: int) -> Line:
-    """``⠹ packages  downloading libcuda1  43 % ━━━━────  12 s``, cut so that it stays one row."""
+    """Return ``⠹ packages  downloading libcuda1  43 % ━━━━────  12 s``, cut to fit one row."""
     clock = span(f"  {format_seconds(elapsed)}", "dim")
     head = (Span(f"{frame} ", "change"), span(title, "bold"))
     if progress is None:
@@ -258,7 +258,7 @@ class LiveLine:
             self._printer.guard_write(self._live.refresh)
 
     def update(self, progress: Progress) -> None:
-        """Update the progress; without a terminal only print waits, once for each reason."""
+        """Update the progress; without a terminal, only print waits, once for each reason."""
         if self._running is None:
             self.begin("not started")
         running = self._running

@@ -19,7 +19,7 @@ _ASCII_REPLACEMENTS = str.maketrans(
         "’": "'", "“": '"', "”": '"',
     }
 )  # fmt: skip
-# Printable to Python, but invisible: joiners, fillers and selectors.
+# Printable according to Python, but invisible: joiners, fillers and selectors.
 _INVISIBLE_CHARACTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
     chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)
 }
@@ -40,7 +40,7 @@ class Line:
 
     Attributes:
         hang: indentation of the continuation.
-        breaks_anywhere: may break anywhere, as in a diff, not only at blanks.
+        breaks_anywhere: whether it may break anywhere, as in a diff, instead of only at blanks.
     """
 
     spans: tuple[Span, ...] = ()
@@ -57,9 +57,9 @@ BLANK_LINE = Line()
 
 
 def escape_controls(text: str) -> str:
-    """Escape line ends and control characters that a terminal would obey.
+    """Escape line ends and control characters that a terminal would execute.
 
-    Secrets were redacted when the text was read; those of a known shape are redacted again here.
+    Secrets were redacted when the text was read; those with a known shape are redacted here again.
     """
     text = redact_known_shapes(text)
     return text if text.isascii() and text.isprintable() else "".join(map(_escape_char, text))
@@ -68,9 +68,9 @@ def escape_controls(text: str) -> str:
 def _escape_char(char: str) -> str:
     if char == "\t":
         return "    "
-    if "\udc80" <= char <= "\udcff":  # a byte that was not UTF-8, as Python carries it
+    if "\udc80" <= char <= "\udcff":  # a byte that is not UTF-8, as a Python surrogate
         return f"\\x{ord(char) - 0xDC00:02x}"
-    # Cf turns the direction of writing or hides; Cs is half a character.
+    # Category Cf includes invisible and direction marks; Cs is half a character.
     hidden = (not char.isprintable() and char != " ") or char in _INVISIBLE_CHARACTERS
     return char.encode("unicode_escape").decode() if hidden else char
 
@@ -135,14 +135,14 @@ def pad_right(text: str, width: int) -> str:
 def wrap_line(line_: Line, width: int) -> Iterator[Line]:
     """Wrap a line to ``width`` columns; 0 does not wrap.
 
-    Where the hanging indent leaves no room for a word, such as a path or a UUID, rows begin near the line's own start.
+    If the hanging indent leaves no room for a word, such as a path or a UUID, rows begin near the line's own start.
     """
     styled_chars = [(char, part.style) for part in line_.spans for char in part.text]
     indent = len(line_.text) - len(line_.text.lstrip(" "))
     longest = max(map(cell_width, line_.text[line_.hang :].split()), default=0)
     is_narrow = line_.hang > width // 2 or width - line_.hang < longest <= width - indent - 4
     hang = min(indent + 4 if is_narrow and not line_.breaks_anywhere else line_.hang, width // 2)
-    # A label that is wider than the screen is broken as the text behind it is.
+    # A label wider than the screen is broken like the text behind it.
     label = line_.hang if line_.hang <= width else hang
     first = True
     while styled_chars:
@@ -177,7 +177,7 @@ def _find_break(
 ) -> int:
     """Return how many characters fit on a row of ``room`` columns; never break before column ``start``.
 
-    ``has_label``: what stands before ``start`` may stay alone on the row.
+    ``has_label``: whether the text before ``start`` may stay alone on the row.
     """
     used = 0
     last_blank = 0
@@ -203,5 +203,5 @@ def _group_spans(styled_chars: Sequence[tuple[str, Style]]) -> Iterator[Span]:
 
 
 def to_ascii(text: str) -> str:
-    """Convert to ASCII: replace gpunode's symbols, escape the rest."""
+    """Convert to ASCII: replace gpunode's symbols, escape other characters."""
     return text.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode()
