@@ -93,7 +93,7 @@ class Run:
         return self._save_file(name, content, f"the rejected {path} could not be kept")
 
     def save_request(self, request: bytes) -> None:
-        """Save the request of this run, which ``Store.request`` returns to continue after a reboot.
+        """Save the request of this run, which ``Store.read_request`` returns to continue after a reboot.
 
         Raises:
             ChangeFailed: it could not be written.
