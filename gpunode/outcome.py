@@ -66,13 +66,13 @@ WAIT_ERRORS: Final[Mapping[BlockingAction, type[GpunodeError]]] = {
     "console": RebootRequired,
     "reboot": RebootRequired,
 }
-"""How a run ends that waits, by what it waits for; what has to come first in front."""
+"""The error with which a waiting run ends, by what it waits for, most urgent first."""
 WAIT_PHRASES: Final[Mapping[BlockingAction, str]] = {
     "drain": "a drain",
     "console": "somebody at the console",
     "reboot": "a reboot",
 }
-"""What is waited for, in words."""
+"""Phrases for what a run waits for."""
 
 
 @dataclass(frozen=True, slots=True)

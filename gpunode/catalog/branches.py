@@ -13,7 +13,7 @@ BranchKind: TypeAlias = Literal["production", "lts", "new-feature", "legacy"]
 ModuleFlavour: TypeAlias = Literal["open", "proprietary"]
 
 FIRST_OPEN_ONLY_BRANCH = 615
-"""From here on NVIDIA's packages bring the open kernel modules only (installation guide 620, §4.1)."""
+"""The first branch for which NVIDIA packages only the open kernel modules (installation guide 620, §4.1)."""
 
 
 @dataclass(frozen=True, slots=True)

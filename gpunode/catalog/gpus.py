@@ -19,7 +19,7 @@ NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]
 
 # lspci before 3.8 rejects `03xx`: VGA compatible controllers, then 3D controllers.
 LIST_GPUS = "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302"
-"""The command that lists NVIDIA's GPUs with their ids, and neither their audio functions nor NVSwitches."""
+"""The command that lists NVIDIA's GPUs with their ids, without their audio functions and NVSwitches."""
 
 # LR10 (A100 boards), LS10 (H100 and H200 boards), and DGX-2's, which today's drivers no longer bind.
 _NVSWITCH_DEVICE_IDS = frozenset({0x1AE8, 0x1AC2, *range(0x1AF0, 0x1B00), *range(0x22A0, 0x22A8)})

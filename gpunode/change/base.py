@@ -28,7 +28,7 @@ GPU_SERVICES: Final = (
     "nvidia-dcgm.service",
     "gpunode-mps.service",
 )
-"""The services that hold GPUs open and do no work on them, in the order in which they start."""
+"""Services that hold GPUs open without running workloads, in start order."""
 # Later changes of the same run need these: packages need the index, units need systemd to have read them.
 _TRIGGERS_RUN_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
 

@@ -17,7 +17,7 @@ TOOLKIT_PACKAGES = (
     PackageId("libnvidia-container-tools"),
     PackageId("libnvidia-container1"),
 )
-"""The container toolkit; always all four, at one version."""
+"""The packages of the container toolkit, always installed at the same version."""
 
 
 @dataclass(frozen=True, slots=True)

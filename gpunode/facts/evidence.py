@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 NOT_CAPTURED_REASON: Final = "not captured"
-"""The error of a probe missing from a capture: it was never run, so it did not fail either."""
+"""The error of a probe that is missing from a capture: it was never run, so it did not fail."""
 
 TRUNCATION_KEY: Final = "report:cut"
-"""The key of the error of a report that could only be read in part; it is no evidence itself."""
+"""The key under which a partly read report records its error; it is not evidence itself."""
 
 ProbeOutcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
 ContentKind: TypeAlias = Literal["table", "config", "log"]

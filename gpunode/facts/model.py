@@ -312,7 +312,7 @@ class MigGpu:
 
 
 MOK_TIMEOUT_S: Final = 10
-"""How long MokManager waits for somebody at the console unless it is told otherwise."""
+"""How long MokManager waits at the console by default."""
 
 
 @dataclass(frozen=True, slots=True)

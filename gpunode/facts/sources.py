@@ -447,7 +447,7 @@ def identify_by_content(text: str) -> Source | None:
 TABLE_KINDS: Final[frozenset[SourceKind]] = frozenset(
     {"packages", "listing", "lsmod", "lspci", "modinfo", "uname", "mokutil", "file"}
 )
-"""No message stands in these, so a text with more above it than a title is none of them."""
+"""Kinds that contain no messages; a text with more than a title above the table is not one of them."""
 _MAX_LINES_ABOVE_TABLE: Final = 2
 
 

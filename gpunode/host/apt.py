@@ -68,7 +68,7 @@ UNATTENDED_APT_ENVIRONMENT = {
     "UCF_FORCE_CONFFOLD": "1",
     STARTED_BY_GPUNODE_VARIABLE[0]: STARTED_BY_GPUNODE_VARIABLE[1],
 }
-"""The environment in which neither apt nor dpkg nor what they start asks anybody anything, or restarts services."""
+"""The environment in which apt, dpkg and their hooks ask no questions and restart no services."""
 
 
 def _apt_options(*settings: str) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ _INSTALL_OPTIONS = (
     ),
 )
 SIMULATE_COMMAND = ("apt-get", "--simulate", *_apt_options("Debug::NoLocking=1"), *_INSTALL_OPTIONS, "install")
-"""What asks apt for what it would do with the packages that follow; it changes nothing and locks nothing."""
+"""The command that simulates a transaction for the packages appended to it; it changes and locks nothing."""
 _FETCH_OPTIONS = _apt_options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
 _TRANSACTION_OPTIONS = (
     *_FETCH_OPTIONS,

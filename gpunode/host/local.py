@@ -76,7 +76,7 @@ class LocalHost:
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
         self.mok_password_file = ""
-        """The file with the one-time password of a key's enrolment; empty to make one and show it on the terminal."""
+        """The file with the one-time password for enrolling a key; if empty, a password is generated and shown."""
         self._mok_password: ChosenPassword | None = None
 
     @cached_property

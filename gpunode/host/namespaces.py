@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
 EXIT_NOT_ISOLATED: Final = 125
-"""The exit status when the command could not be isolated; standard error then begins with "
-"``NOT_ISOLATED_ERROR_PREFIX``."""
+"""The exit status if isolation failed; standard error then begins with ``NOT_ISOLATED_ERROR_PREFIX``."""
 NOT_ISOLATED_ERROR_PREFIX: Final = "gpunode cannot isolate the command: "
 
 # <linux/sched.h>, <linux/mount.h>, <linux/prctl.h>, <linux/capability.h>

@@ -12,7 +12,7 @@ from gpunode.host.process import Runner
 from gpunode.packages.simulation import Simulation
 
 UNATTENDED_ENVIRONMENT: Final[Mapping[str, str]] = apt.UNATTENDED_APT_ENVIRONMENT
-"""The environment in which nothing that changes packages asks anybody anything, or restarts services."""
+"""The environment in which package operations ask no questions and restart no services."""
 
 
 def make_package_manager(runner: Runner, on_progress: OnProgress, lock_timeout_s: float) -> PackageManager:

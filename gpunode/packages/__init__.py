@@ -11,7 +11,7 @@ from gpunode.packages.system import Database, PackageSystem
 __all__ = ["SYSTEMS", "Database", "PackageSystem", "system"]
 
 SYSTEMS: Final[tuple[PackageSystem, ...]] = (DEB,)
-"""In the order in which a node is asked for their databases; a node without any is taken for one of the first."""
+"""In the order in which their databases are looked for; the first is assumed if a node has none."""
 
 _SYSTEM_BY_ID: Final = {package_system.id: package_system for package_system in SYSTEMS}
 

@@ -17,9 +17,9 @@ from gpunode.package_id import PackageId
 from gpunode.steps.installed_driver import is_at_version
 
 ENROLMENT_HASH_FILE: Final = "/run/gpunode-mok-password"
-"""Where the hash of the one-time password lies while mokutil reads it."""
+"""Holds the hash of the one-time password while mokutil reads it."""
 KEY_BACKUP_FOLDER: Final = "/var/lib/gpunode/module-key"
-"""Where a copy of a key that gpunode made is kept."""
+"""Holds a copy of a key that gpunode generated."""
 _MODULE_KEY_NOT_PROBED: Final = Unknown("not captured", "module-certificate")
 _ENDLESS: Final = -1
 _REQUIRED_TOOL_PACKAGES: Final = ("mokutil", "openssl")

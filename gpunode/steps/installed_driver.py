@@ -53,7 +53,7 @@ def family_of(facts: Facts) -> Family | Refusal:
 
 PINNING_PACKAGE_PREFIX = "nvidia-driver-pinning-"
 BRANCH_KINDS: Final = frozenset({"lts", "production"})
-"""The kinds of branches that a recipe may name in place of a branch."""
+"""Kinds of branches that a recipe may name instead of a branch."""
 _BRANCH_IN_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # The libraries through which programs reach a GPU: Debian's and NVIDIA's, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARY_PACKAGE_NAME = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")

@@ -54,7 +54,7 @@ _REVISION_SUFFIX = re.compile(r"-[^-]*\Z")
 
 
 PURPOSE_BY_SOURCE_GLOB: Final = {"/usr/src/nvidia-*": "DKMS builds the kernel module from that source"}
-"""The places of a driver's source, by pattern, and what it is for."""
+"""What the sources below each glob are for."""
 
 
 @dataclass(frozen=True, slots=True)

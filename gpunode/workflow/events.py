@@ -36,7 +36,7 @@ class StageBegun:
 
 
 TRANSACTION_STEP_ID: Final = "packages"
-"""The step under which all package changes of a stage are announced."""
+"""The step id under which all package changes of a stage are shown."""
 
 
 @dataclass(frozen=True, slots=True)

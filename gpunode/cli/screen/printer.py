@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 BROKEN_PIPE_EXIT_CODE = 141
-"""128 + SIGPIPE, as the shell has it."""
+"""128 + SIGPIPE, as in a shell."""
 _RICH_STYLES: Mapping[str, str] = {
     "": "",
     "dim": "dim",

@@ -64,7 +64,7 @@ _REPAIR_ARGV = ("sh", "-c", f"{_BEGIN}; {{ {_REINSTALL_HALF_INSTALLED_SCRIPT}; }
 REPAIR_COMMAND: Final = CommandChange(
     _REPAIR_ARGV, "dpkg was interrupted and left packages half-installed or not configured"
 )
-"""Makes every package that dpkg began with whole, or fails."""
+"""Completes every package that dpkg left half-installed, or fails."""
 
 
 def _read_package_facts(reader: EvidenceReader) -> PackageFacts:
