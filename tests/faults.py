@@ -114,9 +114,9 @@ FAULTS: Final = (
     Fault("old-driver-new-gpu", "the distribution's old driver on a GPU that it does not support",
           'lab-nonfree; apt-get -y install nvidia-driver "linux-headers-$(uname -r)"; lab-boot',
           "gpu-too-new-for-driver", node="fresh", gpus=("H100",)),
-    Fault("closed-on-blackwell", "the proprietary module on a GPU that needs the open one",
+    Fault("closed-on-blackwell", "the proprietary module on a GPU that takes the open one only",
           "lab-boot", "proprietary-module-on-blackwell", gpus=("B200",)),
-    Fault("upgraded-not-rebooted", "the driver was upgraded while its module was loaded",
+    Fault("upgraded-not-rebooted", "the driver was upgraded under the loaded module",
           "sed -i s/580.178.04/580.65.06/ /proc/driver/nvidia/version /sys/module/nvidia/version",
           "driver-library-mismatch-reboot-pending", core=True),
     Fault("no-userspace", "the driver's libraries and programs were removed",
@@ -178,11 +178,11 @@ FAULTS: Final = (
           "mkdir -p /etc/crio/conf.d /etc/crio/crio.conf.d; printf '[crio.runtime.runtimes.nvidia]\\nruntime_path = "
           "\"/usr/bin/nvidia-container-runtime\"\\n' > /etc/crio/conf.d/99-nvidia.toml; printf '[crio]\\n' > "
           "/etc/crio/crio.conf", "crio-dropin-dead"),
-    Fault("shadowed-libcuda", "a libcuda stub comes before the driver's in the loader's path",
+    Fault("shadowed-libcuda", "a stub of libcuda comes before the driver's in the loader's path",
           "mkdir -p /usr/local/cuda-12.4/lib64/stubs; cp /root/faults/libcuda.so.1 /usr/local/cuda-12.4/lib64/stubs; "
           "echo /usr/local/cuda-12.4/lib64/stubs > /etc/ld.so.conf.d/000-cuda.conf; ldconfig",
           "library-path-shadows-libcuda"),
-    Fault("secure-boot-key", "Secure Boot is on, and the firmware does not know the key of DKMS",
+    Fault("secure-boot-key", "Secure Boot is on, and the machine's firmware does not know the key of DKMS",
           f"modprobe -r nvidia; {_SECURE_BOOT}; ! modprobe nvidia", "secure-boot-key-not-enrolled", mended="no"),
     Fault("secure-boot-unsigned", "Secure Boot is on, and the module is not signed",
           f"modprobe -r nvidia; strip --strip-debug {_KERNEL}/updates/dkms/nvidia.ko; depmod; {_SECURE_BOOT}; "
@@ -198,7 +198,7 @@ FAULTS: Final = (
           "echo '{\"live-restore\": true,}' > /etc/docker/daemon.json; ! systemctl restart docker",
           "daemon-json-invalid", node="docker", mended="hand",
           hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", booted=True),
-    Fault("docker-directives", "docker does not start: its file and its command line both set hosts",
+    Fault("docker-directives", "docker does not start: hosts stand in its file and on its command line",
           f"{_SET_DOCKER}hosts=unix:///var/run/docker.sock; ! systemctl restart docker", "docker-directive-conflict",
           node="docker", booted=True),
     Fault("docker-not-restarted", "docker was started before its file had NVIDIA's runtime",
