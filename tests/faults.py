@@ -62,56 +62,56 @@ _SECURE_BOOT: Final = (
     "touch /lab-secure-boot"
 )
 FAULTS: Final = (
-    Fault("no-driver", "a fresh node: no driver was ever installed", ":", "driver-not-installed",
+    Fault("no-driver", "a fresh node on which no driver was ever installed", ":", "driver-not-installed",
           node="fresh"),
     Fault("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "driver-module-not-loaded"),
     Fault("module-blacklisted", "somebody blacklisted the module", "modprobe -r nvidia; "
           "echo 'blacklist nvidia' > /etc/modprobe.d/site.conf", "driver-module-not-loaded"),
-    Fault("headers-missing", "the kernel's headers are gone and DKMS failed to build",
+    Fault("headers-missing", "the kernel headers are gone, and DKMS failed to build",
           f'{_UNBUILT}; dpkg --purge --force-depends "linux-headers-$(uname -r)"; ! dkms install {_DKMS}',
           "kernel-headers-missing"),
-    Fault("symbol-gone", "the module's source uses a function that this kernel has not",
+    Fault("symbol-gone", "the module's source uses a function that this kernel lacks",
           f"{_UNBUILT}; sed -i 's/^static int __init.*/extern int lab_gone(int);\\n&/; "
           "0,/return 0;/s//return pde_data_of_old();/' /usr/src/nvidia-580.178.04/nvidia.c; "
           f"! dkms install {_DKMS}", "dkms-build-kernel-api", mended="no"),
-    Fault("compiler-missing", "the compiler is gone and DKMS failed to build",
+    Fault("compiler-missing", "the compiler is gone, and DKMS failed to build",
           f"{_UNBUILT}; dpkg --purge --force-depends gcc gcc-12; ! dkms install {_DKMS}",
           "dkms-build-toolchain-missing"),
-    Fault("dkms-tree", "DKMS's tree lost the link to the source",
+    Fault("dkms-tree", "DKMS's tree has lost the link to the source",
           f"{_UNBUILT}; rm /var/lib/dkms/nvidia/580.178.04/source; dkms autoinstall", "dkms-tree-corrupt"),
     Fault("index-empty", "the kernel's module index is empty",
           f"modprobe -r nvidia; cd {_KERNEL}; for name in modules.dep modules.dep.bin modules.alias modules.alias.bin; "
           "do : > $name; done", "depmod-index-missing"),
-    Fault("index-stale", "the module was copied into place, and nobody ran depmod",
+    Fault("index-stale", "the module was copied into place without running depmod",
           f"modprobe -r nvidia; cd {_KERNEL}; mv updates /root/updates; depmod; mv /root/updates updates",
           "depmod-index-missing"),
-    Fault("module-twice", "a copy of an older module stands where depmod prefers it",
+    Fault("module-twice", "a copy of an older module is where depmod prefers it",
           f"modprobe -r nvidia; mkdir -p {_KERNEL}/kernel/drivers/video; "
           f"cp /root/faults/nvidia-570.86.15.ko {_KERNEL}/kernel/drivers/video/nvidia.ko; "
           "mkdir -p /etc/depmod.d; echo 'search built-in updates' > /etc/depmod.d/site.conf; depmod; modprobe nvidia",
           "duplicate-module-files"),
-    Fault("other-kernel", "a new kernel was booted, for which the module was not built",
+    Fault("other-kernel", "a new kernel was booted for which the module was not built",
           'mkdir -p /lib/modules/6.1.0-99-amd64 && touch /boot/vmlinuz-6.1.0-99-amd64; '
           'cp -a /lib/modules/6.1.0-*/build /lib/modules/6.1.0-99-amd64/; '
           'touch /lib/modules/6.1.0-99-amd64/modules.order /lib/modules/6.1.0-99-amd64/modules.builtin; depmod',
           "module-built-for-other-kernel", kernel="6.1.0-99-amd64"),
-    Fault("nouveau", "nouveau took the GPU at boot: nobody blacklisted it",
+    Fault("nouveau", "nouveau took the GPU at boot because it was not blacklisted",
           f"mkdir -p {_NOUVEAU}; cp /root/faults/other.ko {_NOUVEAU}/nouveau.ko; depmod; "
           "rm /etc/modprobe.d/*nouveau*; lab-boot", "nouveau-bound"),
-    Fault("nouveau-initramfs", "nouveau is blacklisted, and the initramfs is older than that",
+    Fault("nouveau-initramfs", "nouveau is blacklisted, but the initramfs is older than the blacklist",
           f"mkdir -p {_NOUVEAU}; cp /root/faults/other.ko {_NOUVEAU}/nouveau.ko; depmod; mkdir /root/aside; "
           "mv /etc/modprobe.d/*nouveau* /root/aside; echo nouveau >> /etc/initramfs-tools/modules; "
           "update-initramfs -u; mv /root/aside/* /etc/modprobe.d; lab-boot", "nouveau-in-initramfs"),
     Fault("vfio", "the GPU is reserved for a virtual machine",
           "echo 'options vfio-pci ids=10de:1b80' > /etc/modprobe.d/vfio.conf; lab-boot", "vfio-bound"),
     Fault("no-gpu", "the GPU is not on the bus", ":", "no-gpu-present", mended="no", gpus=()),
-    Fault("legacy-gpu", "the driver is of a branch that no longer knows the GPU",
+    Fault("legacy-gpu", "the driver's branch no longer supports the GPU",
           "dpkg --purge --force-all nvidia-kernel-dkms; apt-get -y -o Dir::Etc::PreferencesParts=/root/faults/595 "
           "--allow-downgrades install nvidia-driver-cuda nvidia-kernel-dkms; lab-boot",
           "gpu-legacy-unsupported-by-branch"),
-    Fault("open-on-pascal", "the disk of a node with a newer GPU, with the open module",
+    Fault("open-on-pascal", "the disk of a node with a newer GPU and the open module",
           "lab-boot", "open-module-on-pre-turing", node="turing"),
-    Fault("old-driver-new-gpu", "the distribution's old driver, on a GPU that it does not know",
+    Fault("old-driver-new-gpu", "the distribution's old driver on a GPU that it does not support",
           'lab-nonfree; apt-get -y install nvidia-driver "linux-headers-$(uname -r)"; lab-boot',
           "gpu-too-new-for-driver", node="fresh", gpus=("H100",)),
     Fault("closed-on-blackwell", "the proprietary module on a GPU that takes the open one only",
@@ -122,13 +122,13 @@ FAULTS: Final = (
     Fault("no-userspace", "the driver's libraries and programs were removed",
           "dpkg --purge --force-depends nvidia-smi libnvidia-ml1 libcuda1 nvidia-driver-cuda",
           "driver-userspace-incomplete"),
-    Fault("no-toolkit", "the container toolkit was removed, the runtimes still name it",
+    Fault("no-toolkit", "the container toolkit was removed, but the runtimes still name it",
           "dpkg --purge --force-depends nvidia-container-toolkit nvidia-container-toolkit-base "
           "libnvidia-container-tools libnvidia-container1", "toolkit-not-installed"),
     Fault("half-configured", "dpkg was stopped between unpacking and configuring the driver",
           "cd /root; apt-get download nvidia-driver-cuda; dpkg --unpack nvidia-driver-cuda_*.deb; rm *.deb",
           "dpkg-unconfigured-packages", core=True),
-    Fault("strayed", "libcuda is of another version than the driver, of which nvidia-smi works",
+    Fault("strayed", "libcuda has another version than the driver, whose nvidia-smi works",
           "dpkg -i --force-depends --force-downgrade /root/faults/libcuda1_*.deb",
           "driver-library-mismatch-partial-upgrade"),
     Fault("held", "a library is held at another version than the rest of the driver",
@@ -137,7 +137,7 @@ FAULTS: Final = (
     Fault("signed-by", "two lists name one repository with different keys",
           f"sed 's,signed-by=[^]]*,signed-by=/root/faults/stranger.gpg,' {_TOOLKIT_LIST} > "
           "/etc/apt/sources.list.d/copied.list", "apt-signed-by-conflict"),
-    Fault("signed-by-deb822", "a site's file of archives names one with a different key, in one of its paragraphs",
+    Fault("signed-by-deb822", "a paragraph of a site's sources file names an archive with a different key",
           f"url=$(sed -n 's,^deb [^]]*] *\\([^ ]*\\) .*,\\1,p' {_TOOLKIT_LIST}); "
           "lab-nonfree; cd /etc/apt/sources.list.d; set -- $(cat nonfree.list); rm nonfree.list; "
           "printf 'Types: deb\\nURIs: %s\\nSuites: /\\nSigned-By: %s\\n\\n' \"$3\" /usr/share/keyrings/lab.gpg "
@@ -157,19 +157,19 @@ FAULTS: Final = (
     Fault("daemon-json", "docker's file ends with a comma",
           "mkdir -p /etc/docker; echo '{\"live-restore\": true,}' > /etc/docker/daemon.json", "daemon-json-invalid",
           mended="hand", hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", core=True),
-    Fault("cri-disabled", "containerd's CRI plugin is disabled under a kubelet",
+    Fault("cri-disabled", "containerd's CRI plugin is disabled, but a kubelet uses it",
           f"sed -i '1a disabled_plugins = [\"io.containerd.grpc.v1.cri\"]' {_CONFIG}; systemctl restart containerd",
           "containerd-cri-disabled", node="kubernetes", booted=True),
-    Fault("handler-gone", "containerd lost NVIDIA's runtime under a kubelet",
+    Fault("handler-gone", "containerd has lost NVIDIA's runtime, but a kubelet uses it",
           f"printf 'version = 2\\n' > {_CONFIG}; systemctl restart containerd",
           "containerd-nvidia-runtime-missing", node="kubernetes", booted=True),
     Fault("cgroup-driver", "kubelet and containerd use different cgroup drivers",
           f"sed -i 's/SystemdCgroup = true/SystemdCgroup = false/' {_CONFIG}; systemctl restart containerd",
           "cgroup-driver-mismatch", node="kubernetes", booted=True),
-    Fault("cdi-stale", "the CDI specification is of an older driver",
+    Fault("cdi-stale", "the CDI specification is for an older driver",
           "mkdir -p /etc/cdi; nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; "
           "sed -i s/580.178.04/570.86.15/ /etc/cdi/nvidia.yaml", "cdi-spec-stale"),
-    Fault("toolkit-root", "the toolkit looks for the driver in a folder that is not there",
+    Fault("toolkit-root", "the toolkit looks for the driver in a folder that does not exist",
           f"sed -i 's,^\\[nvidia-container-cli\\],&\\nroot = \"/run/nvidia/driver\",' {_TOOLKIT}",
           "toolkit-wrong-driver-root"),
     Fault("toolkit-ldconfig", "the toolkit's configuration came from Ubuntu",
@@ -184,7 +184,7 @@ FAULTS: Final = (
           "library-path-shadows-libcuda"),
     Fault("secure-boot-key", "Secure Boot is on, and the machine's firmware does not know the key of DKMS",
           f"modprobe -r nvidia; {_SECURE_BOOT}; ! modprobe nvidia", "secure-boot-key-not-enrolled", mended="no"),
-    Fault("secure-boot-unsigned", "Secure Boot is on and the module is not signed",
+    Fault("secure-boot-unsigned", "Secure Boot is on, and the module is not signed",
           f"modprobe -r nvidia; strip --strip-debug {_KERNEL}/updates/dkms/nvidia.ko; depmod; {_SECURE_BOOT}; "
           "! modprobe nvidia", "secure-boot-module-unsigned", mended="no"),
     Fault("xid-79", "the GPU has fallen off the bus (kernel log)",
@@ -204,18 +204,18 @@ FAULTS: Final = (
     Fault("docker-not-restarted", "docker was started before its file had NVIDIA's runtime",
           "cd /etc/docker; mv daemon.json aside; systemctl restart docker; sleep 1; cat aside > daemon.json; rm aside",
           "docker-not-restarted", node="docker", booted=True),
-    Fault("docker-default", "docker's default runtime is nvidia, and its file describes none",
+    Fault("docker-default", "docker's default runtime is nvidia, but its file does not define it",
           "echo '{\"default-runtime\": \"nvidia\"}' > /etc/docker/daemon.json; ! systemctl restart docker",
           "nvidia-runtime-not-registered", node="docker", booted=True),
     Fault("persistenced", "nvidia-persistenced was started before the driver was loaded, and stayed down",
           "systemctl stop nvidia-persistenced; modprobe -r nvidia; systemctl start nvidia-persistenced || :; sleep 2; "
           "systemctl stop nvidia-persistenced; systemctl start nvidia-persistenced || :; modprobe nvidia",
           "persistenced-start-race", booted=True),
-    Fault("upgraded-live", "the driver was upgraded under the loaded module, and a program uses that",
+    Fault("upgraded-live", "the driver was upgraded while its module was loaded and in use",
           "sed -i s/580.178.04/580.65.06/ /proc/driver/nvidia/version /sys/module/nvidia/version; touch /run/lab-busy",
           "driver-library-mismatch-reboot-pending", node="docker", when=("the old module cannot be unloaded",),
           booted=True),
-    Fault("unloaded-live", "the kernel module is unloaded under the container daemons",
+    Fault("unloaded-live", "the kernel module is unloaded while the container daemons run",
           "systemctl stop nvidia-persistenced; modprobe -r nvidia", "driver-module-not-loaded", node="docker",
           booted=True),
 )  # fmt: skip

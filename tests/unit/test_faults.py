@@ -38,5 +38,5 @@ def test_documentation_lists_the_fault(fault: Fault) -> None:
 
 def test_documentation_counts_the_faults() -> None:
     mended = sum(fault.mended != "no" for fault in FAULTS)
-    counted = f"{len(FAULTS)} faults, all named; {mended} of them, {mended * 100 // len(FAULTS)} %, mended."
+    counted = f"{len(FAULTS)} faults, all named; {mended} of them, {mended * 100 // len(FAULTS)} %, fixed."
     assert counted in " ".join(PAGE.read_text("utf-8").split())
