@@ -42,9 +42,6 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     return (*found, *map(PackageId, family.find_header_metapackages(kernels, known(facts.packages, {}))))
 
 
-_PURPOSE_BY_HEADER_GLOB: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
-
-
 def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the headers of every kernel that must have the driver, for DKMS, and of kernels from later upgrades."""
     if not wants_driver(recipe, facts):
@@ -72,8 +69,6 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     wanted = dict.fromkeys((*(family.headers_package(one) for one in kernels.wanted if one not in built_for), *metas))
     missing = [one for one in wanted if not is_at_version(packages.get(one), versions.get(one, ""))]
     lost = [one for one in wanted if one not in {*missing, *metas}]
-    if (missing or lost) and (refused := system(facts).refuse_excluded_files(facts, _PURPOSE_BY_HEADER_GLOB)):
-        return refused
     if lost:
         from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
 
