@@ -10,11 +10,11 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.evidence import (
@@ -50,20 +50,14 @@ MAX_INDEX_BYTES: Final = 8 << 20
 _MAX_EXTENDED_HEADER_BYTES: Final = 4096
 _MAX_ALL_EXTENDED_BYTES: Final = 512 << 10
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+# Enough of a packed file to unpack the first block of an archive, however badly compressed.
+_MAX_HEAD_BYTES: Final = 64 << 10
 _NAME_READABLE_CAPTURE_HINT: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
 _RETAKE_CAPTURE_HINT: Final = "take the capture again with `gpunode capture FILE`"
 
 
 # The source of a capture, for messages: a path, or the description of a stream.
 CapturePlace: TypeAlias = Path | str
-
-
-class ByteSource(Protocol):
-    """A source of bytes, read once and in order."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return the next bytes, at most ``size``; none at the end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +178,36 @@ def load_capture(path: Path) -> Evidence:
         if path.exists() and not path.is_file():  # opening a pipe could block forever
             raise _unrecognised_error(path, b"")
         with path.open("rb") as file:
-            return _load_file(file, path)
+            head = file.read(_MAX_HEAD_BYTES)
+            if not is_packed_capture(head):
+                raise _unrecognised_error(path, _unpack_head(head))
+            file.seek(0)
+            return load_packed_capture(file, path)
 
 
-def load_capture_stream(stream: ByteSource, place: str) -> Evidence:
-    """Load a packed capture from ``stream``, by the same rules as ``load_capture``.
+def is_packed_capture(data: bytes) -> bool:
+    """Return whether it begins like a packed tar archive, as captures do."""
+    with suppress(zlib.error):
+        return data.startswith(_GZIP_MAGIC) and _unpack_head(data)[257:262] == b"ustar"
+    return False
 
-    It is unpacked as it arrives; ``place`` names its source for messages.
+
+def _unpack_head(data: bytes) -> bytes:
+    """Return the first bytes of ``data``, unpacked if it is packed. Raises zlib.error."""
+    # 31 is a window of any size, and gzip's header.
+    packed, head = data.startswith(_GZIP_MAGIC), data[:_MAX_HEAD_BYTES]
+    return zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if packed else head[:_HEAD_BYTES]
+
+
+def load_packed_capture(file: IO[bytes], place: CapturePlace) -> Evidence:
+    """Load a packed capture, by the same rules as ``load_capture``; ``place`` names it in messages.
 
     Raises:
         UsageError: if it cannot be read.
         Refused: if it is damaged, malicious, or from a newer gpunode.
     """
     with _explain_read_errors(place):
-        packed = _LimitedStream(stream, place, MAX_PACKED_BYTES, f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
+        packed = _LimitedStream(file, place, MAX_PACKED_BYTES, f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
         return _decode_evidence(_read_archive(packed, place).__getitem__, place)
 
 
@@ -217,21 +227,6 @@ def _explain_read_errors(place: CapturePlace) -> Iterator[None]:
         # The text of a KeyError is only the missing key.
         why = f"there is no {error.args[0]} in it" if isinstance(error, KeyError) and error.args else str(error)
         raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_RETAKE_CAPTURE_HINT}") from error
-
-
-def _load_file(file: IO[bytes], path: Path) -> Evidence:
-    if os.fstat(file.fileno()).st_size > MAX_PACKED_BYTES:
-        raise _harmful_error(path, "the archive", f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
-    start = file.read(4096)
-    file.seek(0)
-    if not start.startswith(_GZIP_MAGIC):
-        raise _unrecognised_error(path, start)
-    head = gzip.GzipFile(fileobj=file).read(4096)
-    file.seek(0)
-    if head[257:262] != b"ustar":
-        raise _unrecognised_error(path, head)
-    members = _read_archive(file, path)
-    return _decode_evidence(members.__getitem__, path)
 
 
 def _unrecognised_error(path: Path, start: bytes) -> UsageError:
@@ -262,7 +257,7 @@ def _harmful_error(path: CapturePlace, member: str, why: str) -> Refused:
 class _LimitedStream:
     """A stream with a size limit against decompression bombs and endless pipes."""
 
-    stream: ByteSource
+    stream: IO[bytes] | gzip.GzipFile
     path: CapturePlace
     left: int
     limit_message: str
@@ -275,7 +270,7 @@ class _LimitedStream:
         return data
 
 
-def _read_archive(file: ByteSource, path: CapturePlace) -> Mapping[str, bytes]:
+def _read_archive(file: _LimitedStream, path: CapturePlace) -> Mapping[str, bytes]:
     import tarfile  # loaded on use: most reports are texts
 
     left = _MAX_ALL_EXTENDED_BYTES
