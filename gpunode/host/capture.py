@@ -236,7 +236,7 @@ def _unrecognised_error(path: Path, start: bytes) -> UsageError:
         kind = "it is the log of nvidia-bug-report.sh, which lacks files that this command needs"
     elif start.lstrip()[:1] == b"[":
         kind = "it is a JSON list of pasted texts, which lacks files that this command needs"
-    elif start and unreadable_format(start) is None:
+    elif start and not describe_unreadable_format(start):
         kind = "it is pasted text, which lacks files that this command needs"
     else:
         kind = f"it is neither a .tar.gz nor a folder with {CAPTURE_INDEX_NAME}"
@@ -429,55 +429,36 @@ def _decode_capture(row: Mapping[str, Any], read_member: Callable[[str], bytes],
     )
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableFormat:
-    """A file format that is not a report: its description, which follows "it is", and advice."""
-
-    what: str
-    how: str
-
-
-_PICTURE_ADVICE: Final = "copy the text itself: gpunode cannot read pictures"
-_DOCUMENT_ADVICE: Final = "copy the text out of it: gpunode reads plain text"
-_KNOWN_FORMATS: Final = (
-    (b"\x1f\x8b", UnreadableFormat("packed with gzip twice", "unpack it once: zcat FILE > FILE.gz")),
-    (b"\xfd7zXZ\x00", UnreadableFormat("packed with xz", "unpack it: xz -d FILE (of a capture, tar -xJf FILE)")),
-    (
-        b"\x28\xb5\x2f\xfd",
-        UnreadableFormat("packed with zstd", "unpack it: zstd -d FILE (of a capture, tar --zstd -xf FILE)"),
-    ),
-    (b"BZh", UnreadableFormat("packed with bzip2", "unpack it: bzip2 -d FILE (of a capture, tar -xjf FILE)")),
-    (b"PK\x03\x04", UnreadableFormat("a zip archive", "unpack it: unzip FILE")),
-    (b"7z\xbc\xaf\x27\x1c", UnreadableFormat("a 7-Zip archive", "unpack it: 7z x FILE")),
-    (b"\x04\x22\x4d\x18", UnreadableFormat("packed with lz4", "unpack it: lz4 -d FILE")),
-    (b"\x89PNG", UnreadableFormat("a PNG picture", _PICTURE_ADVICE)),
-    (b"\xff\xd8\xff", UnreadableFormat("a JPEG picture", _PICTURE_ADVICE)),
-    (b"GIF8", UnreadableFormat("a GIF picture", _PICTURE_ADVICE)),
-    (b"%PDF-", UnreadableFormat("a PDF document", _DOCUMENT_ADVICE)),
-    (b"\x7fELF", UnreadableFormat("a program", "name the output of the program")),
-    (b"LPKSHHRH", UnreadableFormat("a journal of systemd", "write it as text: journalctl --file FILE > FILE.txt")),
-    (b"\x00\x00\xfe\xff", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
-    (b"\xff\xfe\x00\x00", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
+# What a file of each kind begins with; text in UTF-16 with a byte order mark is read.
+_UNREADABLE_FORMATS: Final = (
+    (b"\x1f\x8b", "packed with gzip twice"),
+    (b"\xfd7zXZ\x00", "packed with xz"),
+    (b"\x28\xb5\x2f\xfd", "packed with zstd"),
+    (b"BZh", "packed with bzip2"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
+    (b"\x04\x22\x4d\x18", "packed with lz4"),
+    (b"\x89PNG", "a PNG picture"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"GIF8", "a GIF picture"),
+    (b"%PDF-", "a PDF document"),
+    (b"\x7fELF", "a program"),
+    (b"LPKSHHRH", "a journal of systemd (journalctl --file FILE shows it)"),
+    (b"\x00\x00\xfe\xff", "text in UTF-32"),
+    (b"\xff\xfe\x00\x00", "text in UTF-32"),
 )
 _HEAD_BYTES: Final = 4096
-_UNPACKED_TAR_FORMAT: Final = UnreadableFormat(
-    "a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it"
-)
-_BINARY_FORMAT: Final = UnreadableFormat(
-    "not text in a known encoding: it contains many zero bytes",
-    "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text file, a capture or a bug report",
-)
 _TEXT_CONTROL_CHARACTERS: Final = b"\t\n\r\f\x08\x1b"
 
 
-def unreadable_format(data: bytes) -> UnreadableFormat | None:
-    """Return the format of ``data`` if it cannot be a report; None if it may be text."""
-    for start, kind in _KNOWN_FORMATS:
+def describe_unreadable_format(data: bytes) -> str:
+    """Return what ``data`` is if it cannot be a report, in words that follow "it is"; empty if it may be text."""
+    for start, what in _UNREADABLE_FORMATS:
         if data.startswith(start):
-            return kind
+            return what
     if data[257:262] == b"ustar":
-        return _UNPACKED_TAR_FORMAT
+        return "a tar archive that is not packed"
     head = data[:_HEAD_BYTES]
     controls = sum(byte < 32 and byte not in _TEXT_CONTROL_CHARACTERS for byte in head)
-    # Text in UTF-16 with a byte order mark is accepted.
-    return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY_FORMAT
+    is_text = head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head)
+    return "" if is_text else "not text in UTF-8, or UTF-16 with its mark: it contains many zero bytes"

@@ -22,10 +22,10 @@ from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
 from gpunode.host.capture import (
     CAPTURE_INDEX_NAME,
+    describe_unreadable_format,
     is_packed_capture,
     load_capture,
     load_packed_capture,
-    unreadable_format,
 )
 
 MAX_REPORT_BYTES: Final = 64 << 20
@@ -39,6 +39,7 @@ _FORMATS_HINT: Final = (
 )
 
 
+_UNPACK_HINT: Final = "unpack it, or copy the text out of it: gpunode reads text, captures and bug reports"
 _PERMISSION_HINT: Final = "run it as a user who may read the file, for example with sudo, or make your own copy of it"
 
 
@@ -211,8 +212,8 @@ def _parse_bytes(data: bytes, place: str) -> Evidence:
         data, cut = _unpack(data, place)
     if len(data) > MAX_REPORT_BYTES:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_REPORT_BYTES >> 20} MiB", hint=_FORMATS_HINT)
-    if (kind := unreadable_format(data)) is not None:
-        raise UsageError(f"{place} is not a report", why=f"it is {kind.what}", hint=kind.how)
+    if kind := describe_unreadable_format(data):
+        raise UsageError(f"{place} is not a report", why=f"it is {kind}", hint=_UNPACK_HINT)
     text = _decode_text(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", why=cut, hint=_FORMATS_HINT)
