@@ -452,10 +452,6 @@ DRIFTS: Final = (
           "echo /usr/local/cuda/lib64/stubs > /etc/ld.so.conf.d/stubs.conf", "conflicts", "noted",
           facts=_with("/etc/ld.so.conf.d/stubs.conf", b"/usr/local/cuda/lib64/stubs\n"),
           undo="rm /etc/ld.so.conf.d/stubs.conf", says="/usr/local/cuda/lib64/stubs"),
-    Drift("devices-closed", "an option of the driver's module closes the device files to users",
-          "echo 'options nvidia NVreg_DeviceFileMode=0600' > /etc/modprobe.d/site.conf", "nouveau", "noted",
-          facts=_with("/etc/modprobe.d/site.conf", b"options nvidia NVreg_DeviceFileMode=0600\n"),
-          undo="rm /etc/modprobe.d/site.conf"),
     Drift("nouveau-argument", "the boot loader's configuration switches nouveau on",
           "cp -a /etc/default/grub /root/drift/ 2>&- ; "
           "echo 'GRUB_CMDLINE_LINUX=\"quiet nouveau.modeset=1\"' >> /etc/default/grub", "nouveau", "noted",

@@ -24,8 +24,6 @@ _MARKER_TAG = 10
 _SECRET_KEY_PACKET_TAGS = frozenset({5, 7})
 _KEY_COMPONENT_PACKET_TAGS = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
 _IGNORED_PACKET_TAGS = frozenset({_MARKER_TAG, _PADDING})
-# The signature subpackets that name the issuer.
-_ISSUER, _ISSUER_FINGERPRINT = 16, 33
 
 _BEGIN, _END = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
 _ARMOR_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
@@ -34,7 +32,6 @@ _ARMOR_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
 class _Packet(NamedTuple):
     tag: int
     body: bytes
-    bytes_with_header: bytes
 
 
 def list_key_fingerprints(data: bytes) -> tuple[str, ...]:
@@ -63,78 +60,6 @@ def list_key_fingerprints(data: bytes) -> tuple[str, ...]:
     if not key_fingerprints:
         raise ValueError("the file holds no public key")
     return tuple(key_fingerprints)
-
-
-def strip_foreign_packets(data: bytes) -> bytes:
-    """Return the key file in binary form, reduced to its primary keys and what they vouch for.
-
-    User ids and subkeys stay if a signature beside them names their primary key as its issuer, and so do these
-    signatures; pictures, foreign signatures and unsigned parts are dropped. Verifying is left to gpgv or sqv.
-
-    Raises:
-        ValueError: as ``list_key_fingerprints``.
-    """
-    list_key_fingerprints(data)
-    kept: list[bytes] = []
-    primary = ""
-    held: bytes | None = b""  # awaits its signature; None: dropped, with its signatures
-    for packet in _parse_packets(dearmor(data) if _is_armored(data) else data):
-        if packet.tag == _PUBLIC_KEY:
-            primary, held = _fingerprint(packet.body), b""
-            kept.append(packet.bytes_with_header)
-        elif (
-            packet.tag == _SIGNATURE
-            and held is not None
-            and _signature_issuers(packet.body) & _fingerprint_and_key_id(primary)
-        ):
-            kept += [held, packet.bytes_with_header]
-            held = b""
-        elif packet.tag in {_USER_ID, _SUBKEY}:
-            held = packet.bytes_with_header
-        elif packet.tag == _USER_ATTRIBUTE:
-            held = None
-    return b"".join(kept)
-
-
-def _fingerprint_and_key_id(fingerprint: str) -> frozenset[str]:
-    """Return a key's fingerprint and key id, which is the end of it in version 4 and the beginning in version 6."""
-    return frozenset({fingerprint, fingerprint[-16:] if len(fingerprint) == 40 else fingerprint[:16]})
-
-
-def _signature_issuers(body: bytes) -> frozenset[str]:
-    """Return the key ids and fingerprints of a signature's issuers, by its own account (RFC 9580 §5.2)."""
-    if body[:1] == b"\x03":
-        return frozenset({body[7:15].hex().upper()})
-    if body[:1] not in {b"\x04", b"\x06"}:
-        return frozenset()
-    size = 2 if body[0] == 4 else 4
-    issuers: set[str] = set()
-    position = 4
-    for _area in ("hashed", "unhashed"):
-        start = position + size
-        position = start + int.from_bytes(body[position:start], "big")
-        for kind, value in _parse_subpackets(body[start:position]):
-            if kind in {_ISSUER, _ISSUER_FINGERPRINT}:
-                issuers.add((value if kind == _ISSUER else value[1:]).hex().upper())
-    return frozenset(issuers)
-
-
-def _parse_subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield type and value of each subpacket; a truncated one ends them (RFC 9580 §5.2.3.7)."""
-    position = 0
-    while position < len(area):
-        first, width = area[position], 1
-        if 192 <= first < 255:
-            width, size = 2, ((first - 192) << 8) + int.from_bytes(area[position + 1 : position + 2], "big") + 192
-        elif first == 255:
-            width, size = 5, int.from_bytes(area[position + 1 : position + 5], "big")
-        else:
-            size = first
-        start = position + width
-        if not size or start + size > len(area):
-            return
-        yield area[start] & 0x7F, area[start + 1 : start + size]
-        position = start + size
 
 
 def dearmor(armored: bytes) -> bytes:
@@ -198,7 +123,7 @@ def _parse_packets(data: bytes) -> Iterator[_Packet]:
         start, length = (_find_new_format_body if new_format else _find_old_format_body)(data, position)
         if start + length > len(data):
             raise ValueError(f"the packet at byte {position} is cut short")
-        yield _Packet(tag, data[start : start + length], data[position : start + length])
+        yield _Packet(tag, data[start : start + length])
         position = start + length
 
 
@@ -261,4 +186,4 @@ def verify_keyring(data: bytes, key: SigningKey) -> bytes:
             "every key of the file in the recipe ([repositories] cuda_key_fingerprint or toolkit_key_fingerprint).\n"
             "Take the fingerprints from NVIDIA's installation guide or the mirror's operator, not from this message",
         )
-    return strip_foreign_packets(data)
+    return dearmor(data) if _is_armored(data) else data

@@ -202,6 +202,7 @@ _RESTRICTED_DEVICE_FILES: Final = message_line(
 _RESTRICTED_DEVICE_FILE_MODE: Final = any_of(
     _RESTRICTED_DEVICE_FILES, any_line(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
 )
+_ROOT_ONLY_DEVICE_FILE_MODE: Final = any_line(r"^[^#\n]*DeviceFileMode(?:=0600|[=:]\s*384)\b")
 # The user and its groups, as id prints them.
 _USER_OUTSIDE_GROUP: Final = message_line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
 
@@ -215,7 +216,7 @@ _SELINUX_DENIAL: Final = message_line(
 
 
 def _permit_access(snapshot: Snapshot) -> Iterator[Fix]:
-    if not snapshot.view(_DEVICE_FILE_MODE_INVALID):
+    if not snapshot.view(any_of(_DEVICE_FILE_MODE_INVALID, _ROOT_ONLY_DEVICE_FILE_MODE)):
         text = "add the user that runs the program to the group of the device files; takes effect at the next login"
         add = Shell('sudo usermod -aG "$(stat -c %G /dev/nvidiactl)" "${SUDO_USER:-$USER}"')
         yield run_step("configure", text, add)

@@ -62,12 +62,12 @@ STEP_FILES: Final = (
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
     KERNEL_ARGUMENTS_FILE,
     GRUB_DEFAULTS_FILE,
-    DRIVER_PARAMETERS_FILE,
     ENROLMENT_REQUEST_FILE,
     *SIGNATURE_FILES,
 )
 FILES: Final = (
     *STEP_FILES,
+    DRIVER_PARAMETERS_FILE,
     RESUME_SERVICE_FILE,
     TOOLKIT_FILE_LIST,
     LD_SO_CONFIG_FILE,

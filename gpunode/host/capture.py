@@ -10,11 +10,11 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.evidence import (
@@ -50,20 +50,14 @@ MAX_INDEX_BYTES: Final = 8 << 20
 _MAX_EXTENDED_HEADER_BYTES: Final = 4096
 _MAX_ALL_EXTENDED_BYTES: Final = 512 << 10
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+# Enough of a packed file to unpack the first block of an archive, however badly compressed.
+_MAX_HEAD_BYTES: Final = 64 << 10
 _NAME_READABLE_CAPTURE_HINT: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
 _RETAKE_CAPTURE_HINT: Final = "take the capture again with `gpunode capture FILE`"
 
 
 # The source of a capture, for messages: a path, or the description of a stream.
 CapturePlace: TypeAlias = Path | str
-
-
-class ByteSource(Protocol):
-    """A source of bytes, read once and in order."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return the next bytes, at most ``size``; none at the end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,20 +178,36 @@ def load_capture(path: Path) -> Evidence:
         if path.exists() and not path.is_file():  # opening a pipe could block forever
             raise _unrecognised_error(path, b"")
         with path.open("rb") as file:
-            return _load_file(file, path)
+            head = file.read(_MAX_HEAD_BYTES)
+            if not is_packed_capture(head):
+                raise _unrecognised_error(path, _unpack_head(head))
+            file.seek(0)
+            return load_packed_capture(file, path)
 
 
-def load_capture_stream(stream: ByteSource, place: str) -> Evidence:
-    """Load a packed capture from ``stream``, by the same rules as ``load_capture``.
+def is_packed_capture(data: bytes) -> bool:
+    """Return whether it begins like a packed tar archive, as captures do."""
+    with suppress(zlib.error):
+        return data.startswith(_GZIP_MAGIC) and _unpack_head(data)[257:262] == b"ustar"
+    return False
 
-    It is unpacked as it arrives; ``place`` names its source for messages.
+
+def _unpack_head(data: bytes) -> bytes:
+    """Return the first bytes of ``data``, unpacked if it is packed. Raises zlib.error."""
+    # 31 is a window of any size, and gzip's header.
+    packed, head = data.startswith(_GZIP_MAGIC), data[:_MAX_HEAD_BYTES]
+    return zlib.decompressobj(31).decompress(head, _HEAD_BYTES) if packed else head[:_HEAD_BYTES]
+
+
+def load_packed_capture(file: IO[bytes], place: CapturePlace) -> Evidence:
+    """Load a packed capture, by the same rules as ``load_capture``; ``place`` names it in messages.
 
     Raises:
         UsageError: if it cannot be read.
         Refused: if it is damaged, malicious, or from a newer gpunode.
     """
     with _explain_read_errors(place):
-        packed = _LimitedStream(stream, place, MAX_PACKED_BYTES, f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
+        packed = _LimitedStream(file, place, MAX_PACKED_BYTES, f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
         return _decode_evidence(_read_archive(packed, place).__getitem__, place)
 
 
@@ -219,21 +229,6 @@ def _explain_read_errors(place: CapturePlace) -> Iterator[None]:
         raise Refused(f"{place} is damaged", why=why, hint=f"copy it again, or {_RETAKE_CAPTURE_HINT}") from error
 
 
-def _load_file(file: IO[bytes], path: Path) -> Evidence:
-    if os.fstat(file.fileno()).st_size > MAX_PACKED_BYTES:
-        raise _harmful_error(path, "the archive", f"is larger than {MAX_PACKED_BYTES >> 20} MiB")
-    start = file.read(4096)
-    file.seek(0)
-    if not start.startswith(_GZIP_MAGIC):
-        raise _unrecognised_error(path, start)
-    head = gzip.GzipFile(fileobj=file).read(4096)
-    file.seek(0)
-    if head[257:262] != b"ustar":
-        raise _unrecognised_error(path, head)
-    members = _read_archive(file, path)
-    return _decode_evidence(members.__getitem__, path)
-
-
 def _unrecognised_error(path: Path, start: bytes) -> UsageError:
     from gpunode.facts.pasted import is_bug_report  # defined with the readers of pasted text
 
@@ -241,7 +236,7 @@ def _unrecognised_error(path: Path, start: bytes) -> UsageError:
         kind = "it is the log of nvidia-bug-report.sh, which lacks files that this command needs"
     elif start.lstrip()[:1] == b"[":
         kind = "it is a JSON list of pasted texts, which lacks files that this command needs"
-    elif start and unreadable_format(start) is None:
+    elif start and not describe_unreadable_format(start):
         kind = "it is pasted text, which lacks files that this command needs"
     else:
         kind = f"it is neither a .tar.gz nor a folder with {CAPTURE_INDEX_NAME}"
@@ -262,7 +257,7 @@ def _harmful_error(path: CapturePlace, member: str, why: str) -> Refused:
 class _LimitedStream:
     """A stream with a size limit against decompression bombs and endless pipes."""
 
-    stream: ByteSource
+    stream: IO[bytes] | gzip.GzipFile
     path: CapturePlace
     left: int
     limit_message: str
@@ -275,7 +270,7 @@ class _LimitedStream:
         return data
 
 
-def _read_archive(file: ByteSource, path: CapturePlace) -> Mapping[str, bytes]:
+def _read_archive(file: _LimitedStream, path: CapturePlace) -> Mapping[str, bytes]:
     import tarfile  # loaded on use: most reports are texts
 
     left = _MAX_ALL_EXTENDED_BYTES
@@ -434,55 +429,36 @@ def _decode_capture(row: Mapping[str, Any], read_member: Callable[[str], bytes],
     )
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableFormat:
-    """A file format that is not a report: its description, which follows "it is", and advice."""
-
-    what: str
-    how: str
-
-
-_PICTURE_ADVICE: Final = "copy the text itself: gpunode cannot read pictures"
-_DOCUMENT_ADVICE: Final = "copy the text out of it: gpunode reads plain text"
-_KNOWN_FORMATS: Final = (
-    (b"\x1f\x8b", UnreadableFormat("packed with gzip twice", "unpack it once: zcat FILE > FILE.gz")),
-    (b"\xfd7zXZ\x00", UnreadableFormat("packed with xz", "unpack it: xz -d FILE (of a capture, tar -xJf FILE)")),
-    (
-        b"\x28\xb5\x2f\xfd",
-        UnreadableFormat("packed with zstd", "unpack it: zstd -d FILE (of a capture, tar --zstd -xf FILE)"),
-    ),
-    (b"BZh", UnreadableFormat("packed with bzip2", "unpack it: bzip2 -d FILE (of a capture, tar -xjf FILE)")),
-    (b"PK\x03\x04", UnreadableFormat("a zip archive", "unpack it: unzip FILE")),
-    (b"7z\xbc\xaf\x27\x1c", UnreadableFormat("a 7-Zip archive", "unpack it: 7z x FILE")),
-    (b"\x04\x22\x4d\x18", UnreadableFormat("packed with lz4", "unpack it: lz4 -d FILE")),
-    (b"\x89PNG", UnreadableFormat("a PNG picture", _PICTURE_ADVICE)),
-    (b"\xff\xd8\xff", UnreadableFormat("a JPEG picture", _PICTURE_ADVICE)),
-    (b"GIF8", UnreadableFormat("a GIF picture", _PICTURE_ADVICE)),
-    (b"%PDF-", UnreadableFormat("a PDF document", _DOCUMENT_ADVICE)),
-    (b"\x7fELF", UnreadableFormat("a program", "name the output of the program")),
-    (b"LPKSHHRH", UnreadableFormat("a journal of systemd", "write it as text: journalctl --file FILE > FILE.txt")),
-    (b"\x00\x00\xfe\xff", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
-    (b"\xff\xfe\x00\x00", UnreadableFormat("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
+# What a file of each kind begins with; text in UTF-16 with a byte order mark is read.
+_UNREADABLE_FORMATS: Final = (
+    (b"\x1f\x8b", "packed with gzip twice"),
+    (b"\xfd7zXZ\x00", "packed with xz"),
+    (b"\x28\xb5\x2f\xfd", "packed with zstd"),
+    (b"BZh", "packed with bzip2"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
+    (b"\x04\x22\x4d\x18", "packed with lz4"),
+    (b"\x89PNG", "a PNG picture"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"GIF8", "a GIF picture"),
+    (b"%PDF-", "a PDF document"),
+    (b"\x7fELF", "a program"),
+    (b"LPKSHHRH", "a journal of systemd (journalctl --file FILE shows it)"),
+    (b"\x00\x00\xfe\xff", "text in UTF-32"),
+    (b"\xff\xfe\x00\x00", "text in UTF-32"),
 )
 _HEAD_BYTES: Final = 4096
-_UNPACKED_TAR_FORMAT: Final = UnreadableFormat(
-    "a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it"
-)
-_BINARY_FORMAT: Final = UnreadableFormat(
-    "not text in a known encoding: it contains many zero bytes",
-    "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text file, a capture or a bug report",
-)
 _TEXT_CONTROL_CHARACTERS: Final = b"\t\n\r\f\x08\x1b"
 
 
-def unreadable_format(data: bytes) -> UnreadableFormat | None:
-    """Return the format of ``data`` if it cannot be a report; None if it may be text."""
-    for start, kind in _KNOWN_FORMATS:
+def describe_unreadable_format(data: bytes) -> str:
+    """Return what ``data`` is if it cannot be a report, in words that follow "it is"; empty if it may be text."""
+    for start, what in _UNREADABLE_FORMATS:
         if data.startswith(start):
-            return kind
+            return what
     if data[257:262] == b"ustar":
-        return _UNPACKED_TAR_FORMAT
+        return "a tar archive that is not packed"
     head = data[:_HEAD_BYTES]
     controls = sum(byte < 32 and byte not in _TEXT_CONTROL_CHARACTERS for byte in head)
-    # Text in UTF-16 with a byte order mark is accepted.
-    return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY_FORMAT
+    is_text = head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head)
+    return "" if is_text else "not text in UTF-8, or UTF-16 with its mark: it contains many zero bytes"

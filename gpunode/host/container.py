@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpunode.host.ownership import explain_writable_by_others
 
@@ -57,10 +57,9 @@ def find_host_libraries(ldd_output: str) -> frozenset[str]:
 
 
 def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, command: Iterable[str]) -> bytes:
-    """Return an archive for ``ctr images import`` and ``docker load``; the same bytes for the same arguments.
+    """Return an archive of ``docker save``'s format (moby's image/spec/v1.2); the same bytes for the same arguments.
 
-    It is an OCI layout (image-spec 1.0) with the manifest.json of ``docker save`` added, which docker before 25
-    requires.
+    ``ctr images import`` and ``podman load`` read it, too.
 
     ``libraries`` maps paths to contents; ``machine`` is the architecture, as uname(2) calls it.
 
@@ -70,44 +69,23 @@ def build_image(libraries: Mapping[str, bytes], machine: str, reference: str, co
     if machine not in _ARCHITECTURES_BY_MACHINE:
         raise ValueError(f"the architecture is {machine}, not one of {', '.join(_ARCHITECTURES_BY_MACHINE)}")
     architecture = _ARCHITECTURES_BY_MACHINE[machine][1]
-    blobs: dict[str, bytes] = {}
-
-    def add_blob(kind: str, data: bytes) -> dict[str, Any]:
-        """Add a blob, and return OCI's descriptor of it."""
-        digest = hashlib.sha256(data).hexdigest()
-        blobs[f"blobs/sha256/{digest}"] = data
-        media_type = f"application/vnd.oci.image.{kind}"
-        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
-
-    layer = add_blob("layer.v1.tar", _make_tar({**libraries, **_IMAGE_ETC_FILES}, _IMAGE_FOLDERS))
+    layer = _make_tar({**libraries, **_IMAGE_ETC_FILES}, _IMAGE_FOLDERS)
+    digest = hashlib.sha256(layer).hexdigest()
     # Toolkits mount the libraries in different folders, by version and mode, and not all refresh ld.so.cache.
     folders = (*(f"/{triplet}" for triplet, _ in _ARCHITECTURES_BY_MACHINE.values()), "64")
     places = ":".join(f"{root}{folder}" for folder in folders for root in ("/usr/lib", "/lib"))
     environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={places}"]
-    platform = {"architecture": architecture, "os": "linux"}
     config = {
-        **platform,
+        "architecture": architecture,
+        "os": "linux",
         "config": {"Cmd": list(command), "Env": environment},
-        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         "history": [{"created_by": "gpunode verify --container"}],
     }
-    described = add_blob("config.v1+json", _encode_json(config))
-    config_path, layer_path = (f"blobs/{one['digest'].replace(':', '/')}" for one in (described, layer))
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": described,
-        "layers": [layer],
-    }
-    # The first is containerd's name for an image, the second the OCI layout's.
-    names = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": reference.rpartition(":")[2]}
-    entry = {**add_blob("manifest.v1+json", _encode_json(manifest)), "platform": platform, "annotations": names}
-    files = {
-        "oci-layout": _encode_json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": _encode_json({"schemaVersion": 2, "manifests": [entry]}),
-        "manifest.json": _encode_json([{"Config": config_path, "RepoTags": [reference], "Layers": [layer_path]}]),
-    }
-    return _make_tar({**files, **blobs})
+    config_file = _encode_json(config)
+    config_path, layer_path = f"{hashlib.sha256(config_file).hexdigest()}.json", f"{digest}/layer.tar"
+    manifest = _encode_json([{"Config": config_path, "RepoTags": [reference], "Layers": [layer_path]}])
+    return _make_tar({config_path: config_file, layer_path: layer, "manifest.json": manifest})
 
 
 def _make_tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:

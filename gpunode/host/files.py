@@ -15,7 +15,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TypeAlias
 
 from gpunode.change import FileState
@@ -135,8 +134,7 @@ def replace_file(path: str, state: FileState, *, root: str = "/", precheck: PreR
     """Replace a file atomically and durably.
 
     A symbolic link stays and its target is replaced. An existing file keeps its extended attributes (SELinux label,
-    ACL, capabilities) and flags (chattr(1)); a restored one gets those of ``state``. Missing folders are
-    made, mode 0755.
+    ACL, capabilities); a restored one gets those of ``state``. Missing folders are made, mode 0755.
 
     ``precheck`` is called with the current state right before the replacement; it raises to cancel it.
 
@@ -192,7 +190,6 @@ def _replaceable_status(place: OpenedPath, path: str) -> os.stat_result | None:
     if status is not None:
         _refuse_sealed(path, place.folder, place.name)
         _refuse_hard_links(path, status)
-        _refuse_mount_point(path, place.folder, place.name)
     return status
 
 
@@ -200,8 +197,8 @@ def refuse_unreplaceable(path: str, *, root: str = "/") -> None:
     """Refuse if replacing or removing the file would lose something.
 
     Raises:
-        Refused: if it is a folder, device, pipe, socket or mount point, has other names, is sealed by chattr(1) or
-            fs-verity, or its file system is mounted read-only.
+        Refused: if it is a folder, device, pipe or socket, has other names, is sealed by chattr(1), or its file system
+            is mounted read-only.
     """
     # Other problems are found and reported when the change is made.
     with suppress(OSError):
@@ -253,12 +250,7 @@ def _temporary_file(folder: int) -> Iterator[tuple[str, int]]:
 
 
 def _write_metadata_and_content(fd: int, path: str, state: FileState, former: OpenedPath | None) -> None:
-    """Write flags, content, owner, attributes and mode, in this order.
-
-    btrfs accepts the flag C only on an empty file; a change of owner clears capabilities and set-id bits.
-    """
-    if former is not None:
-        _copy_flags(former.folder, former.name, fd)
+    """Write content, owner, attributes and mode, in this order: a new owner clears capabilities and set-id bits."""
     write_all(fd, state.content)
     os.fchown(fd, state.uid, state.gid)
     if former is not None:
@@ -382,13 +374,9 @@ _CONTENT_BOUND_ATTRIBUTES = frozenset({"security.ima", "security.evm"})
 _ACL_ATTRIBUTE = "system.posix_acl_access"
 # The disk is full or failing, so the attribute is not to blame.
 _DISK_FAILURE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
-# FS_IOC_GETFLAGS and FS_IOC_SETFLAGS of linux/fs.h: declared with a long, though an int is passed.
-_GET_FLAGS, _SET_FLAGS = (
-    way << 30 | struct.calcsize("l") << 16 | ord("f") << 8 | number for way, number in ((2, 1), (1, 2))
-)
-_IMMUTABLE, _APPEND_ONLY, _VERITY = 0x10, 0x20, 0x100000
-# chattr's s, u, c, S, d, A, m, j, t and C: what a user may set and a new file can have.
-_COPIED_CHATTR_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x400 | 0x4000 | 0x8000 | 0x800000
+# FS_IOC_GETFLAGS of linux/fs.h: declared with a long, though an int is passed.
+_GET_FLAGS = 2 << 30 | struct.calcsize("l") << 16 | ord("f") << 8 | 1
+_IMMUTABLE, _APPEND_ONLY = 0x10, 0x20
 _LEFT_UNCHANGED = "it was left as it is"
 
 
@@ -435,24 +423,6 @@ def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
         ) from error
 
 
-def _copy_flags(folder: int, name: str, fd: int) -> None:
-    """Copy those flags (chattr(1)) of the file ``name`` that a new file can have."""
-    with _open_for_flags(folder, name) as old:
-        wanted = _read_flags(old) & _COPIED_CHATTR_FLAGS
-    present = _read_flags(fd)
-    if present & _COPIED_CHATTR_FLAGS != wanted:
-        fcntl.ioctl(fd, _SET_FLAGS, struct.pack("I", present & ~_COPIED_CHATTR_FLAGS | wanted))
-
-
-@contextmanager
-def _open_for_flags(folder: int, name: str) -> Iterator[int]:
-    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _read_flags(fd: int) -> int:
     """Return the flags of chattr(1); none if the file system has no such flags."""
     try:
@@ -462,9 +432,12 @@ def _read_flags(fd: int) -> int:
 
 
 def _refuse_sealed(path: str, folder: int, name: str) -> None:
-    """Refuse a file or folder that is immutable, append-only, or sealed by fs-verity."""
-    with _open_for_flags(folder, name) as fd:
+    """Refuse a file or folder that is immutable or append-only."""
+    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
         flags = _read_flags(fd)
+    finally:
+        os.close(fd)
     for bit, letter, what in ((_IMMUTABLE, "i", "is immutable"), (_APPEND_ONLY, "a", "may only be added to")):
         if flags & bit:
             raise Refused(
@@ -472,51 +445,19 @@ def _refuse_sealed(path: str, folder: int, name: str) -> None:
                 why=f"somebody protected it with chattr(1); {_LEFT_UNCHANGED}",
                 hint=f"if it may change, `{command('chattr', f'-{letter}', path)}`, then run the command again",
             )
-    if flags & _VERITY:
-        raise Refused(
-            f"{path} is sealed by fs-verity",
-            why=f"the new file would not be sealed, and programs that rely on it would not notice; {_LEFT_UNCHANGED}",
-            hint="if it may change, make it an ordinary file, then run the command "
-            f"again:\n{_separate_hard_link_command(path)}",
-        )
 
 
 def _refuse_hard_links(path: str, status: os.stat_result) -> None:
     """Refuse if the file has other hard links, which the new one would lose."""
     if status.st_nlink > 1:
+        own = f"{path}.own"
+        separate = f"{command('cp', '--preserve=all', path, own)} && {command('mv', own, path)}"
         raise Refused(
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
             why=f"only this name would get the new content, the others would keep the old; {_LEFT_UNCHANGED}",
             hint=f"list the others:\n  {command('find', '/', '-xdev', '-samefile', path)}\n"
-            f"and to make this one a separate file:\n  {_separate_hard_link_command(path)}\nthen run the command again",
+            f"and to make this one a separate file:\n  {separate}\nthen run the command again",
         )
-
-
-def _separate_hard_link_command(path: str) -> str:
-    own = f"{path}.own"
-    return f"{command('cp', '--preserve=all', path, own)} && {command('mv', own, path)}"
-
-
-def _refuse_mount_point(path: str, folder: int, name: str) -> None:
-    """Refuse if the file is a mount point, as files in containers can be: the kernel does not let it be replaced."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        is_mount_point = _mount_id(fd) != _mount_id(folder)
-    finally:
-        os.close(fd)
-    if is_mount_point:
-        raise Refused(
-            f"{path} is a mount point of its own",
-            why=f"a mounted file cannot be replaced; {_LEFT_UNCHANGED}",
-            hint=f"see what is mounted there (`{command('findmnt', path)}`), change it there or unmount it, "
-            "then run the command again",
-        )
-
-
-def _mount_id(fd: int) -> str:
-    """Return the mount id of an open file (proc(5))."""
-    lines = Path(f"/proc/self/fdinfo/{fd}").read_text("ascii").splitlines()
-    return next((line for line in lines if line.startswith("mnt_id:")), "")
 
 
 def _refuse_read_only(path: str, folder: int) -> None:

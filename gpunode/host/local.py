@@ -42,7 +42,6 @@ from gpunode.runtimes import ObservedConfig
 from gpunode.runtimes import find_runtime as runtime_row
 
 if TYPE_CHECKING:
-    from gpunode.host.mok import ChosenPassword
     from gpunode.host.port import PackageManager
 
 
@@ -77,7 +76,7 @@ class LocalHost:
         self._lock_timeout_s = lock_timeout_s
         self.mok_password_file = ""
         """The file with the one-time password for enrolling a key; if empty, a password is generated and shown."""
-        self._mok_password: ChosenPassword | None = None
+        self._mok_password = ""
 
     @cached_property
     def packages(self) -> PackageManager:
@@ -305,9 +304,8 @@ class LocalHost:
         from gpunode.host import mok
 
         if mok.is_mok_import(change):
-            chosen = self._mok_password or mok.ChosenPassword()
-            mok.queue_enrolment(self.runner, change, password=chosen.text)
-            chosen.remove_file()
+            mok.queue_enrolment(self.runner, change, password=self._mok_password)
+            mok.remove_password_file(self.mok_password_file, self._mok_password)
             return
 
         from gpunode.host.package_manager import UNATTENDED_ENVIRONMENT

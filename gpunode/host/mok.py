@@ -11,7 +11,6 @@ import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,34 +25,8 @@ _KEYBOARD_SAFE_DIGITS: Final = "23456789"
 _PASSWORD_LENGTH: Final = 10
 _MOKUTIL_TIMEOUT_S: Final = 60.0
 _MAX_PASSWORD_BYTES: Final = 256
+_STREAM_FOLDERS: Final = ("/dev/", "/proc/")
 _TYPEABLE_PASSWORD: Final = re.compile(r"[A-Za-z0-9]{8,16}")
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenPassword:
-    """A one-time password that the user chose; empty if one must be generated.
-
-    Attributes:
-        file: the path of the file that it was read from; empty for a pipe.
-        inode: the file's device and inode.
-    """
-
-    text: str = ""
-    file: str = ""
-    inode: tuple[int, int] = (0, 0)
-
-    def remove_file(self) -> None:
-        """Remove the file once the password is used, unless another file has taken its place."""
-        with suppress(OSError):
-            place, name = os.path.split(self.file)
-            # The folder's owner may put a link to another file there, or move the folder itself.
-            folder = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                now = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if (now.st_dev, now.st_ino) == self.inode:
-                    os.unlink(name, dir_fd=folder)
-            finally:
-                os.close(folder)
 
 
 def is_mok_import(change: Change) -> bool:
@@ -61,7 +34,7 @@ def is_mok_import(change: Change) -> bool:
     return change.runs_command("mokutil", "--import")
 
 
-def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> ChosenPassword:
+def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: str = TERMINAL) -> str:
     """Return the chosen password of an enrolment among ``changes``; empty if there is none.
 
     Call it once, before anything changes: a pipe can be read only once.
@@ -70,7 +43,7 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
         Refused: if nobody would see a new password, or the file has none that may be used.
     """
     if not any(map(is_mok_import, changes)):
-        return ChosenPassword()
+        return ""
     if file:
         return _read_password(file)
     try:
@@ -84,10 +57,10 @@ def read_chosen_password(changes: Iterable[Change], file: str = "", terminal: st
             "or choose the password yourself: add --mok-password-file FILE\n"
             "or leave the driver out: add --driver none",
         ) from None
-    return ChosenPassword()
+    return ""
 
 
-def _read_password(path: str) -> ChosenPassword:
+def _read_password(path: str) -> str:
     """Return the password in a file that root alone may read, or in a pipe such as /dev/stdin."""
     try:
         # A pipe that nobody writes to must not keep the run waiting.
@@ -110,10 +83,8 @@ def _read_password(path: str) -> ChosenPassword:
     os.set_blocking(descriptor, True)
     with os.fdopen(descriptor, "rb") as file:
         password = file.read(_MAX_PASSWORD_BYTES).decode("ascii", "replace").strip()
-        opened = str(Path(f"/proc/self/fd/{descriptor}").readlink())
     if _TYPEABLE_PASSWORD.fullmatch(password):
-        is_stream = stat.S_ISFIFO(status.st_mode) or path.startswith(("/dev/", "/proc/"))
-        return ChosenPassword(password, "" if is_stream else opened, (status.st_dev, status.st_ino))
+        return password
     raise Refused(
         f"the password in {path} cannot be used; nothing was changed",
         why="it needs 8 to 16 letters and digits of ASCII: MokManager reads the keyboard as a US one",
@@ -125,6 +96,15 @@ _FILE_MODE_HINT: Final = (
     "write it with the mode 0600 as root; setup removes the file once the password is used. Or pass it by a pipe: "
     "--mok-password-file /dev/stdin"
 )
+
+
+def remove_password_file(path: str, password: str) -> None:
+    """Remove the file once its password is used, unless another has taken its place; a pipe or link stays."""
+    with suppress(OSError):
+        # Whoever owns the folder could otherwise have root remove any file.
+        place = Path(path).resolve()
+        if place.is_file() and place.read_bytes().strip() == password.encode() and not path.startswith(_STREAM_FOLDERS):
+            place.unlink()
 
 
 def make_password() -> str:

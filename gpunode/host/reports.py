@@ -20,7 +20,13 @@ from typing import Final
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
-from gpunode.host.capture import CAPTURE_INDEX_NAME, ByteSource, load_capture, load_capture_stream, unreadable_format
+from gpunode.host.capture import (
+    CAPTURE_INDEX_NAME,
+    describe_unreadable_format,
+    is_packed_capture,
+    load_capture,
+    load_packed_capture,
+)
 
 MAX_REPORT_BYTES: Final = 64 << 20
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -33,6 +39,7 @@ _FORMATS_HINT: Final = (
 )
 
 
+_UNPACK_HINT: Final = "unpack it, or copy the text out of it: gpunode reads text, captures and bug reports"
 _PERMISSION_HINT: Final = "run it as a user who may read the file, for example with sudo, or make your own copy of it"
 
 
@@ -46,23 +53,24 @@ def read_report(name: str) -> Evidence:
     path = Path(name)
     if name != "-" and is_folder(path):
         return load_capture(path)
+    place = "standard input" if name == "-" else name
     try:
-        if name == "-":
-            return _read_stream(sys.stdin.buffer, "standard input")
-        if (descriptor := _find_stream_descriptor(path)) is not None:
-            with open(descriptor, "rb", closefd=False) as stream:
-                return _read_stream(stream, name)
-        if not _is_file(path):
-            raise UsageError(f"{name} is not a report", why="it is neither a file nor a folder", hint=_FORMATS_HINT)
-        with path.open("rb") as file:
-            is_capture = _is_packed_capture(file.read(_MAX_HEAD_BYTES))
-        if is_capture:
-            return load_capture(path)
-        with path.open("rb") as file:
-            return _parse_bytes(file.read(MAX_REPORT_BYTES + 1), name)
+        data = _read_bytes(path)
     except OSError as error:
         hint = _PERMISSION_HINT if error.errno in {errno.EACCES, errno.EPERM} else _FORMATS_HINT
         raise UsageError(f"{name} cannot be read", why=error.strerror or str(error), hint=hint) from error
+    return load_packed_capture(io.BytesIO(data), place) if is_packed_capture(data) else _parse_bytes(data, place)
+
+
+def _read_bytes(path: Path) -> bytes:
+    """Return the content of ``path``, at most one byte more than a report may have. Raises OSError."""
+    if str(path) == "-":
+        return sys.stdin.buffer.read(MAX_REPORT_BYTES + 1)
+    descriptor = _find_stream_descriptor(path)
+    if descriptor is None and not _is_file(path):
+        raise UsageError(f"{path} is not a report", why="it is neither a file nor a folder", hint=_FORMATS_HINT)
+    with open(path if descriptor is None else descriptor, "rb", closefd=descriptor is None) as file:
+        return file.read(MAX_REPORT_BYTES + 1)
 
 
 # The path a shell writes for <(COMMAND), and others of open pipes; a named pipe may have no writer, so none is read.
@@ -73,36 +81,6 @@ def _find_stream_descriptor(path: Path) -> int | None:
     """Return the number of the open pipe that ``path`` names; None if it is a file or not open."""
     match = _DESCRIPTOR_PATH.fullmatch(str(path))
     return int(match["number"] or 0) if match and path.exists() and not path.is_file() else None
-
-
-def _read_stream(stream: ByteSource, place: str) -> Evidence:
-    """Read a report from ``stream``; a capture is unpacked as it arrives."""
-    head = _read_fully(stream, _MAX_HEAD_BYTES)
-    if _is_packed_capture(head):
-        return load_capture_stream(_PrefixedStream(head, stream), place)
-    return _parse_bytes(head + _read_fully(stream, MAX_REPORT_BYTES + 1 - len(head)), place)
-
-
-def _read_fully(stream: ByteSource, size: int) -> bytes:
-    """Read ``size`` bytes, fewer only at the end: a pipe returns what it has."""
-    found = bytearray()
-    while len(found) < size and (chunk := stream.read(min(size - len(found), 1 << 20))):
-        found += chunk
-    return bytes(found)
-
-
-@dataclass(slots=True)
-class _PrefixedStream:
-    """A stream whose first bytes were already read."""
-
-    head: bytes
-    rest: ByteSource
-
-    def read(self, size: int, /) -> bytes:
-        if not self.head:
-            return self.rest.read(size)
-        found, self.head = self.head[:size], self.head[size:]
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,30 +206,14 @@ def _is_capture(folder: Path) -> bool:
     return True
 
 
-def _is_packed_capture(head: bytes) -> bool:
-    """Return whether it begins like a packed tar archive, as captures do."""
-    if not head.startswith(_GZIP_MAGIC):
-        return False
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(head)) as file:
-            return file.read(_TAR_BLOCK_BYTES)[257:262] == b"ustar"
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        return False
-
-
-# The first block of a tar archive, and enough of a packed file to unpack that block, however badly compressed.
-_TAR_BLOCK_BYTES: Final = 512
-_MAX_HEAD_BYTES: Final = 64 << 10
-
-
 def _parse_bytes(data: bytes, place: str) -> Evidence:
     cut = ""
     if data.startswith(_GZIP_MAGIC):
         data, cut = _unpack(data, place)
     if len(data) > MAX_REPORT_BYTES:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_REPORT_BYTES >> 20} MiB", hint=_FORMATS_HINT)
-    if (kind := unreadable_format(data)) is not None:
-        raise UsageError(f"{place} is not a report", why=f"it is {kind.what}", hint=kind.how)
+    if kind := describe_unreadable_format(data):
+        raise UsageError(f"{place} is not a report", why=f"it is {kind}", hint=_UNPACK_HINT)
     text = _decode_text(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", why=cut, hint=_FORMATS_HINT)

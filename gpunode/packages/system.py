@@ -141,8 +141,7 @@ class PackageSystem:
         plan_repository: the changes that enable a repository, and remove entries for its archive with another key.
         refuse_missing_components: the refusal if the release's own archive is enabled without some of the named
             components.
-        refuse_excluded_files: the refusal if the node's settings keep needed paths from being unpacked; takes patterns
-            of paths with the purpose of each.
+        exclusion: the setting that keeps files of packages from being unpacked, with its article and place.
         note_relaxed_checks: a note for each setting that weakens the node's default checks of packages, or breaks them.
         render_driver_pin: the content of ``pin_file``: drivers come from the chosen source and in the chosen version,
             or not at all; the names are those of archives whose own driver packages are never mixed with NVIDIA's, then
@@ -215,7 +214,7 @@ class PackageSystem:
 
     plan_repository: Callable[[Repository, Facts], StepOutcome]
     refuse_missing_components: Callable[[Facts, Sequence[str]], Refusal | None]
-    refuse_excluded_files: Callable[[Facts, Mapping[str, str]], Refusal | None]
+    exclusion: str
     note_relaxed_checks: Callable[[Facts], Iterator[str]]
     render_driver_pin: Callable[[Choice, Sequence[str], Sequence[str]], bytes]
     render_cuda_pin: Callable[[Sequence[str], Sequence[str]], bytes]

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import copy
 import posixpath
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from fnmatch import fnmatchcase
 from typing import Any
 
 from gpunode.command import command
@@ -145,13 +144,16 @@ def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # the code that uses the file reports the problem
             paths += [_resolve_import(one, path) for one in parse_config(files.get(path), path).imports]
-    widened = (widen_pattern(place) if is_pattern(place) else (place,) for place in paths)
-    return tuple(dict.fromkeys(place for places in widened for place in places if place))
+    # For Go a star stands for a name's first dot, too.
+    parts = (place.rpartition("/") for place in paths)
+    hidden = (f"{folder}/.{name}" for folder, _, name in parts if name.startswith(("*", "?", "[")))
+    return tuple(dict.fromkeys(filter(None, (*paths, *hidden))))
 
 
 def _resolve_import(import_path: str, parent: str) -> str:
-    """Return an import as an absolute path or pattern; an empty one stays empty."""
-    return posixpath.normpath(posixpath.join(posixpath.dirname(parent), import_path)) if import_path else ""
+    """Return an import as an absolute path or pattern of fnmatch's; an empty one stays empty."""
+    path = import_path.replace("[^", "[!") if is_pattern(import_path) else import_path
+    return posixpath.normpath(posixpath.join(posixpath.dirname(parent), path)) if path else ""
 
 
 def edit_file(file: ConfigFile, document: Document) -> bytes | None:
@@ -213,36 +215,7 @@ def match_pattern(pattern: str, files: Files) -> list[str]:
     parts = pattern.split("/")
     names_by_path = ((path, path.split("/")) for path in files)
     candidates = ((path, zip(parts, names, strict=True)) for path, names in names_by_path if len(names) == len(parts))
-    return sorted(path for path, pairs in candidates if all(_matches_component(*pair) for pair in pairs))
-
-
-def _matches_component(pattern: str, name: str) -> bool:
-    if not any(character in pattern for character in "*?[\\"):
-        return pattern == name
-    return _compile_component(pattern).fullmatch(name) is not None
-
-
-@cache
-def _compile_component(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern's component as Go's filepath.Match does: ``[^a]``, backslashes, hidden files like others."""
-    expression = ""
-    for token in re.finditer(r"\\(.)|(\[\^?(?:\\.|[^\]\\])+\])|(.)", pattern, re.DOTALL):
-        escaped, characters, other = token.groups()
-        if characters:
-            expression += characters.replace("[[", "[\\[")
-        else:
-            expression += {"*": ".*", "?": "."}.get(other or "", re.escape(escaped or other))
-    try:
-        return re.compile(expression, re.DOTALL)
-    except re.error:
-        return re.compile(r"(?!)")  # containerd ignores such a pattern, too
-
-
-def widen_pattern(pattern: str) -> tuple[str, ...]:
-    """Return patterns of only ``*`` and ``?`` that match everything that ``pattern`` does, including hidden files."""
-    plain = re.sub(r"\\.|\[\^?(?:\\.|[^\]\\])+\]", "?", pattern)
-    folder, slash, name = plain.rpartition("/")
-    return (plain, f"{folder}{slash}.{name}") if name.startswith(("*", "?")) else (plain,)
+    return sorted(path for path, pairs in candidates if all(fnmatchcase(name, part) for part, name in pairs))
 
 
 def imports_matching(file: ConfigFile, path: str) -> Iterator[str]:

@@ -41,7 +41,6 @@ from gpunode.steps.kernel import is_chosen_driver_loaded
 from gpunode.steps.packages import desired_state, find_packages_off_lock, locked_driver_packages, refuse_held_packages
 from gpunode.steps.secure_boot import lacks_enrolment
 from gpunode.steps.selection import (
-    PURPOSE_BY_SOURCE_GLOB,
     WantedDriver,
     kept_driver_version,
     mismatched_packages,
@@ -289,11 +288,6 @@ _SKIPPED_ENROLMENT_WARNING = (
 )
 
 
-_PURPOSE_BY_FIRMWARE_GLOB = dict.fromkeys(
-    ("/lib/firmware/nvidia/*", "/usr/lib/firmware/nvidia/*"), "the open modules load the GPU's firmware from there"
-)
-
-
 def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan every driver package of the scope in the chosen branch; upgrade a satisfied one only on request."""
     driver = wanted_driver(recipe, facts)
@@ -326,10 +320,6 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         installed = f"driver {packages[names[0]].version} is installed"
         reason = explain_manual_marks(marked, facts) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
-    purposes = {**({} if driver.modules else PURPOSE_BY_SOURCE_GLOB)}
-    purposes |= _PURPOSE_BY_FIRMWARE_GLOB if chosen.flavour == "open" else {}
-    if wanted and (refused := system(facts).refuse_excluded_files(facts, purposes)):
-        return refused
     # An installed driver keeps its version: missing packages, and those that strayed from it, get that version.
     version = kept_driver_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else version_prefix(chosen), "driver")

@@ -14,7 +14,7 @@ from gpunode.distros.family import Family
 from gpunode.facts.kernels import modprobe_directives, module_load_lines
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, Unknown, known, need, plan_file
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import DRIVER_PARAMETERS_FILE, GRUB_DEFAULTS_FILE, GRUB_DEFAULTS_FOLDER, KERNEL_ARGUMENTS_FILE
+from gpunode.facts.probes import GRUB_DEFAULTS_FILE, GRUB_DEFAULTS_FOLDER, KERNEL_ARGUMENTS_FILE
 from gpunode.facts.project import PLAN_PROBE_KEY
 from gpunode.outcome import Blocked, Planned, Refusal, Step, StepOutcome
 from gpunode.package_id import PackageId
@@ -40,9 +40,6 @@ def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
     kernels = known(facts.kernels, Kernels(None, ()))
     found = [family.headers_package(kernel) for kernel in kernels.wanted]
     return (*found, *map(PackageId, family.find_header_metapackages(kernels, known(facts.packages, {}))))
-
-
-_PURPOSE_BY_HEADER_GLOB: Final = {"/usr/src/linux-headers-*": "DKMS needs the headers to build the kernel module"}
 
 
 def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -72,8 +69,6 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     wanted = dict.fromkeys((*(family.headers_package(one) for one in kernels.wanted if one not in built_for), *metas))
     missing = [one for one in wanted if not is_at_version(packages.get(one), versions.get(one, ""))]
     lost = [one for one in wanted if one not in {*missing, *metas}]
-    if (missing or lost) and (refused := system(facts).refuse_excluded_files(facts, _PURPOSE_BY_HEADER_GLOB)):
-        return refused
     if lost:
         from gpunode.steps.leftovers import refuse_lost_headers  # loaded on use
 
@@ -118,44 +113,24 @@ _NO_OP_PROGRAMS: Final = frozenset({"true", "false", ":"})
 _BLACKLIST_ARGUMENT_PREFIXES: Final = ("modprobe.blacklist=", "module_blacklist=")
 _NOUVEAU_DISPLAY_EFFECT: Final = "makes nouveau take the display when it is loaded"
 _GRUB_CMDLINE_LINE: Final = Pattern(r"\s*(?:export\s+)?GRUB_CMDLINE_LINUX\w*=(.*)")
-_DEVICE_FILES_GLOB: Final = "/dev/nvidia*"
-_DEVICE_MODE_OPTION: Final = "NVreg_DeviceFileMode="
-_DEVICE_GROUP_OPTION: Final = "NVreg_DeviceFileGID="
-_DEVICE_FILE_PARAMETER: Final = Pattern(r"(?m)^DeviceFile(?P<what>Mode|GID): (?P<value>\d+)$")
 
 
 def driver_hazard_notes(facts: Facts) -> tuple[str, ...]:
-    """Return a note for each line that keeps modules or device files from being as the driver needs them."""
+    """Return a note for each line that keeps modules from being as the driver needs them."""
     loads = (load_line for load_line in module_load_lines(facts) if load_line.words[0] in RIVAL_MODULES)
     rivals = (f"{load.file}:{load.line} loads {load.words[0]} by name, which ignores any blacklist" for load in loads)
     removals = (f"{note}: remove it" for note in (*rivals, *_modprobe_directive_notes(facts)))
-    notes = (*removals, *_notes_of_kernel_arguments(facts))
-    closed = () if any(_DEVICE_FILES_GLOB in note for note in notes) else tuple(_closed_device_notes(facts))
-    return (*notes, *closed, *_old_initramfs_notes(facts))
+    return (*removals, *_notes_of_kernel_arguments(facts), *_old_initramfs_notes(facts))
 
 
 def _modprobe_directive_notes(facts: Facts) -> Iterator[str]:
-    group = _device_group(facts)
     for directive in modprobe_directives(facts):
-        if directive.file != NOUVEAU_BLACKLIST_FILE and (effect := _describe_directive_harm(directive.words, group)):
+        if directive.file != NOUVEAU_BLACKLIST_FILE and (effect := _describe_directive_harm(directive.words)):
             yield f"{directive.file}:{directive.line} {effect}"
 
 
-def _device_group(facts: Facts) -> int:
-    """Return the group that options set for the device files, 0 for root: modprobe joins the options of all files."""
-    options = [
-        word for line in modprobe_directives(facts) if line.words[:2] == ("options", "nvidia") for word in line.words
-    ]
-    words = facts.text(KERNEL_ARGUMENTS_FILE).split()
-    options += [word.removeprefix("nvidia.") for word in words if word.startswith("nvidia.")]
-    return _option_value(options, _DEVICE_GROUP_OPTION) or 0
-
-
-def _describe_directive_harm(words: tuple[str, ...], group: int) -> str:
-    """Return how a directive of modprobe harms the NVIDIA driver; empty if it does not.
-
-    ``group`` is the group of the device files.
-    """
+def _describe_directive_harm(words: tuple[str, ...]) -> str:
+    """Return how a directive of modprobe harms the NVIDIA driver; empty if it does not."""
     match words:
         case ("blacklist", module) if module in _DRIVER_MODULES:
             return f"keeps {module} from being loaded for its GPU"
@@ -169,8 +144,6 @@ def _describe_directive_harm(words: tuple[str, ...], group: int) -> str:
             return f"loads {', '.join(rivals)} along with {module}"
         case ("options", "nouveau", *options) if any(o.startswith("modeset=") and o != "modeset=0" for o in options):
             return _NOUVEAU_DISPLAY_EFFECT
-        case ("options", "nvidia", *options) if (mode := _option_value(options, _DEVICE_MODE_OPTION)) is not None:
-            return _describe_closed_mode(mode, group)
         case _:
             return ""
 
@@ -178,66 +151,30 @@ def _describe_directive_harm(words: tuple[str, ...], group: int) -> str:
 def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for each kernel argument of the next boot, or of this one if the boot loader no longer has it."""
     said = set()
-    group = _device_group(facts)
     settings = sorted(one for one in facts.files if one.startswith(f"{GRUB_DEFAULTS_FOLDER}/") and one.endswith(".cfg"))
     for path in (GRUB_DEFAULTS_FILE, *settings):
         for number, line in enumerate(facts.text(path).split("\n"), 1):
             match = _GRUB_CMDLINE_LINE.match(line)
             for word in match[1].replace('"', " ").replace("'", " ").split() if match else ():
-                if effect := _argument_effect(word, group):
+                if effect := _argument_effect(word):
                     said.add(word)
                     yield f"{path}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
     if known(facts.file(GRUB_DEFAULTS_FILE), None):
         remedy = f"{GRUB_DEFAULTS_FILE} does not have it any more: run update-grub, and reboot"
     for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS_FILE).split()):
-        if word not in said and (effect := _argument_effect(word, group)):
+        if word not in said and (effect := _argument_effect(word)):
             yield f"{KERNEL_ARGUMENTS_FILE}: the kernel was started with {word}, which {effect}: {remedy}"
 
 
-def _argument_effect(word: str, group: int) -> str:
+def _argument_effect(word: str) -> str:
     name, _, value = word.partition("=")
     if name == "nouveau.modeset" and value != "0":
         return _NOUVEAU_DISPLAY_EFFECT
     if word.startswith(_BLACKLIST_ARGUMENT_PREFIXES):
         modules = sorted(_DRIVER_MODULES.intersection(value.replace("-", "_").split(",")))
         return f"keeps {', '.join(modules)} from being loaded" if modules else ""
-    if word.startswith(f"nvidia.{_DEVICE_MODE_OPTION}") and (mode := _parse_parameter(value)) is not None:
-        return _describe_closed_mode(mode, group)
     return ""
-
-
-def _closed_device_notes(facts: Facts) -> Iterator[str]:
-    """Yield a note if the loaded driver gives its device files a mode that only root can use."""
-    parameters = {
-        match["what"]: int(match["value"])
-        for match in _DEVICE_FILE_PARAMETER.finditer(facts.text(DRIVER_PARAMETERS_FILE))
-    }
-    if "Mode" in parameters and (effect := _describe_closed_mode(parameters["Mode"], parameters.get("GID", 0))):
-        yield f"the loaded driver {effect} ({DRIVER_PARAMETERS_FILE}); options of the module nvidia set that"
-
-
-def _describe_closed_mode(mode: int, group: int) -> str:
-    """Return how a mode of the device files affects users; empty if others, or a separate group, may open them.
-
-    Source: the README of the NVIDIA driver, "How can I specify the permissions of the device files?".
-    """
-    if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and group != 0):
-        return ""
-    return f"gives {_DEVICE_FILES_GLOB} the mode {mode & 0o777:04o}, so users other than root cannot use a GPU"
-
-
-def _option_value(options: list[str], name: str) -> int | None:
-    values = [option.removeprefix(name) for option in options if option.startswith(name)]
-    return _parse_parameter(values[-1]) if values else None
-
-
-def _parse_parameter(text: str) -> int | None:
-    """Return a module parameter as the kernel reads it: hexadecimal after 0x, octal after 0 (kstrtol, base 0)."""
-    try:
-        return int(text, 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" else 10)
-    except ValueError:
-        return None
 
 
 def _old_initramfs_notes(facts: Facts) -> Iterator[str]:
@@ -286,7 +223,7 @@ NOUVEAU_STEP = Step(
     "packages",
     plan_blacklist,
     for_driver=True,
-    files=(KERNEL_ARGUMENTS_FILE, GRUB_DEFAULTS_FILE, DRIVER_PARAMETERS_FILE),
+    files=(KERNEL_ARGUMENTS_FILE, GRUB_DEFAULTS_FILE),
 )
 
 

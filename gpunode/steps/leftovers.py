@@ -22,7 +22,7 @@ from gpunode.facts.project import PLAN_PROBE_KEY, UNINSTALL_RUN_DRIVER
 from gpunode.outcome import Planned, Refusal, StepOutcome
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.steps.selection import PURPOSE_BY_SOURCE_GLOB, WantedDriver
+from gpunode.steps.selection import WantedDriver
 
 _NVCC_PATH: Final = Pattern(r"/usr/local/cuda-(?P<release>\d+\.\d+)/bin/nvcc")
 # Up to CUDA 10.0 and from 10.1 on.
@@ -308,7 +308,8 @@ def refuse_lost_headers(lost: Sequence[PackageId], facts: Facts) -> Refusal:
     reinstall = system(facts).reinstall({one: state for one, state in packages if one.name.startswith(stems)})
     return Refusal(
         what=f"{', '.join(map(str, lost))} {'are' if lost[1:] else 'is'} installed, but the headers are not there",
-        why="/lib/modules/KERNEL/build leads nowhere: somebody has deleted what the package put below /usr/src",
+        why="/lib/modules/KERNEL/build leads nowhere: somebody has deleted what the package put below /usr/src, or "
+        f"{system(facts).exclusion} keeps it out (then remove that first)",
         hint=f"sudo {reinstall}\nthen run the same command again",
     )
 
@@ -323,10 +324,10 @@ def note_lost_module_source(driver: WantedDriver, facts: Facts) -> str:
 
 
 def refuse_lost_module_source(driver: WantedDriver, kernels: Sequence[str], facts: Facts) -> Refusal:
-    """Return the refusal of ``kernels`` for which nothing can build modules, or of what excludes the source."""
-    return system(facts).refuse_excluded_files(facts, PURPOSE_BY_SOURCE_GLOB) or Refusal(
+    """Return the refusal of ``kernels`` for which nothing can build modules."""
+    return Refusal(
         what=f"there is no kernel module for {' and '.join(kernels)}, and nothing to build it from",
-        why=_LOST_SOURCE_PHRASE,
+        why=f"{_LOST_SOURCE_PHRASE}, or {system(facts).exclusion} keeps it out (then remove that first)",
         hint=f"sudo {_reinstall_modules_hint(driver, facts)}\nthen run the same command again",
     )
 

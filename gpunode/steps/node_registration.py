@@ -9,9 +9,8 @@ exists keeps its labels), "NodeRestriction" (a kubelet may set labels outside of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from gpunode.change import FileChange, FileState
@@ -32,8 +31,6 @@ _EXTRA_ARGS_VARIABLE: Final = "KUBELET_EXTRA_ARGS"
 _EXTENDABLE_EXTRA_ARGS_LINE: Final = Pattern(rf"""^{_EXTRA_ARGS_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
 _ANY_EXTRA_ARGS_LINE: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_EXTRA_ARGS_VARIABLE}[ \t]*=", re.MULTILINE)
 
-# An item of a YAML list, or a blank line or comment between two.
-_LIST_LINE: Final = Pattern(r"""(?P<indent> *)(?:- *(["']?)(?P<item>[^"'#]*?)\2 *)?(?:#.*)?""")
 # The taints that kubeadm writes from nodeRegistration.taints and from a KubeletConfiguration.
 _TAINT_SETTING_BY_FILE: Final = {
     "/var/lib/kubelet/kubeadm-flags.env": Pattern(r"--register-with-taints[= ]\S"),
@@ -55,8 +52,11 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     register: KubeletKind = wanted.node_registration
     labels = [f"{key}={value}" for key, value in sorted(registration_labels(wanted).items())]
     taints = [f"{wanted.taint.key}={wanted.taint.value}:{wanted.taint.effect}"] if wanted.taint.key else []
+    path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"
     if not labels and not taints:
-        return Planned((), f"the stack {wanted.stack} finds the nodes by itself, and the recipe has no taint")
+        own_file = None if register == "kubelet" else known(facts.file(path), None)
+        changes = (FileChange(path, own_file, None),) if own_file else ()
+        return Planned(changes, f"the stack {wanted.stack} finds the nodes by itself, and the recipe has no taint")
     kubelet = known(facts.kubelet, None)
     if kubelet and kubelet.kind != register:
         return Refusal(
@@ -67,30 +67,15 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
             else 'set node_registration = "none" in [kubernetes], and label the node with `gpunode k8s apply`',
         )
     if register == "kubelet":
+        if obstacle := _refuse_or_defer_flags(taints, facts):
+            return obstacle
         path = KUBELET_ENVIRONMENT_FILE
-        if not _reads_environment_file(facts):
-            return Planned(
-                (), f"waits for a kubelet that reads {KUBELET_ENVIRONMENT_FILE}, as kubeadm's does", is_deferred=True
-            )
-        settings = _TAINT_SETTING_BY_FILE.items()
-        elsewhere = next((path for path, setting in settings if setting.search(facts.text(path))), "")
-        if taints and elsewhere:
-            return Refusal(
-                f"{elsewhere} has the kubelet register its Node with taints already",
-                f"--register-with-taints in {KUBELET_ENVIRONMENT_FILE} would replace them, not add to them",
-                'set node_registration = "none" in [kubernetes]; gpunode k8s apply sets the taint then',
-            )
-    else:
-        path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"
     before = need(facts.file(path), f"what {path} holds")
     content = before.content if before else b""
-    after = (
-        _add_kubelet_flags(content, labels, taints)
-        if path == KUBELET_ENVIRONMENT_FILE
-        else _add_rancher_items(content, labels, taints)
-    )
+    is_kubeadm = register == "kubelet"
+    after = _add_kubelet_flags(content, labels, taints) if is_kubeadm else _render_rancher_file(labels, taints)
     if after is None:
-        return _refuse_unextendable_file(path, labels, taints)
+        return _refuse_unextendable_file(labels, taints)
     reason = f"the kubelet registers its Node with {', '.join(labels + taints)}"
     if after == content:
         return Planned((), reason)
@@ -98,18 +83,28 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     return Planned((change,), reason, change_notes=_joined_node_notes(facts, register, labels, taints))
 
 
-def _refuse_unextendable_file(path: str, labels: Sequence[str], taints: Sequence[str]) -> Refusal:
-    if path != KUBELET_ENVIRONMENT_FILE:
-        return Refusal(
-            f"{path} has lists that gpunode cannot extend",
-            "node-label+ or node-taint+ stands there twice, or without a line for each item, or the file is not one "
-            "YAML mapping with a line for each key",
-            "move your own lines to another file in that folder: k3s and RKE2 read every one",
+def _refuse_or_defer_flags(taints: Sequence[str], facts: Facts) -> Planned | Refusal | None:
+    """Return why ``/etc/default/kubelet`` cannot have them, now or ever; None if it can."""
+    if not _reads_environment_file(facts):
+        return Planned(
+            (), f"waits for a kubelet that reads {KUBELET_ENVIRONMENT_FILE}, as kubeadm's does", is_deferred=True
         )
+    settings = _TAINT_SETTING_BY_FILE.items()
+    elsewhere = next((path for path, setting in settings if setting.search(facts.text(path))), "")
+    if not taints or not elsewhere:
+        return None
+    return Refusal(
+        f"{elsewhere} has the kubelet register its Node with taints already",
+        f"--register-with-taints in {KUBELET_ENVIRONMENT_FILE} would replace them, not add to them",
+        'set node_registration = "none" in [kubernetes]; gpunode k8s apply sets the taint then',
+    )
+
+
+def _refuse_unextendable_file(labels: Sequence[str], taints: Sequence[str]) -> Refusal:
     flags = [f"--node-labels={','.join(labels)}"] if labels else []
     flags += [f"--register-with-taints={','.join(taints)}"] if taints else []
     return Refusal(
-        f"{path} has a {_EXTRA_ARGS_VARIABLE} that gpunode cannot extend",
+        f"{KUBELET_ENVIRONMENT_FILE} has a {_EXTRA_ARGS_VARIABLE} that gpunode cannot extend",
         "it contains quotes or escapes, or separates a flag and its value by a blank",
         f'write it as one line, {_EXTRA_ARGS_VARIABLE}="--flag=value …", or add there: {" ".join(flags)}',
     )
@@ -175,42 +170,12 @@ def _add_kubelet_flags(content: bytes, labels: Sequence[str], taints: Sequence[s
     return text.encode("utf-8", "surrogateescape")
 
 
-def _add_rancher_items(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
-    """Return the file of config.yaml.d with these in its lists; None if its syntax is not understood."""
-    text = content.decode("utf-8", "surrogateescape")
-    lines = text.splitlines() or ["# Written by gpunode: this node registers with these, beside those of other files."]
-    for heading, items in (("node-label+:", labels), ("node-taint+:", taints)):
-        at = [number for number, line in enumerate(lines) if heading[:-1] in line.partition("#")[0]]
-        if len(at) > 1 or any(lines[number].rstrip() != heading for number in at):
-            return None
-        if not items:
-            continue
-        lines, start = (lines, at[0] + 1) if at else ([*lines, heading], len(lines) + 1)
-        rows = [row for row in takewhile(bool, map(_LIST_LINE.fullmatch, lines[start:])) if row]
-        keys = {re.split("[=:]", item)[0] for item in items}
-        kept = [row[0] for row in rows if row["item"] in items or re.split("[=:]", row["item"] or "")[0] not in keys]
-        missing = [item for item in items if item not in {row["item"] for row in rows}]
-        indent = next((row["indent"] for row in rows if row["item"] is not None), "")
-        lines[start : start + len(rows)] = [*(f'{indent}- "{item}"' for item in missing), *kept]
-    changed = text if lines == text.splitlines() else "".join(f"{line}\n" for line in lines)
-    if content and not _are_settings_kept(text, changed, {"node-label+": labels, "node-taint+": taints}):
-        return None
-    return changed.encode("utf-8", "surrogateescape")
-
-
-def _are_settings_kept(before: str, after: str, items_by_key: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether ``after`` is one YAML mapping with these items, and with everything else in ``before``."""
-    from gpunode import yaml  # loaded on use: few nodes have such a file with other lines
-
-    try:
-        old, new = (yaml.load(text) or {} for text in (before, after))
-    except ValueError:
-        return False
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return False
-    others = [{key: value for key, value in one.items() if key not in items_by_key} for one in (old, new)]
-    are_added = all(item in (new.get(key) or ()) for key, items in items_by_key.items() for item in items)
-    return others[0] == others[1] and are_added
+def _render_rancher_file(labels: Sequence[str], taints: Sequence[str]) -> bytes:
+    """Return gpunode's own file of config.yaml.d."""
+    lines = ["# Written by gpunode: this node registers with these, beside those of other files."]
+    for key, items in (("node-label+", labels), ("node-taint+", taints)):
+        lines += [f"{key}:", *(f'- "{item}"' for item in items)] if items else []
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan)

@@ -53,10 +53,6 @@ _UBUNTU_VERSION_MARK = "ubuntu"
 _REVISION_SUFFIX = re.compile(r"-[^-]*\Z")
 
 
-PURPOSE_BY_SOURCE_GLOB: Final = {"/usr/src/nvidia-*": "DKMS builds the kernel module from that source"}
-"""What the sources below each glob are for."""
-
-
 @dataclass(frozen=True, slots=True)
 class WantedDriver:
     """The driver chosen for this node, as its distribution packages it.

@@ -76,8 +76,6 @@ def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts
 
     Also beside a change of versions, which does not unpack packages that already have their version.
     """
-    if refused := system(facts).refuse_excluded_files(facts, dict.fromkeys(lost, "containers need it to use the GPU")):
-        return refused
     purpose = f"{join_names(lost)} {'is' if len(lost) == 1 else 'are'} gone, although the package is installed"
     anew = system(facts).reinstall_change({one: PackageState(version) for one in TOOLKIT_PACKAGES}, purpose)
     # CRI-O drops a handler whose program is missing when it starts.

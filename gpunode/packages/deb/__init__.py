@@ -144,14 +144,6 @@ def _refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refus
     return obstacles.refuse_missing_components(facts, components)
 
 
-def _refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | None:
-    if not any("path-exclude" in facts.text(file) for file in facts.files if file.startswith(configuration.DPKG_MAIN)):
-        return None
-    from gpunode.packages.deb import obstacles  # loaded on use: few nodes have any
-
-    return obstacles.refuse_excluded_files(facts, uses)
-
-
 def _have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     from gpunode.packages.deb import repositories
 
@@ -226,7 +218,6 @@ DEB: Final = PackageSystem(
     other_read_files=(
         preferences.PREFERENCES_FILE,
         configuration.APT_CONF_FILE,
-        configuration.DPKG_MAIN,
         status.DIVERSIONS_FILE,
         _COMMON_KEYRING,
     ),
@@ -234,9 +225,8 @@ DEB: Final = PackageSystem(
         "apt-sources-d": "/etc/apt/sources.list.d",
         "apt-preferences-d": preferences.PREFERENCES_FOLDER,
         "apt-conf-d": configuration.APT_CONF_FOLDER,
-        "dpkg-cfg-d": configuration.DPKG_CONFIG_FOLDER,
     },
-    config_folders=("/etc/apt/", "/etc/dpkg/"),
+    config_folders=("/etc/apt/",),
     table_folders=("/var/lib/dpkg/", _COMMON_KEYRING),
     pin_file=preferences.PIN_FILE,
     cuda_pin_file=preferences.CUDA_PIN_FILE,
@@ -260,7 +250,7 @@ DEB: Final = PackageSystem(
     is_older=is_older,
     plan_repository=_plan_repository,
     refuse_missing_components=_refuse_missing_components,
-    refuse_excluded_files=_refuse_excluded_files,
+    exclusion="a path-exclude in /etc/dpkg/dpkg.cfg.d",
     note_relaxed_checks=_note_relaxed_checks,
     render_driver_pin=preferences.render_driver_pin,
     render_cuda_pin=preferences.render_cuda_pin,

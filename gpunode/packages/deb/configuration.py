@@ -1,4 +1,4 @@
-"""APT's configuration files, apt.conf(5), and the options that they set; the places of dpkg's own."""
+"""APT's configuration files, apt.conf(5), and the options that they set."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from gpunode.facts.patterns import Pattern
 
 APT_CONF_FOLDER: Final = "/etc/apt/apt.conf.d"
 APT_CONF_FILE: Final = "/etc/apt/apt.conf"
-DPKG_CONFIG_FOLDER: Final = "/etc/dpkg/dpkg.cfg.d"
-DPKG_MAIN: Final = "/etc/dpkg/dpkg.cfg"
 # apt ignores other names in its configuration folder.
 _APT_CONF_FILE_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.conf)?|[A-Za-z0-9_.-]{1,255}\.conf")
 _APT_CONF_TOKEN = Pattern(r"//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|\"[^\"\n]*\"|[{};\n]|[^\s{};\"]+")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.catalog.openpgp import dearmor, list_key_fingerprints, strip_foreign_packets
+from gpunode.catalog.openpgp import dearmor, list_key_fingerprints
 from tests.needs import lacking
 
 pytestmark = pytest.mark.skipif(not shutil.which("gpg"), reason=lacking("gpg"))
@@ -145,14 +145,3 @@ def test_truncated_key_is_refused_or_ends_between_packets(gpg: Gpg) -> None:
             assert list_key_fingerprints(key[:length]) == whole
         except ValueError:
             continue
-
-
-def test_key_is_reduced_to_its_self_signed_parts(gpg: Gpg) -> None:
-    rsa, edwards = gpg.export("rsa"), gpg.export("edwards")
-    assert strip_foreign_packets(rsa) == rsa == strip_foreign_packets(gpg.armored("rsa"))
-    kept = gpg.run("--list-packets", stdin=strip_foreign_packets(edwards))
-    assert (kept.count(b":attribute packet:"), kept.count(b":public sub key packet:")) == (0, 1)
-    # Behind the key what belongs to another: its name, photo and subkey, with the signatures of that other key.
-    foreign = edwards[edwards.index(b"edwards <") - 2 :]
-    assert foreign[0] & 0xBC == 0xB4, "a user id, in the old format of packets"
-    assert strip_foreign_packets(rsa + foreign) == rsa

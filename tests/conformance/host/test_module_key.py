@@ -235,8 +235,8 @@ def test_request_without_a_terminal_is_refused_before_any_change(tmp_path: Path)
         mok.read_chosen_password(changes, "", str(tmp_path / "no-terminal"))
     assert "ssh -t" in caught.value.hint
     (tmp_path / "screen").touch()
-    assert not mok.read_chosen_password(changes, "", str(tmp_path / "screen")).text
-    assert not mok.read_chosen_password((), "", str(tmp_path / "no-terminal")).text
+    assert not mok.read_chosen_password(changes, "", str(tmp_path / "screen"))
+    assert not mok.read_chosen_password((), "", str(tmp_path / "no-terminal"))
 
 
 def write_password(folder: Path, text: str = "chosen2026\n", mode: int = 0o600) -> Path:
@@ -256,21 +256,21 @@ IMPORT = CommandChange(("mokutil", "--import", "x"), "test")
 def test_chosen_password_is_used_once_and_its_file_removed(tmp_path: Path, request_change: CommandChange) -> None:
     path, nowhere = write_password(tmp_path), str(tmp_path / "no-terminal")
     chosen = mok.read_chosen_password([IMPORT], str(path), nowhere)
-    mok.queue_enrolment(Runner(), request_change, nowhere, password=chosen.text)
+    mok.queue_enrolment(Runner(), request_change, nowhere, password=chosen)
     assert hashes("chosen2026", (tmp_path / "hash").read_text().strip())
     assert path.exists()
-    chosen.remove_file()
+    mok.remove_password_file(str(path), chosen)
     assert not path.exists()
 
 
 def test_run_without_an_enrolment_leaves_the_password_file_unread(tmp_path: Path) -> None:
-    assert not mok.read_chosen_password((), str(tmp_path / "gone")).text
+    assert not mok.read_chosen_password((), str(tmp_path / "gone"))
 
 
 def test_password_file_goes_and_the_link_to_it_stays(tmp_path: Path) -> None:
     link, path = tmp_path / "link", write_password(tmp_path)
     link.symlink_to(path)
-    mok.read_chosen_password([IMPORT], str(link)).remove_file()
+    mok.remove_password_file(str(link), mok.read_chosen_password([IMPORT], str(link)))
     assert link.is_symlink()
     assert not path.exists()
 
@@ -278,19 +278,20 @@ def test_password_file_goes_and_the_link_to_it_stays(tmp_path: Path) -> None:
 def test_file_behind_a_link_in_the_password_files_place_stays(tmp_path: Path) -> None:
     """Whoever owns the folder could otherwise have root remove any file."""
     path, other = write_password(tmp_path), tmp_path / "shadow"
-    other.touch()
+    other.write_text("root:*:1::::::\n")
     chosen = mok.read_chosen_password([IMPORT], str(path))
     path.unlink()
     path.symlink_to(other)
-    chosen.remove_file()
+    mok.remove_password_file(str(path), chosen)
     assert other.exists()
 
 
 def test_password_file_behind_standard_input_stays(tmp_path: Path) -> None:
     with write_password(tmp_path).open() as file:
-        chosen = mok.read_chosen_password([IMPORT], f"/dev/fd/{file.fileno()}")
-    chosen.remove_file()
-    assert chosen.text == "chosen2026"
+        name = f"/dev/fd/{file.fileno()}"
+        chosen = mok.read_chosen_password([IMPORT], name)
+        mok.remove_password_file(name, chosen)
+    assert chosen == "chosen2026"
     assert (tmp_path / "chosen").exists()
 
 
@@ -299,7 +300,7 @@ def test_chosen_password_may_come_through_a_pipe() -> None:
     try:
         os.write(writer, b"through9pipe\n")
         os.close(writer)
-        assert mok.read_chosen_password([IMPORT], f"/dev/fd/{reader}").text == "through9pipe"
+        assert mok.read_chosen_password([IMPORT], f"/dev/fd/{reader}") == "through9pipe"
     finally:
         os.close(reader)
 

@@ -90,8 +90,9 @@ def test_real_nvidia_smi_starts_in_the_image(tmp_path: Path) -> None:
 
 def _unpack(archive: bytes, folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(archive)) as outer:
-        blobs = [outer.extractfile(m) for m in outer.getmembers() if m.name.startswith("blobs/")]
-        layer = max((blob.read() for blob in blobs if blob is not None), key=len)
+        (found,) = (outer.extractfile(one) for one in outer.getmembers() if one.name.endswith("/layer.tar"))
+        assert found is not None
+        layer = found.read()
     with tarfile.open(fileobj=io.BytesIO(layer)) as inner:
         # Python has filters, and warns without one, from 3.12, 3.11.4 and 3.10.12 on.
         inner.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)

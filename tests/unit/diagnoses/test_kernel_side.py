@@ -398,6 +398,16 @@ def test_device_file_fault_has_its_cause(pieces: list[tuple[str, str]], cause: s
     assert roots(*pieces) == [cause]
 
 
+def test_device_files_that_only_root_may_open_get_another_mode() -> None:
+    """No group has a right there, so joining one would not help."""
+    piece = ("cat /etc/modprobe.d/nvidia.conf", "options nvidia NVreg_DeviceFileMode=0600")
+    (found,) = diagnose_pieces(("nvidia-smi", "Failed to initialize NVML: Insufficient Permissions"), piece).roots
+    steps = str(found)
+    assert found.cause == "device-node-permissions"
+    assert "NVreg_DeviceFileMode=0666" in steps
+    assert "usermod" not in steps
+
+
 @pytest.mark.parametrize(
     "pieces",
     [

@@ -186,13 +186,13 @@ def test_oversized_index_is_refused(tmp_path: Path) -> None:
         assert why in caught.value.why
 
 
-def test_oversized_archive_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "x.tgz"
-    path.write_bytes(gzip.compress(b"", mtime=0))
-    os.truncate(path, capture.MAX_PACKED_BYTES + 1)
+def test_oversized_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "MAX_PACKED_BYTES", 1 << 10)
+    path = archive(tmp_path / "x.tgz", {"data/x": b""})
+    os.truncate(path, (1 << 10) + 1)
     with pytest.raises(Refused) as caught:
         load_capture(path)
-    assert caught.value.why == "the archive: is larger than 64 MiB"
+    assert caught.value.why == "the archive: is larger than 0 MiB"
 
 
 def test_too_many_members_are_refused(tmp_path: Path) -> None:

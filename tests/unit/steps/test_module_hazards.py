@@ -1,4 +1,4 @@
-"""Lines by which a module or its device files will not be as the driver needs them; look-alikes that are meant so."""
+"""Lines by which a module will not be as the driver needs it; look-alikes that are meant so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.unit.steps.test_preexisting_driver import BY_CANONICAL, of_branch_580
 SITE = "/etc/modprobe.d/site.conf"
 ARGUMENTS, GRUB = "/proc/cmdline", "/etc/default/grub"
 GRUB_D, LIB = "/etc/default/grub.d/50-cloudimg.cfg", "/lib/modprobe.d/blacklist-nvidia.conf"
-PARAMETERS = "/proc/driver/nvidia/params"
 IMAGE = f"/boot/initrd.img-{KERNEL}"
 
 
@@ -27,20 +26,14 @@ def with_file(path: str, text: str) -> Facts:
 @pytest.mark.parametrize(
     ("path", "text", "note"),
     [
-        (SITE, "options nvidia NVreg_DeviceFileMode=0600", f"{SITE}:1 gives /dev/nvidia* the mode 0600"),
-        (SITE, "options nvidia NVreg_DeviceFileMode=384", "the mode 0600, so users other than root cannot"),
-        (SITE, "options nvidia NVreg_DeviceFileMode=0x180", "the mode 0600"),
-        (SITE, "options nvidia NVreg_DeviceFileMode=0660", "the mode 0660"),
         (ARGUMENTS, "quiet nouveau.modeset=1\n", "nouveau.modeset=1, which makes nouveau take the display"),
         (ARGUMENTS, "modprobe.blacklist=nvidia,foo ro", "keeps nvidia from being loaded"),
         (ARGUMENTS, "module_blacklist=nvidia-drm", "keeps nvidia_drm from being loaded"),
-        (ARGUMENTS, "nvidia.NVreg_DeviceFileMode=0600", "gives /dev/nvidia* the mode 0600"),
         (GRUB, "# x\nGRUB_CMDLINE_LINUX_DEFAULT='quiet nouveau.modeset=2'\n", f"{GRUB}:2 has nouveau.modeset=2"),
         (GRUB_D, "GRUB_CMDLINE_LINUX='nouveau.modeset=1'", f"{GRUB_D}:1 has nouveau.modeset=1"),
         # As Ubuntu's prime-select writes it.
         (LIB, "blacklist nvidia\n", f"{LIB}:1 keeps nvidia from being loaded"),
         ("/run/modprobe.d/x.conf", "alias nvidia off", "/run/modprobe.d/x.conf:1 disables nvidia"),
-        (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 384\n", "the mode 0600, so users"),
     ],
 )
 def test_hazardous_module_line_is_noted(path: str, text: str, note: str) -> None:
@@ -51,15 +44,8 @@ def test_hazardous_module_line_is_noted(path: str, text: str, note: str) -> None
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (SITE, "options nvidia NVreg_DeviceFileMode=0666"),
-        (SITE, "options nvidia NVreg_DeviceFileGID=44 NVreg_DeviceFileMode=0660"),
-        (SITE, "options nvidia NVreg_DeviceFileGID=44\noptions nvidia NVreg_DeviceFileMode=0660"),
-        (ARGUMENTS, "nvidia.NVreg_DeviceFileMode=0660 nvidia.NVreg_DeviceFileGID=44"),
-        (SITE, "options nvidia NVreg_DeviceFileMode=rw"),
-        (SITE, "# options nvidia NVreg_DeviceFileMode=0600"),
         (ARGUMENTS, "nouveau.modeset=0 modprobe.blacklist=nouveau nvidia-drm.modeset=1"),
         (GRUB, "#GRUB_CMDLINE_LINUX=nouveau.modeset=1\nGRUB_DEFAULT=nouveau.modeset=1"),
-        (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n"),
     ],
 )
 def test_harmless_module_line_is_not_noted(path: str, text: str) -> None:
@@ -70,9 +56,6 @@ def test_hazard_in_several_files_is_noted_once_by_the_edited_file() -> None:
     files = {ARGUMENTS: b"nouveau.modeset=1", GRUB: b"GRUB_CMDLINE_LINUX=nouveau.modeset=1"}
     (note,) = driver_hazard_notes(machine(files=files))
     assert note.startswith(GRUB)
-    closed = {SITE: b"options nvidia NVreg_DeviceFileMode=0600", PARAMETERS: b"DeviceFileMode: 384\n"}
-    (note,) = driver_hazard_notes(machine(files=closed))
-    assert note.startswith(SITE)
 
 
 def test_file_of_the_same_name_in_etc_hides_the_one_of_a_package() -> None:

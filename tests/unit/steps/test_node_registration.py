@@ -159,71 +159,24 @@ def with_k3s_file(content: bytes) -> Facts:
     return replace(facts, files={**facts.files, K3S_FILE: Known(FileState(content), "x")})
 
 
-def test_lines_that_a_user_added_to_the_file_of_k3s_are_kept() -> None:
-    asked = recipe_of(TAINT, "k3s", "k3s")
-    before = b"""# mine
-node-label+:
-  - nvidia.com/gpu.present=no
-  - site=a  # the rack
-node-name: one
-"""
-    facts = with_k3s_file(before)
-    state = registration_file(asked, facts)
-    assert yaml.safe_load(state.content) == {
-        "node-label+": ["nvidia.com/gpu.present=true", "site=a"],
-        "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
-        "node-name": "one",
-    }
-    assert b"# mine\n" in state.content
-    assert b"  - site=a  # the rack\n" in state.content
-    after = project_changes(facts, planned(NODE_REGISTRATION_STEP.plan(asked, facts)).changes)
-    assert planned(NODE_REGISTRATION_STEP.plan(asked, after)).changes == ()
+def test_label_that_left_the_recipe_leaves_the_file_of_k3s() -> None:
+    """So do lines of a user: other files of that folder are theirs."""
+    labels = '[kubernetes.labels]\na = "1"\n'
+    both, one = (recipe_of(labels + more, "k3s", "k3s") for more in ('b = "1"\n', ""))
+    facts = node(None, kubelet=K3S)
+    for edited in ("", "node-name: one\n"):
+        content = registration_file(both, facts).content + edited.encode()
+        state = registration_file(one, with_k3s_file(content))
+        assert yaml.safe_load(state.content) == {"node-label+": ["a=1", "nvidia.com/gpu.present=true"]}
 
 
-@pytest.mark.parametrize("between", [b"# - nvidia.com/gpu.present=false\n", b"\n", b"  # the rack\n\n"])
-def test_lists_of_k3s_with_comments_between_their_items_stay_valid(between: bytes) -> None:
-    """An item less indented than those after it is no YAML, and k3s would not start."""
-    before = b"node-label+:\n%b  - site=a\n%b  - nvidia.com/gpu.present=no\n" % (between, between)
-    content = registration_file(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(before)).content
-    assert sorted(yaml.safe_load(content)["node-label+"]) == ["nvidia.com/gpu.present=true", "site=a"]
-    assert content.count(between) >= 2
-
-
-@pytest.mark.parametrize("content", [b"# mine\n", b"---\nnode-name: one", b"node-name: {}\n", b"\n"])
-def test_block_mapping_of_k3s_gets_the_lists_below_it(content: bytes) -> None:
-    after = registration_file(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(content)).content
-    assert yaml.safe_load(after) == {
-        **(yaml.safe_load(content) or {}),
-        "node-label+": ["nvidia.com/gpu.present=true"],
-        "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
-    }
-
-
-def test_label_of_k3s_that_is_a_mapping_is_kept() -> None:
-    """``site: a`` for ``site=a``, which k3s is to judge."""
-    content = registration_file(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(b"node-label+:\n- site: a\n")).content
-    assert yaml.safe_load(content)["node-label+"] == ["nvidia.com/gpu.present=true", {"site": "a"}]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"node-label+: [a=b]\n",
-        b"node-label+:\n- a=b\nnode-label+:\n- c=d\n",
-        b"'node-label+':\n- a=b\n",
-        b"node-taint+ :\n- a=b:NoSchedule\n",
-        # Below these nothing can be added: it would be no YAML, or a second document, which k3s does not read.
-        b"{}\n",
-        b"[]\n",
-        b"{node-name: one}\n",
-        b"node-name: one\n...\n",
-        b"---\nnode-name: one\n---\nnode-name: two\n",
-        b"node-name: |\n  one\n  # mine: of the text\n\n\tnode-label: x\n",
-    ],
-)
-def test_file_of_k3s_with_lists_of_another_form_is_refused(content: bytes) -> None:
-    refused = refusal(NODE_REGISTRATION_STEP.plan(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(content)))
-    assert K3S_FILE in refused.what
+def test_file_of_k3s_goes_with_the_last_label() -> None:
+    """The GPU Operator finds the nodes by itself."""
+    asked = recipe_of(register="k3s", base="gpu-operator")
+    assert planned(NODE_REGISTRATION_STEP.plan(asked, node(None, kubelet=K3S))).changes == ()
+    (change,) = planned(NODE_REGISTRATION_STEP.plan(asked, with_k3s_file(b"node-label+:\n- a=1\n"))).changes
+    assert isinstance(change, FileChange)
+    assert (change.path, change.after) == (K3S_FILE, None)
 
 
 def test_kubelet_other_than_the_recipe_names_is_refused() -> None:

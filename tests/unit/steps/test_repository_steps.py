@@ -129,8 +129,9 @@ def test_own_list_with_the_wrong_mode_is_rewritten(mode: int) -> None:
     assert planned(CUDA_REPOSITORY_STEP.plan(MINE, facts)).changes == ()
 
 
-def test_armored_key_has_the_same_fingerprint() -> None:
+def test_armored_key_counts_the_same_and_is_written_in_binary() -> None:
     assert openpgp.list_key_fingerprints(ARMORED) == (FINGERPRINT,)
+    assert openpgp.verify_keyring(ARMORED, SigningKey("x", frozenset({FINGERPRINT}))) == KEY
 
 
 def test_disabled_list_is_enabled() -> None:

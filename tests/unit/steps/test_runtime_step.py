@@ -96,13 +96,6 @@ def test_diverted_program_of_the_toolkit_is_not_installed_again() -> None:
     assert outcome.notes[0].startswith(f"{path} is diverted")
 
 
-def test_setup_refuses_a_program_that_dpkg_leaves_out() -> None:
-    settings = {"/etc/dpkg/dpkg.cfg.d/docker": b"path-exclude=/usr/bin/nvidia-*\n"}
-    whole = machine(packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.18.0-1"), files=settings)
-    lost = replace(whole, lost_programs=Known(("/usr/bin/nvidia-ctk",), "x"))
-    assert "/etc/dpkg/dpkg.cfg.d/docker:1" in str(refusal(TOOLKIT_STEP.plan(recipe("docker"), lost)))
-
-
 @pytest.mark.parametrize("state", [FileState(b"", 0o644, uid=1000), FileState(b"", 0o664, gid=1000)])
 def test_drop_in_beside_a_writable_file_belongs_to_root(state: FileState) -> None:
     present = machine(packages={"containerd": "2.1.9-1", "nvidia-container-toolkit": "1.20.1-1"})
