@@ -29,19 +29,15 @@ from gpunode.kubernetes.reconcile import (
     current_fields,
     describe_owners,
     field_manager_of,
-    fields_owned_by_gpunode,
-    format_taints_in,
     install_command,
     is_kept_on_removal,
     object_key,
     object_ref,
     plan_field_removal,
-    plan_label_removal,
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import (
-    NODE_USER_PREFIX,
     ClusterPlan,
     describe_missing_rights,
     refuse_being_deleted,
@@ -72,14 +68,8 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         Refused: the credential does not permit all of it.
     """
     identity = cluster.identify()
-    try:
-        labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-        own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
-    except Forbidden:
-        node = cluster.whoami()
-        if not node.startswith(NODE_USER_PREFIX):
-            raise
-        return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER_PREFIX), cluster, identity)
+    labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+    own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
     with suppress(Forbidden):  # the cluster deletes check Jobs itself
         own_objects += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     changes: list[ObjectChange] = []
@@ -100,23 +90,6 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
     plan = ClusterPlan(identity, (*releases, *items), skipped)
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
-
-
-def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
-    """Return the plan that removes what the kubelet's credential may remove: the labels of its own Node.
-
-    Source: the Kubernetes documentation, "NodeRestriction".
-    """
-    skipped = ["all but this Node: the kubelet's credential may not list it; use one that may: --kubeconfig FILE"]
-    items = []
-    for live in cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}]):
-        if change := plan_label_removal(live, identity.uid):
-            items.append(
-                PlanItem("Node", "", name, "edit", "gpunode's labels are removed, all others are kept", 0, change)
-            )
-        if taints := format_taints_in(json.dumps(fields_owned_by_gpunode(live) or {})):
-            skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may remove it")
-    return ClusterPlan(identity, tuple(items), tuple(skipped))
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
