@@ -366,7 +366,7 @@ def test_pipe_in_the_place_of_a_file_to_write_is_replaced(store: Store) -> None:
     run = store.begin("setup", version="0.1.0")
     name = store.objects.save(b"new")
     store.objects.path(name).unlink()
-    for planted in (run.path.with_name("request.toml"), store.objects.path(name).with_name(f".{name}.{os.getpid()}")):
+    for planted in (run.path.with_name("request.json"), store.objects.path(name).with_name(f".{name}.{os.getpid()}")):
         os.mkfifo(planted)
     store.objects.save(b"new")
     run.save_request(b"schema = 1")
