@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +35,6 @@ from gpunode.kubernetes.reconcile import (
     plan_field_removal,
     without_taints,
 )
-from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import (
     ClusterPlan,
     describe_missing_rights,
@@ -49,15 +47,13 @@ LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
 # Objects are deleted before those that they use.
 _DELETION_ORDER: Final = (
     "DaemonSet",
-    "Pod",
-    "Job",
     "ResourceClaimTemplate",
     "ConfigMap",
     "RuntimeClass",
     "Namespace",
     "Node",
 )
-_NAMESPACED_KINDS_ARGUMENT: Final = "daemonsets.apps,pods,configmaps"
+_NAMESPACED_KINDS_ARGUMENT: Final = "daemonsets.apps,configmaps"
 _CLUSTER_KINDS_ARGUMENT: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
@@ -70,14 +66,7 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     identity = cluster.identify()
     labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
-    with suppress(Forbidden):  # the cluster deletes check Jobs itself
-        own_objects += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-    changes: list[ObjectChange] = []
-    for one in own_objects:
-        if is_left_over(one, time.time()):
-            changes.append(ObjectChange(identity.uid, str(one["apiVersion"]), *object_key(one), None, None))
-        elif change := plan_field_removal(one, identity.uid):
-            changes.append(change)
+    changes = [change for one in own_objects if (change := plan_field_removal(one, identity.uid))]
     skipped: tuple[str, ...] = ()
     try:
         releases = tuple(_plan_release_removals(cluster, identity.uid))
@@ -252,8 +241,6 @@ def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects,
     why = "gpunode applied it"
     if change.after is not None:
         why = "as it was before that run"
-    elif change.before is None and change.kind in {"Pod", "Job"}:
-        why = "a check that was killed left it behind"
     elif change.kind == "Node":
         why = "gpunode's labels and taint are removed, all others are kept"
     item = PlanItem(change.kind, change.namespace, change.name, state, why, 0)
