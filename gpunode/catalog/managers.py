@@ -14,11 +14,11 @@ _MAX_LINES_READ = 40
 _MAX_BYTES_READ = 8192
 # Comments of TOML, apt, shell, INI, C and XML; the quote is for JSON, which has none and gets a key instead.
 _COMMENT_LINE_START = re.compile(r"\s*(#|;|//|/?\*|<!--|\")")
-_MANAGER_CLAIM = re.compile(
-    r"(managed|generated|maintained|controlled|rewritten|promised) (by|with|using)|[ -]managed\b"
+# Compiled on use: only a change of a file needs it.
+_MANAGER_CLAIM = (
+    r"(?i)(managed|generated|maintained|controlled|rewritten|promised) (by|with|using)|[ -]managed\b"
     r"|(written|created) by (ansible|cloud-init|curtin)|manage_etc_hosts|do not (manually )?(edit|modify|change)"
-    r"|auto(matically)?[ -]?generated",
-    re.IGNORECASE,
+    r"|auto(matically)?[ -]?generated"
 )
 _GPUNODE_FILE_MARK = "written by gpunode"
 
@@ -29,4 +29,4 @@ def find_manager_claim(content: bytes) -> tuple[int, str] | None:
     comments = [(number, line.strip()) for number, line in enumerate(lines, 1) if _COMMENT_LINE_START.match(line)]
     if any(_GPUNODE_FILE_MARK in line.lower() for _, line in comments):
         return None
-    return next((found for found in comments if _MANAGER_CLAIM.search(found[1])), None)
+    return next((found for found in comments if re.search(_MANAGER_CLAIM, found[1])), None)

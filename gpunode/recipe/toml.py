@@ -29,13 +29,11 @@ from gpunode.recipe.keys import (
 )
 
 _MAX_EXTENDED_RECIPES = 32
-_STRING_OR_COMMENT = re.compile(
-    r"""\"{3}(?:\\.|[^\\])*?\"{3}|'{3}.*?'{3}|#[^\n]*|"(?:\\.|[^"\\\n])*"|'[^'\n]*'""", re.DOTALL
-)
-_KEY = re.compile(r"""[\w-]+|"(?:\\.|[^"\\])*"|'[^']*'""")
-_ASSIGNED_PATH = re.compile(
-    rf"\s*(?P<header>\[\[?\s*)?(?P<path>(?:{_KEY.pattern})(?:\s*\.\s*(?:{_KEY.pattern}))*)\s*"
-    r"(?(header)\]\]?\s*(?:#.*)?$|=)"
+# Compiled on use: only an error needs them.
+_STRING_OR_COMMENT = r"""(?s)\"{3}(?:\\.|[^\\])*?\"{3}|'{3}.*?'{3}|#[^\n]*|"(?:\\.|[^"\\\n])*"|'[^'\n]*'"""
+_KEY = r"""[\w-]+|"(?:\\.|[^"\\])*"|'[^']*'"""
+_ASSIGNED_PATH = (
+    rf"\s*(?P<header>\[\[?\s*)?(?P<path>(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*)\s*(?(header)\]\]?\s*(?:#.*)?$|=)"
 )
 # The user reads one line for each; and a file full of mistakes must not keep root's run busy.
 _MAX_MISTAKES_SHOWN = 20
@@ -338,9 +336,9 @@ def _find_assignments(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """Return the line and the complete key path of every table header and assignment of valid TOML."""
     table: tuple[str, ...] = ()
     found = []
-    for number, line in enumerate(_STRING_OR_COMMENT.sub(_blank_long_string, text).split("\n"), 1):
-        if match := _ASSIGNED_PATH.match(line):
-            keys = tuple(_read_key(key) for key in _KEY.findall(match["path"]))
+    for number, line in enumerate(re.sub(_STRING_OR_COMMENT, _blank_long_string, text).split("\n"), 1):
+        if match := re.match(_ASSIGNED_PATH, line):
+            keys = tuple(_read_key(key) for key in re.findall(_KEY, match["path"]))
             table = keys if match["header"] else table
             found.append((number, table if match["header"] else (*table, *keys)))
     return tuple(found)
