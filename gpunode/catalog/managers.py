@@ -1,49 +1,32 @@
-"""Programs that claim a file as their own in a comment of it. Source: managers.csv."""
+"""Files that a comment near their top claims for a program.
+
+Sources: ansible-core's DEFAULT_MANAGED_STR and the strings that roles set in its place; Puppet's HEADER lines and the
+templates of its modules; templates of Chef's and Salt's cookbooks and formulas; CFEngine's masterfiles; cloud-init's
+templates; curtin's apt_config; k3s' and RKE2's pkg/agent/templates. Collected 2026-11-21.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
-
-from gpunode.catalog import tables
 
 # Such a header is at the top, above or below a licence.
 _MAX_LINES_READ = 40
 _MAX_BYTES_READ = 8192
 # Comments of TOML, apt, shell, INI, C and XML; the quote is for JSON, which has none and gets a key instead.
 _COMMENT_LINE_START = re.compile(r"\s*(#|;|//|/?\*|<!--|\")")
+# Compiled on use: only a change of a file needs it.
+_MANAGER_CLAIM = (
+    r"(?i)(managed|generated|maintained|controlled|rewritten|promised) (by|with|using)|[ -]managed\b"
+    r"|(written|created) by (ansible|cloud-init|curtin)|manage_etc_hosts|do not (manually )?(edit|modify|change)"
+    r"|auto(matically)?[ -]?generated"
+)
 _GPUNODE_FILE_MARK = "written by gpunode"
 
 
-@dataclass(frozen=True, slots=True)
-class Manager:
-    """A program that a file names as its own.
-
-    Attributes:
-        name: empty if the file names none: a program may make it, or people may ask each other to leave it alone.
-        line: the number of the line that says so, from 1.
-        quoted_line: the line itself.
-    """
-
-    name: str
-    line: int
-    quoted_line: str
-
-
-def find_declared_manager(content: bytes) -> Manager | None:
-    """Return the tool that claims the file in a comment at the top of ``content``; None if none does."""
+def find_manager_claim(content: bytes) -> tuple[int, str] | None:
+    """Return the number, from 1, and the text of the comment that claims the file for a program; None if none does."""
     lines = content[:_MAX_BYTES_READ].decode("utf-8", "replace").split("\n")[:_MAX_LINES_READ]
-    comments = [(number, line.lower()) for number, line in enumerate(lines, 1) if _COMMENT_LINE_START.match(line)]
-    if any(_GPUNODE_FILE_MARK in line for _, line in comments):
+    comments = [(number, line.strip()) for number, line in enumerate(lines, 1) if _COMMENT_LINE_START.match(line)]
+    if any(_GPUNODE_FILE_MARK in line.lower() for _, line in comments):
         return None
-    for name, words in _manager_patterns():
-        for number, line in comments:
-            if words.search(line):
-                return Manager(name, number, lines[number - 1].strip())
-    return None
-
-
-@lru_cache(maxsize=1)
-def _manager_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    return tuple((row["manager"], re.compile(row["words"])) for row in tables.rows("managers.csv"))
+    return next((found for found in comments if re.search(_MANAGER_CLAIM, found[1])), None)

@@ -58,7 +58,7 @@ def translate_group_options(params: Iterable[object], words: Sequence[str]) -> l
 
 
 def translate_go_flags(words: Sequence[str], flags: Mapping[str, str], valued: Collection[str]) -> list[str]:
-    """Write ``--flag=true`` as ``--flag``, and drop flags that end up false.
+    """Write ``--flag=true`` as ``--flag`` and ``-option`` as ``--option``, and drop flags that end up false.
 
     Args:
         words: the words of one command, without its name.
@@ -66,7 +66,7 @@ def translate_go_flags(words: Sequence[str], flags: Mapping[str, str], valued: C
         valued: the names of the options that take a value.
 
     Raises:
-        UsageError: if a value is not a boolean, or a long option has a single dash.
+        UsageError: if a value is not a boolean.
     """
     kept: list[tuple[str, ...]] = []
     left = iter(words)
@@ -74,7 +74,8 @@ def translate_go_flags(words: Sequence[str], flags: Mapping[str, str], valued: C
         if word == "--":
             kept.append((word, *left))
             break
-        _refuse_single_dash(word, (*flags, *valued))
+        if f"-{word.partition('=')[0]}" in {*flags, *valued}:
+            word = f"-{word}"
         name, is_assigned, value = word.partition("=")
         if name in valued and not is_assigned:
             kept.append((word, *islice(left, 1)))
@@ -82,7 +83,6 @@ def translate_go_flags(words: Sequence[str], flags: Mapping[str, str], valued: C
             kept = [one for one in kept if len(one) > 1 or flags.get(one[0]) != flags[name]]
             kept += [(name,)] if not is_assigned or parse_bool(name, value) else []
         else:
-            _refuse_detached_bool(kept, word, flags)
             kept.append((word,))
     return [word for words in kept for word in words]
 
@@ -100,25 +100,3 @@ def parse_bool(name: str, value: str) -> bool:
         why="it takes true, t or 1, and false, f or 0",
         hint=f"write {name}, or leave it out",
     )
-
-
-def _refuse_detached_bool(before: Sequence[tuple[str, ...]], word: str, flags: Collection[str]) -> None:
-    """Refuse ``--flag false``: Go reads it as ``--flag`` and ignores the rest."""
-    if before and before[-1][0] in flags and word in _TRUE_WORDS | _FALSE_WORDS:
-        name = before[-1][0]
-        raise UsageError(
-            f"{name} {word}: the value of a boolean option needs an equals sign",
-            why=f"nvidia-ctk takes {name} for true here, whatever follows",
-            hint=f"write {name}={word}",
-        )
-
-
-def _refuse_single_dash(word: str, known: Collection[str]) -> None:
-    """Refuse ``-long``, which typer would read as several short options."""
-    name = word.partition("=")[0]
-    if word[:1] == "-" and word[1:2] != "-" and len(name) > 2 and f"-{name}" in known:
-        raise UsageError(
-            f"{name} is a long option with a single dash",
-            why="gpunode takes long options with two dashes only",
-            hint=f"write -{word}",
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -113,49 +112,51 @@ def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutc
         UsageError: the folder cannot be written.
     """
     try:
-        with output_files.open_output_folder(folder) as tree:
-            _refuse_foreign_files(tree, folder, rendered_files)
-            inside = ((inner, tree.list_names(inner)) for inner in ("", *OUTPUT_FOLDERS) if tree.can_be_folder(inner))
-            paths = (f"{inner}/{name}" if inner else name for inner, names in inside for name in names)
-            contents = ((path, tree.read(path)) for path in paths)
-            present = {
-                path: content.decode("utf-8", "replace")
-                for path, content in contents
-                if content is not None and _is_rendered_by_gpunode(path, content)
-            }
-            differing = {path: text for path, text in rendered_files.items() if present.get(path) != text}
-            for path, text in differing.items():
-                tree.replace(path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
-            former = sorted(present.keys() - rendered_files.keys())
-            removed = tuple(path for path in former if tree.remove(path, partial(_is_rendered_by_gpunode, path)))
+        _refuse_foreign_files(folder, rendered_files)
+        inside = (folder / inner for inner in ("", *OUTPUT_FOLDERS) if _is_own_folder(folder, inner))
+        paths = [str(place.relative_to(folder)) for within in inside for place in within.iterdir()]
+        present = {path: text for path in paths if (text := _read_rendered_file(folder, path)) is not None}
+        differing = {path: text for path, text in rendered_files.items() if present.get(path) != text}
+        for path, text in differing.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            output_files.write_output(folder / path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
+        former = sorted(present.keys() - rendered_files.keys())
+        removed = tuple(path for path in former if _read_rendered_file(folder, path) is not None)
+        for path in removed:
+            output_files.remove_output(folder / path)
     except OSError as error:
-        if isinstance(error, NotADirectoryError) and os.path.lexists(folder):
-            raise _blocked_path_error(folder, "a folder belongs there") from error
         hint = "name a folder that you may write with --output"
         where = error.filename or folder
         raise UsageError(f"{where} cannot be written", why=error.strerror or str(error), hint=hint) from error
     return RenderOutcome(bool(differing or removed), removed)
 
 
-def _refuse_foreign_files(tree: output_files.OutputFolder, folder: Path, rendered_files: Mapping[str, str]) -> None:
+def _refuse_foreign_files(folder: Path, rendered_files: Mapping[str, str]) -> None:
     for inner in sorted({path.rpartition("/")[0] for path in rendered_files}):
-        if not tree.can_be_folder(inner):
+        if os.path.lexists(folder / inner) and not _is_own_folder(folder, inner):
             raise _blocked_path_error(
                 folder / inner, "a folder belongs there, and no link: gpunode writes only below --output"
             )
     for path in rendered_files:
-        content = tree.read(path)
-        if tree.has_entry(path) if content is None else not _is_rendered_by_gpunode(path, content):
+        if os.path.lexists(folder / path) and _read_rendered_file(folder, path) is None:
             raise _blocked_path_error(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
+
+
+def _is_own_folder(folder: Path, inner: str) -> bool:
+    """Return whether ``inner`` is a folder below ``folder`` and, unless it is ``folder`` itself, no link."""
+    return (folder / inner).is_dir() and not (inner and (folder / inner).is_symlink())
+
+
+def _read_rendered_file(folder: Path, path: str) -> str | None:
+    """Return the content of ``path``; None unless it is a plain file, and no link, that gpunode rendered."""
+    place = folder / path
+    text = place.read_bytes().decode("utf-8", "replace") if place.is_file() and not place.is_symlink() else ""
+    return text if is_rendered_file(path, text) else None
 
 
 def _blocked_path_error(place: Path, why: str) -> Conflict:
     hint = "move it away, or name another folder with --output"
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
-
-
-def _is_rendered_by_gpunode(path: str, content: bytes) -> bool:
-    return is_rendered_file(path, content.decode("utf-8", "replace"))
 
 
 def user_pod_reason_lines(rendered: RenderedCluster) -> Iterator[Line]:

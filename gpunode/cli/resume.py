@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.ownership import explain_writable_by_others
 from gpunode.journal.record import Begin
 from gpunode.recipe import Recipe
-from gpunode.recipe.toml import parse, read_toml, render, resolve_base, to_toml_literal
+from gpunode.recipe.toml import parse, read_toml, render, resolve_base
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
@@ -27,47 +28,28 @@ _INSTALL_FOR_ROOT_HINT = (
     " or `sudo make install` in its checkout"
 )
 _PACKAGES_IMPORTED_LATER = frozenset({"distro", "pynvml", "rich", "sh", "tomlkit"})
-# TOML strings of a recipe or a lock contain no line ends, so they cannot contain this header.
-_PROXIES_HEADER = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
-
-
-def render_recipe_and_lock(recipe: Recipe) -> str:
-    """Render ``recipe`` and its lock as one self-contained file."""
-    text = render(recipe)
-    if recipe.lock:
-        from gpunode import lockfile
-
-        text += lockfile.render(recipe.lock, "")
-    return text
 
 
 def hash_recipe(recipe: Recipe) -> str:
-    """Return the sha256 of the recipe's meaning; comments do not count."""
-    return _hash_text(render_recipe_and_lock(recipe))
+    """Return the sha256 of the recipe's meaning and its lock; comments do not count."""
+    return hashlib.sha256(f"{render(recipe)}{_render_lock(recipe)}".encode()).hexdigest()
+
+
+def _render_lock(recipe: Recipe) -> str:
+    if not recipe.lock:
+        return ""
+    from gpunode import lockfile
+
+    return lockfile.render(recipe.lock, "")
 
 
 def encode_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
     """Encode the request to store for after the reboot: the recipe and the proxy variables.
 
     At boot no proxy variables are set, and a unit, which every user can read, must not contain a proxy's password.
-
-    Raises:
-        UsageError: a proxy variable is not UTF-8.
     """
-    if wrong := [name for name, value in proxies.items() if any(0xD800 <= ord(char) <= 0xDFFF for char in value)]:
-        raise UsageError(
-            "--reboot cannot keep the proxies for after the reboot",
-            why=f"the environment variable {wrong[0]} is not UTF-8",
-            hint="correct or unset it, or run the command without --reboot, reboot, and run it again",
-        )
-    lines = "".join(f"{name} = {to_toml_literal(value)}\n" for name, value in proxies.items())
-    return (
-        render_recipe_and_lock(recipe) + (f"{_PROXIES_HEADER}{_hash_text(lines)}\n{lines}" if proxies else "")
-    ).encode()
-
-
-def _hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    request = {"recipe": render(recipe), "lock": _render_lock(recipe), "proxies": dict(proxies)}
+    return json.dumps(request).encode()
 
 
 def load_request_and_set_proxies(store: Store, run: str) -> Recipe:
@@ -82,30 +64,23 @@ def load_request(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
 
     Raises:
         UsageError: there is no such run, or it stored no request.
-        JournalDamaged: the copy was changed.
+        JournalDamaged: the copy is no request.
     """
     from gpunode import lockfile
 
     begin = next(entry for entry in store.entries(run) if isinstance(entry, Begin))
-    content, _, kept = store.read_request(run).decode("utf-8", "replace").partition(_PROXIES_HEADER)
-    checksum, _, proxies = kept.partition("\n")
-    _refuse_changed_content(run, "recipe", content, begin.recipe_sha256)
-    if kept:
-        _refuse_changed_content(run, "environment", proxies, checksum)
-    text, lock, packages = content.partition(lockfile.LOCK_FILE_HEADER)
-    recipe = replace(parse(text, f"the recipe of run {run}", builtin.load_recipe_text), name=begin.recipe)
-    if lock:
-        recipe = replace(recipe, lock=lockfile.parse(lock + packages, f"the lock of run {run}"))
-    return recipe, read_toml(proxies, f"the environment of run {run}")
-
-
-def _refuse_changed_content(run: str, what: str, content: str, sha256: str) -> None:
-    if _hash_text(content) != sha256:
+    content = store.read_request(run)
+    try:
+        request = json.loads(content)
+        text, lock, proxies = (request[key] for key in ("recipe", "lock", "proxies"))
+    except (ValueError, KeyError, TypeError) as error:
         raise JournalDamaged(
-            f"the {what} that was kept for run {run} has been changed, so the setup was not continued",
-            why=f"its sha256 is not the {sha256[:64]} that was recorded",
+            f"what was kept for run {run} is damaged, so the setup was not continued",
+            why=f"it is not the JSON that gpunode wrote: {type(error).__name__}",
             hint="run `gpunode setup` with the recipe that you want",
-        )
+        ) from error
+    recipe = replace(parse(text, f"the recipe of run {run}", builtin.load_recipe_text), name=begin.recipe)
+    return replace(recipe, lock=lockfile.parse(lock, f"the lock of run {run}")) if lock else recipe, proxies
 
 
 def boot_resume_command(run: str, options: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gpunode.command import command
-from gpunode.errors import Conflict, GpunodeError, Undetermined, UsageError
+from gpunode.errors import Conflict, Undetermined, UsageError
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import (
     Forbidden,
@@ -162,13 +162,6 @@ class Cluster:
     def refuse_unusable(self) -> None:
         """Refuse a kubectl that is too old, a missing kubeconfig, or a server that does not answer."""
         _ = self._versions
-
-    def whoami(self) -> str:
-        """Return the user name that the API server sees; empty before Kubernetes 1.28, which cannot tell."""
-        try:
-            return str(self._read_json("auth", "whoami")["status"]["userInfo"]["username"])
-        except (GpunodeError, KeyError):
-            return ""
 
     def get(self, objects: Sequence[Body]) -> tuple[Body, ...]:
         """Return those of ``objects`` that exist, with their managed fields."""

@@ -235,7 +235,7 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
 
 
 _ALLOWED_KUBECTL_VERBS: Final = frozenset(
-    {"api-resources", "apply", "auth", "config", "create", "delete", "get", "logs", "patch", "taint", "version"}
+    {"api-resources", "apply", "config", "create", "delete", "get", "logs", "patch", "taint", "version"}
 )
 
 

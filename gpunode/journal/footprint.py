@@ -87,12 +87,6 @@ class Footprint:
         conffiles = (span.change.path for span in self.conffiles)
         return frozenset((*self.files, *packages, *self.units, *self.layouts, *conffiles))
 
-    @property
-    def objects(self) -> frozenset[str]:
-        """The backup objects that are needed to undo all of it; only before it is loaded."""
-        spans = (*(span for trail in self.files.values() for span in trail), *self.conffiles)
-        return frozenset(content.decode() for span in spans for content in span.change.contents)
-
     def with_contents(self, load: Callable[[str], bytes | None]) -> Footprint:
         """Return the same with the bytes of files; ``load`` returns them by the object's name, or None."""
         files = {path: _load_spans(trail, load) for path, trail in self.files.items()}
@@ -318,13 +312,3 @@ def _load_spans(spans: FileTrail, load: Callable[[str], bytes | None]) -> FileTr
     loaded = ((span, span.change.with_contents(load)) for span in spans)
     found = tuple(replace(span, change=change) for span, change in loaded if change is not None)
     return found if len(found) == len(spans) else ()
-
-
-def needed_backups(runs: Sequence[RunRecord], kept: Collection[str]) -> frozenset[str]:
-    """Return the backups that ``runs`` need; completed runs that are not in ``kept`` lose theirs."""
-    undoable = (run for run in runs if run.run in kept or run.commit is None)
-    changes = (record.change for run in undoable for record in run.change_records)
-    # Also keep what `remove` would restore, however old its run is, even after a kept undo has itself been undone.
-    histories = (runs, *(runs[: runs.index(undo)] for undo in find_effective_undos(runs) if undo.run in kept))
-    needed = (footprint_of_node(history).objects for history in histories)
-    return frozenset(content.decode() for change in changes for content in change.contents).union(*needed)

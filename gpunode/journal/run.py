@@ -14,7 +14,7 @@ from gpunode.journal.objects import BackupStore, RecordFolder, raise_as_change_f
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, TriggerCompleted
 
 # The file beside a run's journal with the request.
-REQUEST_FILE = "request.toml"
+REQUEST_FILE = "request.json"
 RUNS_FOLDER = "runs"
 JOURNAL_FILE = "journal.jsonl"
 Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]

@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from gpunode import __version__
 from gpunode.change import FileChange, Trigger
 from gpunode.command import Command, command, gpunode, sudo_gpunode
-from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.errors import Refused, UsageError
 from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
 
 
-MAX_RUNS_WITH_BACKUPS = 50
 _STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _VALID_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
@@ -60,7 +59,6 @@ class Store:
 
     Args:
         root: the root of the node's file system; ``/`` unless an image is built.
-        keep: how many of the newest runs keep their backups, in addition to the first one.
         clock: seconds since the epoch.
         announce: called with each entry once it is on disk, after all of its run so far.
         folder: the folder of journals that are not a node's, such as those of a user's clusters.
@@ -70,7 +68,6 @@ class Store:
         self,
         root: str | os.PathLike[str] = "/",
         *,
-        keep: int = MAX_RUNS_WITH_BACKUPS,
         clock: Callable[[], float] = time.time,
         announce: Announce = lambda _entries, _entry: None,
         folder: Path | None = None,
@@ -80,7 +77,6 @@ class Store:
         self._record_folder = RecordFolder(str(root), str(folder.absolute()) if folder else "/var/lib/gpunode")
         self.objects = BackupStore(self._record_folder)
         self._lock_folder = self._record_folder if folder else RecordFolder(str(root), "/run/gpunode")
-        self._keep = keep
         self._clock = clock
         self._announce = announce
 
@@ -102,7 +98,7 @@ class Store:
         with_packages: bool = False,
         user: str | None = None,
     ) -> Run:
-        """Begin a new run on disk, and delete the backups that are no longer needed. Call it under ``lock``.
+        """Begin a new run on disk. Call it under ``lock``.
 
         ``argv`` are the words after the program's name; None means those of this process.
 
@@ -117,10 +113,7 @@ class Store:
             words = tuple(sys.argv[1:] if argv is None else argv)
             who = (user or invoking_user(), words, undoes, with_packages, os.getuid(), loginuid())
             begin = Begin(run, now, verb, version, recipe, recipe_sha256, self._boot_id(), *who)
-            begun = Run(begin, self._record_folder, self._announce, self._clock)
-        # Not earlier: if a power cut loses the run, the oldest of the newest runs still needs its backups.
-        self._prune_backups()
-        return begun
+            return Run(begin, self._record_folder, self._announce, self._clock)
 
     def _boot_id(self) -> str:
         """Return the boot id of the running kernel; empty for an image, and if it cannot be read."""
@@ -181,12 +174,10 @@ class Store:
 
         Raises:
             UsageError: there is no such run.
-            Refused: its backups were removed, because enough newer runs have theirs.
             JournalDamaged: the journal or one of its backups is damaged.
         """
-        kept = self._runs_with_backups(self.ids())
         return record.decode(
-            self._read_known_journal(run), lambda name: self._load_backup(name, run, kept), file=str(self._path(run))
+            self._read_known_journal(run), lambda name: self._load_backup(name, run), file=str(self._path(run))
         )
 
     def entries(self, run: str) -> tuple[Entry, ...]:
@@ -228,7 +219,7 @@ class Store:
         """Return the footprint of one run on this node, with the bytes of files.
 
         Raises:
-            UsageError, Refused, JournalDamaged: as ``read_with_contents``.
+            UsageError, JournalDamaged: as ``read_with_contents``.
         """
         self.read_with_contents(run)
         return footprint.footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
@@ -375,16 +366,9 @@ class Store:
     def _read_entries(self, run: str) -> tuple[Entry, ...]:
         return record.decode_without_contents(self._read_journal(run), file=str(self._path(run)), run=run)
 
-    def _load_backup(self, name: str, run: str, kept: Collection[str]) -> bytes:
-        content = self.objects.find(name, run)
-        if content is None and run in kept:
+    def _load_backup(self, name: str, run: str) -> bytes:
+        if (content := self.objects.find(name, run)) is None:
             raise damaged_backup_error(self.objects.path(name), run, "is missing")
-        if content is None:
-            raise Refused(
-                f"run {run} can no longer be undone",
-                why=f"the first run and the newest {self._keep} keep their backups; this one is older",
-                hint=f"`{self.command('rollback', '--list')}` still shows what it changed",
-            )
         return content
 
     def _make_folders(self) -> None:
@@ -395,18 +379,6 @@ class Store:
                     if stat.S_IMODE(os.fstat(folder).st_mode) != 0o700:
                         os.chmod(".", 0o700, dir_fd=folder)
             self.objects.folder_names()
-
-    def _runs_with_backups(self, runs: Sequence[str]) -> frozenset[str]:
-        return frozenset((*runs[:1], *runs[-self._keep :]))
-
-    def _prune_backups(self) -> None:
-        """Delete objects that are not needed; none if a journal cannot be read. What cannot be deleted stays."""
-        ids = self.ids()
-        kept = self._runs_with_backups(ids)
-        if len(kept) < len(ids):
-            with contextlib.suppress(JournalDamaged, OSError):
-                needed = footprint.needed_backups(self.read_runs(), kept)
-                self.objects.remove_files(lambda name: name not in needed)
 
 
 @contextlib.contextmanager

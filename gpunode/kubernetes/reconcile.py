@@ -278,16 +278,6 @@ def current_fields(live: Body | None) -> str | None:
     return json.dumps(found, sort_keys=True) if found else None
 
 
-def plan_label_removal(live: Body, cluster: str) -> ObjectChange | None:
-    """Return the change that removes gpunode's labels from a Node and keeps its taint; None if it has none."""
-    before = fields_owned_by_gpunode(live)
-    if before is None or not before["metadata"].get("labels"):
-        return None
-    metadata = {name: value for name, value in before["metadata"].items() if name != "labels"}
-    after = {**before, "metadata": metadata} if _taints_of(before) else None
-    return _object_change(live, cluster, before, after, shared=True)
-
-
 def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = fields_owned_by_gpunode(live)

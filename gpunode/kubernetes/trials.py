@@ -14,7 +14,6 @@ from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.live_checks import read_resource
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedObject
-from gpunode.kubernetes.owned import is_labelled
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
 from gpunode.wording import join_names
@@ -35,10 +34,8 @@ _SCRIPT_BY_PURPOSE: Final[Mapping[TestPodPurpose, str]] = {
 CORDON_TOLERATION: Final = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
 _HOST_NAME_LABEL: Final = "kubernetes.io/hostname"
 MEMORY_RESOURCE: Final = "nvidia.com/gpumem"
-# Time to read the pods after their limit; after that, leftovers of a check are deleted.
+# Time to read the pods after their limit; after that the cluster deletes them.
 _LOG_READING_TIME_S: Final = 30
-# Allowed difference between this machine's clock and the API server's.
-_CLOCK_SKEW_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +131,6 @@ def own_by_job(job: Body, bodies: Sequence[Body]) -> list[Body]:
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
     owner |= {name: job["metadata"][name] for name in ("name", "uid")}
     return [{**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}} for body in bodies]
-
-
-def is_left_over(body: Body, now: float) -> bool:
-    """Return whether a killed run left the pod or Job: it belongs to a check past its limit at the time ``now``."""
-    limit = body.get("spec", {}).get("activeDeadlineSeconds")
-    if RUN_LABEL not in body["metadata"].get("labels", {}) or not is_labelled(body) or not isinstance(limit, int):
-        return False
-    created = _parse_timestamp(body["metadata"]["creationTimestamp"])
-    return created + limit + _LOG_READING_TIME_S + _CLOCK_SKEW_S < now
 
 
 def resource_limits(pod: Body) -> Mapping[str, Any]:

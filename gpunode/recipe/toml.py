@@ -6,9 +6,9 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +29,12 @@ from gpunode.recipe.keys import (
 )
 
 _MAX_EXTENDED_RECIPES = 32
-_MAX_LINE_CANDIDATES = 64
+# Compiled on use: only an error needs them.
+_STRING_OR_COMMENT = r"""(?s)\"{3}(?:\\.|[^\\])*?\"{3}|'{3}.*?'{3}|#[^\n]*|"(?:\\.|[^"\\\n])*"|'[^'\n]*'"""
+_KEY = r"""[\w-]+|"(?:\\.|[^"\\])*"|'[^']*'"""
+_ASSIGNED_PATH = (
+    rf"\s*(?P<header>\[\[?\s*)?(?P<path>(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*)\s*(?(header)\]\]?\s*(?:#.*)?$|=)"
+)
 # The user reads one line for each; and a file full of mistakes must not keep root's run busy.
 _MAX_MISTAKES_SHOWN = 20
 
@@ -322,52 +327,30 @@ def to_toml_literal(value: object) -> str:
 
 def line_of(text: str, path: tuple[str, ...]) -> int:
     """Return the line, from 1, in which TOML ``text`` sets the key ``path`` or its nearest enclosing table; else 0."""
-    best, length = 0, 0
-    candidates = ((number, len(found)) for number, found in _find_assignments(text) if found == path[: len(found)])
-    for number, depth in islice(candidates, _MAX_LINE_CANDIDATES):
-        if depth > length and _is_outside_strings(text, number):
-            best, length = number, depth
-    return best
+    found = ((len(keys), -number) for number, keys in _find_assignments(text) if keys == path[: len(keys)])
+    return -max(found, default=(0, 0))[1]
 
 
 @lru_cache(maxsize=1)
 def _find_assignments(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Return the line and the complete key path of everything that looks like a table header or an assignment."""
+    """Return the line and the complete key path of every table header and assignment of valid TOML."""
     table: tuple[str, ...] = ()
     found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.lstrip().startswith("["):
-            table = _assigned_path(line)
-            found.append((number, table))
-        elif "=" in line and (own := _assigned_path(f"{line.partition('=')[0]} = 0")):
-            found.append((number, (*table, *own)))
+    for number, line in enumerate(re.sub(_STRING_OR_COMMENT, _blank_long_string, text).split("\n"), 1):
+        if match := re.match(_ASSIGNED_PATH, line):
+            keys = tuple(_read_key(key) for key in re.findall(_KEY, match["path"]))
+            table = keys if match["header"] else table
+            found.append((number, table if match["header"] else (*table, *keys)))
     return tuple(found)
 
 
-def _assigned_path(toml: str) -> tuple[str, ...]:
-    """Return the path that a line of TOML sets; empty if it sets none."""
-    from gpunode.toml import loads
-
-    try:
-        value: Any = loads(toml)
-    except ValueError:
-        return ()
-    path: list[str] = []
-    while value and isinstance(value, list | dict):
-        if isinstance(value, dict):
-            path.append(next(iter(value)))
-            value = value[path[-1]]
-        else:
-            value = value[0]
-    return tuple(path)
+def _blank_long_string(match: re.Match[str]) -> str:
+    return "\n" * match[0].count("\n") if match[0].startswith(('"""', "'''")) else match[0]
 
 
-def _is_outside_strings(text: str, line: int) -> bool:
-    """Return whether ``line`` starts outside of multi-line strings and lists: all before it is valid TOML by itself."""
-    from gpunode.toml import loads
-
-    try:
-        loads("\n".join(text.split("\n")[: line - 1]))
-    except ValueError:
-        return False
-    return True
+def _read_key(key: str) -> str:
+    if key[0] != '"':
+        return key.strip("'")
+    with suppress(ValueError):  # an escape that JSON lacks
+        return str(json.loads(key))
+    return key

@@ -35,7 +35,6 @@ from gpunode.kubernetes.reconcile import (
     is_as_wanted,
     node_body,
     object_key,
-    own_taint,
     plan_items,
     refuse_other_handler,
 )
@@ -43,7 +42,6 @@ from gpunode.redaction.secrets import redact_text as redact
 from gpunode.wording import join_names
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 
-NODE_USER_PREFIX: Final = "system:node:"
 _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "Namespace": ("", "namespaces"),
     "ConfigMap": ("", "configmaps"),
@@ -75,7 +73,7 @@ class ClusterPlan:
     """The changes that ``k8s apply`` would make in a cluster.
 
     Attributes:
-        skipped_nodes: what is left out because the credential does not permit it, or a Node is gone.
+        skipped_nodes: what an undo leaves out because the credential does not permit it, or a Node is gone.
         notes: what else the user should know about the cluster.
         releases: the chart releases to install or update, by their names in the cluster.
         missing_rights: the rights that the plan needs and the credential lacks.
@@ -95,7 +93,7 @@ class ClusterPlan:
 
 
 def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
-    """Return the plan; a kubelet's credential limits it to what that may do.
+    """Return the plan.
 
     Raises:
         Refused: the recipe is for another cluster, a Node is missing, something else offers the GPUs already, or the
@@ -106,25 +104,13 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     identity = cluster.identify()
     if rendered.kind:
         refuse_other_cluster(rendered.kind, identity)
-    skipped: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    try:
-        present, notes = _read_live_state(rendered, cluster, identity)
-    except Forbidden:
-        node = cluster.whoami()
-        if not node.startswith(NODE_USER_PREFIX):
-            raise
-        rendered, skipped = limit_to_kubelet(rendered, node.removeprefix(NODE_USER_PREFIX))
-        present, notes = _read_live_state(rendered, cluster, identity, with_others=False)
-        # A kubelet may not remove taints either, so a taint that an administrator applied with gpunode stays.
-        kept = {str(one["metadata"]["name"]): own_taint(one) for one in present.nodes}
-        rendered = replace(rendered, nodes=tuple(replace(one, taint=kept.get(one.node, "")) for one in rendered.nodes))
+    present, notes = _read_live_state(rendered, cluster, identity)
     installed = ((release, find_release_of_chart(release, present.releases)) for release in rendered.releases)
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     notes = (*notes, *_note_other_nodes(planned_items, {edit.node for edit in rendered.nodes}, cluster))
-    plan = ClusterPlan(identity, planned_items, skipped, notes, releases)
-    missing = "" if skipped else describe_missing_rights(plan, cluster)
+    plan = ClusterPlan(identity, planned_items, notes=notes, releases=releases)
+    missing = describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"
     return replace(plan, notes=(*notes, lacks), missing_rights=missing) if missing else plan
 
@@ -181,35 +167,8 @@ def refuse_other_cluster(kind: KindCluster, identity: ClusterIdentity) -> None:
         )
 
 
-def limit_to_kubelet(rendered: RenderedCluster, node: str) -> tuple[RenderedCluster, tuple[str, ...]]:
-    """Return what the kubelet of ``node`` may apply, and a sentence for each part that it may not.
-
-    Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
-
-    Raises:
-        Refused: it may apply none of it.
-    """
-    own = [replace(edit, taint="") for edit in rendered.nodes if edit.node == node]
-    if not own:
-        raise Refused(
-            f"the kubelet's credential of {node} may not change any of this",
-            why=f"it may set labels of its own Node {node}, which is not among the nodes that were named",
-            hint="use a credential that may change the cluster: --kubeconfig FILE",
-        )
-    titles = (*(f"{one.kind} {one.name}" for one in rendered.objects), *(one.title for one in rendered.releases))
-    skipped = [f"{title}: the kubelet's credential may not apply it" for title in titles]
-    skipped += [
-        f"taint {edit.taint} of Node {edit.node}: no kubelet may set it; put it into registerWithTaints of the "
-        "kubelet's configuration, or apply with an administrator's credential"
-        for edit in rendered.nodes
-        if edit.taint
-    ]
-    skipped += [f"Node {edit.node}: it belongs to another kubelet" for edit in rendered.nodes if edit.node != node]
-    return replace(rendered, objects=(), nodes=tuple(own), releases=()), tuple(skipped)
-
-
 def _read_live_state(
-    rendered: RenderedCluster, cluster: Cluster, identity: ClusterIdentity, *, with_others: bool = True
+    rendered: RenderedCluster, cluster: Cluster, identity: ClusterIdentity
 ) -> tuple[LiveState, tuple[str, ...]]:
     """Return the live state of the rendered objects, and notes about what else the cluster has."""
     # First, so that a missing Helm fails before thousands of Nodes are read.
@@ -223,15 +182,12 @@ def _read_live_state(
     else:
         nodes = cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in edits])
     refuse_being_deleted(objects)
-    ours: list[Body] = []
-    notes: tuple[str, ...] = ()
-    if with_others:
-        workloads = cluster.list("daemonsets.apps", "--all-namespaces")
-        operators, unseen = _find_operators(cluster)
-        notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
-        ours = [workload for workload in workloads if is_labelled(workload)]
-        if any(rendered.kind == "ConfigMap" for rendered in rendered.objects) or ours:
-            ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+    workloads = cluster.list("daemonsets.apps", "--all-namespaces")
+    operators, unseen = _find_operators(cluster)
+    notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
+    ours = [workload for workload in workloads if is_labelled(workload)]
+    if any(rendered.kind == "ConfigMap" for rendered in rendered.objects) or ours:
+        ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     # A dry run needs rights, which nobody should need for unchanged objects.
     changed = [one for one in rendered.objects if not is_as_wanted(one.body, objects)]
     projected, untested = _dry_run(changed, cluster, objects)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,19 +28,14 @@ from gpunode.kubernetes.reconcile import (
     current_fields,
     describe_owners,
     field_manager_of,
-    fields_owned_by_gpunode,
-    format_taints_in,
     install_command,
     is_kept_on_removal,
     object_key,
     object_ref,
     plan_field_removal,
-    plan_label_removal,
     without_taints,
 )
-from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import (
-    NODE_USER_PREFIX,
     ClusterPlan,
     describe_missing_rights,
     refuse_being_deleted,
@@ -53,15 +47,13 @@ LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
 # Objects are deleted before those that they use.
 _DELETION_ORDER: Final = (
     "DaemonSet",
-    "Pod",
-    "Job",
     "ResourceClaimTemplate",
     "ConfigMap",
     "RuntimeClass",
     "Namespace",
     "Node",
 )
-_NAMESPACED_KINDS_ARGUMENT: Final = "daemonsets.apps,pods,configmaps"
+_NAMESPACED_KINDS_ARGUMENT: Final = "daemonsets.apps,configmaps"
 _CLUSTER_KINDS_ARGUMENT: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
@@ -72,22 +64,9 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         Refused: the credential does not permit all of it.
     """
     identity = cluster.identify()
-    try:
-        labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-        own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
-    except Forbidden:
-        node = cluster.whoami()
-        if not node.startswith(NODE_USER_PREFIX):
-            raise
-        return _plan_label_removal_by_kubelet(node.removeprefix(NODE_USER_PREFIX), cluster, identity)
-    with suppress(Forbidden):  # the cluster deletes check Jobs itself
-        own_objects += cluster.list("jobs.batch", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
-    changes: list[ObjectChange] = []
-    for one in own_objects:
-        if is_left_over(one, time.time()):
-            changes.append(ObjectChange(identity.uid, str(one["apiVersion"]), *object_key(one), None, None))
-        elif change := plan_field_removal(one, identity.uid):
-            changes.append(change)
+    labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+    own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
+    changes = [change for one in own_objects if (change := plan_field_removal(one, identity.uid))]
     skipped: tuple[str, ...] = ()
     try:
         releases = tuple(_plan_release_removals(cluster, identity.uid))
@@ -100,23 +79,6 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
     plan = ClusterPlan(identity, (*releases, *items), skipped)
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
-
-
-def _plan_label_removal_by_kubelet(name: str, cluster: Cluster, identity: ClusterIdentity) -> ClusterPlan:
-    """Return the plan that removes what the kubelet's credential may remove: the labels of its own Node.
-
-    Source: the Kubernetes documentation, "NodeRestriction".
-    """
-    skipped = ["all but this Node: the kubelet's credential may not list it; use one that may: --kubeconfig FILE"]
-    items = []
-    for live in cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}]):
-        if change := plan_label_removal(live, identity.uid):
-            items.append(
-                PlanItem("Node", "", name, "edit", "gpunode's labels are removed, all others are kept", 0, change)
-            )
-        if taints := format_taints_in(json.dumps(fields_owned_by_gpunode(live) or {})):
-            skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may remove it")
-    return ClusterPlan(identity, tuple(items), tuple(skipped))
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
@@ -279,8 +241,6 @@ def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects,
     why = "gpunode applied it"
     if change.after is not None:
         why = "as it was before that run"
-    elif change.before is None and change.kind in {"Pod", "Job"}:
-        why = "a check that was killed left it behind"
     elif change.kind == "Node":
         why = "gpunode's labels and taint are removed, all others are kept"
     item = PlanItem(change.kind, change.namespace, change.name, state, why, 0)

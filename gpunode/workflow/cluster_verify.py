@@ -20,7 +20,6 @@ from gpunode.kubernetes.live_checks import find_first_pod_problem
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
 from gpunode.kubernetes.objects import TEST_POD_NAME
 from gpunode.kubernetes.owned import explain_deletion, object_title
-from gpunode.kubernetes.reconcile import OUR_LABEL_SELECTOR
 from gpunode.kubernetes.render import render_cluster, select_member_nodes
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
 from gpunode.kubernetes.trials import (
@@ -32,7 +31,6 @@ from gpunode.kubernetes.trials import (
     confirm_handler_by_test_pod,
     find_resource_users,
     has_pod_ended,
-    is_left_over,
     is_unscheduled,
     make_deadline_job,
     make_test_pods,
@@ -118,8 +116,6 @@ class ClusterVerification:
             self.check_interrupt()
             checks.append(self._check_kubelet_settings(name, body))
         test_pods, skipped = self._make_test_pods(rendered, nodes, ready)
-        if test_pods:
-            checks += _collect_or_skip(self._clear_leftovers(test_pods[0].namespace), "leftovers", "earlier checks")
         results = self._run_test_pods(test_pods, ready) if test_pods else ()
         pod_checks = [check_test_pod(ran, ready[ran.test_pod.node], self.apply_command) for ran in results]
         # A pod with a log was started through the handler, whether or not it found a GPU.
@@ -201,14 +197,6 @@ class ClusterVerification:
                 skipped.append(Check(f"pod/{name}", f"pod on {name}", "skipped", why))
         return test_pods, skipped
 
-    def _clear_leftovers(self, namespace: str) -> Iterator[Check]:
-        """Delete what a killed run left in the namespace, and yield a check that lists it, if any."""
-        where = ("--namespace", namespace, "--selector", f"{RUN_LABEL},{OUR_LABEL_SELECTOR}")
-        if leftovers := [one for one in self.cluster.list("pods,jobs.batch", *where) if is_left_over(one, time.time())]:
-            self._delete_objects(leftovers)
-            names = ", ".join(f"{leftover['kind']} {leftover['metadata']['name']}" for leftover in leftovers)
-            yield Check("leftovers", "earlier checks", "passed", f"deleted what a killed run left: {names}")
-
     def _run_test_pods(
         self, test_pods: Sequence[GpuTestPod], nodes: Mapping[str, Body]
     ) -> tuple[GpuTestPodResult, ...]:
@@ -245,7 +233,7 @@ class ClusterVerification:
                 words = ("--namespace", first.namespace, "--selector", f"{RUN_LABEL}={first.run}")
                 self._delete_objects(bodies, f"delete them: {command('kubectl', 'delete', 'pods,jobs', *words)}")
 
-    def _delete_objects(self, bodies: Sequence[Body], hint: str = "") -> None:
+    def _delete_objects(self, bodies: Sequence[Body], hint: str) -> None:
         try:
             self.cluster.delete(*bodies)
             *_, left = poll_deletions(bodies, self.cluster, self.on_progress)

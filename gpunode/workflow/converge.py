@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from gpunode.catalog.managers import find_declared_manager
+from gpunode.catalog.managers import find_manager_claim
 from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
@@ -222,21 +222,22 @@ def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | No
 
 
 def with_file_manager_notes(planned: Planned) -> Planned:
-    """Return ``planned`` with a note for every changed file whose text names another program as its manager."""
+    """Return ``planned`` with a note for every changed file that a comment claims for a program."""
     files = (change for change in FileChange.of_kind(planned.changes) if not change.only_triggers_reread)
     notes = tuple(note for change in files if (note := _file_manager_note(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
 
 def _file_manager_note(change: FileChange) -> str:
-    """Return a note that names the program that manages the file; empty if none does."""
-    if change.before is None or (manager := find_declared_manager(change.before.content)) is None:
+    """Return a note that quotes the comment that claims the file for a program; empty if none does."""
+    if change.before is None or (claim := find_manager_claim(change.before.content)) is None:
         return ""
-    place = f"{change.path}:{manager.line} says"
-    if not manager.name:
-        words = redact(manager.quoted_line)[:_MAX_MANAGER_QUOTE_LENGTH]
-        return f"{place}: {words!r}; if a tool writes this file, make the change there, too, or it will undo this one"
-    return f"{place} that {manager.name} manages this file: make the change there, too, or it will undo this one"
+    number, text = claim
+    words = redact(text)[:_MAX_MANAGER_QUOTE_LENGTH]
+    return (
+        f"{change.path}:{number} says {words!r}; if a tool writes this file, make the change there, too, or it will "
+        "undo this one"
+    )
 
 
 def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:

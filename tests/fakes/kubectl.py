@@ -118,9 +118,6 @@ class _Command:
     def _version(self) -> None:
         self._print({"clientVersion": {"gitVersion": "v1.36.2"}, "serverVersion": {"gitVersion": "v1.36.2"}})
 
-    def _auth(self) -> None:
-        self._print({"kind": "SelfSubjectReview", "status": {"userInfo": {"username": self.server.user}}})
-
     def _api_resources(self) -> None:
         if "--api-group=nvidia.com" in self.options:
             # The kinds of custom resources that a cluster has are here those of which it has an object.

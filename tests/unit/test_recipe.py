@@ -14,7 +14,7 @@ from gpunode.errors import RecipeError
 from gpunode.recipe import CudaToolkit, Driver, Expect, GpuDirect, Recipe, Repositories, RuntimeSettings, Toolkit
 from gpunode.recipe import toml as recipe_toml
 from gpunode.recipe.keys import known_keys
-from gpunode.recipe.toml import parse, render
+from gpunode.recipe.toml import line_of, parse, render
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -208,6 +208,11 @@ def test_key_inside_a_multiline_string_is_ignored() -> None:
     assert refusal(text).line == 6
 
 
+def test_header_inside_a_multiline_value_does_not_move_the_next_key() -> None:
+    text = '[cuda]\nx = """\n[driver]\n"""\ny = [\n  [1],\n  [2]\n]\n[driver]\nz = 1\n'
+    assert [line_of(text, path) for path in (("cuda", "x"), ("cuda", "y"), ("driver", "z"))] == [2, 5, 10]
+
+
 class TestHostileRecipes:
     @pytest.mark.parametrize(
         ("text", "line"),
@@ -376,13 +381,13 @@ def test_all_errors_of_a_file_are_reported_at_once() -> None:
 
 def test_file_with_many_errors_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    read = recipe_toml._assigned_path
+    read = recipe_toml._read_key
 
-    def count(line: str) -> tuple[str, ...]:
-        reads.append(line)
-        return read(line)
+    def count(key: str) -> str:
+        reads.append(key)
+        return read(key)
 
-    monkeypatch.setattr(recipe_toml, "_assigned_path", count)
+    monkeypatch.setattr(recipe_toml, "_read_key", count)
     with pytest.raises(RecipeError) as caught:
         parse("\n".join(f"[table-{number}]" for number in range(500)), "many.toml", lambda _: "")
     assert len(reads) == 500

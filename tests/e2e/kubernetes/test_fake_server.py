@@ -203,7 +203,6 @@ SCENARIOS: Final[Mapping[str, Sequence[Step]]] = {
         say("taint", "nodes", "gpu-1", "a=b:NoSchedule", who=STRANGER),
         create(REVIEW, REVIEW, who=STRANGER),
         create(REVIEW, REVIEW),
-        say("auth", "whoami", "-o", "json", who=STRANGER),
     ],
     "somebody unknown": [say("get", "nodes", "-o", "json", who=EXPIRED), apply(PLUGIN, who=EXPIRED)],
     "another context": [

@@ -134,6 +134,7 @@ def test_obstacle_in_the_output_folder_is_named_and_nothing_written(way: str, tm
     assert not any(elsewhere.iterdir())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a link to another user")
 def test_swapped_folder_does_not_delete_files_elsewhere(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,9 +151,12 @@ def test_swapped_folder_does_not_delete_files_elsewhere(
         if target == "apply.sh":
             rename(out / "manifests", out / "old")
             (out / "manifests").symlink_to(outside)
+            os.lchown(out / "manifests", 1234, 1234)
 
     monkeypatch.setattr(os, "rename", rename_and_swap)
-    render_recipe("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    with pytest.raises(UsageError) as stopped:
+        render_recipe("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    assert "symbolic link of uid 1234" in stopped.value.why
     assert (out / "manifests").is_symlink()
     assert [(one.name, one.read_text()) for one in outside.iterdir()] == [("50-cloud-init.yaml", rendered_before)]
 

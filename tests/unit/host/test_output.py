@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.output import write_output
+from gpunode.host.output import remove_output, write_output
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
@@ -45,3 +45,14 @@ def test_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path: Path, mo
     # node_exporter reads every *.prom of the folder, hidden ones too.
     assert [name.endswith(".prom") for name in drafts] == [False]
     assert [one.name for one in tmp_path.iterdir()] == ["x.prom"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a link to another user")
+def test_file_behind_another_users_link_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "00-mine.yaml").write_text("mine\n")
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    os.lchown(tmp_path / "link", 1234, 1234)
+    with pytest.raises(OSError, match="symbolic link of uid 1234"):
+        remove_output(tmp_path / "link" / "00-mine.yaml")
+    assert (tmp_path / "outside" / "00-mine.yaml").read_text() == "mine\n"

@@ -36,15 +36,12 @@ def intercept_once(
     return intercept
 
 
-def test_kubelet_credential_labels_its_own_node_and_skips_the_rest(server: ApiServer, user: User) -> None:
+def test_kubelet_credential_is_refused_and_changes_nothing(server: ApiServer, user: User) -> None:
+    before = everything(server)
     server.user, server.denied = KUBELET, NO_KUBELET
-    applied = user.apply()
-    assert applied.states == {"Node gpu-1": "edit"}
-    assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
-    server.user = "system:node:gpu-2"
-    assert "gpu-2 may not change any of this" in user.apply(check=3).error["what"]
-    user.kubectl.intercept = intercept_once("auth", lambda: ended(status=1, err=b"error: unknown command whoami\n"))
-    assert user.apply(check=3).error["what"] == "your credentials may not do this"
+    for refused in (user.apply(check=3), user("k8s", "remove", "--yes", check=3)):
+        assert refused.error["what"] == "your credentials may not do this"
+    assert everything(server) == before
 
 
 def test_cluster_is_identified_by_server_when_its_uid_is_unreadable(server: ApiServer, user: User) -> None:
