@@ -236,8 +236,11 @@ def _put_in_undo_order(values: dict[str, FoundT], subject: str, value: FoundT | 
 
 
 def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
-    """Return the span that begins with ``change``; None for one that leaves the thing as it is."""
-    if change.before == change.after:
+    """Return the span that begins with ``change``; None for one that leaves the thing as it is.
+
+    A package that a killed command was to leave as it is may have lost its hold.
+    """
+    if change.before == change.after and (made_change.is_known or not isinstance(change, PackageChange)):
         return None
     return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
 

@@ -57,9 +57,12 @@ _LIST_HALF_INSTALLED_SCRIPT = (
 _REINSTALL_COMMAND = shlex.join((*_APT_COMMAND_START, "--fix-broken", "--reinstall", "install"))
 _REINSTALL_HALF_INSTALLED_SCRIPT = f'set -- $({_LIST_HALF_INSTALLED_SCRIPT}); [ $# -eq 0 ] || {_REINSTALL_COMMAND} "$@"'
 _BEGIN, _END = shlex.join(_CONFIGURE_COMMAND), f"{shlex.join(_CONFIGURE_COMMAND)} || {shlex.join(_FIX_BROKEN_COMMAND)}"
+# What is unpacked by its name loses its hold.
+_KEEP_HOLDS = 'held=$(apt-mark showhold); {}; code=$?; [ -z "$held" ] || apt-mark -qq hold $held; exit $code'
 # The last word is the script's name, which is what people read of it.
 _SCRIPT_NAME = "dpkg --configure -a, apt-get --reinstall install, apt-get --fix-broken install"
-_REPAIR_ARGV = ("sh", "-c", f"{_BEGIN}; {{ {_REINSTALL_HALF_INSTALLED_SCRIPT}; }} && {{ {_END}; }}", _SCRIPT_NAME)
+_REPAIR_SCRIPT = f"{_BEGIN}; {{ {_REINSTALL_HALF_INSTALLED_SCRIPT}; }} && {{ {_END}; }}"
+_REPAIR_ARGV = ("sh", "-c", _KEEP_HOLDS.format(_REPAIR_SCRIPT), _SCRIPT_NAME)
 
 REPAIR_COMMAND: Final = CommandChange(
     _REPAIR_ARGV, "dpkg was interrupted and left packages half-installed or not configured"
@@ -191,11 +194,7 @@ def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
 
 def _reinstall_change(packages: Mapping[PackageId, PackageState], purpose: str) -> CommandChange:
     # The word after the script is what people read of it.
-    script = (
-        f'held=$(apt-mark showhold); {shlex.join(_APT_COMMAND_START)} --reinstall install "$@"; code=$?; '
-        # What is unpacked by its name loses its hold.
-        '[ -z "$held" ] || apt-mark -qq hold $held; exit $code'
-    )
+    script = _KEEP_HOLDS.format(f'{shlex.join(_APT_COMMAND_START)} --reinstall install "$@"')
     return CommandChange(("sh", "-c", script, _reinstall(packages), *_name_with_versions(packages)), purpose)
 
 

@@ -215,6 +215,28 @@ def test_remove_takes_what_a_killed_program_installed(
         assert (left.packages, left.auto, left.audit) == (found.former.packages, found.former.auto, "")
 
 
+@pytest.mark.parametrize(
+    "following", [("setup", RECIPE), pytest.param(("rollback", "--packages"), marks=pytest.mark.long)]
+)
+def test_killed_reinstallation_leaves_packages_on_hold(
+    prepared: Callable[[str], Prepared], following: tuple[str, ...]
+) -> None:
+    """dpkg drops a hold as soon as it unpacks the package, and the killed shell no longer sets it again."""
+    found = prepared("toolkit")
+    with found.node() as node:
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        node.run("apt-mark", "hold", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
+        held = state(node)
+        node.path("/usr/bin/nvidia-ctk").unlink()
+        start_setup(node).kill_once(lambda: "Status: hold" not in node.read("/var/lib/dpkg/status"), "everything")
+        assert state(node).held == ""
+
+        done = node.gpunode(*following, "--yes")
+
+        assert done.returncode in {0, 7}, done.stderr
+        assert held.differences(state(node)) == ""
+
+
 def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Prepared]) -> None:
     """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
     found = prepared("driver")

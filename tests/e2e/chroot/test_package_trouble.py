@@ -217,7 +217,7 @@ def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
     lost.unlink()
     status = node.read("/var/lib/dpkg/status")
     stanza = next(one for one in status.split("\n\n") if one.startswith(f"Package: {package}\n"))
-    half = stanza.replace("install ok installed", "install reinstreq half-installed")
+    half = stanza.replace("install ok installed", "hold reinstreq half-installed")
     node.write("/var/lib/dpkg/status", status.replace(stanza, half))
     node.finish("dpkg", "--configure", "-a")
     assert package not in node.installed()
@@ -232,7 +232,7 @@ def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
     setup_ok(node)
 
     assert lost.exists()
-    assert package in node.installed()
+    assert node.run("dpkg-query", "-W", "-f", "${Status}", package).stdout == "hold ok installed"
     assert ask(node, "plan", "--check", RECIPE).exit_code == 0
 
 
