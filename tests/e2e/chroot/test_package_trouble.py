@@ -159,9 +159,11 @@ def test_program_lost_with_a_version_that_no_archive_has_is_told(node: Chroot, c
     before = node.installed()
 
     shown = node.gpunode("plan", RECIPE).stdout
+    noted = ask(node, "plan", RECIPE).envelope["notes"]
     refused = setup(node)
 
     assert "Version '1.19.1-1' for 'nvidia-container-toolkit' was not found" in shown
+    assert any("Version '1.19.1-1' for 'nvidia-container-toolkit' was not found" in note for note in noted)
     assert refused.exit_code == 6
     assert "no package was changed" in refused.error
     assert "add --upgrade" in refused.error
