@@ -155,6 +155,12 @@ def _refuse_excluded_files(facts: Facts, uses: Mapping[str, str]) -> Refusal | N
     return obstacles.refuse_excluded_files(facts, uses)
 
 
+def _hint_on_refusal(refusal: str, facts: Facts, offered: Mapping[PackageId, Collection[str]]) -> str:
+    from gpunode.packages.deb import refusals  # loaded on use: apt seldom refuses
+
+    return refusals.hint_on_refusal(refusal, facts, offered)
+
+
 def _have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     from gpunode.packages.deb import repositories
 
@@ -271,7 +277,7 @@ DEB: Final = PackageSystem(
     finish_command="dpkg --configure -a",
     find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
-    hint_on_refusal=answers.hint_on_refusal,
+    hint_on_refusal=_hint_on_refusal,
     archives_probe=answers.archives_probe,
     parse_archives=answers.parse_archives,
     is_entry_for_archive=answers.is_entry_for_archive,

@@ -200,8 +200,13 @@ def test_upgrade_tells_that_no_archive_has_the_lost_program(node: Chroot, chroot
     node.run("apt-get", "-q", "update")
     node.path("/usr/bin/nvidia-ctk").unlink()
 
+    plain = setup(node)
     shown = node.gpunode("plan", RECIPE, "--upgrade").stdout
     refused = setup(node, "--upgrade")
+
+    assert plain.exit_code == 6
+    assert "no source has nvidia-container-toolkit 1.20.1-1, but 1.19.1-1: add one that has it" in plain.error
+    assert "--upgrade" not in plain.error
 
     told = "no source has nvidia-container-toolkit 1.20.1-1, which is installed, or a newer version"
     assert told in shown
