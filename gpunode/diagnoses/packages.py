@@ -137,7 +137,7 @@ def _has_pending_dpkg_updates(snapshot: Snapshot) -> bool:
 _PACKAGES_HALF_INSTALLED: Final = any_of(
     custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
     _DPKG_INTERRUPTED,
-    predicate(_has_pending_dpkg_updates, "/var/lib/dpkg/updates has notes of an interrupted run"),
+    predicate(_has_pending_dpkg_updates, "dpkg has not finished what it began"),
 )
 
 
@@ -151,7 +151,11 @@ _DKMS_BUILD_FAILED: Final = any_of(
     message_line(
         r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"
     ),
-    custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot) if "dkms" in one.name)),
+    custom_sign(
+        lambda snapshot: (
+            one.citation for one in _half_done_packages(snapshot) if one.has_failed_script and "dkms" in one.name
+        )
+    ),
 )
 
 
