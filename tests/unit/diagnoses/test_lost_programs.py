@@ -47,7 +47,7 @@ def test_incomplete_toolkit_is_installed_by_all_four_names(*, is_whole: bool) ->
 
 
 @pytest.mark.parametrize(("state", "reads_log"), [("unpacked", False), ("half-configured", True)])
-def test_build_log_is_to_be_read_only_where_a_build_failed(*, state: str, reads_log: bool) -> None:
+def test_package_that_dpkg_has_left_is_told_with_what_to_read(*, state: str, reads_log: bool) -> None:
     there = HEALTHY[NODE]()
     stanzas = str(there["dpkg-status"]).split("\n\n")
     of = next(number for number, one in enumerate(stanzas) if "Package: nvidia-kernel-open-dkms\n" in one)
@@ -55,3 +55,6 @@ def test_build_log_is_to_be_read_only_where_a_build_failed(*, state: str, reads_
     found = diagnose(take_snapshot(evidence({**there, "dpkg-status": "\n\n".join(stanzas)}))).findings[0]
     assert found.cause == "dpkg-unconfigured-packages"
     assert ("make.log" in str(found.remedy[0].commands)) == reads_log
+    locked = {**there, "dpkg-status": "\n\n".join(stanzas), "locks": "dpkg 163 /var/lib/dpkg/lock\n"}
+    causes = [one.cause for one in diagnose(take_snapshot(evidence(locked))).findings]
+    assert causes == ["dpkg-lock-held"], "dpkg is about to finish it"
