@@ -240,7 +240,7 @@ def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[
 
     A package that a killed command was to leave as it is may have lost its hold.
     """
-    if change.before == change.after and (made_change.is_known or not isinstance(change, PackageChange)):
+    if change.before == change.after and not isinstance(change, PackageChange):
         return None
     return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
 

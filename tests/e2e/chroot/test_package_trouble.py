@@ -185,6 +185,8 @@ def test_program_that_comes_back_leaves_its_packages_on_hold(node: Chroot) -> No
 
     assert node.path("/usr/bin/nvidia-ctk").exists()
     assert node.run("apt-mark", "showhold").stdout.split() == packages
+    newest = ask(node, "rollback", "--list").result["runs"][-1]
+    assert newest["other_subjects"] == []
 
 
 @pytest.mark.long
