@@ -49,13 +49,17 @@ _APT_COMMAND_START = (
 _FIX_BROKEN_COMMAND = (*_APT_COMMAND_START, "--fix-broken", "install")
 # dpkg neither configures nor removes a package that may have lost some of its files (half-installed, or unpacked and to
 # be reinstalled), and apt sees nothing broken in it: it has to be told to install it anew, together with what it needs.
-# Which these are is known only once dpkg has read what it noted before it ended.
+# Which these are is known only once dpkg has read what it noted before it ended. They are named with their versions:
+# in the middle of an undo a pin still allows none of the former ones. An archive may have only newer ones, though.
 _LIST_HALF_INSTALLED_SCRIPT = (
-    r"dpkg-query -W -f '${db:Status-Eflag} ${db:Status-Status} ${binary:Package}\n' | "
-    r"sed -n -e 's/^reinstreq [a-z-]* //p' -e 's/^ok half-installed //p'"
+    r"""half() { dpkg-query -W -f '${db:Status-Eflag} ${db:Status-Status} ${binary:Package}'"$1"'\n' | """
+    r"sed -n -e 's/^reinstreq [a-z-]* //p' -e 's/^ok half-installed //p'; }"
 )
 _REINSTALL_COMMAND = shlex.join((*_APT_COMMAND_START, "--fix-broken", "--reinstall", "install"))
-_REINSTALL_HALF_INSTALLED_SCRIPT = f'set -- $({_LIST_HALF_INSTALLED_SCRIPT}); [ $# -eq 0 ] || {_REINSTALL_COMMAND} "$@"'
+_REINSTALL_HALF_INSTALLED_SCRIPT = (
+    f"{_LIST_HALF_INSTALLED_SCRIPT}; set -- $(half '=${{Version}}'); "
+    f'[ $# -eq 0 ] || {_REINSTALL_COMMAND} "$@" || {_REINSTALL_COMMAND} $(half "")'
+)
 _BEGIN, _END = shlex.join(_CONFIGURE_COMMAND), f"{shlex.join(_CONFIGURE_COMMAND)} || {shlex.join(_FIX_BROKEN_COMMAND)}"
 # What is unpacked by its name loses its hold.
 _KEEP_HOLDS = 'held=$(apt-mark showhold); {}; code=$?; [ -z "$held" ] || apt-mark -qq hold $held; exit $code'
