@@ -131,7 +131,7 @@ def _plan_envelope(
         changed=bool(backlog) or any(stage.ordered_changes for stage in plans),
         changes=[*(change for stage in plans for change in stage.ordered_changes), *backlog.marks],
         steps=step_ids_by_change(plans),
-        notes=[*collect_notes(plans), *backlog.notes, *filter(None, [loss])],
+        notes=[*collect_notes(plans), *backlog.notes, *filter(None, [loss, *(stage.index_note for stage in plans)])],
         unknown=list_unknown_facts(facts, backlog),
         result={
             "steps": steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
@@ -134,10 +135,14 @@ def _has_pending_dpkg_updates(snapshot: Snapshot) -> bool:
     return isinstance(stopped, Known) and stopped.value
 
 
-_PACKAGES_HALF_INSTALLED: Final = any_of(
-    custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
-    _DPKG_INTERRUPTED,
-    predicate(_has_pending_dpkg_updates, "/var/lib/dpkg/updates has notes of an interrupted run"),
+_PACKAGES_HALF_INSTALLED: Final = unless(
+    any_of(
+        custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
+        _DPKG_INTERRUPTED,
+        predicate(_has_pending_dpkg_updates, "dpkg has not finished what it began"),
+    ),
+    # Whoever has the lock is about to finish them.
+    custom_sign(lambda snapshot: chain.from_iterable(proof.citations for proof in _find_held_lock(snapshot))),
 )
 
 
@@ -151,7 +156,11 @@ _DKMS_BUILD_FAILED: Final = any_of(
     message_line(
         r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"
     ),
-    custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot) if "dkms" in one.name)),
+    custom_sign(
+        lambda snapshot: (
+            one.citation for one in _half_done_packages(snapshot) if one.has_failed_script and "dkms" in one.name
+        )
+    ),
 )
 
 

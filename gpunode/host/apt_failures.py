@@ -229,7 +229,7 @@ def _package_error(action: str, output: str, make_log: str) -> ChangeFailed:
     return ChangeFailed(
         f"could not {action}: {named} could not be set up or removed",
         why=quote_failure(output),
-        hint=f"its maintainer script printed the lines above; once their cause is fixed:\n{_DPKG_REPAIR_ADVICE}",
+        hint=f"dpkg or a maintainer script printed the lines above; once their cause is fixed:\n{_DPKG_REPAIR_ADVICE}",
     )
 
 

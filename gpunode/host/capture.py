@@ -24,6 +24,7 @@ from gpunode.facts.evidence import (
     Evidence,
     Probe,
     ProbeOutcome,
+    decode_matches,
     decode_ownership,
     encode_ownership,
 )
@@ -52,6 +53,7 @@ _MAX_ALL_EXTENDED_BYTES: Final = 512 << 10
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 # Enough of a packed file to unpack the first block of an archive, however badly compressed.
 _MAX_HEAD_BYTES: Final = 64 << 10
+_GLOB_SOURCE: Final = re.compile(r"/[^\s*]*\*\S*")
 _NAME_READABLE_CAPTURE_HINT: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
 _RETAKE_CAPTURE_HINT: Final = "take the capture again with `gpunode capture FILE`"
 
@@ -418,10 +420,13 @@ def _decode_capture(row: Mapping[str, Any], read_member: Callable[[str], bytes],
         raise ValueError("exit_status is not a number")
     if name is not None and not re.fullmatch(r"data/[A-Za-z0-9_][A-Za-z0-9_.-]*", str(name)):
         raise _harmful_error(path, str(name)[:200], "is not a file of the capture's data folder")
+    data = read_member(str(name)) if name is not None else b""
+    if outcome == "ok" and _GLOB_SOURCE.fullmatch(row["source"]):
+        decode_matches(data)  # what no reader understands would count as files that are not there
     return Capture(
         source=row["source"],
         outcome=outcome,
-        data=read_member(str(name)) if name is not None else b"",
+        data=data,
         error=row.get("error", ""),
         exit_status=status,
         ownership=decode_ownership(row),

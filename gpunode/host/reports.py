@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence
@@ -102,7 +103,7 @@ def find_fleet_reports(names: Sequence[str]) -> tuple[FleetReport, ...]:
     """Find the reports ``names`` and those in the folders among them, each once.
 
     Raises:
-        UsageError: if a folder cannot be read, or none contains a report.
+        UsageError: if a folder cannot be read, holds a whole system, or none contains a report.
         Refused: if a folder is too large to be one of reports.
     """
     reports: dict[str, FleetReport] = {}
@@ -116,6 +117,12 @@ def find_fleet_reports(names: Sequence[str]) -> tuple[FleetReport, ...]:
 
 def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
     """Yield the reports below ``top`` by name, without hidden or other files; no link is followed."""
+    if is_folder(top / "etc") and is_folder(top / "usr/bin"):
+        raise UsageError(
+            f"{top} holds a system, and is no folder of reports",
+            why="it has etc and usr/bin; doctor examines the machine that runs, and reports",
+            hint=f"what a setup would do to that system:\n{gpunode('plan', '--root', str(top))}",
+        )
     left = _MAX_ENTRIES
     folders = [(top, 0)]
     while folders:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from gpunode.change import RUNTIME_CONFIG_STAGE, Change, FileChange, Trigger, sort_triggers, triggers_of
+from gpunode.change import (
+    RUNTIME_CONFIG_STAGE,
+    Change,
+    FileChange,
+    PackageChange,
+    Trigger,
+    sort_triggers,
+    triggers_of,
+)
 from gpunode.journal.record import (
     APPLYING_VERBS,
     Begin,
@@ -68,7 +76,12 @@ def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
                 records[places[seq]] = replace(records[places[seq]], outcome="failed", ended_at=at, error=error)
             case _:
                 pass
-    return tuple(records)
+    # A package that a command has left as it was is none; only a killed one may have taken its hold.
+    return tuple(one for one in records if one.outcome == "unknown" or not _keeps_package(one.change))
+
+
+def _keeps_package(change: Change) -> bool:
+    return isinstance(change, PackageChange) and change.before == change.after
 
 
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:

@@ -158,7 +158,8 @@ class PackageSystem:
 
         find_named_packages: every word of a refused transaction that may be a package.
         versions_not_found: the packages that no archive has in the requested version, from a refusal.
-        hint_on_refusal: what to do about a refused transaction while the package index is fresh.
+        hint_on_refusal: what to do about a refused transaction while the package index is fresh; the index has these
+            other versions of packages whose requested version it lacks.
         archives_probe: the probe of the archives of each version of the packages.
         parse_archives: the archives by a package's name and version, from the answer to it.
         is_entry_for_archive: whether an entry of the sources is for an archive.
@@ -227,7 +228,7 @@ class PackageSystem:
 
     find_named_packages: Callable[[str], frozenset[PackageId]]
     versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]
-    hint_on_refusal: Callable[[str, Facts], str]
+    hint_on_refusal: Callable[[str, Facts, Mapping[PackageId, Collection[str]]], str]
     archives_probe: Callable[[Collection[PackageId]], Probe]
     parse_archives: Callable[[str], Mapping[tuple[str, str], tuple[Archive, ...]]]
     is_entry_for_archive: Callable[[PackageSource, Archive], bool]

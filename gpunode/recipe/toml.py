@@ -66,6 +66,8 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
     values: dict[str, Any] = {}
     for layer in reversed(_load_layers(text, file, load)):
         values.pop("description", None)
+        if layer.values.get("cuda.version") == "none":
+            values.pop("cuda.parts", None)  # of the toolkit that a recipe beneath it wants
         values.update(layer.values)
     sections = {section: _build_table(section, section, values) for section in SECTIONS}
     if any(path.startswith(f"{KUBERNETES_SECTION}.") for path in values):

@@ -14,6 +14,7 @@ from gpunode.change import (
     OVERWRITTEN_STEP_ID,
     SET_ASIDE_STEP_ID,
     Change,
+    CommandChange,
     FileChange,
     FileState,
     PackageChange,
@@ -245,9 +246,16 @@ class Applier:
         self.on_event(Applying(stage, step, (change,)))
         started = time.monotonic()
         concrete = self.host.complete_change(change)
-        (seq,) = self.run.record_intents(stage, step, (concrete,), reason)
-        self._make_and_record((concrete,), (seq,))
+        seqs = self.run.record_intents(stage, step, (concrete, *self._list_holds_at_risk(concrete)), reason)
+        self._make_and_record((concrete,), seqs)
         self.on_event(Applied(stage, step, (concrete,), time.monotonic() - started, note))
+
+    def _list_holds_at_risk(self, change: Change) -> Iterator[PackageChange]:
+        """Yield the held packages ``NAME=VERSION`` of a command, as they are: killed, it may not hold them again."""
+        named = {word for word in change.argv[4:] if "=" in word} if isinstance(change, CommandChange) else ()
+        for package, state in live_state.read_package_database(self.host).packages().items() if named else ():
+            if state.held and f"{package}={state.version}" in named:
+                yield PackageChange(package, state, state)
 
     def apply_packages(
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]

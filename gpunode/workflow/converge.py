@@ -20,6 +20,7 @@ from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Refusal, Stage, Step, StepOutcome
 from gpunode.package_id import PackageId
+from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
@@ -77,6 +78,14 @@ class StagePlan:
     def packages(self) -> tuple[PackageChange, ...]:
         """The package changes: one transaction."""
         return PackageChange.of_kind(self.ordered_changes)
+
+    @property
+    def index_note(self) -> str:
+        """The words that tell people why it is ``unresolved``; empty where it is not."""
+        if not self.unresolved or self.unresolved.startswith(NOT_SIMULATED_PREFIX):
+            return self.unresolved
+        does = "the package index that the node has cannot do this; setup reads it anew before it decides"
+        return f"{does}:\n{self.unresolved}"
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:

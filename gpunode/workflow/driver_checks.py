@@ -34,7 +34,7 @@ def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[
     if recipe.driver.version == "none" and not isinstance(answer, NvmlInventory) and _has_neither_gpu_nor_driver(facts):
         yield Check("nvml", _NVML_TITLE, "skipped", "no NVIDIA GPU is here", "")
         return
-    yield from _check_nvml(facts, answer)
+    yield from _check_nvml(recipe, facts, answer)
     yield from _check_versions(recipe, facts, answer)
     if not isinstance(answer, NoAnswer) and answer.libcuda_error:
         yield _check_libcuda(recipe, facts, answer.libcuda_error)
@@ -52,16 +52,16 @@ def gpu_count_text(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-def _check_nvml(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
+def _check_nvml(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     check = partial(Check, "nvml", _NVML_TITLE)
     if isinstance(answer, NoAnswer):
         status: CheckStatus = "skipped" if answer.kind == "not-queried" else "failed"
         yield check(status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
         return
     if isinstance(answer, NvmlFailure):
-        anew = _reinstall_hint("libnvidia-ml1", facts) if answer.code == _NVML_LIBRARY_NOT_FOUND_CODE else ""
-        error_text = f"{answer.name} ({answer.code}): {answer.meaning}"
-        yield check("failed", error_text, anew or answer.remedy)
+        is_lost = answer.code == _NVML_LIBRARY_NOT_FOUND_CODE
+        hint = _library_hint("libnvidia-ml1", recipe, facts) if is_lost else answer.remedy
+        yield check("failed", f"{answer.name} ({answer.code}): {answer.meaning}", hint)
         return
     if not answer.gpus:
         yield check("failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
@@ -117,24 +117,25 @@ def _check_versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterato
 
 def _check_libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
     """Return the failed check of the library that every CUDA program loads; nvidia-smi works without it."""
-    hint = "install libcuda.so.1 of the loaded driver from where this driver comes from: gpunode does not manage it"
-    if isinstance(facts.loaded_driver, Known) and facts.loaded_driver.value is None:
-        hint = "the library comes with a driver: this node has none loaded, and gpunode manages none here"
-    if _managed_driver(recipe, facts):
-        hint = _reinstall_hint("libcuda1", facts) or "install the driver's libraries with `sudo gpunode setup`"
-    return Check("libcuda", "programs can load CUDA's library", "failed", error, hint)
+    return Check(
+        "libcuda", "programs can load CUDA's library", "failed", error, _library_hint("libcuda1", recipe, facts)
+    )
 
 
-def _reinstall_hint(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts) -> str:
-    """Return how to repair a library that the loader does not find although its package is installed; else empty.
+def _library_hint(library: Literal["libcuda1", "libnvidia-ml1"], recipe: Recipe, facts: Facts) -> str:
+    """Return how to repair a library that the loader does not find.
 
-    setup looks at packages, not at their files, so it would find nothing to do.
+    setup looks at packages, not at their files, so it would find nothing to do where the package is there.
     """
-    packages = packages_with_library(library, known(facts.packages, {}))
-    if not packages:
-        return ""
-    anew = system(facts).reinstall(packages)
-    return f"its package is installed: reinstall it, then check what the loader finds:\nsudo {anew}\nldconfig -p"
+    if packages := packages_with_library(library, known(facts.packages, {})):
+        anew = system(facts).reinstall(packages)
+        return f"its package is installed: reinstall it, then check what the loader finds:\nsudo {anew}\nldconfig -p"
+    if _managed_driver(recipe, facts):
+        return "install the driver's libraries with `sudo gpunode setup`"
+    if isinstance(facts.loaded_driver, Known) and facts.loaded_driver.value is None:
+        return "the library comes with a driver: this node has none loaded, and gpunode manages none here"
+    name = f"{library.removesuffix('1')}.so.1"
+    return f"install {name} of the loaded driver from where this driver comes from: gpunode does not manage it"
 
 
 def _managed_driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:

@@ -230,7 +230,7 @@ class _Resolver:
                 "yourself; else choose the driver that it needs (driver.version in the recipe); then run the same "
                 "command again"
                 if lost
-                else system(self.facts).hint_on_refusal("\n".join(wrong), self.facts),
+                else system(self.facts).hint_on_refusal("\n".join(wrong), self.facts, {}),
             )
 
     def _explain_losses(self, lost: Sequence[PackageId]) -> Iterator[str]:

@@ -214,7 +214,9 @@ class _SetupRun:
                 why="\n".join(
                     filter(None, (exact.unresolved, describe_problem_archives(exact.unresolved, facts, self.host)))
                 ),
-                hint=system(facts).hint_on_refusal(exact.unresolved, facts),
+                hint=system(facts).hint_on_refusal(
+                    exact.unresolved, facts, self.host.list_offered_versions([package for package, _ in lacking])
+                ),
             )
         self._refuse_unconfirmed_removals(exact, system(facts).manager)
         self._check_losses(find_losses([exact], facts, self.host.list_offered_versions) or Losses())

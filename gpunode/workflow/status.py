@@ -29,6 +29,7 @@ from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import branch_of, has_driver, installed_driver_packages
 from gpunode.steps.leftovers import note_run_driver
+from gpunode.wording import join_names
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
 
@@ -55,6 +56,9 @@ class ListedGpu:
 
     address: str
     name: str
+
+
+_MAX_PACKAGES_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,11 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     # status has no recipe: use a plain one for each runtime.
     names = dict.fromkeys(runtime.id for runtime in runtimes) or ("none",)
     recipes = (Recipe("status", runtime=WantedRuntime(name), mps=Mps(enabled=True)) for name in names)
-    notes = chain(note_run_driver(facts), (note for recipe in recipes for note in state_notes(recipe, facts)))
+    notes = chain(
+        _note_unfinished_packages(facts),
+        note_run_driver(facts),
+        (note for recipe in recipes for note in state_notes(recipe, facts)),
+    )
     package_system = system(facts)
     return NodeStatus(
         gpus=tuple(
@@ -168,6 +176,17 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         pending_verb=backlog.verb,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _note_unfinished_packages(facts: Facts) -> Iterator[str]:
+    """Yield that packages which the status shows may lack their configuration, or files."""
+    if known(facts.packages_interrupted, default=False):
+        names = join_names(sorted(map(str, facts.unconfigured)), _MAX_PACKAGES_NAMED)
+        package_system = system(facts)
+        yield (
+            f"{package_system.repair_change.purpose}{f': {names}' if names else ''}; the next setup finishes them, or "
+            f"`sudo {package_system.finish_command}`"
+        )
 
 
 def _fabric_status(facts: Facts) -> FabricStatus | None:

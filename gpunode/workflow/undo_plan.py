@@ -283,7 +283,7 @@ def _plan_file_restores(
         readers = (row for row in RUNTIMES if restored.is_merged and path in {row.config, row.drop_in})
         expectation = next((RuntimeExpectation(row.id, row.config) for row in readers), None)
         steps.append(UndoStep(first.stage, first.step, change, expectation))
-        notes += restored.notes
+        notes += (*restored.notes, *_note_kept_runtimes(change))
     return tuple(steps), tuple(notes), tuple(kept)
 
 
@@ -333,12 +333,25 @@ def with_needed_restart(change: FileChange) -> FileChange:
 def _takes_effect_on_reload(change: FileChange) -> bool:
     from gpunode.runtimes import docker  # loaded on use: only if a file of docker's is restored
 
-    edit = recorded_edit(change)
-    before, after = ({} if content is None else {edit.path: content} for content in (edit.before, edit.after))
     try:
-        return docker.applies_on_reload(before, after, DesiredConfig(config=change.path))
+        return docker.applies_on_reload(*_docker_files(change), DesiredConfig(config=change.path))
     except Refused:
         return False  # one of them is not a valid configuration, so the daemon's state is unknown
+
+
+def _note_kept_runtimes(change: FileChange) -> Iterator[str]:
+    """Yield which runtimes dockerd keeps where it only reloads the file without them."""
+    if any(trigger.kind == "reload" for trigger in change.triggers):
+        from gpunode.runtimes import docker  # as above
+
+        if note := docker.explain_kept_runtimes(*_docker_files(change), DesiredConfig(config=change.path)):
+            yield note
+
+
+def _docker_files(change: FileChange) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    edit = recorded_edit(change)
+    before, after = ({} if content is None else {edit.path: content} for content in (edit.before, edit.after))
+    return before, after
 
 
 def _plan_conffile_restores(

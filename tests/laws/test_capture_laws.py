@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from hypothesis import example, given, settings
@@ -28,14 +29,22 @@ OWNERS = st.builds(Ownership, st.integers(0, 0o7777), st.integers(0, 9), st.inte
 FOUND = st.lists(
     st.builds(GlobMatch, st.text(max_size=9), st.none() | st.text(max_size=9), st.none() | DATA, st.none() | OWNERS)
 ).map(lambda found: encode_matches(iter(found)))
-CAPTURES = st.builds(
-    Capture,
-    source=st.sampled_from([probe.source for probe in PROBES]),
-    outcome=st.sampled_from(["ok", "ok", "absent", "denied", "failed", "timeout"]),
-    data=DATA | FOUND,
-    error=TEXTS,
-    exit_status=st.none() | st.integers(0, 255),
-    ownership=st.none() | OWNERS,
+
+
+def captures(sources: Iterable[str], data: st.SearchStrategy[bytes]) -> st.SearchStrategy[Capture]:
+    return st.builds(
+        Capture,
+        source=st.sampled_from(sorted(sources)),
+        outcome=st.sampled_from(["ok", "ok", "absent", "denied", "failed", "timeout"]),
+        data=data,
+        error=TEXTS,
+        exit_status=st.none() | st.integers(0, 255),
+        ownership=st.none() | OWNERS,
+    )
+
+
+CAPTURES = captures({probe.source for probe in PROBES if not probe.glob}, DATA | FOUND) | captures(
+    {probe.source for probe in PROBES if probe.glob}, FOUND
 )
 EVIDENCE = st.dictionaries(st.sampled_from([probe.key for probe in PROBES]) | st.text(min_size=1, max_size=9), CAPTURES)
 

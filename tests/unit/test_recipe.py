@@ -107,6 +107,13 @@ class TestExtends:
         got = parse(child, "x.toml", {"base": self.BASE}.__getitem__)
         assert got == Recipe("x", driver=Driver("580", scope="full"), runtime=RuntimeSettings("docker"))
 
+    def test_none_for_cuda_takes_the_parts_of_a_base_with_it(self) -> None:
+        bases = {"base": '[cuda]\nversion = "12.9"\nparts = ["nvcc"]\n'}
+        child = 'extends = "base"\n[cuda]\nversion = "none"\n'
+        assert parse(child, "x.toml", bases.__getitem__) == Recipe("x")
+        again = parse('extends = "child"\n[cuda]\nparts = ["nvcc"]', "x.toml", {**bases, "child": child}.__getitem__)
+        assert again.cuda.parts == ("nvcc",)
+
     def test_relative_base_path_starts_at_the_file(self) -> None:
         files = {"/etc/gpunode/base.toml": 'extends = "../common/all.toml"', "/etc/common/all.toml": self.BASE}
         got = parse('extends = "./base.toml"', "/etc/gpunode/x.toml", files.__getitem__)

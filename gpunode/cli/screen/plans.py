@@ -31,7 +31,6 @@ from gpunode.cli.screen.text import (
 from gpunode.cli.screen.words import STATE_MARK, describe_trigger
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal, reboot_suffices
-from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
 from gpunode.wording import count_noun, join_with_and
@@ -150,11 +149,9 @@ def _dependency_lines(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
     """Yield the dependencies, and why the package manager cannot install them yet."""
     if stage.dependencies and verbose:
         yield from indent_lines(package_lines(stage.dependencies, verbose=True), 4)
-    if stage.unresolved.startswith(NOT_SIMULATED_PREFIX):
-        yield note_line(stage.unresolved)
-    elif stage.unresolved:
-        yield note_line("the package index that the node has cannot do this; setup reads it anew before it decides:")
-        yield from indent_lines((line(span(text, "dim")) for text in stage.unresolved.splitlines()), 6)
+    first, *rest = stage.index_note.splitlines() or [""]
+    yield from (note_line(first),) if first else ()
+    yield from indent_lines((line(span(text, "dim")) for text in rest), 6)
 
 
 def setup_summary_lines(

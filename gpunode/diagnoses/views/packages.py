@@ -75,6 +75,11 @@ class Package:
         return self.state in _HALF_DONE_STATE_LETTERS
 
     @property
+    def has_failed_script(self) -> bool:
+        """True if dpkg began to configure it, and its script did not end well."""
+        return self.state == "F"
+
+    @property
     def is_broken(self) -> bool:
         """True if some of its files are missing, so that it must be installed again."""
         return self.state == "H"

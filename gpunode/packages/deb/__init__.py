@@ -49,17 +49,24 @@ _APT_COMMAND_START = (
 _FIX_BROKEN_COMMAND = (*_APT_COMMAND_START, "--fix-broken", "install")
 # dpkg neither configures nor removes a package that may have lost files (half-installed, or unpacked and to be
 # reinstalled), and apt sees nothing broken in it, so apt must be told to reinstall it with its dependencies. Which
-# packages these are is known only after dpkg has processed its journal.
+# packages these are is known only after dpkg has processed its journal. Their versions are named, because in the middle
+# of an undo a pin still forbids the former ones; if no archive has them any more, any version will do.
 _LIST_HALF_INSTALLED_SCRIPT = (
-    r"dpkg-query -W -f '${db:Status-Eflag} ${db:Status-Status} ${binary:Package}\n' | "
-    r"sed -n -e 's/^reinstreq [a-z-]* //p' -e 's/^ok half-installed //p'"
+    r"""half() { dpkg-query -W -f '${db:Status-Eflag} ${db:Status-Status} ${binary:Package}'"$1"'\n' | """
+    r"sed -n -e 's/^reinstreq [a-z-]* //p' -e 's/^ok half-installed //p'; }"
 )
 _REINSTALL_COMMAND = shlex.join((*_APT_COMMAND_START, "--fix-broken", "--reinstall", "install"))
-_REINSTALL_HALF_INSTALLED_SCRIPT = f'set -- $({_LIST_HALF_INSTALLED_SCRIPT}); [ $# -eq 0 ] || {_REINSTALL_COMMAND} "$@"'
+_REINSTALL_HALF_INSTALLED_SCRIPT = (
+    f"{_LIST_HALF_INSTALLED_SCRIPT}; set -- $(half '=${{Version}}'); "
+    f'[ $# -eq 0 ] || {_REINSTALL_COMMAND} "$@" || {_REINSTALL_COMMAND} $(half "")'
+)
 _BEGIN, _END = shlex.join(_CONFIGURE_COMMAND), f"{shlex.join(_CONFIGURE_COMMAND)} || {shlex.join(_FIX_BROKEN_COMMAND)}"
+# A package that is unpacked by its name loses its hold.
+_KEEP_HOLDS = 'held=$(apt-mark showhold); {}; code=$?; [ -z "$held" ] || apt-mark -qq hold $held; exit $code'
 # The last word is the script's name, which is all that people see of it.
 _SCRIPT_NAME = "dpkg --configure -a, apt-get --reinstall install, apt-get --fix-broken install"
-_REPAIR_ARGV = ("sh", "-c", f"{_BEGIN}; {{ {_REINSTALL_HALF_INSTALLED_SCRIPT}; }} && {{ {_END}; }}", _SCRIPT_NAME)
+_REPAIR_SCRIPT = f"{_BEGIN}; {{ {_REINSTALL_HALF_INSTALLED_SCRIPT}; }} && {{ {_END}; }}"
+_REPAIR_ARGV = ("sh", "-c", _KEEP_HOLDS.format(_REPAIR_SCRIPT), _SCRIPT_NAME)
 
 REPAIR_COMMAND: Final = CommandChange(
     _REPAIR_ARGV, "dpkg was interrupted and left packages half-installed or not configured"
@@ -144,6 +151,12 @@ def _refuse_missing_components(facts: Facts, components: Sequence[str]) -> Refus
     return obstacles.refuse_missing_components(facts, components)
 
 
+def _hint_on_refusal(refusal: str, facts: Facts, offered: Mapping[PackageId, Collection[str]]) -> str:
+    from gpunode.packages.deb import refusals  # loaded on use: apt rarely refuses
+
+    return refusals.hint_on_refusal(refusal, facts, offered)
+
+
 def _have_contradicting_checks(one: PackageSource, other: PackageSource, architecture: str) -> bool:
     from gpunode.packages.deb import repositories
 
@@ -183,11 +196,7 @@ def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
 
 def _reinstall_change(packages: Mapping[PackageId, PackageState], purpose: str) -> CommandChange:
     # The word after the script is its name, which is all that people see of it.
-    script = (
-        f'held=$(apt-mark showhold); {shlex.join(_APT_COMMAND_START)} --reinstall install "$@"; code=$?; '
-        # A package that is unpacked by its name loses its hold.
-        '[ -z "$held" ] || apt-mark -qq hold $held; exit $code'
-    )
+    script = _KEEP_HOLDS.format(f'{shlex.join(_APT_COMMAND_START)} --reinstall install "$@"')
     return CommandChange(("sh", "-c", script, _reinstall(packages), *_name_with_versions(packages)), purpose)
 
 
@@ -262,7 +271,7 @@ DEB: Final = PackageSystem(
     finish_command="dpkg --configure -a",
     find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
-    hint_on_refusal=answers.hint_on_refusal,
+    hint_on_refusal=_hint_on_refusal,
     archives_probe=answers.archives_probe,
     parse_archives=answers.parse_archives,
     is_entry_for_archive=answers.is_entry_for_archive,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.e2e.chroot.killing import (
+    DPKG_LOG,
     Orphans,
     State,
     Victims,
@@ -22,7 +23,7 @@ from tests.e2e.chroot.killing import (
     state,
     steps,
 )
-from tests.e2e.chroot.scenario import COMMENTED, CONFIG, RECIPE, Lab, as_machine, ask
+from tests.e2e.chroot.scenario import COMMENTED, CONFIG, RECIPE, Lab, as_machine, ask, install_old_driver
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.pci import T4
@@ -213,6 +214,50 @@ def test_remove_takes_what_a_killed_program_installed(
         assert removed.exit_code in {0, 10}, removed.error
         left = state(node)
         assert (left.packages, left.auto, left.audit) == (found.former.packages, found.former.auto, "")
+
+
+@pytest.mark.parametrize(
+    "following", [("setup", RECIPE), pytest.param(("rollback", "--packages"), marks=pytest.mark.long)]
+)
+def test_killed_reinstallation_leaves_packages_on_hold(
+    prepared: Callable[[str], Prepared], following: tuple[str, ...]
+) -> None:
+    """dpkg drops a hold as soon as it unpacks the package, and the killed shell no longer sets it again."""
+    found = prepared("toolkit")
+    with found.node() as node:
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        node.run("apt-mark", "hold", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
+        held = state(node)
+        node.path("/usr/bin/nvidia-ctk").unlink()
+        start_setup(node).kill_once(lambda: "Status: hold" not in node.read("/var/lib/dpkg/status"), "everything")
+        assert state(node).held == ""
+
+        done = node.gpunode(*following, "--yes")
+
+        assert done.returncode in {0, 7}, done.stderr
+        assert held.differences(state(node)) == ""
+
+
+@pytest.mark.long
+def test_killed_rollback_to_the_distributions_driver_is_repeated(bases: dict[str, Bases], chroots: Lab) -> None:
+    """gpunode's pin, which goes last, leaves a package that is half-installed by then without a candidate."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        node.write("/usr/local/sbin/update-initramfs", _QUICK_INITRAMFS, 0o755)
+        install_old_driver(node)
+        chroots.recipe(node, "debian12", more='[runtime]\nname = "none"\n')
+        former = state(node)
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7, 10}
+        log = node.read(DPKG_LOG)
+        rollback = start(node, "rollback", "--packages", "--yes")
+        rollback.kill_once(
+            lambda: "status half-installed libgles-nvidia1" in node.read(DPKG_LOG)[len(log) :], "everything"
+        )
+
+        again = node.gpunode("rollback", "--packages", "--yes")
+
+        assert again.returncode in {0, 10}, again.stderr
+        assert former.differences(state(node)) == ""
 
 
 def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Prepared]) -> None:

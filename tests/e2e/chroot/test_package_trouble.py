@@ -159,9 +159,11 @@ def test_program_lost_with_a_version_that_no_archive_has_is_told(node: Chroot, c
     before = node.installed()
 
     shown = node.gpunode("plan", RECIPE).stdout
+    noted = ask(node, "plan", RECIPE).envelope["notes"]
     refused = setup(node)
 
     assert "Version '1.19.1-1' for 'nvidia-container-toolkit' was not found" in shown
+    assert any("Version '1.19.1-1' for 'nvidia-container-toolkit' was not found" in note for note in noted)
     assert refused.exit_code == 6
     assert "no package was changed" in refused.error
     assert "add --upgrade" in refused.error
@@ -183,6 +185,8 @@ def test_program_that_comes_back_leaves_its_packages_on_hold(node: Chroot) -> No
 
     assert node.path("/usr/bin/nvidia-ctk").exists()
     assert node.run("apt-mark", "showhold").stdout.split() == packages
+    newest = ask(node, "rollback", "--list").result["runs"][-1]
+    assert newest["other_subjects"] == []
 
 
 @pytest.mark.long
@@ -198,8 +202,13 @@ def test_upgrade_tells_that_no_archive_has_the_lost_program(node: Chroot, chroot
     node.run("apt-get", "-q", "update")
     node.path("/usr/bin/nvidia-ctk").unlink()
 
+    plain = setup(node)
     shown = node.gpunode("plan", RECIPE, "--upgrade").stdout
     refused = setup(node, "--upgrade")
+
+    assert plain.exit_code == 6
+    assert "no source has nvidia-container-toolkit 1.20.1-1, but 1.19.1-1: add one that has it" in plain.error
+    assert "--upgrade" not in plain.error
 
     told = "no source has nvidia-container-toolkit 1.20.1-1, which is installed, or a newer version"
     assert told in shown
@@ -217,7 +226,7 @@ def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
     lost.unlink()
     status = node.read("/var/lib/dpkg/status")
     stanza = next(one for one in status.split("\n\n") if one.startswith(f"Package: {package}\n"))
-    half = stanza.replace("install ok installed", "install reinstreq half-installed")
+    half = stanza.replace("install ok installed", "hold reinstreq half-installed")
     node.write("/var/lib/dpkg/status", status.replace(stanza, half))
     node.finish("dpkg", "--configure", "-a")
     assert package not in node.installed()
@@ -232,7 +241,7 @@ def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
     setup_ok(node)
 
     assert lost.exists()
-    assert package in node.installed()
+    assert node.run("dpkg-query", "-W", "-f", "${Status}", package).stdout == "hold ok installed"
     assert ask(node, "plan", "--check", RECIPE).exit_code == 0
 
 

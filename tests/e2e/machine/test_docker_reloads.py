@@ -484,6 +484,20 @@ def test_docker_reads_a_changed_file_without_a_restart(node: Machine) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("undo", [("rollback", "--yes"), ("ctk", "runtime", "unconfigure", "--runtime=docker")])
+def test_undo_tells_that_dockerd_knows_the_runtime_until_it_restarts(node: Machine, undo: tuple[str, ...]) -> None:
+    assert configure(node).exit_code == 0
+
+    done = ask(node, *undo)
+
+    assert any("knows nvidia until its next restart" in note for note in done.envelope["notes"])
+    node.finish("systemctl", "reload", DOCKER)
+    assert "nvidia" in runtimes(node)[0]
+    node.run("systemctl", "restart", DOCKER)
+    assert "nvidia" not in runtimes(node)[0]
+
+
+@pytest.mark.long
 def test_containers_survive_a_reload_and_are_named_before_a_restart(node: Machine) -> None:
     before = start_of(node, DOCKER)
     node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")

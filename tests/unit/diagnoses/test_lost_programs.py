@@ -1,4 +1,4 @@
-"""Programs that are gone although their packages are installed: each is named, with the command that restores it."""
+"""Packages that are not whole: lost programs, and what dpkg did not finish, with the command that restores each."""
 
 from __future__ import annotations
 
@@ -44,3 +44,17 @@ def test_incomplete_toolkit_is_installed_by_all_four_names(*, is_whole: bool) ->
     assert len(command.removeprefix("sudo apt-get install --reinstall ").split()) == (2 if is_whole else 4)
     assert examined.next_step is not None
     assert examined.next_step.command == (command if is_whole else None)
+
+
+@pytest.mark.parametrize(("state", "reads_log"), [("unpacked", False), ("half-configured", True)])
+def test_package_that_dpkg_has_left_is_told_with_what_to_read(*, state: str, reads_log: bool) -> None:
+    there = HEALTHY[NODE]()
+    stanzas = str(there["dpkg-status"]).split("\n\n")
+    of = next(number for number, one in enumerate(stanzas) if "Package: nvidia-kernel-open-dkms\n" in one)
+    stanzas[of] = stanzas[of].replace(" ok installed", f" ok {state}")
+    found = diagnose(take_snapshot(evidence({**there, "dpkg-status": "\n\n".join(stanzas)}))).findings[0]
+    assert found.cause == "dpkg-unconfigured-packages"
+    assert ("make.log" in str(found.remedy[0].commands)) == reads_log
+    locked = {**there, "dpkg-status": "\n\n".join(stanzas), "locks": "dpkg 163 /var/lib/dpkg/lock\n"}
+    causes = [one.cause for one in diagnose(take_snapshot(evidence(locked))).findings]
+    assert causes == ["dpkg-lock-held"], "dpkg is about to finish it"

@@ -408,6 +408,17 @@ def test_damaged_index_is_explained(tmp_path: Path, row: dict[str, object], said
     assert caught.value.why == "capture.json does not list probes by name"
 
 
+@pytest.mark.parametrize("line", ['{"path": 5}', "{", '{"path": "/x", "base64": 3}'])
+def test_files_of_a_glob_that_nobody_understands_are_damage(tmp_path: Path, line: str) -> None:
+    """They would count as files that are not there, and prove what is wrong or right with the node."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_text(line)
+    rows = {"x": {"source": "/etc/modprobe.d/*", "outcome": "ok", "file": "data/x"}}
+    (tmp_path / "capture.json").write_text(json.dumps({"schema": 2, "probes": rows}))
+    with pytest.raises(Refused, match="is damaged"):
+        load_capture(tmp_path)
+
+
 def test_missing_target_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         save_capture(EVIDENCE, tmp_path / "none/c.tgz")

@@ -276,6 +276,15 @@ def test_too_deep_folder_is_reported(tmp_path: Path) -> None:
     assert (one.name, one.problem) == ("a/b/c/d/e/f/g", "too many folders deep")
 
 
+def test_mounted_image_is_no_fleet_and_its_plan_is_named(tmp_path: Path) -> None:
+    for name in ("etc", "usr/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "etc/hosts.txt").write_text("127.0.0.1 localhost\n")
+    with pytest.raises(UsageError, match="holds a system") as refused:
+        find_fleet_reports([str(tmp_path)])
+    assert f"gpunode plan --root {tmp_path}" in refused.value.hint
+
+
 def test_empty_or_oversized_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="contains no report"):
         find_fleet_reports([str(tmp_path)])

@@ -585,6 +585,7 @@ def test_rollback_restarts_docker_where_a_reload_keeps_a_stale_default(
     """dockerd keeps the default runtime that its file names no more, whose entry it has then dropped."""
     host = Node(machine(files={DAEMON_JSON: former} if former else {}), docker_ps=Capture("docker ps", "ok"))
     run = write(host, store, ours, path=DAEMON_JSON, trigger=Trigger("reload", "docker.service"))
-    undo(host, store, run)
+    notes = undo(host, store, run).plan.notes
     assert [trigger.kind for trigger in host.triggered] == [kind]
     assert host.files[DAEMON_JSON] == former
+    assert any("a running dockerd knows nvidia until its next restart" in note for note in notes) == (kind == "reload")

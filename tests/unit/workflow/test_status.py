@@ -15,6 +15,7 @@ from gpunode.facts.nvml import NvmlFailure
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
 from gpunode.steps.daemons import MPS_SERVICE, render_mps_unit
 from gpunode.workflow.recovery import Backlog, read_backlog
 from gpunode.workflow.status import status
@@ -177,3 +178,10 @@ def test_reboot_loads_no_driver_whose_module_the_next_kernel_lacks() -> None:
     text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
     assert "the next boot would have no driver" in text
     assert "a reboot loads" not in text
+
+
+def test_package_that_is_only_unpacked_is_named() -> None:
+    package = PackageId("nvidia-container-toolkit")
+    facts = replace(nodes.converged(), packages_interrupted=Known(True, "x"), unconfigured=frozenset({package}))
+    found = status(facts, nodes.host(facts), Backlog())
+    assert f"not configured: {package}; the next setup finishes them, or `sudo dpkg --configure -a`" in found.notes[0]

@@ -111,6 +111,7 @@ def test_missing_libcuda_fails_although_nvml_answers() -> None:
     assert "gpunode setup" in check(bare, "libcuda").hint
     unmanaged = report(Recipe("test", driver=Driver(version="none")), machine(), without)
     assert "the loaded driver" not in check(unmanaged, "libcuda").hint, "none is loaded"
+    assert "gpunode setup" not in check(unmanaged, "nvml").hint, "it would install no driver"
 
 
 @pytest.mark.parametrize(
