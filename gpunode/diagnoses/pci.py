@@ -257,7 +257,7 @@ _NO_REGION_ADDRESS: Final = any_of(
     _INVALID_REGION_REPORTED, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED_REGION_LINE))
 )
 REGION_WITHOUT_ADDRESS: Final = any_of(_UNPLACED, _NO_REGION_ADDRESS)
-"""A memory region of a GPU that has no address."""
+"""A memory region of a GPU has no address."""
 IS_VIRTUAL_MACHINE: Final = predicate(system.is_guest, "this is a virtual machine")
 _IS_BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
 _HAS_WINDOW_ABOVE_4G: Final = predicate(_has_window_above_4g, "the bus has addresses above 4 GiB")

@@ -61,7 +61,7 @@ _NVIDIA_MODULE_REJECTED_TOO: Final = message_line(
     r"\bmodules?\b[^\n]{0,60}\bnvidia\b[^\n]{0,60}\b(?:fails?|failed|rejected|refused|(?:not|n't) load)"
 )
 SIGNATURE_REFUSED: Final = unless(custom_sign(_module_rejection_lines), custom_sign(_other_modules_rejected))
-"""The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
+"""The kernel rejected NVIDIA's module because of its signature."""
 _LOCKDOWN: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _MODULE_LOADED_ANYWAY: Final = kernel_line(
     r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key"
