@@ -437,7 +437,8 @@ def _root_cause_lines(
     mark, style = _SEVERITY_MARKS[finding.severity]
     likely = ", likely" if finding.confidence == "likely" else ""
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
-    yield line("  ", finding.summary, hang=2)
+    if finding.summary != finding.title:
+        yield line("  ", finding.summary, hang=2)
     if is_first:
         yield from indent_lines([_next_line(finding.next_step)], 2)
     yield from _citation_lines(
@@ -486,7 +487,8 @@ def _consequence_lines(findings: Sequence[Finding], display: _DisplayOptions) ->
     for finding in shown:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
         if display.verbose:
-            yield line("      ", finding.summary, hang=6)
+            if finding.summary != finding.title:
+                yield line("      ", finding.summary, hang=6)
             yield from _citation_lines(finding.citations, relevant_words(finding.summary), display, indent=6)
     if more := len(findings) - len(shown):
         yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)

@@ -252,7 +252,6 @@ RULES: Final = (
         context=any_of(_HOSTS_SET, _dockerd_flag("-H|--host|--add-runtime")),
         against=(_DAEMON_JSON_INVALID,),
         look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
-        summary="dockerd does not start: a setting is both in daemon.json and on its command line",
         remedy=make_fixed_remedy(
             run_step(
                 "configure",
@@ -269,7 +268,6 @@ RULES: Final = (
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
         may_be_normal=True,
         look_at=(Shell("command -v docker"), Shell("snap list docker")),
-        summary="docker is a snap, which does not see the toolkit or the settings of this system",
         remedy=make_fixed_remedy(*_REPLACE_DOCKER_SNAP_FIXES),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
@@ -291,8 +289,6 @@ RULES: Final = (
         against=(symptoms.DRIVER_MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
-        summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
-        "of this system",
         remedy=_switch_to_engine,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
@@ -307,7 +303,6 @@ RULES: Final = (
         symptoms=(symptoms.HOOK_FAILED, symptoms.RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
         context=ROOTLESS,
         look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
-        summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
         remedy=_DISABLE_TOOLKIT_CGROUPS,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
     ),
@@ -327,7 +322,6 @@ RULES: Final = (
         against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),),
         look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
         share=4,
-        summary="the running docker daemon was started before the toolkit was installed or registered",
         remedy=make_fixed_remedy(_RESTART_DOCKER),
     ),
     _rule(
@@ -341,7 +335,6 @@ RULES: Final = (
         against=(_DOCKER_INFO_SHOWS_NVIDIA, _IN_SYSTEM_CONFIG, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
         share=4,
-        summary="docker has no runtime called nvidia",
         remedy=_register_runtime,
     ),
 )

@@ -334,7 +334,6 @@ RULES: Final = (
         share=1.5,
         decisive=_NO_KERNEL_IMAGE,
         symptoms=(_NO_KERNEL_IMAGE, symptoms.NO_CUDA_KERNEL_IMAGE),
-        summary="the program was built for other architectures and has no code for this GPU",
         look_at=(
             Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
             Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
@@ -352,7 +351,6 @@ RULES: Final = (
         ),
         symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _FRAMEWORK_BUILT_FOR_CPU, _JAX_FELL_BACK_TO_CPU),
         against=(_NODE_DRIVER_MISSING_OR_MISMATCHED, _NO_KERNEL_IMAGE),
-        summary="the installed build of the framework has no CUDA support and computes on the CPU",
         look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
         remedy=_install_cuda_build,
     ),
@@ -363,7 +361,6 @@ RULES: Final = (
         decisive=any_of(_SHM_FULL, all_of(_SHM_TOO_SMALL, _SHM_OF_DEFAULT_SIZE)),
         typical=_SHM_TOO_SMALL,
         symptoms=(symptoms.NCCL_FAILS, _SHM_TOO_SMALL, _SHM_FULL, _WORKER_LOST),
-        summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
         look_at=(Shell("df -h /dev/shm  # in the container"),),
         remedy=make_fixed_remedy(
             manual_step("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
@@ -381,7 +378,6 @@ RULES: Final = (
         context=_COMPAT_LIBRARIES_SEEN,
         against=(_DRIVER_AT_TWO_VERSIONS, symptoms.DRIVER_MISMATCH, _COMPAT_UNSUPPORTED, _DRIVER_LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
-        summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
         remedy=_remove_compat_library,
     ),
     _rule(
@@ -394,7 +390,6 @@ RULES: Final = (
         context=_COMPAT_LIBRARIES_SEEN,
         against=(_DRIVER_AT_TWO_VERSIONS, _DRIVER_LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda"),),
-        summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
         remedy=_remove_compat_library,
     ),
     _rule(

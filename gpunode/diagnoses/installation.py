@@ -360,7 +360,6 @@ RULES: Final = (
             predicate(lambda snapshot: snapshot.contains(_DRIVER_POD), "the operator brings the driver"),
         ),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
-        summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",
         remedy=_install_driver,
         explains=MODULE_NOT_ACCEPTED | {"fabric-manager-not-installed"},
     ),

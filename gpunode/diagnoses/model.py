@@ -242,7 +242,7 @@ class Rule:
         latent: evidence that the node works until its next boot or upgrade; the severity is then a warning.
         look_at: commands that would confirm the cause.
         share: rough percentage of public reports with this cause; only orders suspects.
-        summary: one sentence about this node; if empty, the title is used.
+        summary: one sentence about this node; if None or empty, the title is used.
     """
 
     cause: str
@@ -262,7 +262,7 @@ class Rule:
     latent: Sign = match_nothing
     look_at: tuple[Command, ...] = ()
     share: float = 0.5
-    summary: str | Callable[[Snapshot], str] = ""
+    summary: Callable[[Snapshot], str] | None = None
     shows_in: StackLayer | None = None
 
     @property

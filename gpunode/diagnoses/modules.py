@@ -383,7 +383,6 @@ RULES: Final = (
         ),
         symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _MODULE_INDEX_BROKEN),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
-        summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
         look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
         remedy=_rebuild_index,
         explains=consequences.MODULE_NOT_ACCEPTED,
@@ -413,7 +412,6 @@ RULES: Final = (
         symptoms=(symptoms.DRIVER_MISMATCH, _LOADED_VERSION_DIFFERS),
         may_be_normal=True,
         against=(symptoms.DRIVER_WORKS,),
-        summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),
         look_at=(
             Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia"),
             Shell("cat /proc/driver/nvidia/version"),

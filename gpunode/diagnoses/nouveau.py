@@ -173,7 +173,6 @@ RULES: Final = (
             Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nouveau"),
             Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),
         ),
-        summary="nouveau is blacklisted but still loaded: the initramfs loads it before the blacklist applies",
         remedy=rebuild_initramfs_and_reboot,
         explains=consequences.NO_DRIVER | {"nouveau-bound"},
     ),

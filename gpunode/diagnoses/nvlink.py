@@ -259,7 +259,6 @@ RULES: Final = (
         decisive=_VERSIONS_DIFFER,
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
-        summary="fabric manager and driver are of different versions, so it does not start",
         remedy=_install_manager,
         explains=_EXPLAINED_BY_NO_FABRIC | {"fabric-manager-not-running"},
     ),
@@ -278,7 +277,6 @@ RULES: Final = (
         ),
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
-        summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
         remedy=_install_manager,
         explains=_EXPLAINED_BY_NO_FABRIC,
     ),
@@ -303,7 +301,6 @@ RULES: Final = (
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         context=command_run(r"fabric-?manager"),
-        summary="this node's GPUs wait for the fabric manager, which is not running",
         remedy=_start_manager,
         explains=_EXPLAINED_BY_NO_FABRIC,
     ),
@@ -407,7 +404,6 @@ RULES: Final = (
         ),
         context=_NVLINK_MENTIONED,
         against=(_BASEBOARD, _SOME_NVLINKS_UP),
-        summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
         remedy=make_fixed_remedy(
             manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")
         ),

@@ -258,9 +258,6 @@ RULES: Final = (
         look_at=(*_GREP_LOG_COMMANDS, Shell("cat /proc/driver/nvidia/version")),
         typical=any_of(_FAULTS_CAUSED_BY_DRIVER, _RELEASES_COMPARED),
         context=_DRIVER_UPGRADE_SEEN,
-        summary=(
-            "the driver causes the page faults: they come with this release, or at the same address in every program"
-        ),
         remedy=_change_release,
         explains=_EXPLAINED_BY_PROGRAM_FAULT,
     ),
