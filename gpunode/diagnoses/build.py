@@ -481,7 +481,6 @@ RULES: Final = (
     ),
     _rule(
         cause="dkms-build-toolchain-missing",
-        share=1,
         decisive=unless(_NO_TOOL, _KERNEL_HEADERS_MISSING, _NO_SPACE),
         look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_install_tools,

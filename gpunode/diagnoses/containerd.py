@@ -524,7 +524,6 @@ RULES: Final = (
         context=_CONTAINERD_OF_RANCHER,
         may_be_normal=True,
         look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
-        share=1,
         remedy=_set_rancher_default,
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
     ),

@@ -321,7 +321,6 @@ RULES: Final = (
     _rule(
         cause="nvidia-uvm-wedged",
         disruption="restart-container",
-        share=0.8,
         decisive=all_of(any_of(_CUDA_UNKNOWN_ERROR, symptoms.CUDA_UNKNOWN), _SUSPENDED_OR_RESUMED, _UVM_LOADED),
         typical=any_of(
             unless(

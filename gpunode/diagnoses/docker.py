@@ -230,7 +230,6 @@ RULES: Final = (
         decisive=any_of(_DAEMON_JSON_INVALID, _CONFIG_REJECTED_BY_DOCKERD),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
-        share=1,
         summary=_summarize_config_fault,
         remedy=make_fixed_remedy(
             manual_step("configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"),

@@ -370,7 +370,6 @@ RULES: Final = (
     _rule(
         cause="cuda-compat-lib-mismatch",
         disruption="restart-container",
-        share=0.8,
         decisive=all_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, _COMPAT_LIBRARIES_SEEN),
         typical=any_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, unless(_COMPAT_LOADED, _GEFORCE_SEEN)),
         may_be_normal=True,
@@ -395,7 +394,6 @@ RULES: Final = (
     _rule(
         cause="library-path-shadows-libcuda",
         disruption="restart-container",
-        share=0.8,
         decisive=_DRIVER_LIBRARY_SHADOWED,
         typical=custom_sign(_stub_library_places),
         symptoms=(

@@ -191,7 +191,6 @@ RULES: Final = (
     _rule(
         cause="gsp-task-exception",
         disruption="reset-gpu",
-        share=0.7,
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
         check=_find_task_exceptions,
         decisive=unless(_GSP_TASK_EXCEPTION, _SERIOUS_FAULT),

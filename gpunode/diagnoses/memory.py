@@ -347,7 +347,6 @@ RULES: Final = (
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.GPU_RESET_REFUSED),
         check=_check_each_memory(_find_pending_remap),
-        share=0.8,
         typical=message_line(r"(?i)memory errors and row remappings"),
         remedy=make_fixed_remedy(
             drain_node(

@@ -241,7 +241,7 @@ class Rule:
         may_be_normal: a healthy node may show it too, so a full examination must find a symptom as well.
         latent: evidence that the node works until its next boot or upgrade; the severity is then a warning.
         look_at: commands that would confirm the cause.
-        share: rough percentage of public reports with this cause; only orders suspects.
+        share: rough percentage of public reports with this cause, by default for 0.6 to 1.2; it only orders suspects.
         summary: one sentence about this node; if None or empty, the title is used.
     """
 
@@ -261,7 +261,7 @@ class Rule:
     may_be_normal: bool = False
     latent: Sign = match_nothing
     look_at: tuple[Command, ...] = ()
-    share: float = 0.5
+    share: float = 0.6
     summary: Callable[[Snapshot], str] | None = None
     shows_in: StackLayer | None = None
 

@@ -165,7 +165,6 @@ RULES: Final = (
         disruption="reboot",
         decisive=all_of(_NOUVEAU_BOUND, _BLACKLIST, _NOUVEAU_IN_INITRAMFS),
         typical=any_of(unless(all_of(_NOUVEAU_BOUND, _BLACKLIST), _INITRAMFS_WAS_LISTED), _NOUVEAU_LISTED_IN_INITRAMFS),
-        share=1,
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.ADAPTER_INIT_FAILED),
         context=any_of(_NOUVEAU_IN_INITRAMFS, _BLACKLIST),
         against=(symptoms.DRIVER_WORKS, _ALL_GPUS_LEGACY, _GPU_LEFT_TO_NOVA),

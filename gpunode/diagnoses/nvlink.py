@@ -253,7 +253,6 @@ RULES: Final = (
     _rule(
         cause="fabric-manager-version-mismatch",
         disruption="restart-service",
-        share=0.7,
         symptoms=(*_FABRIC_SYMPTOMS, _manager_state_sign("failed")),
         look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
         decisive=_VERSIONS_DIFFER,
@@ -264,7 +263,6 @@ RULES: Final = (
     ),
     _rule(
         cause="fabric-manager-not-installed",
-        share=0.7,
         symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
         decisive=all_of(_MANAGER_MISSING, _MANAGER_NEEDED),
@@ -283,7 +281,6 @@ RULES: Final = (
     _rule(
         cause="fabric-manager-not-running",
         disruption="restart-service",
-        share=0.8,
         symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
         decisive=unless(
@@ -338,7 +335,6 @@ RULES: Final = (
     _rule(
         cause="xid-74-nvlink-error",
         disruption="reset-gpu",
-        share=0.6,
         symptoms=(symptoms.ANY_XID, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
         check=faults.incident_check(74),
@@ -352,7 +348,6 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS),
         look_at=(Shell("sudo dmesg | grep -i xid"),),
         check=_find_nvlink5_errors,
-        share=0.6,
         typical=unless(all_of(_CUDA_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5), symptoms.ANY_XID),
         remedy=_RESET_FABRIC_FIXES,
         explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
@@ -394,7 +389,6 @@ RULES: Final = (
     _rule(
         cause="nvlink-not-present-false-positive",
         severity="info",
-        share=1,
         symptoms=(symptoms.NVLINKS_DOWN,),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
         decisive=unless(all_of(any_of(_NVLINKS_DOWN, _NVLINK_DOWN_MESSAGE), _GPUS_ARE_PCIE_CARDS), _SOME_NVLINKS_UP),

@@ -405,7 +405,6 @@ RULES: Final = (
     ),
     _rule(
         cause="mixed-repo-packages",
-        share=1.2,
         decisive=any_of(
             _PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_PACKAGES_MIXED, _UNMET_DEPENDENCIES, symptoms.DRIVER_MISMATCH)
         ),

@@ -345,7 +345,6 @@ RULES: Final = (
     _rule(
         cause="bar-above-4g-disabled",
         disruption="reboot",
-        share=0.8,
         symptoms=(symptoms.INIT_FAILED_22_56, *_NOT_STARTED_SYMPTOMS),
         look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
         decisive=any_of(

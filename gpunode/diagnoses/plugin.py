@@ -346,7 +346,6 @@ RULES: Final = (
         cause="device-plugin-marked-unhealthy",
         disruption="restart-container",
         decisive=UNHEALTHY,
-        share=1,
         symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.POD_REFUSED, symptoms.ANY_XID),
         look_at=(
             Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),

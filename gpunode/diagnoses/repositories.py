@@ -302,7 +302,6 @@ RULES: Final = (
     ),
     _rule(
         cause="apt-nvidia-key-sha1",
-        share=1,
         decisive=_CUDA_KEY_USES_SHA1,
         latent=any_of(_SIGNATURE_POLICY_WARNING, _DRIVER_BUILT_BUT_BROKEN, symptoms.DRIVER_WORKS),
         summary=lambda node: (
@@ -316,7 +315,6 @@ RULES: Final = (
     ),
     _rule(
         cause="apt-toolkit-key-missing",
-        share=1,
         decisive=any_of(_TOOLKIT_KEY_REFUSED, _TOOLKIT_KEYRING_MISSING),
         symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_KEY_REFUSED, _TOOLKIT_KEYRING_MISSING),
         latent=all_of(_TOOLKIT_KEYRING_MISSING, symptoms.DRIVER_WORKS),

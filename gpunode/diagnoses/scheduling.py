@@ -211,7 +211,6 @@ RULES: Final = (
         symptoms=(symptoms.POD_PENDING,),
         context=any_of(_GPU_TAINT, command_run(r"\btaints?\b"), _TOLERATES_ONE_TAINT_VALUE),
         look_at=(Shell("kubectl describe nodes | grep Taints"),),
-        share=0.6,
         remedy=make_fixed_remedy(
             manual_step("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
             run_step(
@@ -234,7 +233,6 @@ RULES: Final = (
             Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
             Shell("kubectl get pods -A | grep -i nvidia"),
         ),
-        share=0.8,
         remedy=make_fixed_remedy(
             run_step(
                 "inspect",

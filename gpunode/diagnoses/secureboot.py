@@ -207,7 +207,6 @@ RULES: Final = (
         cause="secure-boot-module-unsigned",
         layer="kernel",
         disruption="reboot",
-        share=1,
         decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(SIGNATURE_REFUSED, _LOCKDOWN), _UNSIGNED)),
         typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _MODULE_SIGNED, _BUILD_SIGNS_MODULE)),
         symptoms=_REJECTION_SYMPTOMS,

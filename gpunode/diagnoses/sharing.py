@@ -399,7 +399,6 @@ RULES: Final = (
         shows_in="gpu",
         disruption="reset-gpu",
         check=_find_pending_mig_modes,
-        share=1,
         decisive=any_of(_MIG_MODE_PENDING, unless(_MIG_MODE_CHANGE_ANNOUNCED, _MIG_MODE_SETTLED)),
         symptoms=(
             _MIG_MODE_PENDING,
@@ -421,7 +420,6 @@ RULES: Final = (
         cause="mig-enabled-no-instances",
         shows_in="gpu",
         check=_find_mig_without_instances,
-        share=0.7,
         decisive=any_of(_PLUGIN_FINDS_NO_INSTANCES, _MIG_WITHOUT_INSTANCES),
         typical=any_of(unless(_NO_MIG_INSTANCES, _MIG_MODE_KNOWN), all_of(_MIG_ENABLED, symptoms.CUDA_FINDS_NO_DEVICE)),
         symptoms=(
@@ -440,7 +438,6 @@ RULES: Final = (
     _rule(
         cause="mig-capabilities-permission",
         shows_in="driver",
-        share=1,
         symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_FINDS_NO_DEVICE),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),
         decisive=all_of(_NVML_ACCESS_DENIED, _MIG_MENTIONED),

@@ -296,7 +296,6 @@ RULES: Final = (
         against=(_DRIVER_CONTAINER_ROOT_FILLED,),
         may_be_normal=True,
         look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
-        share=1,
         remedy=_reset_driver_root,
         explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
     ),

@@ -255,7 +255,6 @@ RULES: Final = (
     _rule(
         cause="vgpu-unlicensed",
         disruption="restart-service",
-        share=0.8,
         decisive=any_of(all_of(_VGPU_UNLICENSED, _GRIDD_NOT_FOUND), _LICENSING_UNCONFIGURED),
         typical=any_of(_VGPU_UNLICENSED, all_of(_GRIDD_NOT_FOUND, symptoms.CUDA_BUSY)),
         symptoms=(_VGPU_UNLICENSED, _LICENSING_UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),

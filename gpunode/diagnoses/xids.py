@@ -217,7 +217,6 @@ RULES: Final = (
         shows_in="programs",
         severity="warning",
         disruption="restart-container",
-        share=0.6,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=faults.incident_check(13, 69, is_of_programs=True),
         typical=message_line(
@@ -238,7 +237,6 @@ RULES: Final = (
         shows_in="programs",
         severity="warning",
         disruption="restart-container",
-        share=0.8,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.NCCL_FAILS),
         check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
         against=(_FAULTS_CAUSED_BY_DRIVER,),
@@ -253,7 +251,6 @@ RULES: Final = (
     _rule(
         cause="xid-31-driver-regression",
         disruption="reboot",
-        share=1,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(*_GREP_LOG_COMMANDS, Shell("cat /proc/driver/nvidia/version")),
         typical=any_of(_FAULTS_CAUSED_BY_DRIVER, _RELEASES_COMPARED),
