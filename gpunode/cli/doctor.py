@@ -226,7 +226,7 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
     screen.put(
         *cause_explanation_lines(rule, rule.text, remedy, explained_by, verbose=options.verbose, width=screen.width)
     )
-    keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "explains")
+    keys = ("cause", "title", "layer", "severity", "disruption", "explains")
     texts = {"sources": rule.text.sources, "description": rule.text.story, "explained_by": explained_by}
     result = {
         "cause": {**{name: getattr(rule, name) for name in keys}, **texts, "remedy": remedy},
@@ -596,7 +596,7 @@ def cause_explanation_lines(
         width: of the terminal; paragraphs are never wider than a page.
     """
     yield line(span(text.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
-    yield line(span(f"{LAYER_TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
+    yield line(span(f"{LAYER_TITLES[rule.layer]}, {rule.severity}", "dim"), hang=2)
     for paragraph in text.story.split("\n\n"):
         yield BLANK_LINE
         yield from wrap_line(line(*mark_commands(paragraph)), min(width or _MAX_TEXT_WIDTH, _MAX_TEXT_WIDTH))

@@ -440,8 +440,7 @@ _BUILD_FAILURE_SYMPTOMS: Final = (
 
 _rule = partial(
     Rule,
-    layer="kernel",
-    shows_in="driver",
+    layer="driver",
     explains=consequences.NOT_BUILT,
     latent=symptoms.DRIVER_WORKS,
     symptoms=_BUILD_FAILURE_SYMPTOMS,
@@ -450,7 +449,7 @@ _rule = partial(
 RULES: Final = (
     _rule(
         cause="kernel-headers-missing",
-        shows_in="kernel",
+        layer="kernel",
         share=4,
         decisive=any_of(_KERNEL_HEADERS_MISSING, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
         context=unless(

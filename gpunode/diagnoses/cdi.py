@@ -225,7 +225,7 @@ _CDI_DEVICE_DRIVER_UNKNOWN: Final = message_line(
 )
 
 
-_rule = partial(Rule, layer="cdi")
+_rule = partial(Rule, layer="toolkit")
 
 RULES: Final = (
     _rule(

@@ -393,7 +393,7 @@ _NVML_DENIED_IN_CONTAINER: Final = unless(
 )
 
 _rule = partial(Rule, layer="runtime")
-_config_rule = partial(Rule, layer="config")
+_config_rule = partial(Rule, layer="runtime")
 
 RULES: Final = (
     _rule(

@@ -356,7 +356,7 @@ RULES: Final = (
     ),
     _rule(
         cause="cuda-init-802-kaslr-or-hmm",
-        shows_in="kernel",
+        layer="kernel",
         disruption="restart-container",
         share=1.5,
         typical=any_of(

@@ -226,7 +226,6 @@ _rule = partial(Rule, layer="runtime", disruption="restart-service")
 RULES: Final = (
     _rule(
         cause="daemon-json-invalid",
-        layer="config",
         decisive=any_of(_DAEMON_JSON_INVALID, _CONFIG_REJECTED_BY_DOCKERD),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
@@ -244,7 +243,6 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-directive-conflict",
-        layer="config",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
         typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS_SET), unless(_SET_BY_FLAG_AND_FILE, _DOCKER_RUNS)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
@@ -272,8 +270,6 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-from-snap-or-desktop-vm",
-        layer="toolkit",
-        shows_in="runtime",
         decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_FROM_SNAP, _NVML_LIBRARY_NOT_FOUND)),
         typical=all_of(_NVML_LIBRARY_NOT_FOUND, symptoms.DRIVER_WORKS),
         symptoms=(

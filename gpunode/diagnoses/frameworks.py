@@ -299,13 +299,12 @@ _COMPAT_LOADED: Final = custom_sign(
 )
 _GEFORCE_SEEN: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
 
-_rule = partial(Rule, layer="userspace")
+_rule = partial(Rule, layer="libraries")
 
 RULES: Final = (
     Rule(
         cause="driver-too-old-for-image",
-        layer="toolkit",
-        shows_in="driver",
+        layer="driver",
         disruption="reboot",
         share=4,
         symptoms=(
@@ -330,7 +329,7 @@ RULES: Final = (
     ),
     _rule(
         cause="framework-without-this-architecture",
-        shows_in="programs",
+        layer="programs",
         share=1.5,
         decisive=_NO_KERNEL_IMAGE,
         symptoms=(_NO_KERNEL_IMAGE, symptoms.NO_CUDA_KERNEL_IMAGE),
@@ -342,7 +341,7 @@ RULES: Final = (
     ),
     _rule(
         cause="framework-cpu-only",
-        shows_in="programs",
+        layer="programs",
         share=1.5,
         decisive=any_of(_FRAMEWORK_BUILT_FOR_CPU, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA),
         typical=unless(

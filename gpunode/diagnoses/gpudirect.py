@@ -198,8 +198,7 @@ RULES: Final = (
     ),
     Rule(
         cause="memlock-limit-too-low",
-        layer="config",
-        shows_in="programs",
+        layer="programs",
         disruption="restart-service",
         decisive=all_of(message_line(_RDMA_VERB_FAILED), _LOW_LOCKED_MEMORY_LIMIT),
         typical=_MEMORY_NOT_PINNED,

@@ -213,7 +213,7 @@ RULES: Final = (
     ),
     _rule(
         cause="gpu-firmware-boot-failed",
-        layer="hardware",
+        layer="gpu",
         disruption="power-cycle",
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
         decisive=_GFW_BOOT_FAILED,
@@ -239,8 +239,6 @@ RULES: Final = (
     ),
     _rule(
         cause="gsp-disable-ignored-open-module",
-        layer="config",
-        shows_in="driver",
         severity="warning",
         disruption="reboot",
         look_at=(Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"), Shell("cat /proc/driver/nvidia/version")),

@@ -328,8 +328,7 @@ def _find_lost_smi(snapshot: Snapshot) -> Iterator[Proof]:
 RULES: Final = (
     Rule(
         cause="driver-not-installed",
-        layer="toolkit",
-        shows_in="driver",
+        layer="driver",
         share=3,
         symptoms=(
             symptoms.NO_DRIVER,
@@ -365,9 +364,8 @@ RULES: Final = (
     ),
     Rule(
         cause="driver-userspace-incomplete",
-        layer="toolkit",
+        layer="libraries",
         check=_find_lost_smi,
-        shows_in="libraries",
         decisive=any_of(_LIBCUDA_NOT_ON_NODE, unless(_MODULE_WITHOUT_PROGRAMS, _PERHAPS_ANOTHER_ROOT)),
         typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _LIBRARIES_32_BIT_ONLY, _MODULE_WITHOUT_PROGRAMS),
         symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _LIBCUDA_NOT_ON_NODE),

@@ -324,7 +324,7 @@ _EXPLAINED_BY_PENDING_REPAIR: Final = _EXPLAINED_BY_MEMORY_ERROR | {
 }
 _EXPLAINED_BY_WEAR: Final = _EXPLAINED_BY_PENDING_REPAIR | {"row-remap-pending", "page-retirement-pending-handles-held"}
 _PROGRAM_SYMPTOMS: Final = (symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, _UNCORRECTABLE_ERRORS_COUNTED)
-_rule = partial(Rule, layer="hardware", look_at=_LOOK_AT_COMMANDS)
+_rule = partial(Rule, layer="gpu", look_at=_LOOK_AT_COMMANDS)
 
 RULES: Final = (
     _rule(

@@ -360,7 +360,7 @@ RULES: Final = (
     ),
     _rule(
         cause="module-built-for-other-kernel",
-        shows_in="driver",
+        layer="driver",
         share=4,
         check=_find_missing_at_next_boot,
         decisive=any_of(unless(_MODULE_INCOMPATIBLE, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _ONLY_OTHER_KERNELS)),
@@ -389,7 +389,7 @@ RULES: Final = (
     ),
     _rule(
         cause="duplicate-module-files",
-        shows_in="driver",
+        layer="driver",
         disruption="reboot",
         decisive=all_of(_SEVERAL_COPIES, any_of(_MODULES_OF_TWO_VERSIONS, symptoms.DRIVER_MISMATCH)),
         typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),

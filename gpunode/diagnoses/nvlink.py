@@ -247,7 +247,7 @@ _EXPLAINED_BY_NO_FABRIC: Final = (
     UNHEALTHY_IN_CLUSTER | _INACTIVE_LINK_CAUSES | {"cuda-init-802-kaslr-or-hmm", "nvlink-not-present-false-positive"}
 )
 _NVLINK_XID_CAUSES: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
-_rule = partial(Rule, layer="nvlink")
+_rule = partial(Rule, layer="fabric")
 
 RULES: Final = (
     _rule(

@@ -362,7 +362,7 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot_node()
 
 
-_rule = partial(Rule, layer="package")
+_rule = partial(Rule, layer="packages")
 
 RULES: Final = (
     _rule(
@@ -425,7 +425,7 @@ RULES: Final = (
     ),
     _rule(
         cause="runfile-leftover",
-        shows_in="driver",
+        layer="driver",
         disruption="reboot",
         decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_INSTALLED_FROM_PACKAGES, _DRIVER_PACKAGE_COMMAND_RUN)),
         typical=any_of(_DRIVER_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.DRIVER_MISMATCH)),

@@ -283,8 +283,6 @@ def _reallocate_regions(snapshot: Snapshot) -> Iterable[Fix]:
 RULES: Final = (
     _rule(
         cause="no-gpu-present",
-        layer="hardware",
-        shows_in="pci",
         disruption="power-cycle",
         symptoms=(
             *_NO_GPU_SYMPTOMS,

@@ -286,7 +286,7 @@ def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
     return ()
 
 
-_rule = partial(Rule, layer="package")
+_rule = partial(Rule, layer="packages")
 
 RULES: Final = (
     _rule(

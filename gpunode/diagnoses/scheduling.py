@@ -363,9 +363,8 @@ RULES: Final = (
     ),
     Rule(
         cause="cuda-toolkit-not-in-path",
-        layer="userspace",
+        layer="programs",
         severity="warning",
-        shows_in="programs",
         typical=_NVCC_NOT_FOUND,
         symptoms=(_NVCC_NOT_FOUND,),
         look_at=(Shell("ls -d /usr/local/cuda*/bin/nvcc"),),
@@ -386,7 +385,7 @@ RULES: Final = (
     ),
     _rule(
         cause="hami-memory-limit",
-        shows_in="programs",
+        layer="programs",
         disruption="restart-container",
         decisive=_HAMI_MEMORY_LIMIT_HIT,
         look_at=(Shell("kubectl get pods -A -o yaml | grep -E 'gpumem|gpucores'"),),

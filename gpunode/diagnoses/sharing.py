@@ -337,13 +337,12 @@ _CHART_NOT_INSTALLED: Final = message_line(
     r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
 )
 
-_rule = partial(Rule, layer="config")
+_rule = partial(Rule, layer="gpu")
 
 RULES: Final = (
     Rule(
         cause="compute-mode-exclusive",
-        layer="config",
-        shows_in="gpu",
+        layer="gpu",
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
         decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
@@ -374,8 +373,7 @@ RULES: Final = (
     ),
     Rule(
         cause="gpu-memory-taken",
-        layer="userspace",
-        shows_in="programs",
+        layer="programs",
         typical=any_of(
             custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
             unless(all_of(_GPU_OUT_OF_MEMORY, custom_sign(_gpus_with_full_memory)), _GPU_PROCESSES_HIDDEN),
@@ -396,7 +394,6 @@ RULES: Final = (
     ),
     _rule(
         cause="mig-mode-pending-reset",
-        shows_in="gpu",
         disruption="reset-gpu",
         check=_find_pending_mig_modes,
         decisive=any_of(_MIG_MODE_PENDING, unless(_MIG_MODE_CHANGE_ANNOUNCED, _MIG_MODE_SETTLED)),
@@ -418,7 +415,6 @@ RULES: Final = (
     ),
     _rule(
         cause="mig-enabled-no-instances",
-        shows_in="gpu",
         check=_find_mig_without_instances,
         decisive=any_of(_PLUGIN_FINDS_NO_INSTANCES, _MIG_WITHOUT_INSTANCES),
         typical=any_of(unless(_NO_MIG_INSTANCES, _MIG_MODE_KNOWN), all_of(_MIG_ENABLED, symptoms.CUDA_FINDS_NO_DEVICE)),
@@ -437,7 +433,7 @@ RULES: Final = (
     ),
     _rule(
         cause="mig-capabilities-permission",
-        shows_in="driver",
+        layer="driver",
         symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_FINDS_NO_DEVICE),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),
         decisive=all_of(_NVML_ACCESS_DENIED, _MIG_MENTIONED),

@@ -283,8 +283,7 @@ RULES: Final = (
     ),
     Rule(
         cause="toolkit-wrong-driver-root",
-        layer="config",
-        shows_in="toolkit",
+        layer="toolkit",
         disruption="restart-container",
         decisive=any_of(
             _DRIVER_ROOT_NOT_FOUND,
@@ -301,8 +300,7 @@ RULES: Final = (
     ),
     Rule(
         cause="ldconfig-path-wrong",
-        layer="config",
-        shows_in="toolkit",
+        layer="toolkit",
         disruption="restart-container",
         decisive=any_of(_LDCONFIG_NOT_FOUND, all_of(_USES_LDCONFIG_REAL, custom_sign(_missing_ldconfig_real))),
         typical=any_of(

@@ -213,7 +213,7 @@ _rule = partial(Rule, layer="driver")
 RULES: Final = (
     _rule(
         cause="vm-passthrough-mmio-config",
-        shows_in="pci",
+        layer="pci",
         disruption="power-cycle",
         decisive=all_of(REGION_WITHOUT_ADDRESS, IS_VIRTUAL_MACHINE),
         typical=any_line(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb"),

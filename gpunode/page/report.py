@@ -108,7 +108,7 @@ def _likelihood_prefix(root: Finding) -> str:
 def _render_facts(finding: Finding) -> Markup:
     rows = {
         "cause": tag("code", finding.cause),
-        "in the stack": LAYER_TITLES[finding.stack_layer],
+        "in the stack": LAYER_TITLES[finding.layer],
         "the repair": TEXT_BY_DISRUPTION[finding.disruption],
         "GPU": comma_list(finding.gpus),
     }
