@@ -50,10 +50,9 @@ def _names_nvidia(line: Citation) -> bool | None:
 
 
 def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines of rejected modules if none of them is NVIDIA's."""
+    """Return the lines of rejected modules if all of them name another vendor's."""
     said = snapshot.matching_lines(_MODULE_REJECTED_MESSAGE)
-    is_nvidias = {_names_nvidia(line) for line in said}
-    return said if False in is_nvidias and True not in is_nvidias else ()
+    return said if all(_names_nvidia(line) is False for line in said) else ()
 
 
 # A reporter whose NVIDIA module fails like another one may show only the other module's line.
