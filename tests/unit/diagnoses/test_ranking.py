@@ -23,9 +23,7 @@ LATE_S = 45.0
 
 def make_finding(cause: str, *events: FaultOnset, **more: object) -> Finding:
     gpus = tuple(sorted({event.gpu for event in events} - {""}))
-    plain = Finding(
-        *(cause, cause, "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, onsets=events
-    )
+    plain = Finding(*(cause, cause, "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, onsets=events)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
