@@ -92,7 +92,7 @@ def render_causes() -> str:
         lines += [
             f"| [`{cause}`](../../gpunode/diagnoses/causes/{page}.md#{cause}) | {rule.title} | {rule.severity} |"
             for cause, page, rule in rules
-            if rule.stack_layer == layer
+            if rule.layer == layer
         ]
     return "\n".join((*lines, f"\n{len(rules)} causes.\n"))
 

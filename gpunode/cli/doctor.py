@@ -226,7 +226,7 @@ def _show_cause(cause: str, options: OutputOptions, xid: Xid | None = None) -> N
     screen.put(
         *cause_explanation_lines(rule, rule.text, remedy, explained_by, verbose=options.verbose, width=screen.width)
     )
-    keys = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "explains")
+    keys = ("cause", "title", "layer", "severity", "disruption", "explains")
     texts = {"sources": rule.text.sources, "description": rule.text.story, "explained_by": explained_by}
     result = {
         "cause": {**{name: getattr(rule, name) for name in keys}, **texts, "remedy": remedy},
@@ -437,7 +437,8 @@ def _root_cause_lines(
     mark, style = _SEVERITY_MARKS[finding.severity]
     likely = ", likely" if finding.confidence == "likely" else ""
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
-    yield line("  ", finding.summary, hang=2)
+    if finding.summary != finding.title:
+        yield line("  ", finding.summary, hang=2)
     if is_first:
         yield from indent_lines([_next_line(finding.next_step)], 2)
     yield from _citation_lines(
@@ -486,7 +487,8 @@ def _consequence_lines(findings: Sequence[Finding], display: _DisplayOptions) ->
     for finding in shown:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
         if display.verbose:
-            yield line("      ", finding.summary, hang=6)
+            if finding.summary != finding.title:
+                yield line("      ", finding.summary, hang=6)
             yield from _citation_lines(finding.citations, relevant_words(finding.summary), display, indent=6)
     if more := len(findings) - len(shown):
         yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)
@@ -594,7 +596,7 @@ def cause_explanation_lines(
         width: the terminal's; paragraphs are never wider than a page.
     """
     yield line(span(text.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
-    yield line(span(f"{LAYER_TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
+    yield line(span(f"{LAYER_TITLES[rule.layer]}, {rule.severity}", "dim"), hang=2)
     for paragraph in text.story.split("\n\n"):
         yield BLANK_LINE
         yield from wrap_line(line(*mark_commands(paragraph)), min(width or _MAX_TEXT_WIDTH, _MAX_TEXT_WIDTH))

@@ -170,9 +170,8 @@ def _evaluate_rules(snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Finding, ...
     """Return the findings in the order of the rules."""
     found: list[Finding] = []
     for rule in rules_by_cause().values():
-        visible = (
-            evidence_origin.node_evidence_only(snapshot) if rule.layer in evidence_origin.NODE_LAYERS else snapshot
-        )
+        is_of_node = evidence_origin.is_shown_by_node(rule.cause, rule.layer)
+        visible = evidence_origin.node_evidence_only(snapshot) if is_of_node else snapshot
         if proofs := _find_proofs(rule, visible, bugs):
             found.append(_merge_trusted_proofs(rule, proofs, visible, bugs))
     return tuple(found)
@@ -202,7 +201,8 @@ def _run_guarded(rule: Rule, bugs: _Tracebacks, work: Callable[[], _T], otherwis
 
 def _merge_trusted_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tracebacks) -> Finding:
     """Return the finding by the node's own evidence; never certain if only containers report it."""
-    node_only = evidence_origin.prefer_node_evidence(snapshot, is_node_layer=rule.layer in evidence_origin.NODE_LAYERS)
+    is_of_node = evidence_origin.is_shown_by_node(rule.cause, rule.layer)
+    node_only = evidence_origin.prefer_node_evidence(snapshot, is_node_layer=is_of_node)
     if node_only is snapshot:
         return _merge_proofs(rule, proofs, snapshot, bugs)
     if own := _find_proofs(rule, node_only, bugs):
@@ -256,7 +256,6 @@ def _merge_proofs(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Tr
         cause=rule.cause,
         title=rule.title,
         layer=rule.layer,
-        stack_layer=rule.stack_layer,
         severity=min((p.severity or rule.severity for p in proofs), key=SEVERITIES.index),
         confidence="certain" if is_certain else "likely",
         summary=remedy_fitting.summarize_gpus(first, gpus),

@@ -440,8 +440,7 @@ _BUILD_FAILURE_SYMPTOMS: Final = (
 
 _rule = partial(
     Rule,
-    layer="kernel",
-    shows_in="driver",
+    layer="driver",
     explains=consequences.NOT_BUILT,
     latent=symptoms.DRIVER_WORKS,
     symptoms=_BUILD_FAILURE_SYMPTOMS,
@@ -450,10 +449,9 @@ _rule = partial(
 RULES: Final = (
     _rule(
         cause="kernel-headers-missing",
-        shows_in="kernel",
+        layer="kernel",
         share=4,
         decisive=any_of(_KERNEL_HEADERS_MISSING, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
-        summary="the kernel headers are not installed, so the module was not built for it",
         context=unless(
             any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
         ),
@@ -469,7 +467,6 @@ RULES: Final = (
             *_NON_API_BUILD_FAILURES[:-1],
             _KERNEL_API_MISMATCH,
         ),
-        summary="the kernel was built with another compiler, so the module was not built",
         look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
         remedy=_install_compiler,
     ),
@@ -477,16 +474,13 @@ RULES: Final = (
         cause="dkms-build-kernel-api",
         share=3,
         decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES),
-        summary="the driver's source does not fit the kernel, so no module was built",
         context=build_log_line(r"[Bb]ad (?:return|exit) status"),
         look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_change_to_buildable_driver,
     ),
     _rule(
         cause="dkms-build-toolchain-missing",
-        share=1,
         decisive=unless(_NO_TOOL, _KERNEL_HEADERS_MISSING, _NO_SPACE),
-        summary="a build tool is not installed, so the module could not be built",
         look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_install_tools,
     ),
@@ -495,7 +489,6 @@ RULES: Final = (
         decisive=_DKMS_TREE_BROKEN,
         typical=unless(all_of(_DKMS_SOURCE_MISSING, _NOT_BUILT_FOR_RUNNING_KERNEL), symptoms.MODULE_LOADED),
         context=command_run(r"/var/lib/dkms\b"),
-        summary="the DKMS tree is damaged, so DKMS stops before it builds anything",
         look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
         remedy=_clean_dkms_tree,
     ),
@@ -503,7 +496,6 @@ RULES: Final = (
         cause="dkms-build-no-space",
         decisive=all_of(_NO_SPACE, predicate(system.is_disk_full, "a disk is full")),
         typical=_NO_SPACE,
-        summary="the disk was full while the module was built",
         look_at=(Shell("df -h / /boot /tmp"),),
         remedy=_free_space,
     ),

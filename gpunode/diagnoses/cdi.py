@@ -225,7 +225,7 @@ _CDI_DEVICE_DRIVER_UNKNOWN: Final = message_line(
 )
 
 
-_rule = partial(Rule, layer="cdi")
+_rule = partial(Rule, layer="toolkit")
 
 RULES: Final = (
     _rule(
@@ -250,7 +250,6 @@ RULES: Final = (
         may_be_normal=True,
         look_at=(Shell("nvidia-ctk cdi list"), Shell("ls /etc/cdi /var/run/cdi")),
         share=2,
-        summary="no CDI specification on this node offers the device",
         remedy=_GENERATE_SPECIFICATION,
     ),
     _rule(
@@ -266,8 +265,6 @@ RULES: Final = (
             Shell("grep -h -m3 hostPath /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
             Shell("cat /proc/driver/nvidia/version"),
         ),
-        share=1,
-        summary="the CDI specification does not match the node's driver or GPUs",
         remedy=_GENERATE_SPECIFICATION,
         explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
     ),
@@ -279,8 +276,6 @@ RULES: Final = (
         against=(_NODE_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("nvidia-ctk cdi list"), Shell("docker info | grep -A3 CDI")),
-        share=1,
-        summary="the specification is in a folder that this engine does not read",
         remedy=_write_to_searched_folder,
         explains=frozenset({"cdi-spec-missing"}),
     ),
@@ -299,7 +294,6 @@ RULES: Final = (
         against=(_NODE_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),
-        summary="the CDI specification uses a newer CDI version than the engine knows",
         remedy=_write_older_specification,
         explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
     ),
@@ -309,7 +303,6 @@ RULES: Final = (
         context=any_line(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
         symptoms=(symptoms.CDI_UNRESOLVED,),
         look_at=(Shell("ls /var/run/cdi"),),
-        summary="a pod requests a device of the class that only operators use, and no specification offers it",
         remedy=make_fixed_remedy(
             run_step(
                 "rebuild",
@@ -332,7 +325,6 @@ RULES: Final = (
         decisive=_CDI_DEVICE_DRIVER_UNKNOWN,
         symptoms=(_CDI_DEVICE_DRIVER_UNKNOWN, symptoms.CDI_UNRESOLVED),
         look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
-        summary="docker was asked for a CDI device, but its CDI support is not enabled (features.cdi)",
         typical=_CDI_DISABLED,
         remedy=make_fixed_remedy(
             run_step(

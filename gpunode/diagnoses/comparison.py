@@ -126,7 +126,7 @@ def _distance_to_root(trait: Trait, roots: list[Finding], bad: Snapshot) -> int:
     keys = {citation.key for root in roots for citation in root.citations}
     if any(part.reads_from(item) for item in bad.items if item.key in keys for part in trait.parts):
         return 0
-    layers = {root.stack_layer for root in roots}
+    layers = {root.layer for root in roots}
     return 1 if trait.layers[0] in layers else _UNRELATED_LAYER_DISTANCE if layers.isdisjoint(trait.layers) else 2
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 UNHEALTHY_IN_CLUSTER: Final = frozenset({"device-plugin-marked-unhealthy", "gpu-labels-without-capacity"})
-"""What Kubernetes shows of a GPU that fails while NVML goes on: the device plugin runs, and takes that GPU away."""
+"""Kubernetes loses one GPU: NVML still works, so the device plugin runs and marks that GPU unhealthy."""
 
 NO_CLUSTER_GPU: Final = UNHEALTHY_IN_CLUSTER | frozenset(
     {
@@ -20,7 +20,7 @@ NO_CLUSTER_GPU: Final = UNHEALTHY_IN_CLUSTER | frozenset(
         "nvidia-runtime-not-default-no-runtimeclass",
     }
 )
-"""What Kubernetes shows where the device plugin cannot see any GPU, or no longer: NVML does not start for it."""
+"""Kubernetes has no GPU: NVML does not start, so the device plugin sees none."""
 
 DRIVER_LIBRARY_MISMATCH_CAUSES: Final = frozenset(
     {
@@ -30,10 +30,10 @@ DRIVER_LIBRARY_MISMATCH_CAUSES: Final = frozenset(
         "driver-library-mismatch-mixed-installs",
     }
 )
-"""The ways in which the loaded module and the libraries of the node come to be of different versions."""
+"""The causes by which the loaded module and the libraries have different versions."""
 
 NO_CDI: Final = frozenset({"cdi-spec-missing", "cdi-management-spec-missing", "cdi-spec-stale"})
-"""What follows where a CDI specification could not be made: nvidia-ctk asks NVML for what belongs into it."""
+"""No CDI specification can be generated: nvidia-ctk asks NVML for its contents."""
 
 NO_NVML: Final = (
     NO_CLUSTER_GPU
@@ -48,21 +48,21 @@ NO_NVML: Final = (
         "persistenced-start-race",
     }
 )
-"""What follows where NVML and CUDA cannot start on the node, for whatever reason."""
+"""NVML and CUDA cannot start on the node, for any reason."""
 
 DRIVER_NOT_INITIALIZED: Final = NO_NVML | {
     *("device-node-permissions", "no-device-nodes-driver-not-initialised", "gpu-missing-from-inventory")
 }
-"""What follows where the module is loaded and no GPU was initialised: it was refused, is not known, or is in use."""
+"""The module is loaded, but no GPU was initialised: it was rejected, unknown or in use."""
 
 NO_DRIVER: Final = DRIVER_NOT_INITIALIZED | {"driver-module-not-loaded"}
-"""What follows where NVIDIA's module is not in the running kernel, or went again since no GPU was left for it."""
+"""NVIDIA's module is not loaded, or was unloaded because no GPU was left for it."""
 
 GPU_NOT_STARTED: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
-"""What follows where a GPU is on the bus and the driver cannot start it: it sleeps, or its memory has no address."""
+"""The driver cannot start a GPU that is on the bus: it sleeps, or its memory has no address."""
 
 NOTHING_INSTALLABLE: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
-"""What follows where the package manager installs nothing: the driver is not there, or not all of it."""
+"""The package manager cannot install anything, so the driver is missing or incomplete."""
 
 NOT_BUILT: Final = NO_DRIVER | {
     "dpkg-unconfigured-packages",
@@ -70,25 +70,25 @@ NOT_BUILT: Final = NO_DRIVER | {
     "module-built-for-other-kernel",
     "nouveau-bound",
 }
-"""What follows where the module could not be built for the running kernel.
+"""The module could not be built for the running kernel.
 
-The packages that should have built it stay unconfigured, what stands on disk is for another kernel or of another
-version, and nouveau, or a fallback that loads it, takes the GPU.
+The packages that should have built it stay unconfigured, the module on disk is for another kernel or of another
+version, and nouveau takes the GPU.
 """
 
 MODULE_NOT_ACCEPTED: Final = NO_DRIVER | {"nouveau-bound"}
-"""What follows where a module was built and the kernel does not take it: its signature, its index, its version."""
+"""The module was built, but the kernel does not load it because of its signature, index or version."""
 
 NOT_INSTALLED: Final = NOT_BUILT | {"driver-userspace-incomplete", "fabric-manager-not-installed"}
-"""What follows where no driver is installed at all: nouveau owning the GPU is then as it should be."""
+"""No driver is installed; nouveau drives the GPU, which is normal then."""
 
 LIBRARY_MISMATCH: Final = NO_NVML | {"gsp-firmware-missing"}
-"""What follows where the loaded module and the libraries are of different versions, whoever brought them apart."""
+"""The loaded module and the libraries have different versions, for any reason."""
 
 PROGRAM_FAULTS: Final = frozenset(
     {"xid-109-ctx-switch-timeout", "xid-13-graphics-exception", "xid-31-driver-regression", "xid-31-mmu-fault"}
 )
-"""What programs are told of when the GPU below them, or a peer that they reach over a link, goes wrong."""
+"""The errors of programs whose GPU, or a peer that they reach over a link, fails."""
 
 TRANSFERS_LOST: Final = frozenset(
     {
@@ -96,13 +96,13 @@ TRANSFERS_LOST: Final = frozenset(
         *("xid-62-pmu-halt", "gsp-rpc-timeout", "xid-61-pmu-breakpoint"),
     }
 )
-"""What a GPU reports of its programs, its firmware and its controllers where the bus stops or loses what is sent."""
+"""The errors that a GPU reports if the bus stops or loses transfers."""
 
 GPU_LOST: Final = DRIVER_NOT_INITIALIZED | PROGRAM_FAULTS | {"xid-154-recovery-action"}
-"""What follows where a GPU that worked stops answering: a fault of its own, of its slot, of its firmware."""
+"""A GPU that worked stops answering: the GPU, its slot or its firmware failed."""
 
 NO_RUNTIME: Final = NO_CLUSTER_GPU
-"""What follows where containers are started without NVIDIA's runtime: the device plugin's own container is, too."""
+"""Containers start without NVIDIA's runtime, and so does the device plugin's container."""
 
 NO_TOOLKIT: Final = (
     NO_RUNTIME
@@ -115,4 +115,4 @@ NO_TOOLKIT: Final = (
         "nvidia-runtime-not-registered",
     }
 )
-"""What follows where the container toolkit is not installed."""
+"""The container toolkit is not installed."""

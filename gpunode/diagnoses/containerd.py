@@ -393,7 +393,7 @@ _NVML_DENIED_IN_CONTAINER: Final = unless(
 )
 
 _rule = partial(Rule, layer="runtime")
-_config_rule = partial(Rule, layer="config")
+_config_rule = partial(Rule, layer="runtime")
 
 RULES: Final = (
     _rule(
@@ -411,7 +411,6 @@ RULES: Final = (
         against=(unless(_OTHER_KUBELET_RUNTIME, _CRI_UNIMPLEMENTED),),
         may_be_normal=True,
         look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
-        summary="containerd's CRI plugin is disabled in its configuration, so no kubelet can use it",
         remedy=make_fixed_remedy(
             run_step(
                 "configure",
@@ -428,7 +427,6 @@ RULES: Final = (
         typical=custom_sign(lambda snapshot: _invalid_toml_lines(snapshot, "*containerd/*.toml")),
         against=(_running("containerd.service"),),
         look_at=(Shell("sudo containerd config dump"), Shell("sudo journalctl -u containerd -b -n 20")),
-        summary="containerd cannot read its configuration, and does not start with it",
         remedy=make_fixed_remedy(
             run_step("inspect", "let containerd say what is wrong", Shell("sudo containerd config dump")),
             manual_step(
@@ -446,7 +444,6 @@ RULES: Final = (
         decisive=_RUNTIME_TYPE_MISSING,
         symptoms=(_RUNTIME_TYPE_MISSING, symptoms.CONTAINER_FAILED),
         look_at=(Shell("sudo containerd config dump | grep -A6 'runtimes.nvidia'"),),
-        summary="containerd refuses the containers, since the entry of their runtime has no runtime_type",
         remedy=make_fixed_remedy(
             run_step(
                 "configure",
@@ -462,7 +459,6 @@ RULES: Final = (
         disruption="restart-service",
         decisive=message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]"),
         look_at=(Shell("grep -A3 'cni\\]' /etc/containerd/config.toml"),),
-        summary="containerd looks for the network's plugins in /opt/cni/bin, where GKE has none",
         remedy=make_fixed_remedy(
             manual_step(
                 "configure",
@@ -499,7 +495,6 @@ RULES: Final = (
         context=_NVIDIA_NOT_CONFIGURED,
         look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
         share=2,
-        summary="pods request a runtime called nvidia, but the container runtime's configuration has none",
         remedy=_register_runtime,
         explains=NO_RUNTIME,
     ),
@@ -518,7 +513,6 @@ RULES: Final = (
             Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
             Shell("sudo containerd config dump | grep SystemdCgroup"),
         ),
-        summary="the kubelet and the runtime that starts its pods use different cgroup drivers",
         remedy=_fix_cgroup_driver,
     ),
     _rule(
@@ -530,8 +524,6 @@ RULES: Final = (
         context=_CONTAINERD_OF_RANCHER,
         may_be_normal=True,
         look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
-        share=1,
-        summary="k3s and RKE2 regenerate containerd's configuration at every start, so the edit is lost",
         remedy=_set_rancher_default,
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "cgroup-driver-mismatch"},
     ),
@@ -542,7 +534,6 @@ RULES: Final = (
         typical=all_of(_NO_HANDLER, _TOOLKIT_USES_UNREAD_FOLDER),
         symptoms=(symptoms.RUNTIME_UNKNOWN, symptoms.NO_GPUS_OFFERED, symptoms.PLUGIN_FAILS),
         look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
-        summary=f"the runtime nvidia is registered in {UNREAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
         remedy=make_fixed_remedy(
             _REGISTER_RUNTIME_FOR_CRIO,
             run_step(
@@ -563,7 +554,6 @@ RULES: Final = (
         ),
         against=(_running("crio.service"),),
         look_at=(Shell("sudo crio config"), Shell("sudo journalctl -u crio -b -n 20")),
-        summary="CRI-O cannot read its configuration, and does not start with it",
         remedy=make_fixed_remedy(
             run_step("inspect", "let CRI-O say which file is wrong, and where", Shell("sudo crio config")),
             manual_step(
@@ -595,7 +585,6 @@ RULES: Final = (
         against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
         share=4,
-        summary="systemd rewrote the container's device cgroup without the GPU, which was added behind its back",
         remedy=_RESTART_LOST_CONTAINERS,
         explains=NO_CLUSTER_GPU,
     ),
@@ -608,7 +597,6 @@ RULES: Final = (
             Shell("kubectl logs -n gpu-operator -l app=nvidia-operator-validator -c driver-validation"),
             Shell("ls -l /dev/char | grep nvidia"),
         ),
-        summary="the links in /dev/char that systemd needs are missing and cannot be created",
         remedy=make_fixed_remedy(
             run_step("load", "load the driver, so that its device numbers are known", Shell("sudo modprobe nvidia")),
             run_step(
@@ -633,7 +621,6 @@ RULES: Final = (
         symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN),
         context=_SELINUX_ENFORCING,
         look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
-        summary="SELinux is enforcing, and denies the container the GPU's device nodes",
         remedy=make_fixed_remedy(
             run_step(
                 "configure", "allow containers to use devices", Shell("sudo setsebool -P container_use_devices on")

@@ -274,7 +274,6 @@ RULES: Final = (
         symptoms=(_DEVICE_FILES_NOT_FOUND, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_FINDS_NO_DEVICE),
         against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _DRIVER_FROM_PLATFORM, _MODULE_LOADED_LATE, _NO_GPU),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
-        summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not initialise a GPU",
         remedy=make_fixed_remedy(
             run_step(
                 "load",
@@ -302,7 +301,6 @@ RULES: Final = (
         symptoms=(_PERSISTENCED_FAILED,),
         against=(_DEVICE_NODES_MISSING, _PERSISTENCED_FAILED_OTHERWISE, _PERSISTENCED_ACTIVE),
         look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
-        summary="nvidia-persistenced started before the module had created its device files",
         remedy=_delay_persistenced_start,
     ),
     _rule(
@@ -319,13 +317,11 @@ RULES: Final = (
         against=(_UVM_LOADED, _NOT_LOADED, _DRIVER_FROM_PLATFORM, symptoms.IN_CONTAINER),
         may_be_normal=True,
         look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
-        summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",
         remedy=_LOAD_UVM,
     ),
     _rule(
         cause="nvidia-uvm-wedged",
         disruption="restart-container",
-        share=0.8,
         decisive=all_of(any_of(_CUDA_UNKNOWN_ERROR, symptoms.CUDA_UNKNOWN), _SUSPENDED_OR_RESUMED, _UVM_LOADED),
         typical=any_of(
             unless(
@@ -339,7 +335,6 @@ RULES: Final = (
         context=unless(any_of(_SUSPENDED_OR_RESUMED, _UVM_COMMAND_RUN), symptoms.NOTHING_FAILS),
         against=(_UVM_DEVICE_FILE_MISSING, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _DRIVER_FROM_PLATFORM),
         look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
-        summary="CUDA fails with an unknown error: nvidia_uvm has lost its state",
         remedy=_RELOAD_UVM,
     ),
     _rule(
@@ -358,12 +353,11 @@ RULES: Final = (
         ),
         against=(_SELINUX_DENIAL, unless(_USER_IN_GROUP, _DEVICE_FILE_MODE_INVALID, _USER_OUTSIDE_GROUP)),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
-        summary="the user and group that run the program may not open the device files",
         remedy=_permit_access,
     ),
     _rule(
         cause="cuda-init-802-kaslr-or-hmm",
-        shows_in="kernel",
+        layer="kernel",
         disruption="restart-container",
         share=1.5,
         typical=any_of(
@@ -381,10 +375,6 @@ RULES: Final = (
         context=_UVM_COMMAND_RUN,
         against=(_NVSWITCH_SEEN, _CONFIDENTIAL_COMPUTING_ON, _NOT_LOADED, _UVM_DEVICE_FILE_MISSING),
         look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
-        summary=(
-            "cuInit fails on a node whose GPUs need no fabric manager: heterogeneous memory management of "
-            "nvidia_uvm does not work with this kernel's address layout"
-        ),
         remedy=_disable_hmm,
     ),
 )

@@ -226,11 +226,9 @@ _rule = partial(Rule, layer="runtime", disruption="restart-service")
 RULES: Final = (
     _rule(
         cause="daemon-json-invalid",
-        layer="config",
         decisive=any_of(_DAEMON_JSON_INVALID, _CONFIG_REJECTED_BY_DOCKERD),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
-        share=1,
         summary=_summarize_config_fault,
         remedy=make_fixed_remedy(
             manual_step("configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"),
@@ -245,14 +243,12 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-directive-conflict",
-        layer="config",
         decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
         typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS_SET), unless(_SET_BY_FLAG_AND_FILE, _DOCKER_RUNS)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         context=any_of(_HOSTS_SET, _dockerd_flag("-H|--host|--add-runtime")),
         against=(_DAEMON_JSON_INVALID,),
         look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
-        summary="dockerd does not start: a setting is both in daemon.json and on its command line",
         remedy=make_fixed_remedy(
             run_step(
                 "configure",
@@ -269,14 +265,11 @@ RULES: Final = (
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
         may_be_normal=True,
         look_at=(Shell("command -v docker"), Shell("snap list docker")),
-        summary="docker is a snap, which does not see the toolkit or the settings of this system",
         remedy=make_fixed_remedy(*_REPLACE_DOCKER_SNAP_FIXES),
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
     _rule(
         cause="docker-from-snap-or-desktop-vm",
-        layer="toolkit",
-        shows_in="runtime",
         decisive=any_of(_DOCKER_IS_DESKTOP, all_of(_DOCKER_FROM_SNAP, _NVML_LIBRARY_NOT_FOUND)),
         typical=all_of(_NVML_LIBRARY_NOT_FOUND, symptoms.DRIVER_WORKS),
         symptoms=(
@@ -291,8 +284,6 @@ RULES: Final = (
         against=(symptoms.DRIVER_MISMATCH,),
         may_be_normal=True,
         look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
-        summary="the docker daemon in use runs in a virtual machine or confined, and does not see the driver "
-        "of this system",
         remedy=_switch_to_engine,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
     ),
@@ -307,7 +298,6 @@ RULES: Final = (
         symptoms=(symptoms.HOOK_FAILED, symptoms.RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
         context=ROOTLESS,
         look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
-        summary="docker is rootless: it reads its own daemon.json, and may not grant devices by cgroups",
         remedy=_DISABLE_TOOLKIT_CGROUPS,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
     ),
@@ -327,7 +317,6 @@ RULES: Final = (
         against=(unless(symptoms.CONTAINER_WORKS, symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),),
         look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
         share=4,
-        summary="the running docker daemon was started before the toolkit was installed or registered",
         remedy=make_fixed_remedy(_RESTART_DOCKER),
     ),
     _rule(
@@ -341,7 +330,6 @@ RULES: Final = (
         against=(_DOCKER_INFO_SHOWS_NVIDIA, _IN_SYSTEM_CONFIG, toolkit.absence_lines),
         look_at=(Shell("cat /etc/docker/daemon.json"), Shell("docker info | grep -i runtimes")),
         share=4,
-        summary="docker has no runtime called nvidia",
         remedy=_register_runtime,
     ),
 )

@@ -43,12 +43,12 @@ def _evaluate_signs(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:
     symptoms = prose.without_prose(snapshot, (line for sign in rule.symptoms for line in snapshot.view(sign)))
     if rule.symptoms and not symptoms and rule.may_be_normal and is_examined_by_gpunode(snapshot):
         return
-    summary = rule.summary(snapshot) if callable(rule.summary) else rule.summary
+    summary = (rule.summary and rule.summary(snapshot)) or rule.title
     is_sure = bool(decisive) and (bool(symptoms) or not rule.symptoms)
     for gpu, lines in _group_by_gpu(snapshot, (*decisive, *typical)).items():
         citations = tuple(dict.fromkeys((*lines, *symptoms)))
         yield Proof(
-            summary or rule.title,
+            summary,
             citations,
             "certain" if is_sure else "likely",
             gpu=gpu,

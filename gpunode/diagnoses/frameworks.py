@@ -299,13 +299,12 @@ _COMPAT_LOADED: Final = custom_sign(
 )
 _GEFORCE_SEEN: Final = message_line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
 
-_rule = partial(Rule, layer="userspace")
+_rule = partial(Rule, layer="libraries")
 
 RULES: Final = (
     Rule(
         cause="driver-too-old-for-image",
-        layer="toolkit",
-        shows_in="driver",
+        layer="driver",
         disruption="reboot",
         share=4,
         symptoms=(
@@ -330,11 +329,10 @@ RULES: Final = (
     ),
     _rule(
         cause="framework-without-this-architecture",
-        shows_in="programs",
+        layer="programs",
         share=1.5,
         decisive=_NO_KERNEL_IMAGE,
         symptoms=(_NO_KERNEL_IMAGE, symptoms.NO_CUDA_KERNEL_IMAGE),
-        summary="the program was built for other architectures and has no code for this GPU",
         look_at=(
             Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
             Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
@@ -343,7 +341,7 @@ RULES: Final = (
     ),
     _rule(
         cause="framework-cpu-only",
-        shows_in="programs",
+        layer="programs",
         share=1.5,
         decisive=any_of(_FRAMEWORK_BUILT_FOR_CPU, _TORCH_WITHOUT_CUDA, _ONNX_WITHOUT_CUDA),
         typical=unless(
@@ -352,7 +350,6 @@ RULES: Final = (
         ),
         symptoms=(symptoms.CUDA_UNAVAILABLE, _ONNX_WITHOUT_CUDA, _FRAMEWORK_BUILT_FOR_CPU, _JAX_FELL_BACK_TO_CPU),
         against=(_NODE_DRIVER_MISSING_OR_MISMATCHED, _NO_KERNEL_IMAGE),
-        summary="the installed build of the framework has no CUDA support and computes on the CPU",
         look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
         remedy=_install_cuda_build,
     ),
@@ -363,7 +360,6 @@ RULES: Final = (
         decisive=any_of(_SHM_FULL, all_of(_SHM_TOO_SMALL, _SHM_OF_DEFAULT_SIZE)),
         typical=_SHM_TOO_SMALL,
         symptoms=(symptoms.NCCL_FAILS, _SHM_TOO_SMALL, _SHM_FULL, _WORKER_LOST),
-        summary="the program ran out of shared memory: a container's /dev/shm has 64 MB by default",
         look_at=(Shell("df -h /dev/shm  # in the container"),),
         remedy=make_fixed_remedy(
             manual_step("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
@@ -373,7 +369,6 @@ RULES: Final = (
     _rule(
         cause="cuda-compat-lib-mismatch",
         disruption="restart-container",
-        share=0.8,
         decisive=all_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, _COMPAT_LIBRARIES_SEEN),
         typical=any_of(symptoms.CUDA_DRIVER_COMBINATION_UNFIT, unless(_COMPAT_LOADED, _GEFORCE_SEEN)),
         may_be_normal=True,
@@ -381,7 +376,6 @@ RULES: Final = (
         context=_COMPAT_LIBRARIES_SEEN,
         against=(_DRIVER_AT_TWO_VERSIONS, symptoms.DRIVER_MISMATCH, _COMPAT_UNSUPPORTED, _DRIVER_LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
-        summary="the libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver",
         remedy=_remove_compat_library,
     ),
     _rule(
@@ -394,13 +388,11 @@ RULES: Final = (
         context=_COMPAT_LIBRARIES_SEEN,
         against=(_DRIVER_AT_TWO_VERSIONS, _DRIVER_LIBRARY_SHADOWED),
         look_at=(Shell("ldconfig -p | grep libcuda"),),
-        summary="the compatibility libcuda of a newer CUDA is loaded on a GPU that does not support it",
         remedy=_remove_compat_library,
     ),
     _rule(
         cause="library-path-shadows-libcuda",
         disruption="restart-container",
-        share=0.8,
         decisive=_DRIVER_LIBRARY_SHADOWED,
         typical=custom_sign(_stub_library_places),
         symptoms=(

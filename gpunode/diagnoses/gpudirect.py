@@ -158,7 +158,6 @@ RULES: Final = (
         decisive=any_of(_PEERMEM_SYMBOL_MISMATCH, _PEERMEM_UNKNOWN_SYMBOL),
         typical=any_of(_PEERMEM_LOAD_REFUSED, all_of(_PEERMEM_NOT_BUILT, symptoms.MODULE_LOADED)),
         against=(_PEERMEM_SIGNATURE_REJECTED,),
-        summary="nvidia_peermem does not load: it was built for another RDMA stack than the running one",
         remedy=_rebuild_peermem,
         explains=frozenset({"gpudirect-rdma-disabled"}),
     ),
@@ -170,7 +169,6 @@ RULES: Final = (
         look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
         decisive=any_of(unless(_RDMA_DISABLED_MESSAGE, _RDMA_ON), all_of(_RDMA_DISABLED_MESSAGE, _PEERMEM_NOT_LOADED)),
         typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
-        summary="the network card cannot access GPU memory, so NCCL copies through host memory",
         remedy=_load_peermem,
     ),
     _rule(
@@ -180,7 +178,6 @@ RULES: Final = (
         decisive=_NVIDIA_FS_UNAVAILABLE,
         typical=command_run(r"grep\b.*nvidia[-_]fs", empty=True),
         against=(_NVIDIA_FS_LOADED,),
-        summary="nvidia_fs is not loaded, so cuFile copies through host memory",
         remedy=_install_nvidia_fs,
         explains=frozenset({"gds-nvme-unsupported"}),
     ),
@@ -197,13 +194,11 @@ RULES: Final = (
             unless(_GDS_NVME_UNSUPPORTED, _P2PDMA_SUPPORTED, _NVIDIA_FS_UNAVAILABLE),
             message_line(r"GPUDirect Storage not supported on current file"),
         ),
-        summary="GPUDirect Storage does not support the running NVMe driver: it is the kernel's own, without GDS",
         remedy=_INSTALL_NVME_STACK,
     ),
     Rule(
         cause="memlock-limit-too-low",
-        layer="config",
-        shows_in="programs",
+        layer="programs",
         disruption="restart-service",
         decisive=all_of(message_line(_RDMA_VERB_FAILED), _LOW_LOCKED_MEMORY_LIMIT),
         typical=_MEMORY_NOT_PINNED,
@@ -211,7 +206,6 @@ RULES: Final = (
         against=(unless(_LOCKED_MEMORY_UNLIMITED, _LOW_LOCKED_MEMORY_LIMIT), kernel_line(r"status limits exceeded")),
         context=command_run(r"ulimit -l|memlock"),
         look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
-        summary="memory cannot be registered with the network card: the limit of locked memory is too low",
         remedy=make_fixed_remedy(
             manual_step("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
             manual_step(

@@ -101,7 +101,7 @@ _PCIE_LINK_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
 _SERIOUS_FAULT: Final = custom_sign(faults.serious_fault_lines)
-_rule = partial(Rule, layer="hardware", disruption="power-cycle")
+_rule = partial(Rule, layer="gpu", disruption="power-cycle")
 
 
 # nvml.h, nvmlClocksEventReasons.
@@ -176,7 +176,7 @@ _FIND_POWER_LIMIT_SETTER: Final = run_step(
     "find what sets it at boot; the power policy of the BMC can set it too",
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
 )
-_power_rule = partial(Rule, layer="power-thermal", severity="warning", symptoms=(symptoms.GPU_SLOW,))
+_power_rule = partial(Rule, layer="gpu", severity="warning", symptoms=(symptoms.GPU_SLOW,))
 
 RULES: Final = (
     _rule(
@@ -235,7 +235,6 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-54-aux-power",
-        layer="power-thermal",
         symptoms=(symptoms.ANY_XID, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
         check=faults.incident_check(54),
@@ -282,8 +281,6 @@ RULES: Final = (
     ),
     _power_rule(
         cause="power-limit-set-low",
-        layer="config",
-        shows_in="gpu",
         look_at=(Shell("nvidia-smi -q -d POWER"),),
         check=_find_lowered_power_limits,
         context=unless(_POWER_CAP, symptoms.NOTHING_FAILS),

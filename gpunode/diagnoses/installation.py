@@ -328,8 +328,7 @@ def _find_lost_smi(snapshot: Snapshot) -> Iterator[Proof]:
 RULES: Final = (
     Rule(
         cause="driver-not-installed",
-        layer="toolkit",
-        shows_in="driver",
+        layer="driver",
         share=3,
         symptoms=(
             symptoms.NO_DRIVER,
@@ -360,16 +359,13 @@ RULES: Final = (
             predicate(lambda snapshot: snapshot.contains(_DRIVER_POD), "the operator brings the driver"),
         ),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),
-        summary="no NVIDIA driver is installed on this node: both its module and its libraries are missing",
         remedy=_install_driver,
         explains=MODULE_NOT_ACCEPTED | {"fabric-manager-not-installed"},
     ),
     Rule(
         cause="driver-userspace-incomplete",
-        layer="toolkit",
+        layer="libraries",
         check=_find_lost_smi,
-        shows_in="libraries",
-        share=0.8,
         decisive=any_of(_LIBCUDA_NOT_ON_NODE, unless(_MODULE_WITHOUT_PROGRAMS, _PERHAPS_ANOTHER_ROOT)),
         typical=any_of(unless(_SMI_WITHOUT_NVML, _LIBRARIES_PRESENT), _LIBRARIES_32_BIT_ONLY, _MODULE_WITHOUT_PROGRAMS),
         symptoms=(symptoms.NO_NVML_LIBRARY, _DRIVER_MISSING, _LIBCUDA_NOT_ON_NODE),

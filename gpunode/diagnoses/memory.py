@@ -324,7 +324,7 @@ _EXPLAINED_BY_PENDING_REPAIR: Final = _EXPLAINED_BY_MEMORY_ERROR | {
 }
 _EXPLAINED_BY_WEAR: Final = _EXPLAINED_BY_PENDING_REPAIR | {"row-remap-pending", "page-retirement-pending-handles-held"}
 _PROGRAM_SYMPTOMS: Final = (symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, _UNCORRECTABLE_ERRORS_COUNTED)
-_rule = partial(Rule, layer="hardware", look_at=_LOOK_AT_COMMANDS)
+_rule = partial(Rule, layer="gpu", look_at=_LOOK_AT_COMMANDS)
 
 RULES: Final = (
     _rule(
@@ -347,7 +347,6 @@ RULES: Final = (
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.GPU_RESET_REFUSED),
         check=_check_each_memory(_find_pending_remap),
-        share=0.8,
         typical=message_line(r"(?i)memory errors and row remappings"),
         remedy=make_fixed_remedy(
             drain_node(

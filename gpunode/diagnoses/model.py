@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -12,21 +12,6 @@ from gpunode.diagnoses.commands import Command, command
 if TYPE_CHECKING:
     from gpunode.diagnoses.snapshot import Snapshot
 
-Layer: TypeAlias = Literal[
-    "hardware",
-    "power-thermal",
-    "pci",
-    "kernel",
-    "package",
-    "driver",
-    "nvlink",
-    "userspace",
-    "toolkit",
-    "config",
-    "runtime",
-    "cdi",
-    "kubernetes",
-]
 # The layers of a node, each built on the ones before it.
 StackLayer: TypeAlias = Literal[
     "pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries", "toolkit", "runtime", "programs", "kubernetes"
@@ -35,21 +20,6 @@ STACK_LAYERS: Final[tuple[StackLayer, ...]] = (
     *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
     *("toolkit", "runtime", "programs", "kubernetes"),
 )
-_STACK_LAYER_BY_LAYER: Final[Mapping[Layer, StackLayer]] = {
-    "hardware": "gpu",
-    "power-thermal": "gpu",
-    "pci": "pci",
-    "kernel": "kernel",
-    "package": "packages",
-    "driver": "driver",
-    "nvlink": "fabric",
-    "userspace": "libraries",
-    "toolkit": "toolkit",
-    "cdi": "toolkit",
-    "config": "runtime",
-    "runtime": "runtime",
-    "kubernetes": "kubernetes",
-}
 # error: something does not work. warning: it works, but degraded or not for long. info: not a fault.
 Severity: TypeAlias = Literal["error", "warning", "info"]
 # certain: the evidence leaves no other cause. likely: another cause is possible, but nothing points to one.
@@ -228,9 +198,8 @@ class Rule:
     Attributes:
         cause: its id, also that of its section in ``causes/FAMILY.md``.
         explains: causes that are consequences of this one if both are found.
-        layer: the kind of component that is wrong.
+        layer: the layer of the node that shows the fault.
         disruption: the least interruption by the remedy; a law compares it with the remedy's commands.
-        shows_in: the stack layer that shows the fault, if not that of ``layer``.
         check: a function that detects the cause; the signs are tried if it finds nothing.
         decisive: evidence that no other cause shows.
         typical: evidence that this cause shows far more often than any other.
@@ -241,12 +210,12 @@ class Rule:
         may_be_normal: a healthy node may show it too, so a full examination must find a symptom as well.
         latent: evidence that the node works until its next boot or upgrade; the severity is then a warning.
         look_at: commands that would confirm the cause.
-        share: rough percentage of public reports with this cause; only orders suspects.
-        summary: one sentence about this node; if empty, the title is used.
+        share: rough percentage of public reports with this cause, by default for 0.6 to 1.2; it only orders suspects.
+        summary: one sentence about this node; if None or empty, the title is used.
     """
 
     cause: str
-    layer: Layer
+    layer: StackLayer
     remedy: Remedy
     disruption: Disruption = "none"
     severity: Severity = "error"
@@ -261,9 +230,8 @@ class Rule:
     may_be_normal: bool = False
     latent: Sign = match_nothing
     look_at: tuple[Command, ...] = ()
-    share: float = 0.5
-    summary: str | Callable[[Snapshot], str] = ""
-    shows_in: StackLayer | None = None
+    share: float = 0.6
+    summary: Callable[[Snapshot], str] | None = None
 
     @property
     def text(self) -> CauseText:
@@ -274,11 +242,6 @@ class Rule:
     def title(self) -> str:
         """A few words on what is wrong."""
         return self.text.title
-
-    @property
-    def stack_layer(self) -> StackLayer:
-        """The layer of the stack that shows the fault."""
-        return self.shows_in or _STACK_LAYER_BY_LAYER[self.layer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +285,7 @@ class Finding:
 
     cause: str
     title: str
-    layer: Layer
-    stack_layer: StackLayer
+    layer: StackLayer
     severity: Severity
     confidence: Confidence
     summary: str

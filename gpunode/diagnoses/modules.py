@@ -360,7 +360,7 @@ RULES: Final = (
     ),
     _rule(
         cause="module-built-for-other-kernel",
-        shows_in="driver",
+        layer="driver",
         share=4,
         check=_find_missing_at_next_boot,
         decisive=any_of(unless(_MODULE_INCOMPATIBLE, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _ONLY_OTHER_KERNELS)),
@@ -383,14 +383,13 @@ RULES: Final = (
         ),
         symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _MODULE_INDEX_BROKEN),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED),
-        summary="the module indexes are missing, empty or older than the module, so modprobe does not find it",
         look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
         remedy=_rebuild_index,
         explains=consequences.MODULE_NOT_ACCEPTED,
     ),
     _rule(
         cause="duplicate-module-files",
-        shows_in="driver",
+        layer="driver",
         disruption="reboot",
         decisive=all_of(_SEVERAL_COPIES, any_of(_MODULES_OF_TWO_VERSIONS, symptoms.DRIVER_MISMATCH)),
         typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),
@@ -413,7 +412,6 @@ RULES: Final = (
         symptoms=(symptoms.DRIVER_MISMATCH, _LOADED_VERSION_DIFFERS),
         may_be_normal=True,
         against=(symptoms.DRIVER_WORKS,),
-        summary=("the initramfs contains an older module than the installed one: it was not rebuilt with the driver"),
         look_at=(
             Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia"),
             Shell("cat /proc/driver/nvidia/version"),

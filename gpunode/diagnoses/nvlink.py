@@ -247,25 +247,22 @@ _EXPLAINED_BY_NO_FABRIC: Final = (
     UNHEALTHY_IN_CLUSTER | _INACTIVE_LINK_CAUSES | {"cuda-init-802-kaslr-or-hmm", "nvlink-not-present-false-positive"}
 )
 _NVLINK_XID_CAUSES: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
-_rule = partial(Rule, layer="nvlink")
+_rule = partial(Rule, layer="fabric")
 
 RULES: Final = (
     _rule(
         cause="fabric-manager-version-mismatch",
         disruption="restart-service",
-        share=0.7,
         symptoms=(*_FABRIC_SYMPTOMS, _manager_state_sign("failed")),
         look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
         decisive=_VERSIONS_DIFFER,
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
-        summary="fabric manager and driver are of different versions, so it does not start",
         remedy=_install_manager,
         explains=_EXPLAINED_BY_NO_FABRIC | {"fabric-manager-not-running"},
     ),
     _rule(
         cause="fabric-manager-not-installed",
-        share=0.7,
         symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
         decisive=all_of(_MANAGER_MISSING, _MANAGER_NEEDED),
@@ -278,14 +275,12 @@ RULES: Final = (
         ),
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
-        summary="the GPUs of this node are connected by NVSwitches, but no fabric manager programs them",
         remedy=_install_manager,
         explains=_EXPLAINED_BY_NO_FABRIC,
     ),
     _rule(
         cause="fabric-manager-not-running",
         disruption="restart-service",
-        share=0.8,
         symptoms=_FABRIC_SYMPTOMS,
         look_at=(Shell("systemctl status nvidia-fabricmanager"),),
         decisive=unless(
@@ -303,7 +298,6 @@ RULES: Final = (
         against=(_MANAGER_NOT_NEEDED,),
         may_be_normal=True,
         context=command_run(r"fabric-?manager"),
-        summary="this node's GPUs wait for the fabric manager, which is not running",
         remedy=_start_manager,
         explains=_EXPLAINED_BY_NO_FABRIC,
     ),
@@ -341,7 +335,6 @@ RULES: Final = (
     _rule(
         cause="xid-74-nvlink-error",
         disruption="reset-gpu",
-        share=0.6,
         symptoms=(symptoms.ANY_XID, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
         check=faults.incident_check(74),
@@ -355,7 +348,6 @@ RULES: Final = (
         symptoms=(symptoms.ANY_XID, symptoms.NVLINKS_DOWN, symptoms.NCCL_FAILS),
         look_at=(Shell("sudo dmesg | grep -i xid"),),
         check=_find_nvlink5_errors,
-        share=0.6,
         typical=unless(all_of(_CUDA_UNCORRECTABLE_NVLINK_ERROR, _HAS_NVLINK5), symptoms.ANY_XID),
         remedy=_RESET_FABRIC_FIXES,
         explains=_INACTIVE_LINK_CAUSES | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
@@ -397,7 +389,6 @@ RULES: Final = (
     _rule(
         cause="nvlink-not-present-false-positive",
         severity="info",
-        share=1,
         symptoms=(symptoms.NVLINKS_DOWN,),
         look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
         decisive=unless(all_of(any_of(_NVLINKS_DOWN, _NVLINK_DOWN_MESSAGE), _GPUS_ARE_PCIE_CARDS), _SOME_NVLINKS_UP),
@@ -407,7 +398,6 @@ RULES: Final = (
         ),
         context=_NVLINK_MENTIONED,
         against=(_BASEBOARD, _SOME_NVLINKS_UP),
-        summary="no NVLink bridge connects these GPUs, so it is normal that no link is up",
         remedy=make_fixed_remedy(
             manual_step("configure", "remove the NVLink check for this model from the monitor: the node is fine")
         ),

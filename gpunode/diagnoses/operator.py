@@ -177,7 +177,6 @@ RULES: Final = (
             Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
         ),
         share=1.5,
-        summary="the node has its own driver, and the operator's driver pod tries to replace it",
         remedy=_KEEP_ONE_DRIVER_FIXES,
         explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
     ),
@@ -201,7 +200,6 @@ RULES: Final = (
         ),
         look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
         share=1.5,
-        summary="the operator's driver pod cannot unload the previous driver, which is in use",
         remedy=_stop_driver_clients,
         explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
     ),
@@ -217,7 +215,6 @@ RULES: Final = (
         ),
         symptoms=(_DRIVER_IMAGE_NOT_FOUND, _IMAGE_PULL_FAILED, symptoms.OPERATOR_PODS_NOT_READY),
         look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
-        summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
         remedy=_install_driver_on_host,
         # The operator should provide the driver, so a host without a driver or build tools is normal.
         explains=consequences.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},

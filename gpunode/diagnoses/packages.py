@@ -371,7 +371,7 @@ def _uninstall_runfile(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot_node()
 
 
-_rule = partial(Rule, layer="package")
+_rule = partial(Rule, layer="packages")
 
 RULES: Final = (
     _rule(
@@ -414,13 +414,11 @@ RULES: Final = (
     ),
     _rule(
         cause="mixed-repo-packages",
-        share=1.2,
         decisive=any_of(
             _PACKAGERS_SHARE_FILE, _TWO_ORIGINS, unless(_PACKAGES_MIXED, _UNMET_DEPENDENCIES, symptoms.DRIVER_MISMATCH)
         ),
         symptoms=(symptoms.PACKAGES_BROKEN, symptoms.DRIVER_MISMATCH, _PACKAGERS_SHARE_FILE),
         latent=unless(symptoms.DRIVER_WORKS, _UNMET_DEPENDENCIES),
-        summary="packages of one driver come from two repositories in different versions, and neither set is complete",
         look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
         remedy=_use_one_package_origin,
         explains=DRIVER_LIBRARY_MISMATCH_CAUSES
@@ -430,14 +428,13 @@ RULES: Final = (
         cause="package-file-conflict",
         decisive=_PACKAGE_FILE_CONFLICT,
         symptoms=(symptoms.PACKAGES_BROKEN, _PACKAGE_FILE_CONFLICT),
-        summary="two packages contain the same file, so the second was not unpacked",
         look_at=(Shell("dpkg -l | grep nvidia"),),
         remedy=_overwrite_file,
         explains=frozenset({"dpkg-unconfigured-packages", "held-or-broken-packages"}) | DRIVER_LIBRARY_MISMATCH_CAUSES,
     ),
     _rule(
         cause="runfile-leftover",
-        shows_in="driver",
+        layer="driver",
         disruption="reboot",
         decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_INSTALLED_FROM_PACKAGES, _DRIVER_PACKAGE_COMMAND_RUN)),
         typical=any_of(_DRIVER_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.DRIVER_MISMATCH)),
@@ -451,7 +448,6 @@ RULES: Final = (
         context=_RUNFILE_TRACE,
         against=(symptoms.DRIVER_WORKS,),
         may_be_normal=True,
-        summary="NVIDIA's .run installer left a driver that no package owns",
         look_at=(Shell("ls /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log"),),
         remedy=_uninstall_runfile,
         explains=DRIVER_LIBRARY_MISMATCH_CAUSES | NO_DRIVER | {"dpkg-unconfigured-packages", "duplicate-module-files"},

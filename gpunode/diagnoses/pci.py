@@ -257,7 +257,7 @@ _NO_REGION_ADDRESS: Final = any_of(
     _INVALID_REGION_REPORTED, custom_sign(lambda snapshot: pcie_links.gpu_lines(snapshot, _UNASSIGNED_REGION_LINE))
 )
 REGION_WITHOUT_ADDRESS: Final = any_of(_UNPLACED, _NO_REGION_ADDRESS)
-"""A memory region of a GPU that has no address."""
+"""A memory region of a GPU has no address."""
 IS_VIRTUAL_MACHINE: Final = predicate(system.is_guest, "this is a virtual machine")
 _IS_BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
 _HAS_WINDOW_ABOVE_4G: Final = predicate(_has_window_above_4g, "the bus has addresses above 4 GiB")
@@ -283,8 +283,6 @@ def _reallocate_regions(snapshot: Snapshot) -> Iterable[Fix]:
 RULES: Final = (
     _rule(
         cause="no-gpu-present",
-        layer="hardware",
-        shows_in="pci",
         disruption="power-cycle",
         symptoms=(
             *_NO_GPU_SYMPTOMS,
@@ -307,7 +305,6 @@ RULES: Final = (
             unless(custom_sign(_passthrough_owner_lines), symptoms.NO_GPU_ON_BUS),
         ),
         may_be_normal=True,
-        summary="no NVIDIA GPU is on this machine's PCI bus, but a driver is installed",
         remedy=_attach_gpu,
         explains=NO_DRIVER | {"driver-not-installed"},
     ),
@@ -326,7 +323,6 @@ RULES: Final = (
         ),
         may_be_normal=True,
         context=any_of(_GPU_RESERVED_FOR_VFIO, _PASSED_THROUGH),
-        summary="vfio-pci owns the GPU, for a virtual machine, so NVIDIA's driver does not get it",
         remedy=_release_gpu,
         explains=NO_DRIVER | {"nouveau-bound"},
     ),
@@ -337,7 +333,6 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
         decisive=custom_sign(_sleeping_gpus),
         typical=all_of(_CONFIG_SPACE_ALL_ONES, _GPU_IN_D3COLD),
-        summary="the GPU does not wake up from its deepest sleep (D3cold): its configuration space does not answer",
         remedy=make_fixed_remedy(
             power_cycle_node("power the machine off and on again: a reboot often does not reset the slot"),
             run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _KEEP_AWAKE),
@@ -348,7 +343,6 @@ RULES: Final = (
     _rule(
         cause="bar-above-4g-disabled",
         disruption="reboot",
-        share=0.8,
         symptoms=(symptoms.INIT_FAILED_22_56, *_NOT_STARTED_SYMPTOMS),
         look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
         decisive=any_of(
@@ -357,7 +351,6 @@ RULES: Final = (
         ),
         typical=any_of(unless(_NO_REGION_ADDRESS, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _ABOVE_4G_DISABLED),
         against=(IS_VIRTUAL_MACHINE,),
-        summary="the firmware assigns the bus no addresses above 4 GiB, so the GPU's memory region does not fit",
         remedy=make_fixed_remedy(
             manual_step("firmware", "enable Above 4G Decoding (and Resizable BAR) in the BIOS, and turn CSM off"),
             manual_step("firmware", "update the board's firmware", "the settings are already on"),
@@ -373,7 +366,6 @@ RULES: Final = (
         decisive=all_of(_UNPLACED, _HAS_WINDOW_ABOVE_4G, _IS_BARE_METAL),
         typical=any_of(_UNPLACED, all_of(_NO_REGION_ADDRESS, _HOTPLUG)),
         against=(IS_VIRTUAL_MACHINE, _LACKS_WINDOW_ABOVE_4G),
-        summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
         remedy=_reallocate_regions,
         explains=GPU_NOT_STARTED,
     ),

@@ -288,7 +288,6 @@ RULES: Final = (
             _ACS_REDIRECTS_REQUESTS,
         ),
         context=any_of(_IOMMU_TRANSLATES, _PEER_TRANSFER_PROBLEM),
-        summary="the IOMMU translates transfers between GPUs, so peer-to-peer transfers are slow or hang",
         remedy=_bypass_iommu,
         explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
     ),
@@ -303,7 +302,6 @@ RULES: Final = (
             all_of(_ACS_VALIDATES_SOURCE, any_of(_PEER_TRANSFER_PROBLEM, _PEER_BANDWIDTH_LOW, _ACS_INSPECTED)),
         ),
         context=any_of(_ACS_REDIRECTS_REQUESTS, _PEER_TRANSFER_PROBLEM),
-        summary="bridges route requests between GPUs through the root complex (ACS)",
         remedy=_disable_acs,
     ),
     _rule(

@@ -283,7 +283,6 @@ RULES: Final = (
         against=(_NO_DRIVER, symptoms.NO_GPU_ON_BUS),
         look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
         share=2,
-        summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
         remedy=_LET_PLUGIN_FIND_LIBRARY,
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
@@ -332,7 +331,6 @@ RULES: Final = (
             Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
         ),
         share=5,
-        summary="the pod was not started under NVIDIA's runtime, which is not the default, so it sees no driver",
         remedy=_request_nvidia_runtime,
         explains=frozenset(
             {
@@ -348,13 +346,11 @@ RULES: Final = (
         cause="device-plugin-marked-unhealthy",
         disruption="restart-container",
         decisive=UNHEALTHY,
-        share=1,
         symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.POD_REFUSED, symptoms.ANY_XID),
         look_at=(
             Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
             Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
         ),
-        summary="the device plugin marked a GPU unhealthy, so no new pod gets it",
         remedy=make_fixed_remedy(
             show_plugin_logs("find out which GPU and which Xid the device plugin reported, and fix that"),
             run_step("inspect", "look for the GPU's own errors", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
@@ -371,7 +367,6 @@ RULES: Final = (
         against=(_PODS_RUN_AGAIN, unless(UNHEALTHY, _NODE_REBOOTED)),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
         share=2,
-        summary="after its start the kubelet admitted GPU pods before the device plugin had reported any GPU",
         remedy=make_fixed_remedy(
             _DELETE_REFUSED_PODS,
             manual_step("configure", "start the device plugin first: give it the priority class system-node-critical"),
@@ -392,7 +387,6 @@ RULES: Final = (
         against=(_PODS_RUN_AGAIN, _NODE_REBOOTED),
         look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
         share=2,
-        summary="the kubelet was restarted and admitted its pods again before the device plugin was registered",
         remedy=make_fixed_remedy(
             _DELETE_REFUSED_PODS,
             manual_step("install", "upgrade the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer"),
@@ -411,7 +405,6 @@ RULES: Final = (
         against=(_PODS_RUN_AGAIN, _NODE_REBOOTED),
         look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
         share=2,
-        summary="the kubelet still assigns GPUs to pods that no longer exist",
         remedy=_reset_checkpoint,
     ),
 )

@@ -53,9 +53,7 @@ def _sort_findings(findings: tuple[Finding, ...]) -> Iterator[Finding]:
             finding.confidence != "certain",
         )
 
-    remaining = sorted(
-        findings, key=lambda finding: (*rank(finding), STACK_LAYERS.index(finding.stack_layer), finding.cause)
-    )
+    remaining = sorted(findings, key=lambda finding: (*rank(finding), STACK_LAYERS.index(finding.layer), finding.cause))
     while remaining:
         equals = [finding for finding in remaining if rank(finding) == rank(remaining[0])]
         first = next((equal for equal in equals if not any(_began_before(other, equal) for other in equals)), equals[0])

@@ -421,11 +421,11 @@ ADD_TOOLKIT_ARCHIVE_COMMANDS: Final = (
     ),
     Shell("sudo apt-get update"),
 )
-"""How a person has apt trust and read the toolkit's archive."""
+"""The commands that make apt trust and read the toolkit's archive."""
 
 
 UNLOAD_MODULES_COMMAND: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia")
-"""The command that takes the driver's modules out of the kernel, those that use others first."""
+"""The command that unloads the driver's modules, each before the modules that it uses."""
 
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:

@@ -286,7 +286,7 @@ def _surplus_files(snapshot: Snapshot) -> tuple[str, ...]:
     return ()
 
 
-_rule = partial(Rule, layer="package")
+_rule = partial(Rule, layer="packages")
 
 RULES: Final = (
     _rule(
@@ -296,14 +296,12 @@ RULES: Final = (
         symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_KEY_REFUSED, _CUDA_KEYRING_MISSING),
         latent=any_of(_DRIVER_BUILT_BUT_BROKEN, symptoms.DRIVER_WORKS),
         against=(_CUDA_KEY_USES_SHA1,),
-        summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
         look_at=(Shell("sudo apt-get update"),),
         remedy=_renew_cuda_key,
         explains=NOTHING_INSTALLABLE,
     ),
     _rule(
         cause="apt-nvidia-key-sha1",
-        share=1,
         decisive=_CUDA_KEY_USES_SHA1,
         latent=any_of(_SIGNATURE_POLICY_WARNING, _DRIVER_BUILT_BUT_BROKEN, symptoms.DRIVER_WORKS),
         summary=lambda node: (
@@ -317,11 +315,9 @@ RULES: Final = (
     ),
     _rule(
         cause="apt-toolkit-key-missing",
-        share=1,
         decisive=any_of(_TOOLKIT_KEY_REFUSED, _TOOLKIT_KEYRING_MISSING),
         symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_KEY_REFUSED, _TOOLKIT_KEYRING_MISSING),
         latent=all_of(_TOOLKIT_KEYRING_MISSING, symptoms.DRIVER_WORKS),
-        summary="the container toolkit's repository is signed by a key that this node does not trust",
         look_at=(Shell("sudo apt-get update"),),
         remedy=_renew_toolkit_key,
         explains=NO_TOOLKIT | {"toolkit-not-installed"},

@@ -198,7 +198,6 @@ RULES: Final = (
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
         look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
         share=4,
-        summary="every GPU that the node offers is assigned to a pod",
         remedy=_free_gpus_for_pod,
     ),
     _rule(
@@ -212,8 +211,6 @@ RULES: Final = (
         symptoms=(symptoms.POD_PENDING,),
         context=any_of(_GPU_TAINT, command_run(r"\btaints?\b"), _TOLERATES_ONE_TAINT_VALUE),
         look_at=(Shell("kubectl describe nodes | grep Taints"),),
-        share=0.6,
-        summary="the node with the GPU has a taint that the pod does not tolerate",
         remedy=make_fixed_remedy(
             manual_step("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
             run_step(
@@ -236,8 +233,6 @@ RULES: Final = (
             Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
             Shell("kubectl get pods -A | grep -i nvidia"),
         ),
-        share=0.8,
-        summary="the node is labelled as a GPU node but offers no GPU: no device plugin has registered",
         remedy=make_fixed_remedy(
             run_step(
                 "inspect",
@@ -266,7 +261,6 @@ RULES: Final = (
             _LABELLED_FOR_PLUGIN,
         ),
         look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
-        summary="no node has a GPU label, so the device plugin runs on none",
         remedy=_label_node,
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
@@ -292,7 +286,6 @@ RULES: Final = (
         ),
         may_be_normal=True,
         look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
-        summary="the cluster's node is a container with its own runtime: the host's runtime is not used inside",
         remedy=_PASS_GPUS_INTO_CLUSTER,
         explains=frozenset(
             {
@@ -312,7 +305,6 @@ RULES: Final = (
             rf"request for '?{_NVIDIA_RESOURCE}: \d+'? too large: maximum request size for shared resources is 1"
         ),
         look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),),
-        summary="the pod asks for more than one share of a GPU, and the device plugin gives one",
         remedy=make_fixed_remedy(
             manual_step(
                 "application", "ask for nvidia.com/gpu: 1 in the pod, delete the refused one and create it again"
@@ -329,7 +321,6 @@ RULES: Final = (
     _rule(
         cause="gpu-amount-invalid",
         decisive=any_of(_REQUEST_NOT_INTEGER, _REQUEST_DIFFERS_FROM_LIMIT, _GPU_LIMIT_REQUIRED_MESSAGE),
-        summary="the pod's limits for GPUs are no whole numbers, or differ from its requests",
         remedy=make_fixed_remedy(
             manual_step("application", "write only resources.limits, with a whole number: nvidia.com/gpu: 1"),
             manual_step("configure", "share the GPUs by time-slicing, MPS or MIG", when="a pod needs less than one"),
@@ -342,7 +333,6 @@ RULES: Final = (
             r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:include-crds|gpu-?id|gpu-devices)\b"
             r"|unrecognized arguments?: --gpu$"
         ),
-        summary="the program was given an option that it does not have",
         remedy=make_fixed_remedy(
             run_step(
                 "application",
@@ -358,7 +348,6 @@ RULES: Final = (
         typical=_VIDEO_LIBRARY_MISSING,
         symptoms=(_VIDEO_LIBRARY_MISSING,),
         look_at=(Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'"),),
-        summary="the program finds no library of NVENC or NVDEC: its container, or the node's driver, lacks them",
         remedy=make_fixed_remedy(
             run_step(
                 "inspect", "see whether the node has them", Shell("ldconfig -p | grep -E 'libnvidia-encode|libnvcuvid'")
@@ -374,13 +363,11 @@ RULES: Final = (
     ),
     Rule(
         cause="cuda-toolkit-not-in-path",
-        layer="userspace",
+        layer="programs",
         severity="warning",
-        shows_in="programs",
         typical=_NVCC_NOT_FOUND,
         symptoms=(_NVCC_NOT_FOUND,),
         look_at=(Shell("ls -d /usr/local/cuda*/bin/nvcc"),),
-        summary="nvcc is not found: no CUDA Toolkit is installed, or its folder is not in PATH",
         remedy=make_fixed_remedy(
             run_step("inspect", "see whether a toolkit is there", Shell("ls -d /usr/local/cuda*/bin/nvcc")),
             run_step(
@@ -398,11 +385,10 @@ RULES: Final = (
     ),
     _rule(
         cause="hami-memory-limit",
-        shows_in="programs",
+        layer="programs",
         disruption="restart-container",
         decisive=_HAMI_MEMORY_LIMIT_HIT,
         look_at=(Shell("kubectl get pods -A -o yaml | grep -E 'gpumem|gpucores'"),),
-        summary="the program wants more GPU memory than its container was given by HAMi",
         remedy=make_fixed_remedy(
             manual_step("application", "raise nvidia.com/gpumem in the pod's limits, or let the program use less")
         ),

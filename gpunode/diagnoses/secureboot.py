@@ -50,10 +50,9 @@ def _names_nvidia(line: Citation) -> bool | None:
 
 
 def _other_modules_rejected(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines of rejected modules if none of them is NVIDIA's."""
+    """Return the lines of rejected modules if all of them name another vendor's."""
     said = snapshot.matching_lines(_MODULE_REJECTED_MESSAGE)
-    is_nvidias = {_names_nvidia(line) for line in said}
-    return said if False in is_nvidias and True not in is_nvidias else ()
+    return said if all(_names_nvidia(line) is False for line in said) else ()
 
 
 # A reporter whose NVIDIA module fails like another one may show only the other module's line.
@@ -61,7 +60,7 @@ _NVIDIA_MODULE_REJECTED_TOO: Final = message_line(
     r"\bmodules?\b[^\n]{0,60}\bnvidia\b[^\n]{0,60}\b(?:fails?|failed|rejected|refused|(?:not|n't) load)"
 )
 SIGNATURE_REFUSED: Final = unless(custom_sign(_module_rejection_lines), custom_sign(_other_modules_rejected))
-"""The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
+"""The kernel rejected NVIDIA's module because of its signature."""
 _LOCKDOWN: Final = message_line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _MODULE_LOADED_ANYWAY: Final = kernel_line(
     r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key"
@@ -200,7 +199,6 @@ RULES: Final = (
         context=any_of(_MODULE_SIGNED, SIGNATURE_REFUSED),
         against=_SIGNS_AGAINST_REJECTION,
         look_at=_LOOK_AT_COMMANDS,
-        summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel rejects it",
         remedy=_enroll_key,
         explains=consequences.MODULE_NOT_ACCEPTED,
     ),
@@ -208,13 +206,11 @@ RULES: Final = (
         cause="secure-boot-module-unsigned",
         layer="kernel",
         disruption="reboot",
-        share=1,
         decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(SIGNATURE_REFUSED, _LOCKDOWN), _UNSIGNED)),
         typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _MODULE_SIGNED, _BUILD_SIGNS_MODULE)),
         symptoms=_REJECTION_SYMPTOMS,
         against=_SIGNS_AGAINST_REJECTION,
         look_at=_LOOK_AT_COMMANDS,
-        summary="the NVIDIA module has no signature, and this kernel rejects unsigned modules",
         remedy=_sign_module,
         explains=consequences.MODULE_NOT_ACCEPTED,
     ),

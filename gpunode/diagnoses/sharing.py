@@ -337,19 +337,17 @@ _CHART_NOT_INSTALLED: Final = message_line(
     r"^Error: (?:parse error at \(|(?:INSTALLATION|UPGRADE) FAILED|execution error at \(|template: )"
 )
 
-_rule = partial(Rule, layer="config")
+_rule = partial(Rule, layer="gpu")
 
 RULES: Final = (
     Rule(
         cause="compute-mode-exclusive",
-        layer="config",
-        shows_in="gpu",
+        layer="gpu",
         symptoms=(symptoms.CUDA_BUSY,),
         look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
         decisive=custom_sign(lambda node: (place for _, place in node.view(_gpus_not_in_default_mode))),
         typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_COMPUTE_MODE, _VGPU_UNLICENSED),
         may_be_normal=True,
-        summary="the compute mode allows only one process on the GPU, or none, so a second one fails",
         remedy=_restore_default_mode,
     ),
     Rule(
@@ -371,13 +369,11 @@ RULES: Final = (
             unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _SHARING_EMPTY, _EMPTY_IN_EXCERPT),
             _CHART_NOT_INSTALLED,
         ),
-        summary="GPU sharing is configured, but the running device plugin does not have that configuration",
         remedy=_configure_slicing,
     ),
     Rule(
         cause="gpu-memory-taken",
-        layer="userspace",
-        shows_in="programs",
+        layer="programs",
         typical=any_of(
             custom_sign(lambda node: _out_of_memory_lines(node, is_others=True)),
             unless(all_of(_GPU_OUT_OF_MEMORY, custom_sign(_gpus_with_full_memory)), _GPU_PROCESSES_HIDDEN),
@@ -386,7 +382,6 @@ RULES: Final = (
         against=(custom_sign(lambda node: _out_of_memory_lines(node, is_others=False)),),
         context=unless(command_run(r"fuser|lsof|query-compute-apps"), symptoms.NOTHING_FAILS),
         look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
-        summary="the program found no free GPU memory; most of it is used by others",
         remedy=make_fixed_remedy(
             run_step(
                 "inspect",
@@ -399,12 +394,9 @@ RULES: Final = (
     ),
     _rule(
         cause="mig-mode-pending-reset",
-        shows_in="gpu",
         disruption="reset-gpu",
         check=_find_pending_mig_modes,
-        share=1,
         decisive=any_of(_MIG_MODE_PENDING, unless(_MIG_MODE_CHANGE_ANNOUNCED, _MIG_MODE_SETTLED)),
-        summary=_PENDING_MIG_MODE_SUMMARY,
         symptoms=(
             _MIG_MODE_PENDING,
             _MIG_MODE_CHANGE_ANNOUNCED,
@@ -423,9 +415,7 @@ RULES: Final = (
     ),
     _rule(
         cause="mig-enabled-no-instances",
-        shows_in="gpu",
         check=_find_mig_without_instances,
-        share=0.7,
         decisive=any_of(_PLUGIN_FINDS_NO_INSTANCES, _MIG_WITHOUT_INSTANCES),
         typical=any_of(unless(_NO_MIG_INSTANCES, _MIG_MODE_KNOWN), all_of(_MIG_ENABLED, symptoms.CUDA_FINDS_NO_DEVICE)),
         symptoms=(
@@ -436,7 +426,6 @@ RULES: Final = (
             symptoms.CUDA_FINDS_NO_DEVICE,
         ),
         against=(_MIG_INSTANCES_EXIST,),
-        summary="MIG is enabled but no instance was created, so CUDA finds no usable device",
         look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
         context=_MIG_ENABLED,
         remedy=_CREATE_MIG_INSTANCES,
@@ -444,12 +433,10 @@ RULES: Final = (
     ),
     _rule(
         cause="mig-capabilities-permission",
-        shows_in="driver",
-        share=1,
+        layer="driver",
         symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_FINDS_NO_DEVICE),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),
         decisive=all_of(_NVML_ACCESS_DENIED, _MIG_MENTIONED),
-        summary="the program may not view or change MIG instances, or MIG is off on the GPU",
         typical=message_line(
             r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Pe"
             r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"

@@ -48,7 +48,7 @@ def does_driver_answer(snapshot: Snapshot) -> bool:
 def _layer_state(layer: StackLayer, snapshot: Snapshot, findings: Iterable[Finding]) -> LayerState:
     title, look = _TITLE_AND_READER_BY_LAYER[layer]
     state, seen = look(snapshot)
-    here = tuple(finding for finding in findings if finding.stack_layer == layer)
+    here = tuple(finding for finding in findings if finding.layer == layer)
     return LayerState(layer, title, _worst_state(here) or state, seen, tuple(finding.cause for finding in here))
 
 

@@ -343,7 +343,6 @@ RULES: Final = (
     ),
     _rule(
         cause=NEW_GPU_CAUSE,
-        share=1.2,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
         decisive=unless(_GPU_UNKNOWN_TO_DRIVER, _LEGACY_GPU_WITH_NEWER_DRIVER, unless(_DRIVER_NEWER_THAN_GPUS, _VGPU)),
@@ -356,7 +355,6 @@ RULES: Final = (
     ),
     _rule(
         cause=OPEN_MODULE_CAUSE,
-        share=1.2,
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
         look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
         decisive=_GPU_WITHOUT_GSP_REFUSED,

@@ -521,8 +521,7 @@ _rule = partial(Rule, disruption="reboot", symptoms=(symptoms.DRIVER_MISMATCH, s
 RULES: Final = (
     _rule(
         cause=UNATTENDED_UPGRADE_CAUSE,
-        layer="package",
-        shows_in="driver",
+        layer="driver",
         check=_find_unattended_upgrade,
         share=6,
         context=message_line(r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'"),
@@ -546,7 +545,7 @@ RULES: Final = (
     ),
     _rule(
         cause=PARTIAL_UPGRADE_CAUSE,
-        layer="package",
+        layer="packages",
         check=_find_partial_upgrade,
         share=7,
         context=all_of(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_MISMATCH),
@@ -559,7 +558,6 @@ RULES: Final = (
         layer="driver",
         check=_find_mixed_installs,
         typical=all_of(symptoms.DRIVER_MISMATCH, any_of(_DRIVER_OUTSIDE_SYSTEM_FOLDERS, _RUNFILE_SKIPS_MODULES)),
-        share=0.7,
         context=all_of(symptoms.REBOOT_DID_NOT_HELP, symptoms.DRIVER_MISMATCH),
         look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
         remedy=_keep_one_driver,
@@ -567,12 +565,10 @@ RULES: Final = (
     ),
     _rule(
         cause=CONTAINER_MISMATCH_CAUSE,
-        layer="userspace",
-        shows_in="programs",
+        layer="programs",
         disruption="restart-container",
         decisive=_CONTAINER_MISMATCH,
         typical=_LIKELY_CONTAINER_MISMATCH,
-        share=1,
         symptoms=(symptoms.DRIVER_MISMATCH, _FILE_BLOCKS_MOUNT),
         context=_MISMATCH_IN_CONTAINER,
         against=(_MISMATCH_ON_NODE,),

@@ -137,7 +137,7 @@ _EXPLAINED_BY_PROGRAM_FAULT: Final = frozenset({"nvidia-uvm-wedged"})
 _EXPLAINED_BY_GPU_DOWN: Final = (
     DRIVER_NOT_INITIALIZED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 )
-_rule = partial(Rule, layer="driver", look_at=_GREP_LOG_COMMANDS)
+_rule = partial(Rule, layer="gpu", look_at=_GREP_LOG_COMMANDS)
 
 
 # Messages of NVML (NVML_ERROR_RESET_REQUIRED) and DCGM (DCGM_FR_GPU_RECOVERY_…).
@@ -214,10 +214,9 @@ def recovery_steps(action: RecoveryAction) -> Iterator[Fix]:
 RULES: Final = (
     _rule(
         cause="xid-13-graphics-exception",
-        shows_in="programs",
+        layer="programs",
         severity="warning",
         disruption="restart-container",
-        share=0.6,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         check=faults.incident_check(13, 69, is_of_programs=True),
         typical=message_line(
@@ -235,10 +234,9 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-31-mmu-fault",
-        shows_in="programs",
+        layer="programs",
         severity="warning",
         disruption="restart-container",
-        share=0.8,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.NCCL_FAILS),
         check=faults.incident_check(31, is_of_programs=True, confidence="likely"),
         against=(_FAULTS_CAUSED_BY_DRIVER,),
@@ -252,21 +250,17 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-31-driver-regression",
+        layer="driver",
         disruption="reboot",
-        share=1,
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT),
         look_at=(*_GREP_LOG_COMMANDS, Shell("cat /proc/driver/nvidia/version")),
         typical=any_of(_FAULTS_CAUSED_BY_DRIVER, _RELEASES_COMPARED),
         context=_DRIVER_UPGRADE_SEEN,
-        summary=(
-            "the driver causes the page faults: they come with this release, or at the same address in every program"
-        ),
         remedy=_change_release,
         explains=_EXPLAINED_BY_PROGRAM_FAULT,
     ),
     _rule(
         cause="xid-61-pmu-breakpoint",
-        shows_in="gpu",
         disruption="reboot",
         symptoms=(symptoms.ANY_XID, symptoms.GPU_SLOW),
         check=faults.incident_check(61),
@@ -278,7 +272,6 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-62-pmu-halt",
-        shows_in="gpu",
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
         check=faults.incident_check(62, 169),
@@ -289,7 +282,7 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-109-ctx-switch-timeout",
-        shows_in="programs",
+        layer="programs",
         disruption="restart-container",
         symptoms=(symptoms.ANY_XID, symptoms.CUDA_PROGRAM_FAULT, symptoms.GPU_SLOW),
         check=faults.incident_check(109, is_of_programs=True),
@@ -303,7 +296,6 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-121-c2c-link",
-        layer="hardware",
         severity="warning",
         symptoms=(symptoms.ANY_XID,),
         check=faults.incident_check(*_CHIP_LINK_XIDS),
@@ -317,7 +309,6 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-122-spi-rpc",
-        layer="hardware",
         severity="warning",
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID,),
@@ -332,7 +323,6 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-143-gpu-init-error",
-        layer="hardware",
         disruption="power-cycle",
         symptoms=(symptoms.ANY_XID, symptoms.ADAPTER_INIT_FAILED),
         check=faults.incident_check(143),
@@ -346,7 +336,6 @@ RULES: Final = (
     ),
     _rule(
         cause="xid-154-recovery-action",
-        shows_in="gpu",
         disruption="reset-gpu",
         symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
         check=find_pending_actions,

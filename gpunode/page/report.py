@@ -88,7 +88,7 @@ def _render_verdict(examined: Examination, faults: Sequence[Finding]) -> Markup:
         others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
         label = f"{_likelihood_prefix(root)}{_SEVERITY_LABELS[root.severity]}{others}"
         tone, title = root.severity, root.title
-        told = join_markup(tag("p.summary", root.summary), _render_facts(root))
+        told = join_markup(_render_summary(root), _render_facts(root))
         remedy = _render_remedy(root.remedy, "remedy")
     step = examined.diagnosis.next_step
     parts = (
@@ -108,7 +108,7 @@ def _likelihood_prefix(root: Finding) -> str:
 def _render_facts(finding: Finding) -> Markup:
     rows = {
         "cause": tag("code", finding.cause),
-        "in the stack": LAYER_TITLES[finding.stack_layer],
+        "in the stack": LAYER_TITLES[finding.layer],
         "the repair": TEXT_BY_DISRUPTION[finding.disruption],
         "GPU": comma_list(finding.gpus),
     }
@@ -161,7 +161,7 @@ def _render_fault(root: Finding, examined: Examination, number: int, detail: Evi
     return tag(
         "article",
         tag("p.label", f"{_likelihood_prefix(root)}{beside}") if number else None,
-        join_markup(tag("h2", root.title), tag("p.summary", root.summary), _render_facts(root)) if number else None,
+        join_markup(tag("h2", root.title), _render_summary(root), _render_facts(root)) if number else None,
         (tag("section", tag(level, title), part) for title, part in parts if part),
         _render_remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
         _render_story(level, root),
@@ -170,10 +170,15 @@ def _render_fault(root: Finding, examined: Examination, number: int, detail: Evi
     )
 
 
+def _render_summary(finding: Finding, name: str = "p.summary") -> Markup | None:
+    """Return the sentence about this node, if it says more than the title above it."""
+    return tag(name, finding.summary) if finding.summary != finding.title else None
+
+
 def _render_consequence(finding: Finding, examined: Examination, detail: EvidenceDetail) -> Markup:
     title = tag("summary", tag("b", finding.title), " ", tag("code", finding.cause))
     proof = render_citations(finding.citations, examined.snapshot, detail)
-    return tag("details", title, tag("p", finding.summary), proof, id=finding.cause)
+    return tag("details", title, _render_summary(finding, "p"), proof, id=finding.cause)
 
 
 def _render_story(level: str, finding: Finding) -> Markup | None:
@@ -249,4 +254,4 @@ def _render_suspect(
 
 def _render_note(note: Finding) -> Markup:
     label = tag("p.label", _SEVERITY_LABELS["info"])
-    return tag("section.card.info", label, tag("h2", note.title), tag("p", note.summary), id=note.cause)
+    return tag("section.card.info", label, tag("h2", note.title), _render_summary(note, "p"), id=note.cause)

@@ -15,7 +15,6 @@ from gpunode.diagnoses.model import (
     Confidence,
     Diagnosis,
     Disruption,
-    Layer,
     Severity,
     StackLayer,
     choose_next_step,
@@ -96,7 +95,7 @@ class FleetRow:
     node: str = ""
     cause: str = ""
     title: str = ""
-    layer: Layer | None = None
+    layer: StackLayer | None = None
     severity: Severity | None = None
     confidence: Confidence | None = None
     summary: str = ""

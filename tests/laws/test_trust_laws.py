@@ -55,7 +55,9 @@ def node(name: str) -> Evidence:
 def against_the_node(examined: Examination) -> Iterable[object]:
     """Return the findings that speak against the node, or are certain."""
     for one in examined.diagnosis.findings:
-        if one.severity != "info" and (one.layer in evidence_origin.NODE_LAYERS or one.confidence == "certain"):
+        if one.severity != "info" and (
+            evidence_origin.is_shown_by_node(one.cause, one.layer) or one.confidence == "certain"
+        ):
             yield one.cause, one.layer, one.confidence
         elif one.severity != "info":
             assert one.container_log, one

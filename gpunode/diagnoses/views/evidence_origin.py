@@ -10,21 +10,28 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
-from gpunode.diagnoses.model import Citation, Layer
+from gpunode.diagnoses.model import Citation, StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 
 # Layers that the node itself shows; the others are visible from containers too.
-NODE_LAYERS: Final[frozenset[Layer]] = frozenset(
-    {"hardware", "pci", "power-thermal", "kernel", "package", "driver", "nvlink"}
-)
+_NODE_LAYERS: Final[frozenset[StackLayer]] = frozenset({"pci", "gpu", "kernel", "packages", "driver", "fabric"})
+# Programs suffer from these, but the driver reports them in the kernel's log.
+_NODE_CAUSES: Final = frozenset({"xid-13-graphics-exception", "xid-31-mmu-fault", "xid-109-ctx-switch-timeout"})
+# Only the program that needs a newer driver says so.
+_PROGRAM_CAUSES: Final = frozenset({"driver-too-old-for-image"})
 # Containers can write into these journals, under an id or tag chosen by a user.
 _ENGINE_UNITS: Final = frozenset({"docker.service", "podman.service"})
 _POD_LOG_PATH: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
 # The operator's pods that build and load the driver on a node without its own.
 _DRIVER_POD_LOG_PATH: Final = Pattern(r"^/var/log/(?:pods|containers)/[^/_]+_nvidia-(?:(?:gpu-)?driver|vgpu-manager)-")
+
+
+def is_shown_by_node(cause: str, layer: StackLayer) -> bool:
+    """Return whether the node's own evidence shows the cause, so that containers need not be believed."""
+    return cause in _NODE_CAUSES or (layer in _NODE_LAYERS and cause not in _PROGRAM_CAUSES)
 
 
 def prefer_node_evidence(snapshot: Snapshot, *, is_node_layer: bool) -> Snapshot:

@@ -27,7 +27,7 @@ _DAY_S: Final = 86_400.0
 # Seconds since boot are below the first bound; syslog times, which lack the year, are between the two.
 SYSLOG_TIME_BOUNDS_S: Final = (9e8, 1e9)
 PROGRAM_FAULT_WEIGHT: Final = 2
-"""The weight of what ends one program's work."""
+"""The weight of a fault that ends one program."""
 _FAULT_WORDS: Final = Pattern("Xid|off the bus")
 # Codes for an action that was taken or is required; beside another error they are never the cause.
 _FOLLOW_UP_XIDS: Final = frozenset({43, 45, 143, 154, 174})

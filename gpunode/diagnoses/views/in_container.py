@@ -52,4 +52,4 @@ def _any_mention(pattern: str) -> Sign:
 
 
 NODE_IN_CONTAINER: Final = unless(_any_mention(_NESTED_CLUSTER_COMMAND), _any_mention(_NOT_NESTED_OPTION))
-"""That the cluster's node is a container on this host, and nothing was done to give it the GPUs."""
+"""The cluster's node is a container on this host, and nothing gives it the GPUs."""

@@ -62,7 +62,7 @@ class DkmsRow:
 
 
 RUNNING_KERNEL_PLACEHOLDER: Final = "(running)"
-"""Stands for the running kernel where nothing names that."""
+"""The name of the running kernel if nothing shows its release."""
 
 
 @dataclass(frozen=True, slots=True)

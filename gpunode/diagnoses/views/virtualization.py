@@ -75,7 +75,7 @@ def _subsystem_ids(gpu: pci.PciFunction) -> Iterator[tuple[str, str]]:
 PASSTHROUGH_DRIVERS: Final = frozenset(
     {"vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
 )
-"""Drivers that do nothing but hand a device to a virtual machine."""
+"""The drivers that only pass a device to a virtual machine."""
 
 _GUEST_RUNNING: Final = Pattern(r"(?m)^[ \t]*(?:\d+|-)[ \t]+\S[^\n]*[ \t]running\b")
 _GUEST_LIST_COMMAND: Final = Pattern(r"\b(?:qm|virsh)(?: -\S+| --\S+)* list\b")

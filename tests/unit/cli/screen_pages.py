@@ -241,7 +241,7 @@ def doctor_unknown(screen: Screen) -> None:
 def story(screen: Screen) -> None:
     rule = Rule(
         cause="sample-lost",
-        layer="hardware",
+        layer="gpu",
         severity="error",
         disruption="power-cycle",
         check=lambda _: (),

@@ -24,7 +24,7 @@ def rule(cause: str = "a-cause", **more: object) -> Rule:
         "layer": "driver",
         "severity": "error",
         "disruption": "none",
-        "summary": "wrong",
+        "summary": lambda _: "wrong",
         "remedy": lambda _: (),
         "decisive": DECISIVE,
         "typical": TYPICAL,

@@ -31,6 +31,13 @@ def test_rejected_key_alone_is_likely_not_enrolled(pieces: tuple[tuple[str, str]
     assert found.suspects[0].look_at[0].startswith("modinfo nvidia")
 
 
+def test_rejection_without_a_module_name_counts_beside_another_vendors() -> None:
+    other = ("sudo modprobe vboxdrv", "modprobe: ERROR: could not insert 'vboxdrv': Key was rejected by service\n")
+    installer = ("/var/log/nvidia-installer.log", "-> Kernel module load error: Operation not permitted\n")
+    assert not diagnose_pieces(FAILS, other).roots
+    assert [one.cause for one in diagnose_pieces(FAILS, other, installer).roots] == [NO_KEY]
+
+
 @pytest.mark.parametrize(
     ("piece", "cause"),
     [

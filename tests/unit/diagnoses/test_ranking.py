@@ -23,9 +23,7 @@ LATE_S = 45.0
 
 def make_finding(cause: str, *events: FaultOnset, **more: object) -> Finding:
     gpus = tuple(sorted({event.gpu for event in events} - {""}))
-    plain = Finding(
-        *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, onsets=events
-    )
+    plain = Finding(*(cause, cause, "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, onsets=events)
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
@@ -139,10 +137,10 @@ def test_information_is_no_explanation() -> None:
     [
         (make_finding("b", fault_onset(20)), make_finding("a", fault_onset(10), severity="warning")),
         (make_finding("b", fault_onset(20)), make_finding("a", fault_onset(10), confidence="likely")),
-        (make_finding("b", fault_onset(10)), make_finding("a", fault_onset(20), stack_layer="pci")),
+        (make_finding("b", fault_onset(10)), make_finding("a", fault_onset(20), layer="pci")),
         (make_finding("b", fault_onset(10, ONE)), make_finding("a", fault_onset(20, OTHER))),
-        (make_finding("b", stack_layer="pci"), make_finding("a", fault_onset(20))),
-        (make_finding("b", fault_onset(20), stack_layer="pci"), make_finding("a", fault_onset(10, clock="zoned"))),
+        (make_finding("b", layer="pci"), make_finding("a", fault_onset(20))),
+        (make_finding("b", fault_onset(20), layer="pci"), make_finding("a", fault_onset(10, clock="zoned"))),
         (make_finding("a"), make_finding("b")),
     ],
 )
@@ -162,7 +160,7 @@ FINDINGS = st.tuples(
         st.none()
         | st.builds(
             lambda cause, events, severity, sure, layer: make_finding(
-                cause, *events, severity=severity, confidence=sure, stack_layer=layer
+                cause, *events, severity=severity, confidence=sure, layer=layer
             ),
             st.just(cause),
             st.lists(EVENTS, max_size=3),

@@ -14,7 +14,7 @@ from tests.scenarios.reports import Report, some_reports
 
 def test_every_stack_layer_has_a_title_and_a_cause() -> None:
     assert list(LAYER_TITLES) == list(STACK_LAYERS)
-    assert {rule.stack_layer for rule in rules_by_cause().values()} == set(STACK_LAYERS)
+    assert {rule.layer for rule in rules_by_cause().values()} == set(STACK_LAYERS)
 
 
 def layer_states(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
@@ -26,7 +26,7 @@ def layer_states(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
 @pytest.mark.parametrize("report", some_reports("stack"), ids=lambda report: report.name)
 def test_root_cause_breaks_only_its_own_layer(report: Report) -> None:
     layers = layer_states(tuple((piece["source"], piece["text"]) for piece in report.evidence))
-    own = layers[rules_by_cause()[report.cause].stack_layer]
+    own = layers[rules_by_cause()[report.cause].layer]
     assert report.cause in own.findings
     assert [layer.id for layer in layers.values() if report.cause in layer.findings] == [own.id]
     assert {layer.state for layer in layers.values() if layer is not own} <= {
