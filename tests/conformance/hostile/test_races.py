@@ -193,7 +193,7 @@ OWNERS = [(link, target) for link in (0, NOBODY, 1234) for target in (None, 0, N
 @pytest.mark.parametrize(("link", "target"), OWNERS)
 @pytest.mark.parametrize("through", ["the file", "a folder"])
 def test_symlink_is_followed_only_for_its_owner(tmp_path: Path, through: str, link: int, target: int | None) -> None:
-    """The kernel's rule for /tmp, everywhere: else who owns a folder chooses which of root's files is changed."""
+    """Apply the kernel's rule for /tmp everywhere: otherwise a folder's owner could redirect root's writes."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     for made in (outside, inside):
         made.mkdir()
