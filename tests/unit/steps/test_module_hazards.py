@@ -1,4 +1,4 @@
-"""Lines by which a module or its device files will not be as the driver needs them; look-alikes that are meant so."""
+"""Lines that break a module or its device files, and intended look-alikes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_file(path: str, text: str) -> Facts:
         (ARGUMENTS, "nvidia.NVreg_DeviceFileMode=0600", "gives /dev/nvidia* the mode 0600"),
         (GRUB, "# x\nGRUB_CMDLINE_LINUX_DEFAULT='quiet nouveau.modeset=2'\n", f"{GRUB}:2 has nouveau.modeset=2"),
         (GRUB_D, "GRUB_CMDLINE_LINUX='nouveau.modeset=1'", f"{GRUB_D}:1 has nouveau.modeset=1"),
-        # As Ubuntu's prime-select writes it.
+        # As written by Ubuntu's prime-select.
         (LIB, "blacklist nvidia\n", f"{LIB}:1 keeps nvidia from being loaded"),
         ("/run/modprobe.d/x.conf", "alias nvidia off", "/run/modprobe.d/x.conf:1 disables nvidia"),
         (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 384\n", "the mode 0600, so users"),
