@@ -23,8 +23,8 @@ from gpunode.host import process
 from tests.screen import Screen
 
 # `make test` tries the same examples in each run; `make test-long` tries twenty times as many new ones and prints the
-# seed. `make mutants` tries a few, the same in each run, so that a surviving mutant survives again. Examples are not
-# shrunk.
+# seed. `make mutants` tries a few, the same in each run, so that a surviving mutant survives again. It does not shrink
+# them.
 hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
 hypothesis.settings.register_profile(
@@ -45,8 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Show the progress of the run, in the process that the user sees."""
-    # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode wraps its lines at that
-    # width.
+    # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode wraps lines there.
     os.environ.pop("COLUMNS", None)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Screen(config))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 Start: TypeAlias = Literal["containerd", "kubernetes", "fresh", "turing", "docker"]
-# remedy: the commands that doctor prints repair it. hand: a person must do some of the steps. no: doctor only diagnoses
-# it.
+# remedy: the commands that doctor prints repair it. hand: some steps are manual. no: doctor only diagnoses it.
 Mended: TypeAlias = Literal["remedy", "hand", "no"]
 
 

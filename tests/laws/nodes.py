@@ -88,8 +88,7 @@ DAEMON_JSON_FILES = (
 )
 
 
-# Dependencies of packages: an installed package, in one version or any; one that is not installed; one that does not
-# exist.
+# Dependencies of packages: an installed package, in one version or any; a missing one; one that does not exist.
 _RELATIONS = (
     "libcuda1 (= 580.95.05-1)",
     "libnvidia-ptxjitcompiler1 (= 580.95.05-1), linux-image-amd64 (>= 6)",

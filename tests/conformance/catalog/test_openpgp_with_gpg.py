@@ -152,7 +152,7 @@ def test_key_is_reduced_to_its_self_signed_parts(gpg: Gpg) -> None:
     assert strip_foreign_packets(rsa) == rsa == strip_foreign_packets(gpg.armored("rsa"))
     kept = gpg.run("--list-packets", stdin=strip_foreign_packets(edwards))
     assert (kept.count(b":attribute packet:"), kept.count(b":public sub key packet:")) == (0, 1)
-    # Packets of another key after this one: its name, photo and subkey, with that key's signatures.
+    # Behind the key what belongs to another: its name, photo and subkey, with the signatures of that other key.
     foreign = edwards[edwards.index(b"edwards <") - 2 :]
     assert foreign[0] & 0xBC == 0xB4, "a user id, in the old format of packets"
     assert strip_foreign_packets(rsa + foreign) == rsa

@@ -28,8 +28,7 @@ _DPKG_STATUS = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64
 _TEMPORARY = re.compile(r"\.gpunode-[0-9a-f]{8}|\.[0-9a-f]{64}\.\d+")
 _SETUP = ("setup", "--gpu", "10de:1b80", "--only", "runtime-config", "--runtime", "containerd", "--yes")
 _ROLLBACK = ("rollback", "--yes")
-# Nothing was begun (usage, refused), a change failed; 141 if the reader of the answer is gone, as with a closed
-# terminal.
+# Nothing was begun (usage, refused), or a change failed; 141 if the reader of the answer is gone.
 _TRIES = 4
 _FAILED = frozenset({2, 3, 6, 141})
 _UNCHANGED = ("the file is as it was", "nothing was changed", "this change was not made")

@@ -24,8 +24,7 @@ from gpunode.host.process import Runner
 from tests.conformance.nvml import debian
 from tests.fakes.runners import EnvRunner, looked
 
-# The first two have other names in the library; Debian's 535 has only the first version of the last, which is then
-# used.
+# The first two have other names in the library; Debian's 535 has only the first version of the last.
 _FOUND_OTHERWISE = {"nvmlInit", "nvmlDeviceGetPciInfo", "nvmlDeviceGetGpuFabricInfoV"}
 
 

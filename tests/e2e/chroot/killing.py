@@ -141,7 +141,7 @@ class Started:
             The processes that it started, if they live on; they are stopped.
 
         Raises:
-            AssertionError: the run was over before.
+            AssertionError: the run ended before that.
         """
         before = steps(self.node)
         return self.kill_once(lambda: steps(self.node) - before >= step, victims)
@@ -180,7 +180,7 @@ class Started:
         dpkg goes on a second later than the rest.
 
         Raises:
-            AssertionError: the run was over before.
+            AssertionError: the run ended before that.
         """
         before, pid = steps(self.node), self.pid
         while steps(self.node) - before < step:

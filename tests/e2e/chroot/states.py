@@ -623,7 +623,7 @@ STATES: Final = (
     State("no-gpu", "no NVIDIA GPU", devices=(), end="refused", says="/sys/bus/pci/devices lists 1 ", core=True),
     State("no-common-driver", "B200 beside a GTX 980", devices=(B200, MAXWELL), end="refused", says="GTX 980",
           core=True),
-    # Machines with NVSwitches, and available packages whose versions differ in the last digit.
+    # Machines with NVSwitches, with packages on offer that are wrong in the last digit.
     State("hgx-a100", "HGX A100", devices=(A100, A100_NVSWITCH), installed=_SWITCHED, offered="full"),
     State("hgx-h100", "HGX H100", devices=(H100, NVSWITCH), installed=_SWITCHED, offered="full"),
     State("hgx-h200", "HGX H200", "trixie", (H200, NVSWITCH), installed=_SWITCHED, offered="full"),
@@ -883,7 +883,7 @@ STATES: Final = (
     State("record-lost", "a node that is set up, without gpunode's record",
           prepare=(set_up(), run_shell("rm -r /var/lib/gpunode")), says="record of this node was lost",
           installed=_OPEN),
-    # Debian's own current driver.
+    # Debian's own driver of the present.
     State("own-replaced", "Debian's own driver 535, NVIDIA's asked for", devices=(GTX_1080,),
           prepare=(have_own_driver,), options=("--driver-source", "nvidia"), installed=_CLOSED, lost=_LEFT_BY_DPKG),
     State("own-replaced-trixie", "Debian's own driver 550, NVIDIA's asked for", "trixie", prepare=(have_own_driver,),

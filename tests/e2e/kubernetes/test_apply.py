@@ -47,7 +47,7 @@ class User:
 
     @property
     def environment(self) -> dict[str, str]:
-        """In which gpunode runs."""
+        """The environment in which gpunode runs."""
         settings = {"KUBECONFIG": str(self.plane.kubeconfig(self.name)), "XDG_STATE_HOME": str(self.home)}
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), **settings}
 
@@ -316,7 +316,7 @@ def test_kubelet_credential_sets_labels_of_its_own_node(control_plane: ControlPl
     assert removed.states == {"Node gpu-1": "edit"}
     assert "may not list it" in removed.envelope["result"]["skipped"][0]
     assert f"{GPU}.present" not in control_plane.get("node", "gpu-1")["metadata"]["labels"]
-    # An administrator reverts the kubelet's change, but not the other way round.
+    # An administrator takes back what the kubelet did, but not the other way round.
     assert user("rollback", "k4", "--yes").states == {"Node gpu-1": "edit"}
     user.apply()
     before = everything(control_plane)
@@ -444,7 +444,7 @@ class CiJob(User):
 
     @property
     def environment(self) -> dict[str, str]:
-        """In which gpunode runs."""
+        """The environment in which gpunode runs."""
         settings = {"HOME": str(self.home), "XDG_STATE_HOME": str(self.home), "AWS_PROFILE": self.profile}
         return {"PATH": os.environ["PATH"], **settings}
 

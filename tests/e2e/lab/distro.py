@@ -126,8 +126,7 @@ def _tesla() -> Iterator[Package]:
 
 
 def _package(name: str, *depends: str) -> Package:
-    # Debian's driver packages depend on each other's exact version, so apt upgrades those that it is not told to
-    # remove.
+    # Debian's driver packages depend on each other's exact version, so apt upgrades any that are not removed.
     return Package(name, OLD_VERSION, depends=tuple(f"{other} (= {OLD_VERSION})" for other in depends))
 
 

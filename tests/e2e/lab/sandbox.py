@@ -28,7 +28,7 @@ echo 0 > "$1/$2/cgroup.procs"
 umount "$1"
 exec unshare --cgroup --pid --net --uts --ipc --fork --kill-child sh -c "$3"
 """
-# The first process reaps orphans, as an init does. It is in its own leaf, since a cgroup with processes cannot delegate
+# The first process reaps orphans, as an init does. It is in its own leaf: a cgroup with processes cannot delegate
 # controllers.
 _INIT: Final = """
 set -e

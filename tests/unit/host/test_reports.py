@@ -95,7 +95,7 @@ def test_report_is_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Dripping(io.RawIOBase):
-    """A slow pipe: a few bytes at a time; ``told`` counts the requested bytes."""
+    """A slow pipe: a few bytes at a time; ``told`` is how many were asked for."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.told = data, 0

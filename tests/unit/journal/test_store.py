@@ -219,7 +219,7 @@ class TestRetention:
             return "no longer be undone" not in refusal.what
 
     def chain(self, store: Store, length: int) -> list[Run]:
-        """Return runs, each of which starts from the previous one's result."""
+        """Return runs each of which found what the one before had left."""
         return [setup_run(store, b"%d" % n, FileState(b"%d" % (n - 1)) if n else BEFORE) for n in range(length)]
 
     def test_first_and_newest_runs_keep_their_backups(self, tmp_path: Path) -> None:

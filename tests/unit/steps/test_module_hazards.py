@@ -1,4 +1,4 @@
-"""Lines that break a module or its device files, and intended look-alikes."""
+"""Lines by which a module or its device files will not be as the driver needs them; look-alikes that are meant so."""
 
 from __future__ import annotations
 

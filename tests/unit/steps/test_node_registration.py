@@ -182,7 +182,7 @@ node-name: one
 
 @pytest.mark.parametrize("between", [b"# - nvidia.com/gpu.present=false\n", b"\n", b"  # the rack\n\n"])
 def test_lists_of_k3s_with_comments_between_their_items_stay_valid(between: bytes) -> None:
-    """An item indented less than the following ones is invalid YAML, and k3s would not start."""
+    """An item less indented than those after it is no YAML, and k3s would not start."""
     before = b"node-label+:\n%b  - site=a\n%b  - nvidia.com/gpu.present=no\n" % (between, between)
     content = registration_file(recipe_of(TAINT, "k3s", "k3s"), with_k3s_file(before)).content
     assert sorted(yaml.safe_load(content)["node-label+"]) == ["nvidia.com/gpu.present=true", "site=a"]
@@ -212,7 +212,7 @@ def test_label_of_k3s_that_is_a_mapping_is_kept() -> None:
         b"node-label+:\n- a=b\nnode-label+:\n- c=d\n",
         b"'node-label+':\n- a=b\n",
         b"node-taint+ :\n- a=b:NoSchedule\n",
-        # Nothing can be added below these: it would be invalid YAML, or a second document, which k3s does not read.
+        # Below these nothing can be added: it would be no YAML, or a second document, which k3s does not read.
         b"{}\n",
         b"[]\n",
         b"{node-name: one}\n",

@@ -106,7 +106,7 @@ OF_KUBELETS = {
 
 
 def test_kubelet_takes_back_its_own_labels_and_an_administrator_them(server: ApiServer, user: User) -> None:
-    """Only one of them may read the uid that identifies a cluster."""
+    """Only one of them may read the uid by which a cluster is known."""
     before = everything(server)
     server.user, server.denied = "system:node:gpu-1", OF_KUBELETS
     user.apply()

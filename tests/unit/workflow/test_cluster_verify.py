@@ -40,7 +40,7 @@ def left_pods(server: ApiServer) -> list[str]:
 
 
 def left_by_killed_run(name: str, age_s: float, **labels: str) -> dict[str, Any]:
-    """Return a leftover pod of a check, created the given number of seconds ago."""
+    """Return a pod of a check that nobody deleted, created so many seconds ago."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age_s))
     whole = {"app.kubernetes.io/managed-by": "gpunode", "gpunode-test": "bcdfg", **labels}
     metadata = {"name": name, "namespace": NAMESPACE, "labels": whole, "creationTimestamp": created}

@@ -1,4 +1,4 @@
-"""Paths that dpkg is configured not to unpack: a driver without its source, headers or firmware is refused."""
+"""Paths that dpkg is told not to unpack: a driver whose source, headers or firmware never arrive is refused before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAIN = "/etc/dpkg/dpkg.cfg"
 
 
 def refuse(**texts: str) -> Refusal | None:
-    """Return the refusal for files below /etc/dpkg with the contents ``site`` and ``main``, or with another name."""
+    """Return the refusal of files below /etc/dpkg with these contents, ``site`` and ``main``, or of another name."""
     paths = {"site": SITE, "main": MAIN}
     files = {paths.get(name, f"/etc/dpkg/dpkg.cfg.d/{name}"): text.encode() for name, text in texts.items()}
     return refuse_excluded_files(machine(files=files), SOURCE)
@@ -42,13 +42,13 @@ def test_line_is_named_with_the_exception_that_mends_it() -> None:
         ({"site": 'path-exclude = "/usr/*"'}, True),
         ({"site": "#path-exclude=/usr/src/*"}, False),
         ({"site": "path-exclude=/usr/src/linux-*"}, False),
-        # The last match decides, and the main file comes after the folder.
+        # The last one that fits decides, and the main file comes after the folder.
         ({"site": "path-exclude=/usr/src/*\npath-include=/usr/src/nvidia-*\n"}, False),
         ({"site": "path-include=/usr/src/*\npath-exclude=/usr/src/*\n"}, True),
         ({"main": "path-include=/usr/src/*", "zz": "path-exclude=/usr/src/*"}, False),
         ({"main": "path-exclude=/usr/src/*", "zz": "path-include=/usr/src/*"}, True),
         ({"a": "path-include=/usr/src/*", "B": "path-exclude=/usr/src/*"}, False),
-        # dpkg ignores such a name.
+        # dpkg passes over such a name.
         ({"site.conf": "path-exclude=/usr/src/*"}, False),
     ],
 )
@@ -78,13 +78,13 @@ def test_headers_that_somebody_deleted_are_refused_with_all_their_packages() -> 
 
 
 def node_with_modules(*leftovers: str, built: bool = True) -> Facts:
-    """Return a node with the packages of driver 595, and the remaining files below /usr/src."""
+    """Return a node with the packages of driver 595, and what is left below /usr/src."""
     node = with_driver("595.91.07", leftovers=Known(frozenset(leftovers), "dkms-tree"))
     return node if built else replace(node, module_files=Known((), "modules-dkms"))
 
 
 def test_source_of_the_modules_that_somebody_deleted() -> None:
-    """Only a note while the built modules exist; a missing one cannot be built."""
+    """A note while the built modules are there; where one is missing nothing can build it."""
     assert planned(MODULE_BUILD_STEP.plan(recipe(), node_with_modules("/usr/src/nvidia-595.91.07"))).notes == ()
     (note,) = planned(MODULE_BUILD_STEP.plan(recipe(), node_with_modules("/usr/src/nvidia-595.80"))).notes
     anew = "sudo apt-get install --reinstall nvidia-kernel-open-dkms=595.91.07-1"
