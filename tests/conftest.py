@@ -1,6 +1,7 @@
-"""Unit tests and laws touch nothing: a subprocess, a connection or a write outside pytest's folder fails the test.
+"""Keep unit tests and laws isolated: a subprocess, a connection or a write outside pytest's folder fails the test.
 
-An audit hook (PEP 578) sees what any library does, also from C; it cannot be removed, so it is switched.
+An audit hook (PEP 578) sees what every library does, C code included; it cannot be removed, so it is switched on and
+off.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import pytest
 from gpunode.host import process
 from tests.screen import Screen
 
-# `make test` tries the same examples in each run, `make test-long` twenty times as many others, and says the seed.
-# `make mutants` has few, the same in each run, so that a mutant that lives does so
-# again; what kills one need not be small.
+# `make test` tries the same examples in each run; `make test-long` tries twenty times as many new ones and prints the
+# seed. `make mutants` tries a few, the same in each run, so that a surviving mutant survives again. It does not shrink
+# them.
 hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
 hypothesis.settings.register_profile(
@@ -43,8 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Show how the run goes, in the process that the user sees."""
-    # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode breaks its lines there.
+    """Show the progress of the run, in the process that the user sees."""
+    # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode wraps lines there.
     os.environ.pop("COLUMNS", None)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Screen(config))
@@ -53,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 _HERE = Path(__file__).parent
 _PURE = (_HERE / "unit", _HERE / "laws")
 _PROCESS_EVENTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"})
-# The event's arguments that are paths, each with the one that is the folder's descriptor (sys.audit's table).
+# The positions of the event's path arguments, each with that of the folder's descriptor (sys.audit's table).
 _WRITE_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.mkdir": ((0, 2),),
     "os.remove": ((0, 1),),
@@ -65,10 +66,10 @@ _WRITE_EVENTS: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.setxattr": ((0, None),),
 }
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# What Python, pytest and Hypothesis keep for themselves.
+# Paths that Python, pytest and Hypothesis use for themselves.
 _OWN = ("__pycache__", ".hypothesis", ".pytest_cache")
 _OWN_FILES = ("/dev/null", "/dev/tty")
-# What every Linux has: the programs that stand-ins are made of.
+# The programs that every Linux has and that stand-ins use.
 _EVERYWHERE = (
     *(
         "basename",
@@ -142,7 +143,7 @@ def allow_socket() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Give signals their effect in a terminal, also where a shell started pytest in the background without."""
+    """Give signals the effect that they have in a terminal, even if a shell started pytest in the background."""
     former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     former[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -152,7 +153,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a folder of the programs that are on every machine, whatever else this one has."""
+    """Return a folder that holds only the programs that every machine has."""
     folder = tmp_path_factory.mktemp("programs")
     for name in _EVERYWHERE:
         if found := shutil.which(name, path=process.PATH):
@@ -167,7 +168,7 @@ def isolate_from_machine(
     monkeypatch: pytest.MonkeyPatch,
     programs: str,
 ) -> Iterator[None]:
-    """Keep unit tests and laws from changing the machine, and from seeing which programs it has."""
+    """Keep unit tests and laws from changing the machine and from seeing its programs."""
     if not any(Path(request.node.path).is_relative_to(folder) for folder in _PURE):
         yield
         return
@@ -193,7 +194,7 @@ def isolate_from_machine(
 
 @dataclass(frozen=True)
 class Tools:
-    """Programs first on gpunode's own PATH; each writes down how it was called."""
+    """Programs that come first on gpunode's own PATH; each records how it was called."""
 
     folder: Path
 
@@ -214,7 +215,7 @@ class Tools:
 def tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None, isolate_from_machine: None, programs: str
 ) -> Tools:
-    """Return stand-in programs, for tests of what is done with their answers."""
+    """Return stand-in programs, for tests of how gpunode uses their answers."""
     folder = tmp_path / "tools"
     (folder / "bin").mkdir(parents=True)
     monkeypatch.setattr(process, "PATH", f"{folder}/bin:{programs}")

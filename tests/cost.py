@@ -1,11 +1,11 @@
-"""The cost of a run of gpunode, in things that can be counted: no test asserts a time."""
+"""The cost of a run of gpunode in countable things: no test asserts a time."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-# A program that runs gpunode with its arguments, and ends with what that took as its last line.
+# A program that runs gpunode with its arguments and prints the cost as its last line.
 _PROGRAM = """
 import json, re, runpy, sys
 patterns, processes = [], []
@@ -47,10 +47,10 @@ class Cost:
     """The cost of a run.
 
     Attributes:
-        patterns: how many regular expressions of gpunode's were compiled.
-        processes: the commands that it started; the name of the call where that does not show the command.
-        modules: every module that it loaded, those of a bare Python left out.
-        lines: of gpunode's own source that were loaded.
+        patterns: the number of gpunode's regular expressions that were compiled.
+        processes: the commands that it started, or the name of the call if the command cannot be seen.
+        modules: every module that it loaded, except those of a bare Python.
+        lines: the number of loaded lines of gpunode's own source.
     """
 
     patterns: int

@@ -39,15 +39,15 @@ class Drift:
     """A way in which a node drifts.
 
     Attributes:
-        what: as the documentation says it.
-        shell: does it to a node; ``/root/drift`` holds what it needs.
-        step: whose plan must name it.
-        answer: setup heals it; plan and setup refuse to go on and say what to do; or plan names it in a note.
-        facts: does the same to the facts of a node; None where only a real node shows it.
-        booted: whether only a booted machine shows it: in a chroot systemd tells nothing of units.
-        undo: what a person does where setup heals nothing.
-        says: what the refusal or the note must name; empty for the last word of ``undo``.
-        core: whether the short runs of the tests make it too: one or more of each step and answer, security first.
+        what: its description in the documentation.
+        shell: makes a node drift; ``/root/drift`` holds the files that it needs.
+        step: the step whose plan must name it.
+        answer: setup repairs it; plan and setup refuse to continue and say what to do; or plan names it in a note.
+        facts: makes the same change to the facts of a node; None if only a real node shows it.
+        booted: whether only a booted machine shows it, because systemd reports no units in a chroot.
+        undo: what a person does if setup repairs nothing.
+        says: the text that the refusal or the note must contain; empty for the last word of ``undo``.
+        core: whether the short test runs include it: at least one for each step and answer, security first.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Drift:
 
     @property
     def named(self) -> str:
-        """The text by which plan must name it where setup repairs nothing."""
+        """The text by which plan must name it if setup repairs nothing."""
         return self.says or self.undo.split()[-1]
 
 
@@ -128,7 +128,7 @@ def _entry(file: str, **more: tuple[str, ...]) -> Inject:
 
 
 def _copied_source(file: str, spelling: tuple[str, str], **more: tuple[str, ...]) -> Inject:
-    """Add a list with the driver repository's entry, its address spelled otherwise."""
+    """Add a list with the driver repository's entry, its address spelled differently."""
 
     def inject(facts: Facts) -> Facts:
         copies = tuple(

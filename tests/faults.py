@@ -1,4 +1,4 @@
-"""Faults that are made for real on nodes of the test lab, and the cause that doctor must name for each: data.
+"""Faults that the tests cause on real nodes of the lab, and the cause that doctor must name for each: data.
 
 The node is a Debian 12 with a GTX 1080, set up by gpunode: containerd and driver 580, or what ``node`` says.
 ``docs/reference/faults.md`` shows this table.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 Start: TypeAlias = Literal["containerd", "kubernetes", "fresh", "turing", "docker"]
-# remedy: by what doctor printed, all of it commands. hand: some step of it is a person's. no: it is diagnosed only.
+# remedy: the commands that doctor prints repair it. hand: some steps are manual. no: doctor only diagnoses it.
 Mended: TypeAlias = Literal["remedy", "hand", "no"]
 
 
@@ -19,15 +19,15 @@ class Fault:
     """A way in which a node fails.
 
     Attributes:
-        what: as the documentation says it.
-        shell: makes it; ``/root/faults`` holds what it needs.
-        cause: the only root that doctor may name.
-        node: what it is made on; ``turing`` has its disk from a node with a T4 and the open module.
-        hand: does what the steps without commands say.
-        when: the conditions of the remedy that hold here.
-        gpus: of the lab's cards; empty for the node's own.
-        kernel: that runs, if not the node's own.
-        core: whether the short runs of the tests make it too.
+        what: its description in the documentation.
+        shell: causes it; ``/root/faults`` holds the files that it needs.
+        cause: the only root cause that doctor may name.
+        node: the node to break; ``turing`` has the disk of a node with a T4 and the open module.
+        hand: carries out the steps without commands.
+        when: the remedy's conditions that hold here.
+        gpus: the lab's cards in it; empty for the node's own.
+        kernel: the running kernel, if not the node's own.
+        core: whether the short test runs include it.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Fleets of any size: captures of healthy nodes of three models, and injected into some what is to be found again."""
+"""Fleets of any size: captures of healthy nodes of three models, some with injected faults that gpunode must find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.host.capture import save_capture
 from tests.scenarios.healthy import captures, nodes
 
 Edit: TypeAlias = Callable[[Evidence], Evidence]
-# Of twenty nodes so many are of each model.
+# The number of nodes of each model among twenty.
 _MODELS: Final = ((13, nodes.hgx_with_fabric_manager), (5, nodes.ubuntu_24_containerd), (2, nodes.debian_12_docker))
 _TWENTY: Final = 20
 
@@ -39,7 +39,7 @@ def _all(*edits: Edit) -> Edit:
 
 
 def _said(key: str, text: str) -> Edit:
-    """Return an edit by which the command failed, and said ``text``."""
+    """Return an edit that makes the command fail with the message ``text``."""
 
     def edit(evidence: Evidence) -> Evidence:
         return {**evidence, key: replace(evidence[key], outcome="failed", data=text.encode(), exit_status=1)}
@@ -48,7 +48,7 @@ def _said(key: str, text: str) -> Edit:
 
 
 def _logged(line: str) -> Edit:
-    """Return an edit by which the kernel's log ends with ``line``, about the first GPU."""
+    """Return an edit that ends the kernel's log with ``line``, about the first GPU."""
 
     def edit(evidence: Evidence) -> Evidence:
         log = evidence["kernel-journal"]
@@ -69,7 +69,7 @@ def _nvml(code: int, name: str, text: str) -> Edit:
 
 
 def _older_module(evidence: Evidence) -> Evidence:
-    """Return the node with a loaded module of the release before."""
+    """Return the node with a loaded module of the previous release."""
     version = evidence["file:/sys/module/nvidia/version"].data.decode().strip()
     older = f"{version[:-1]}0"
     edits = [_replaced(key, version, older) for key in ("file:/sys/module/nvidia/version", "nvidia-version")]
@@ -87,7 +87,7 @@ def _silent(text: str, nvml: Edit) -> Edit:
     return _all(nvml, *(_said(key, text) for key in _SMI))
 
 
-# By the cause that doctor must name.
+# Edits by the cause that doctor must name.
 FAULTS: Final[Mapping[str, Edit]] = {
     "gpu-fallen-off-bus": _all(
         _logged("NVRM: Xid (PCI:{bus}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
@@ -105,7 +105,7 @@ FAULTS: Final[Mapping[str, Edit]] = {
         _silent(_MISMATCH, _nvml(18, "LibRmVersionMismatch", "RM has detected an NVML/RM version mismatch.")),
     ),
 }
-# By the name of the difference that must be told.
+# Edits by the name of the difference that must be reported.
 ODD: Final[Mapping[str, Edit]] = {
     "VBIOS of the GPUs": _replaced("smi-query", "95.02.66.00.02", "95.02.3c.00.01"),
     "BIOS version": _replaced("file:/sys/class/dmi/id/bios_version", "2.4a", "2.1"),
@@ -128,9 +128,9 @@ class Injected:
 
 
 def make(folder: Path, size: int, every: int = 100) -> Injected:
-    """``size`` captures stand in ``folder``; of ``every`` one is broken, one odd, of five times as many one unread.
+    """Write ``size`` captures to ``folder``: one in ``every`` faulty, one odd, one in five times that unreadable.
 
-    Healthy nodes of one model are links to one file, as it is their number that matters.
+    Healthy nodes of one model are links to one file, because only their number matters.
     """
     injected = Injected()
     first: dict[int, Path] = {}
@@ -157,5 +157,5 @@ def make(folder: Path, size: int, every: int = 100) -> Injected:
 
 @cache
 def _bases() -> tuple[Evidence, ...]:
-    """Return a node of each model, as many times as of twenty nodes are of it."""
+    """Return a node of each model, repeated as often as the model occurs among twenty nodes."""
     return tuple(one for share, node in _MODELS for one in (captures.evidence(node()),) * share)

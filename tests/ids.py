@@ -1,4 +1,4 @@
-"""Packages by their names, as tests write them: ``libcuda1``, ``libcuda1:i386``."""
+"""Package ids from the names that tests write: ``libcuda1``, ``libcuda1:i386``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def by_id(values: Mapping[str, T]) -> dict[PackageId, T]:
-    """Return ``values`` by the packages of their names."""
+    """Return ``values`` with package ids in place of the names."""
     return {PackageId.of(name): value for name, value in values.items()}
 
 
@@ -21,7 +21,7 @@ def by_name(values: Mapping[PackageId, T]) -> dict[str, T]:
 
 
 def ids(*names: str) -> frozenset[PackageId]:
-    """Return the packages of these names."""
+    """Return the package ids with these names."""
     return frozenset(map(PackageId.of, names))
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-# Debian's package of a program, where it has another name.
+# The Debian package of a program, if its name differs.
 _PACKAGES: Final = {
     "apt-ftparchive": "apt-utils",
     "chattr": "e2fsprogs",
@@ -21,12 +21,12 @@ _PACKAGES: Final = {
 
 
 def program(name: str) -> str | None:
-    """Return the path of the program, also from folders that an ordinary user's PATH does not contain."""
+    """Return the path of the program, including from folders that an ordinary user's PATH omits."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
 def lacking(*programs: str) -> str:
-    """Return why a test that needs ``programs`` cannot be run here; empty when it can."""
+    """Return why a test that needs ``programs`` cannot run here; empty if it can."""
     absent = [name for name in programs if program(name) is None]
     packages = dict.fromkeys(_PACKAGES.get(name, name) for name in absent)
     return f"needs {' and '.join(absent)}: apt-get install {' '.join(packages)}" if absent else ""
@@ -45,6 +45,6 @@ def asset(name: str) -> str | None:
 
 
 def lacking_assets(*names: str) -> str:
-    """Return why a test that needs these programs of Kubernetes cannot be run here; empty when it can."""
+    """Return why a test that needs these programs of Kubernetes cannot run here; empty if it can."""
     absent = [name for name in names if asset(name) is None]
     return f"needs {' and '.join(absent)}: set KUBEBUILDER_ASSETS to a folder that holds them" if absent else ""

@@ -1,4 +1,4 @@
-"""Results of the tests, as one screen; from a run of pytest (`screen.py`) or from JUnit reports (`.ci/report.py`)."""
+"""Test results on one screen, from a run of pytest (`screen.py`) or from JUnit reports (`.ci/report.py`)."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ class Results:
 
     @property
     def total(self) -> str:
-        """All counts in one line, as pytest has it."""
+        """All counts in one line, in pytest's form."""
         sums = sum(self.counts.values(), Counter[Outcome]())
         order: tuple[Outcome, ...] = ("failed", "passed", "skipped", "errors")
         return ", ".join(f"{sums[outcome]} {outcome}" for outcome in order if sums[outcome]) or "no tests ran"
 
 
 def group_of(path: str) -> str:
-    """``unit`` for ``tests/unit/journal/test_lock.py``; a test beside the folders belongs to the project's own."""
+    """Return ``unit`` for ``tests/unit/journal/test_lock.py``, ``project`` for a test outside the folders."""
     parts = re.split(r"[/.]", path)
     return parts[1] if len(parts) > 1 and parts[1] in GROUPS else "project"
 
 
 def reason_of(skip: str) -> str:
-    """Return why a test was skipped, the same for each test of that reason."""
+    """Return why a test was skipped, worded the same for every test with that reason."""
     plain = skip.removeprefix("Skipped: ").strip().split("\n")[0]
     if plain.startswith("needs root"):
         return "needs root: sudo make test"

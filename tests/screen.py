@@ -1,4 +1,4 @@
-"""Progress of a pytest run: how far it is, how long it will take; at its end, or when it is cut short, one screen."""
+"""Progress of a pytest run and the time left; one screen of results when it ends or is interrupted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.results import Outcome, Results, group_of, reason_of
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-# Where there is no terminal for a bar, a line comes so often.
+# Seconds between progress lines if there is no terminal for a bar.
 _LINE_EVERY_S: Final = 30.0
-# How long a test of a folder takes, about; the first that fits. Only the time to come is reckoned with it.
+# The rough duration of a folder's tests; the first match counts. Used only to estimate the remaining time.
 _USUAL_S: Final = (
     ("tests/conformance/crash/", 8.0),
     ("tests/conformance/power/", 6.0),
@@ -38,7 +38,7 @@ _ELSEWHERE: Final = (
 
 
 class Screen:
-    """Follows the run in the process that the user sees, whichever processes run the tests."""
+    """Follows the run from the process that the user sees, whichever processes run the tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -52,7 +52,7 @@ class Screen:
         self._task: TaskID
 
     def pytest_sessionstart(self) -> None:
-        """End the run on SIGTERM as on Ctrl-C."""
+        """End the run on SIGTERM in the same way as on Ctrl-C."""
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         assert isinstance(terminal, pytest.TerminalReporter)
         self._terminal = terminal
@@ -60,13 +60,13 @@ class Screen:
         signal.signal(signal.SIGTERM, _interrupt)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note what is to be run, in this process."""
+        """Record the tests to run in this process."""
         if session.items:
             self._begin([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Note what is to be run, in several processes; each of them collects the same."""
+        """Record the tests to run in several processes, each of which collects the same tests."""
         if not self._to_come:
             self._begin(ids)
 
@@ -90,12 +90,12 @@ class Screen:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Give a test no sign of its own, unless ``-v`` asks for it."""
+        """Print no sign for a single test unless ``-v`` is given."""
         outcome = _outcome(report)
         return (outcome.replace("errors", "error") if outcome else "", "", "") if self._is_terse else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a part of a test that has ended."""
+        """Count the end of a test's setup, call or teardown."""
         self._results.seconds[group_of(report.nodeid)] += report.duration
         outcome = _outcome(report)
         if outcome is None:
@@ -120,13 +120,13 @@ class Screen:
     def _line(self) -> str:
         ended, failed = self._results.done, len(self._results.failures)
         gone_s, part = time.monotonic() - self._begun, 1 - self._left_s / self._total_s
-        # At first nobody knows how fast this machine is.
+        # At first the speed of this machine is not known.
         left_s = max(0.0, gone_s * (1 - part) / part if part > 0.02 else self._left_s / (os.cpu_count() or 1))
         counts = f"{ended} of {ended + len(self._to_come)} tests, {failed} failed"
         return f"{counts}; {_minutes(gone_s)} gone, about {_minutes(left_s)} to come"
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Tell whoever has interrupted that it was heard: the processes that run tests have seconds to end them."""
+        """Confirm the interrupt to the user: the processes that run tests have seconds to end them."""
         self._take_bar_away()
         self._terminal.write_line("\ninterrupted: the tests under way are ended", flush=True)
 
@@ -137,7 +137,7 @@ class Screen:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Remove the bar, and list what was skipped where it was asked for."""
+        """Remove the bar, and list the skipped tests if requested."""
         self._take_bar_away()
         if listed := self._config.getoption("skipped_to"):
             Path(listed).write_text("".join(f"{name}\n" for name in self._skipped))
@@ -161,7 +161,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _outcome(report: pytest.TestReport) -> Outcome | None:
-    """Return how a test ended; None if this part of it does not say."""
+    """Return how a test ended; None if this phase does not decide it."""
     if report.failed:
         return "failed" if report.when == "call" else "errors"
     if report.skipped:

@@ -1,6 +1,6 @@
-"""Names and docstrings that a stranger reads at once: the rules of CONTRIBUTING.md that a program can check.
+"""Rules of CONTRIBUTING.md for names and docstrings that a program can check.
 
-A name is still to be read by a person: what passes here may say nothing.
+A name that passes may still say nothing; a person must read it.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ _USUAL = frozenset(
         "normalized",
     }
 )
-# Those that stand today, in rooms whose names were not gone through yet. Only fewer may be allowed.
+# The number of participles left in packages that were not reviewed yet. Only lower this number.
 _PARTICIPLES_ALLOWED = 14
 _LONGEST_TEST_NAME = 70
-# A test's name is a statement about the product; these words begin one half of a sentence.
+# A test's name is a statement about the product; these words begin half a sentence.
 _BAD_TEST_START = re.compile(r"test_(what|who|whose|where|how|why|which|whether|those|that|as|of)_")
 
 

@@ -1,4 +1,4 @@
-"""Promises of the project about itself: one version, whole wheels, pages that are current and lead somewhere."""
+"""Promises of the project about itself: one version, complete wheels, current pages, working links."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_internal_link_is_valid(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the names that GitHub gives to the headings of a page."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     heads = re.findall(r"^#{1,6} (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -127,14 +127,14 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def machine_traces() -> list[str]:
-    """Return the traces of this machine in a file: the checkout's own place, also when only its top folder is named."""
+    """Return the traces of this machine in a file: the checkout's path, or its top folder alone."""
     top = ROOT.parts[1] if len(ROOT.parts) > 1 else ""
     common = {"", "home", "root", "tmp", "usr", "var", "opt", "srv", "mnt", "media", "data", "builds", "Users"}
     return [str(ROOT), *([] if top in common else [f"/{top}/"])]
 
 
 def test_no_path_of_the_development_machine_is_left() -> None:
-    # Not where it is a folder somewhere deeper: reports quote the paths of other machines.
+    # A folder of that name deeper in a path does not count: reports quote paths of other machines.
     traces = re.compile("|".join(rf"(?<![\w.-]){re.escape(trace)}" for trace in machine_traces()))
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()[:80]}"

@@ -1,4 +1,4 @@
-"""Mounts that nobody else sees."""
+"""Mounts that no other process sees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def why_not() -> str:
 
 
 def in_own_mounts(body: Callable[[], None]) -> None:
-    """Do ``body`` in a process whose mounts go with it; its failure is the caller's."""
+    """Run ``body`` in a process whose mounts end with it; its failure is raised in the caller."""
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:

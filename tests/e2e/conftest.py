@@ -1,4 +1,4 @@
-"""The test lab's parts that many tests share: made once a session, gone at its end."""
+"""The test lab's shared parts: made once a session, removed at its end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MakeMachine = Callable[..., Machine]
 def lab() -> Iterator[Path]:
     """Yield a folder on disk for all of this session's bases, repositories and nodes."""
     _demand_machine()
-    # Not /tmp: that may be in memory, and the lab needs gigabytes.
+    # Not /tmp, which may be in memory: the lab needs gigabytes.
     folder = Path(tempfile.mkdtemp(prefix="gpunode-lab-", dir="/var/tmp"))
     try:
         _demand_namespaces(folder)
@@ -137,7 +137,7 @@ _NUMBERS = itertools.count(1)
 
 
 def _unavailable(why: str) -> NoReturn:
-    """Skip the test, or fail it where a person has said that the lab must work (CI)."""
+    """Skip the test, or fail it if the lab is required to work (CI)."""
     if os.environ.get("GPUNODE_E2E") == "require":
         pytest.fail(why)
     pytest.skip(why)

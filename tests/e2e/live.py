@@ -1,4 +1,4 @@
-"""Helpers of the tests of doctor on live nodes: nodes as people have them, and remedies executed as printed."""
+"""Helpers of the tests of doctor on live nodes: realistic nodes, and remedies executed as printed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ sys.path[:0] = ["{PROJECT}", "{SITE}"]
 from gpunode.__main__ import main
 sys.exit(main())
 """
-# systemd-detect-virt sees the namespaces that the lab is made of, dmesg the log of the machine that the lab runs on.
+# systemd-detect-virt would detect the lab's namespaces, and dmesg show the log of the machine that runs the lab.
 _STAND_INS: Final = {
     "/usr/local/bin/gpunode": _PROGRAM,
     "/usr/local/bin/sudo": '#!/bin/sh\nexec "$@"\n',
     "/usr/local/bin/systemd-detect-virt": "#!/bin/sh\necho none\nexit 1\n",
     "/usr/local/bin/dmesg": "#!/bin/sh\ncat /run/lab-dmesg 2>/dev/null || :\n",
 }
-# What a boot does to the drivers: they are taken from the initramfs and from udev, who both heed what is blacklisted.
+# A boot's effect on drivers: the initramfs and udev load them, and both respect blacklists.
 _BOOT: Final = """\
 rm -rf /run/lab-dmesg /run/lab-hangs
 for device in /sys/bus/pci/devices/*; do
@@ -92,7 +92,7 @@ class Diagnosed:
 
 @dataclass(slots=True)
 class Carried:
-    """A remedy that was carried out: each command as it was typed, and how it ended."""
+    """An executed remedy: each command as typed, and its result."""
 
     lines: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Carried:
     def add(self, command: str, done: Result) -> None:
         """Run ``command``, and add it."""
         self.lines.append(f"$ {command}\n{(done.stdout + done.stderr)[-1500:]}[{done.returncode}]")
-        # 7: gpunode has done its step, and says that more is to be done; 10: a reboot, which a later step makes.
+        # 7: gpunode did its step, and says that more is needed; 10: a reboot, which a later step makes.
         if done.returncode and not ("gpunode setup" in command and done.returncode in {7, 10}):
             self.failed.append(command)
 
@@ -119,7 +119,7 @@ def dress(node: Node, recipes: Callable[[str], str]) -> None:
 
 
 def preserved(node: Node, folder: Path) -> Base:
-    """Return a base with what ``node`` has on its disk, which is halted; nodes start from it in no time."""
+    """Halt ``node`` and return a base with the content of its disk, from which nodes start quickly."""
     node.halt()
     node.upper.rename(folder)
     return replace(node.base, layers=(folder, *node.base.layers))
@@ -134,8 +134,8 @@ def diagnose(node: Node, *, user: bool = False, path: str = "") -> Diagnosed:
     """Return the answer to ``gpunode doctor --json`` on the node.
 
     Args:
-        node: that is asked.
-        user: whether an ordinary user asks.
+        node: the node to diagnose.
+        user: whether an ordinary user runs it.
         path: the PATH, if not the usual one.
     """
     as_user = ("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups") if user else ()
@@ -151,10 +151,10 @@ def diagnose(node: Node, *, user: bool = False, path: str = "") -> Diagnosed:
 
 
 def carry_out(node: Node, fault: Fault, remedy: list[Mapping[str, Any]], reboot: Reboot) -> Carried:
-    """The steps of ``remedy`` in their order: commands as printed, steps of a person's hand as the fault's data has it.
+    """Carry out the steps of ``remedy`` in order: commands as printed, manual steps as in the fault's data.
 
-    A step that holds under a condition only is done where the fault says that the condition holds, and what begins
-    with "or" is done where what stands before it failed.
+    A conditional step is done if the fault says that the condition holds; a step that begins with "or" is done if the
+    one before it failed.
     """
     carried = Carried()
     for step in remedy:
@@ -172,7 +172,7 @@ def carry_out(node: Node, fault: Fault, remedy: list[Mapping[str, Any]], reboot:
                 carried.lines.append(f"$ {command}")
                 continue
             done = node.finish("sh", "-c", typed(command), env=NONINTERACTIVE, stdin=_QUESTION, timeout=600)
-            # These only show something: fuser fails where nothing uses a GPU, and is not on every system.
+            # These only show something: fuser fails if nothing uses a GPU, and is not on every system.
             if step["kind"] in {"inspect", "drain"}:
                 carried.lines.append(f"$ {command}\n{(done.stdout + done.stderr)[-500:]}[{done.returncode}]")
             else:
@@ -181,7 +181,7 @@ def carry_out(node: Node, fault: Fault, remedy: list[Mapping[str, Any]], reboot:
 
 
 def typed(command: str) -> str:
-    """Return ``command`` as it is typed in the lab: setup is told its recipe, for the lab's archives, and its leave."""
+    """Return ``command`` as typed in the lab: setup gets its recipe, with the lab's archives, and consent."""
     if "gpunode setup" not in command:
         return command
     words = shlex.split(command)
@@ -197,7 +197,7 @@ def typed(command: str) -> str:
 
 
 def said(carried: Carried, *answers: Diagnosed) -> str:
-    """Return all of it, for a test that fails."""
+    """Return everything, for the message of a failing test."""
     return "\n".join(_parts(carried, answers))
 
 
@@ -207,7 +207,7 @@ def _parts(carried: Carried, answers: tuple[Diagnosed, ...]) -> Iterator[str]:
 
 
 _OTHER: Final = "570.86.15"
-# What the faults are made of, on a node that is set up.
+# Tools for causing faults, on a node that is set up.
 _STOCK: Final = f"""\
 set -e
 mkdir -p /root/faults/595
@@ -253,12 +253,12 @@ sleep 0.5
 
 
 def furnish(node: Node, stranger: bytes, *, stocked: bool) -> None:
-    """Install the tools with which the faults are made, on a node that is dressed.
+    """Install the tools that cause faults on a node prepared by `dress`.
 
     Args:
         node: without a driver, or set up.
-        stranger: a keyring of somebody who signs nothing.
-        stocked: whether it is set up, and gets what is put in the place of a driver's parts.
+        stranger: a keyring whose key signs nothing.
+        stocked: whether the node is set up and gets replacements for a driver's parts.
     """
     for name, text in {"lab-boot": f"#!/bin/sh\n{_BOOT}", "lab-nonfree": _NONFREE, "lab-hold-lock": _HOLD_LOCK}.items():
         node.write(f"/usr/local/sbin/{name}", text, 0o755)

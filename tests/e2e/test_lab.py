@@ -1,4 +1,4 @@
-"""The lab itself: what the other e2e tests stand on is real where it says so, and leaves nothing behind."""
+"""The lab itself: the parts that it calls real are real, and it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Debian's nvidia-detect as an oracle: for each GPU that both know, gpunode takes the branch that Debian recommends.
+"""Debian's nvidia-detect as an oracle: for each GPU that both know, gpunode chooses the branch that Debian recommends.
 
-The script and its lists are the package's own; the folder of the lists, the file with Debian's version and where a
-variable is declared are others. Where the two differ, the table below says why.
+The script and its lists are the package's own; only the folder of the lists, the file with Debian's version and the
+place of a variable's declaration are changed. If the two differ, the table below says why.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def detect(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def ask_debian(codename: str, root: Path) -> dict[str, str]:
-    """Return nvidia-detect's words on each GPU of its lists, by PCI id."""
+    """Return nvidia-detect's output for each GPU of its lists, by PCI id."""
     lists = root / "usr/share/nvidia"
     ids = {line[4:].lower() for path in lists.glob("*.ids") for line in path.read_text().split()}
     (root / "debian_version").write_text(f"{_VERSIONS[codename]}.1\n")
@@ -81,7 +81,7 @@ def ask_debian(codename: str, root: Path) -> dict[str, str]:
     script = script.replace("/usr/share/nvidia", str(lists)).replace(
         "/etc/debian_version", str(root / "debian_version")
     )
-    # Asked for several, it repeats the former one's package for a GPU that it knows none for.
+    # If queried for several, it repeats the previous package for a GPU without one.
     script = script.replace("local VERSIONS", "local VERSIONS PACKAGE")
     # Its exit status is that of the last GPU.
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""An API server in memory: what it answers to the requests that gpunode sends through kubectl.
+"""An API server in memory that answers the requests that gpunode sends through kubectl.
 
-``tests/e2e/kubernetes/test_fake_server.py`` holds it against the real one, word by word.
+``tests/e2e/kubernetes/test_fake_server.py`` compares it with the real one, word by word.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Manager: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of objects, as URLs name it."""
+    """A kind of object, as URLs name it."""
 
     name: str
     group: str
@@ -39,7 +39,7 @@ class Resource:
 
     @property
     def full_name(self) -> str:
-        """Return the name with the group, as messages have it."""
+        """Return the name with the group, as in messages."""
         return f"{self.name}.{self.group}" if self.group else self.name
 
 
@@ -67,7 +67,7 @@ class ApiError(Exception):
     """The server refused a request.
 
     Attributes:
-        reason: as its answer has it (``NotFound``, ``Invalid``).
+        reason: the reason in its answer (``NotFound``, ``Invalid``).
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -76,18 +76,18 @@ class ApiError(Exception):
 
 
 def key(body: Mapping[str, Any]) -> Key:
-    """Return by what the server finds an object."""
+    """Return the key by which the server finds an object."""
     metadata = body["metadata"]
     return body["kind"], metadata.get("namespace", "") if RESOURCES[body["kind"]].namespaced else "", metadata["name"]
 
 
 class ApiServer:
-    """Objects, and who owns which of their fields.
+    """Objects, and the owners of their fields.
 
     Attributes:
-        user: who asks.
-        denied: what the user may not do: ``patch nodes``, or ``patch nodes gpu-1``.
-        controllers: are called after each write, as the cluster's own would act.
+        user: the requesting user.
+        denied: actions that the user may not perform: ``patch nodes``, or ``patch nodes gpu-1``.
+        controllers: called after each write, to act like the cluster's own.
     """
 
     def __init__(self, uid: str = "cluster-1") -> None:
@@ -101,19 +101,19 @@ class ApiServer:
         self.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
 
     def add(self, body: Mapping[str, Any], manager: str = "") -> None:
-        """Put an object there, as it is, for ``manager``; for nobody where that is empty."""
+        """Add an object unchanged, owned by ``manager``, or by none if that is empty."""
         self._write(key(body), copy.deepcopy(dict(body)), {(manager, "Update"): ownable(fields_of(body))})
 
     def contents(self) -> Iterator[tuple[Key, Body]]:
-        """Yield all objects as they are, for controllers and tests."""
+        """Yield all stored objects, for controllers and tests."""
         yield from sorted(self._objects.items(), key=lambda one: one[0])
 
     def peek(self, kind: str) -> list[Body]:
-        """Return the objects of a kind as they are, for controllers and tests."""
+        """Return the stored objects of a kind, for controllers and tests."""
         return [body for place, body in self.contents() if place[0] == kind]
 
     def list(self, kind: str, namespace: str = "") -> Iterator[Body]:
-        """Yield the objects of a kind, of all namespaces where that is empty."""
+        """Yield the objects of a kind in a namespace, or in all if that is empty."""
         self.authorize("list", kind, namespace)
         for (one, where, name), _ in self.contents():
             if one == kind and namespace in {"", where}:
@@ -126,7 +126,7 @@ class ApiServer:
         return _shown(self._objects[place], self._owners[place])
 
     def apply(self, body: Body, manager: str, *, force: bool = False, dry_run: bool = False) -> Body:
-        """Make ``body`` what ``manager`` owns of the object, by server-side apply."""
+        """Apply ``body`` to the object for ``manager``, by server-side apply."""
         place = key(body)
         self.authorize("patch", *place)
         former = self._objects.get(place)
@@ -162,7 +162,7 @@ class ApiServer:
         return self._write(place, body, {(manager, "Update"): ownable(fields_of(body))})
 
     def update(self, former: Body, body: Body, manager: str) -> Body:
-        """Make the object ``body``, which was made from ``former``; ``manager`` owns what that changes."""
+        """Replace the object by ``body``, made from ``former``; ``manager`` owns the changed fields."""
         place = key(former)
         self.authorize("patch", *place)
         owners = self._owners[place]
@@ -177,7 +177,7 @@ class ApiServer:
         return self._write(place, _stored(body), {**owners, me: owners.get(me, frozenset()) | changed})
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, and what it owns or holds; what has finalizers stays, marked, and its namespace with it."""
+        """Delete an object and those it owns or contains; one with finalizers stays, marked, with its namespace."""
         self.authorize("delete", kind, namespace, name)
         place = self._found(kind, namespace, name)
         uid = self._objects[place]["metadata"]["uid"]
@@ -196,11 +196,11 @@ class ApiServer:
         self._act()
 
     def may(self, verb: str, resource: str, name: str = "") -> bool:
-        """Return whether the user may do that."""
+        """Return whether the user may perform the action."""
         return not {f"{verb} {resource}", f"{verb} {resource} {name}"} & self.denied
 
     def authorize(self, verb: str, kind: str, namespace: str = "", name: str = "") -> None:
-        """Refuse what the user may not do."""
+        """Refuse an action that the user may not perform."""
         if not self.user:
             raise ApiError("Unauthorized", "Unauthorized")
         resource = RESOURCES[kind]
@@ -256,7 +256,7 @@ class ApiServer:
             )
 
     def _admit(self, body: Body) -> None:
-        """Refuse a pod whose RuntimeClass is not there."""
+        """Refuse a pod whose RuntimeClass does not exist."""
         name = body.get("spec", {}).get("runtimeClassName") if body["kind"] == "Pod" else None
         if name and ("RuntimeClass", "", name) not in self._objects:
             pod = body["metadata"]["name"]
@@ -274,7 +274,7 @@ def _shown(body: Body, owners: Mapping[Manager, frozenset[Path]]) -> Body:
 
 
 def _stored(body: Body) -> Body:
-    """Return the object without what the server tells of it only."""
+    """Return the object without the fields that only the server sets."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields" and value != {}}
     return {**body, "metadata": metadata}
 
@@ -306,7 +306,7 @@ def _conflict(conflicts: list[tuple[Manager, Path]], version: str) -> str:
 
 
 def _validate(body: Body, former: Body | None) -> None:
-    """Refuse an object that lacks what it needs, or that changes what stays."""
+    """Refuse an object that lacks required fields or changes immutable ones."""
     faults = []
     if body["kind"] == "DaemonSet":
         spec: Body = body.get("spec") or {}

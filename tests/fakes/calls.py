@@ -1,4 +1,4 @@
-"""Costs, counted: the same on each machine and beside any other work."""
+"""Counted costs: the same on every machine and under any load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Return the number of functions that ``work`` calls, C's among them."""
+    """Return the number of functions that ``work`` calls, including C functions."""
     count = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:

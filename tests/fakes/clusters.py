@@ -1,4 +1,4 @@
-"""A person with a cluster in memory: gpunode's whole command line runs, and only kubectl is a stand-in."""
+"""A user with a cluster in memory: gpunode's real command line runs, and only kubectl is a stand-in."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class User:
     """Runs gpunode in this process, with a journal of their own.
 
     Attributes:
-        server: the cluster that kubectl leads to.
+        server: the cluster that kubectl reaches.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class User:
         self.skipped_s = 0.0
         monkeypatch.setattr("time.sleep", self._skip)
         monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + self.skipped_s)
-        # A bug in gpunode is to fail the test with its own traceback.
+        # A bug in gpunode should fail the test with its own traceback.
         monkeypatch.setattr(boundary, "_report_bug", _reraise)
 
     def _skip(self, seconds: float) -> None:
-        """Let no time pass where gpunode waits."""
+        """Let no time pass when gpunode waits."""
         self.skipped_s += seconds
 
     @property
     def server(self) -> ApiServer:
-        """The cluster that kubectl leads to."""
+        """The cluster that kubectl reaches."""
         return self.kubectl.server
 
     def __call__(self, *words: str, check: int = 0) -> Answer:
@@ -80,7 +80,7 @@ class User:
         return Answer(code, json.loads(said.out))
 
     def screen(self, *words: str, check: int = 0) -> str:
-        """Return what a person sees of the same."""
+        """Return the screen of the same command."""
         self._monkeypatch.setattr(sys, "argv", ["gpunode", *words])
         code = boundary.run_cli(sys.argv[1:])
         said = self._capsys.readouterr()
@@ -106,7 +106,7 @@ def _reraise(_: object, error: Exception) -> int:
 
 
 def node(name: str = "gpu-1", **metadata: object) -> Body:
-    """Return a Node that is ready, with one GPU."""
+    """Return a ready Node with one GPU."""
     ready = {"type": "Ready", "status": "True"}
     labels = {"kubernetes.io/hostname": name}
     status = {"conditions": [ready], "allocatable": {GPU: "1"}, "capacity": {GPU: "1"}, "nodeInfo": {}}
@@ -130,13 +130,13 @@ def run_daemon_sets(server: ApiServer) -> None:
 
 
 def run_test_pods(server: ApiServer) -> None:
-    """Have each pod without a status end well, as the cluster's scheduler and a kubelet would."""
+    """Let each pod without a status succeed, as the cluster's scheduler and a kubelet would."""
     for one in server.peek("Pod"):
         one.setdefault("status", {"phase": "Succeeded"})
 
 
 def pod_of(daemon_set: Body, node_name: str, phase: str, state: Mapping[str, object]) -> Body:
-    """Return a pod of the DaemonSet on the node, whose containers are all in one state."""
+    """Return a pod of the DaemonSet on the node, with all containers in the same state."""
     template, metadata = daemon_set["spec"]["template"], daemon_set["metadata"]
     names = [one["name"] for one in template["spec"]["containers"]]
     place = {"name": f"{metadata['name']}-x", "namespace": metadata["namespace"], **template["metadata"]}
@@ -151,7 +151,7 @@ def pod_of(daemon_set: Body, node_name: str, phase: str, state: Mapping[str, obj
 
 
 def everything(server: ApiServer) -> Mapping[Any, Any]:
-    """Return what the cluster holds, but for what the server counts and times."""
+    """Return the objects of the cluster without the server's counters and times."""
     return {
         place: {
             **{name: value for name, value in body.items() if name not in {"metadata", "status"}},

@@ -1,4 +1,4 @@
-"""The stand-ins' C sources, compiled once per test run; without a compiler the test that asks is skipped."""
+"""The stand-ins' C sources, compiled once per test run; without a compiler, tests that need one are skipped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def library(source: str, name: str) -> Path:
 
 @cache
 def program(source: str) -> Path:
-    """Return ``source`` as a program."""
+    """Return ``source``, compiled as a program."""
     path = _folder() / Path(source).stem
     _compile("-o", str(path), str(FAKES / source), "-ldl")
     return path

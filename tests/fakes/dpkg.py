@@ -1,4 +1,4 @@
-"""dpkg's status file and apt's extended_states, changed as the real ones would change them, one package at a time."""
+"""dpkg's status file and apt's extended_states, changed like the real ones, one package at a time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Packages:
     """The packages of a node.
 
     Attributes:
-        states: by id, dpkg itself left out.
-        depends: the packages that each needs.
+        states: by id, without dpkg itself.
+        depends: the dependencies of each package.
     """
 
     states: Mapping[PackageId, PackageState]
@@ -29,7 +29,7 @@ class Packages:
 
     @classmethod
     def read(cls, status_text: str, extended_states: str) -> Packages:
-        """Return what the two files say."""
+        """Return the packages in the two files."""
         states = dict(status.packages(status.parse_status(status_text), extended_states))
         states.pop(PackageId("dpkg"))
         pairs = (_depends(paragraph) for paragraph in status_text.split("\n\n"))
@@ -55,12 +55,12 @@ class Packages:
         return "".join(f"Package: {package}\nArchitecture: amd64\nAuto-Installed: 1\n\n" for package in auto)
 
     def announced(self, changes: tuple[PackageChange, ...]) -> Packages:
-        """Return the packages as apt leaves them before dpkg starts: none that will be removed is automatic."""
+        """Return the packages as apt leaves them before dpkg starts: those to remove lose the automatic mark."""
         leaving = {change.id for change in changes if not change.exists_after}
         return self._with({one: replace(state, auto=False) for one, state in self.states.items() if one in leaving})
 
     def changed(self, change: PackageChange) -> Packages:
-        """Return the packages after dpkg's work for ``change``; apt marks what it is told to install as manual."""
+        """Return the packages after dpkg's work for ``change``; apt marks explicitly installed ones as manual."""
         after = change.after
         if after is None:
             return replace(self, states={one: state for one, state in self.states.items() if one != change.id})
@@ -68,7 +68,7 @@ class Packages:
         return self._with({change.id: replace(after, auto=False, held=False)})
 
     def marked(self, changes: tuple[PackageChange, ...]) -> Packages:
-        """Return the packages with the marks that ``changes`` ask for."""
+        """Return the packages with the marks that ``changes`` request."""
         return self._with({change.id: change.after for change in changes if isinstance(change.after, PackageState)})
 
     def _with(self, states: Mapping[PackageId, PackageState]) -> Packages:
@@ -76,7 +76,7 @@ class Packages:
 
 
 def obey(changes: tuple[PackageChange, ...]) -> Simulation:
-    """Return what apt would do where nothing but ``changes`` is needed."""
+    """Return the actions of apt if only ``changes`` are needed."""
     return Simulation(
         tuple(
             Action("purge" if change.after is None else "remove", change.id)

@@ -13,12 +13,12 @@ Row = TypeVar("Row")
 
 
 def examples(usual: int) -> int:
-    """Return ``usual``, and as many times more as the Hypothesis profile has it than Hypothesis itself."""
+    """Return ``usual``, scaled like the profile's number of examples compared with Hypothesis's default."""
     return usual * max(1, settings().max_examples // _HYPOTHESIS_OWN)
 
 
 def sample(rows: Sequence[Row], law: str, name: Callable[[Row], str], count: int = 60) -> list[Row]:
-    """Return ``count`` of ``rows``, the same in each run and others for each ``law``; all of them in the long run."""
+    """Return ``count`` of ``rows``, the same in each run but different for each ``law``; all of them in long runs."""
     if settings().max_examples > _HYPOTHESIS_OWN:
         return list(rows)
     chosen = sorted(rows, key=lambda row: hashlib.sha256(f"{law} {name(row)}".encode()).digest())[:count]

@@ -1,4 +1,4 @@
-"""A firmware with Secure Boot on, shim's variables, and MokManager: a request is confirmed at a boot, or forgotten."""
+"""A firmware with Secure Boot on, shim's variables, and MokManager: a boot confirms a request or discards it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def encode_value(tag: int, content: bytes) -> bytes:
 
 
 def make_certificate(serial: int = SIGNERS_SERIAL) -> bytes:
-    """Return what has the shape of a certificate's beginning, with its serial number."""
+    """Return the beginning of a certificate, with its serial number."""
     number = encode_value(0x02, serial.to_bytes(21, "big").lstrip(b"\x00"))
     version = b"\xa0\x03\x02\x01\x02"
     return encode_value(0x30, encode_value(0x30, version + number + b"\x30\x00" + bytes(200)))
@@ -35,9 +35,9 @@ class Firmware:
     """The variables, and the files of the machine's key.
 
     Attributes:
-        files: all that the probes may read, by path; a private key's content is the word ``secret``.
-        modinfo: what modinfo prints of a module, by the module's path.
-        makes: the certificate that the next new key gets.
+        files: the files for the probes, by path; a private key's content is the word ``secret``.
+        modinfo: the output of modinfo, by the module's path.
+        makes: the certificate of the next new key.
     """
 
     on: bool = True
@@ -54,7 +54,7 @@ class Firmware:
         return self
 
     def obey(self, change: Change) -> None:
-        """Act as mokutil and openssl do."""
+        """Act like mokutil and openssl."""
         match change:
             case CommandChange(argv=("mokutil", "--import", path, *_)):
                 self.queued.append(self.files[path])
@@ -66,7 +66,7 @@ class Firmware:
                 pass
 
     def boot(self, *, confirms: bool) -> None:
-        """Boot; somebody confirms the request at the console, or nobody does."""
+        """Boot, with or without confirming the request at the console."""
         self.enrolled += self.queued if confirms else []
         self.queued = []
 
@@ -94,7 +94,7 @@ class Firmware:
         return Capture(probe.source, "absent" if data is None else "ok", data or b"")
 
     def evidence(self, more: Evidence | None = None) -> Evidence:
-        """Return what a node's probes find of it."""
+        """Return the evidence of a node's probes."""
         seen = dict(more or {})
         seen[SECURE_BOOT_PROBE_KEY] = self.run_probe(Probe(SECURE_BOOT_PROBE_KEY, path=SECURE_BOOT_VARIABLE))
         seen[SHIM_VALIDATION_PROBE_KEY] = Capture("shim", "absent")

@@ -8,7 +8,7 @@ from gpunode.journal.record import Entry, encode
 
 
 def encode_lines(entries: Iterable[Entry], previous_line: bytes = b"") -> tuple[bytes, ...]:
-    """Return ``entries`` as the lines that follow the line ``previous_line``, one for each."""
+    """Return ``entries`` as journal lines that follow ``previous_line``."""
     written: list[bytes] = []
     for entry in entries:
         written.append(encode(entry, previous_line=written[-1] if written else previous_line))

@@ -1,4 +1,4 @@
-"""kubectl over an API server in memory: the commands that gpunode sends, with kubectl's own answers."""
+"""kubectl for an API server in memory: the commands that gpunode uses, with kubectl's own answers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Kubectl(Runner):
     """Answers kubectl's command lines from ``server``.
 
     Attributes:
-        context: the kubeconfig's current one, which leads to ``server``.
-        others: where its other contexts lead.
-        calls: the command lines that it was given, without the program.
-        intercept: is called with each of them; what it returns, if anything, is the answer.
-        raw: what the server has at a path.
-        pod_log: what the containers of every pod have said.
+        context: the kubeconfig's current context, which selects ``server``.
+        others: the servers of its other contexts.
+        calls: the arguments of each call.
+        intercept: called with each of them; its result, if any, is the answer.
+        raw: the server's content at a path.
+        pod_log: the log of every pod's containers.
     """
 
     def __init__(self, server: ApiServer, context: str = "lab") -> None:
@@ -74,7 +74,7 @@ class _Command:
 
     Attributes:
         out: standard output.
-        errors: what the server, or kubectl itself, had against it.
+        errors: the errors of the server or of kubectl itself.
     """
 
     def __init__(self, kubectl: Kubectl, words: Sequence[str], stdin: bytes) -> None:
@@ -96,7 +96,7 @@ class _Command:
         getattr(self, f"_{self.verb.replace('-', '_')}")()
 
     def describe(self, error: ApiError) -> str:
-        """Return what kubectl writes of an error."""
+        """Return kubectl's message for an error."""
         if error.reason == "Unauthorized":
             return "error: You must be logged in to the server (Unauthorized)"
         if error.reason == "Invalid":
@@ -120,7 +120,7 @@ class _Command:
 
     def _api_resources(self) -> None:
         if "--api-group=nvidia.com" in self.options:
-            # The kinds of custom resources that a cluster has are here those of which it has an object.
+            # A custom resource kind exists here if the cluster has an object of it.
             named = [one for kind, one in RESOURCES.items() if one.group == "nvidia.com" and self.server.peek(kind)]
         else:
             named = [one for one in RESOURCES.values() if one.namespaced]
@@ -211,7 +211,7 @@ class _Command:
         self.server.update(former, {**former, "spec": {**former.get("spec", {}), "taints": taints}}, "kubectl-taint")
 
     def _each(self, request: Callable[[Body], Body]) -> Iterator[Body]:
-        """Yield the answer for each object on standard input; what is refused is an error of its own."""
+        """Yield the answer for each object on standard input; each refusal is a separate error."""
         for body in _bodies(self.stdin):
             try:
                 yield request(body)
@@ -284,7 +284,7 @@ def _filled(template: str, body: Body) -> str:
 
 
 def _merged(there: Any, patch: Any) -> Any:
-    """Return what a merge patch (RFC 7386) makes of ``there``."""
+    """Return ``there`` after a merge patch (RFC 7386)."""
     if not isinstance(patch, Mapping):
         return patch
     kept = dict(there) if isinstance(there, Mapping) else {}
@@ -293,7 +293,7 @@ def _merged(there: Any, patch: Any) -> Any:
 
 
 def _json_patched(body: Body, patch: Sequence[Mapping[str, Any]]) -> Body:
-    """Return what a JSON patch (RFC 6902) of tests and removals makes of ``body``."""
+    """Return ``body`` after a JSON patch (RFC 6902) of tests and removals."""
     made: Body = json.loads(json.dumps(body))
     for one in patch:
         *path, last = (step.replace("~1", "/").replace("~0", "~") for step in one["path"].split("/")[1:])

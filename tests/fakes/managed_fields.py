@@ -1,4 +1,4 @@
-"""The arithmetic of server-side apply: an object as fields, each at its path, and who owns which.
+"""The arithmetic of server-side apply: an object as fields by path, and their owners.
 
 Sources: sigs.k8s.io/structured-merge-diff, typed/tofieldset.go and merge/update.go; the list types of the API,
 ``x-kubernetes-list-type`` and ``x-kubernetes-map-type``, of the kinds that gpunode applies.
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 Path: TypeAlias = tuple[str, ...]
 Fields: TypeAlias = dict[Path, Any]
 
-# Lists whose elements are told apart by these keys; every other list is one field.
+# Lists whose elements are identified by these keys; every other list is one field.
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("containers", "env", "volumes", "resourceClaims", "claims", "requests"), ("name",)),
     "volumeMounts": ("mountPath",),
@@ -24,7 +24,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # Mappings that are one field.
 _WHOLE: Final = frozenset({"selector", "nodeSelector"})
-# What finds an object, or is the server's: nobody owns it.
+# Fields that identify an object or belong to the server: these have no owner.
 _UNOWNED: Final = frozenset(
     {"name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"}
 )
@@ -65,7 +65,7 @@ def object_of(fields: Mapping[Path, Any]) -> dict[str, Any]:
 
 
 def ownable(fields: Iterable[Path]) -> frozenset[Path]:
-    """Return those of ``fields`` that somebody can own."""
+    """Return those of ``fields`` that can have an owner."""
     return frozenset(
         path
         for path in fields
@@ -75,19 +75,19 @@ def ownable(fields: Iterable[Path]) -> frozenset[Path]:
 
 
 def with_named_parents(fields: Collection[Path]) -> frozenset[Path]:
-    """Return the fields with all that holds them, except for elements of lists: these are kept by their owner alone."""
+    """Return the fields with their parents, except elements of lists: only their owner keeps these."""
     return frozenset(path[:end] for path in fields for end in range(1, len(path) + 1) if path[end - 1][0] == "f") | {
         *fields
     }
 
 
 def in_order(path: Path) -> list[tuple[bool, str]]:
-    """Return by what the server sorts fields: those of an object come before what is within its other fields."""
+    """Return the server's sort key of fields: an object's own fields come before those nested in others."""
     return [(at < len(path) - 1, step) for at, step in enumerate(path)]
 
 
 def written(fields: Collection[Path]) -> dict[str, Any]:
-    """Return the fields as ``fieldsV1`` has them."""
+    """Return the fields in the form of ``fieldsV1``."""
     tree: dict[str, Any] = {}
     for path in sorted(fields):
         at = tree
@@ -114,7 +114,7 @@ def read(tree: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
 
 
 def as_text(path: Path) -> str:
-    """Return the path as the server's messages have it: ``.spec.containers[name="plugin"].image``."""
+    """Return the path as in the server's messages: ``.spec.containers[name="plugin"].image``."""
     return "".join(
         f".{step[2:]}"
         if step.startswith("f:")

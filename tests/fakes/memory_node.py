@@ -1,6 +1,6 @@
-"""A whole node in memory, changed by gpunode's own commands: files and packages in a dictionary, a journal on a disk.
+"""A node in memory, changed by gpunode's own commands: files and packages in dictionaries, a journal on disk.
 
-Its power may fail: after any entry of the journal is on the disk, and before or after any effect on the node.
+Its power may fail after any entry of the journal is on disk, and before or after any effect on the node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.fakes.dpkg import EXTENDED_STATES, STATUS, Packages, obey
 
 
 class PowerCut(BaseException):
-    """The machine is gone: nothing after it runs, not even handlers of ordinary errors."""
+    """The machine has lost power: nothing runs afterwards, not even handlers of ordinary errors."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Supply:
         """Let a moment pass.
 
         Raises:
-            PowerCut: this was the one.
+            PowerCut: this was the moment to fail.
         """
         self.moments += 1
         if self.moments - 1 == self.cut_at:
@@ -52,7 +52,7 @@ class Supply:
 
 
 class MemoryNode(RehearsalHost):
-    """Stands in for ``LocalHost``: an image at ``root``, of which the folder itself has only gpunode's own files."""
+    """Replaces ``LocalHost``: an image at ``root``, a folder that itself has only gpunode's own files."""
 
     def __init__(self, root: Path, packages: Packages, files: Mapping[str, FileState]) -> None:
         super().__init__({}, files)
@@ -63,7 +63,7 @@ class MemoryNode(RehearsalHost):
 
     @property
     def packages(self) -> Packages:
-        """The packages that there are."""
+        """The installed packages."""
         return Packages.read(self._text(STATUS), self._text(EXTENDED_STATES))
 
     def _text(self, path: str) -> str:
@@ -72,7 +72,7 @@ class MemoryNode(RehearsalHost):
         return state.content.decode()
 
     def keep(self, packages: Packages) -> None:
-        """Write the package database as ``packages`` are."""
+        """Write ``packages`` to the package database."""
         self.files[STATUS] = FileState(packages.status.encode())
         self.files[EXTENDED_STATES] = FileState(packages.extended_states.encode())
         for package, state in packages.states.items():
@@ -103,7 +103,7 @@ class MemoryNode(RehearsalHost):
         self.supply.moment()
 
     def _transact(self, changes: tuple[PackageChange, ...]) -> None:
-        """Act as apt and dpkg do: the actions one package at a time, then the marks."""
+        """Act like apt and dpkg: the actions one package at a time, then the marks."""
         self.keep(self.packages.announced(changes))
         for change in changes:
             self.supply.moment()
@@ -117,29 +117,29 @@ class MemoryNode(RehearsalHost):
         return super().run_triggers(triggers)
 
     def remove_temporary_files(self, paths: Sequence[str]) -> None:
-        """Do nothing: no half file is ever left in memory."""
+        """Do nothing: memory never holds a partial file."""
 
     def wait_until_idle(self) -> None:
-        """Return at once: nobody else is here."""
+        """Return at once: no other package manager runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a command: its exit code, and the envelope; none where the power failed."""
+    """The answer of a command: its exit code, and the envelope, which is missing if the power failed."""
 
     exit_code: int
     envelope: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
-        """All that it told a person beside the changes."""
+        """All its text for a person, without the changes."""
         errors = (text for error in self.envelope["errors"] for text in (error["what"], error["why"], error["hint"]))
         return "\n".join((*self.envelope["notes"], *errors))
 
 
 @contextlib.contextmanager
 def _standing_in(node: MemoryNode) -> Iterator[None]:
-    """Have gpunode's commands meet ``node`` in place of a machine, and root in place of this user."""
+    """Let gpunode's commands use ``node`` instead of the machine, as root."""
     with contextlib.ExitStack() as stack:
         for name, stand_in in (
             ("gpunode.cli.session.LocalHost", lambda *_, **__: node),
@@ -151,12 +151,12 @@ def _standing_in(node: MemoryNode) -> Iterator[None]:
 
 
 def command(node: MemoryNode, *arguments: str, cut_at: int = -1) -> Answer:
-    """Return what ``gpunode ARGUMENTS`` answers on ``node``; the journal ends where the power failed, if it did."""
+    """Return the answer of ``gpunode ARGUMENTS`` on ``node``; the journal ends where the power failed, if it did."""
     store = Store(node.root)
     kept: dict[Path, bytes] = {}
 
     def remember() -> None:
-        # What handlers of this process write afterwards, a machine without power does not write.
+        # A machine without power would not write what handlers of this process write afterwards.
         kept.update({path: path.read_bytes() for path in store.folder.glob("runs/*/journal.jsonl")})
 
     node.supply = Supply(cut_at, on_cut=remember)

@@ -1,4 +1,4 @@
-"""The file in which the stand-in NVML keeps how MIG divides its GPUs (tests/fakes/nvml/mig.h)."""
+"""The file in which the stand-in NVML keeps the MIG layout of its GPUs (tests/fakes/nvml/mig.h)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def reboot(state: Path, *, keeps_mode: bool = True) -> None:
-    """Forget the instances; a pending mode becomes the mode. Newer GPUs forget that MIG was on, too."""
+    """Remove the instances and apply a pending mode. Newer GPUs also disable MIG."""
     rows = [line.split() for line in state.read_text().splitlines() if line.startswith("gpu")]
     modes = ((index, pending if keeps_mode else "0") for _, index, _, pending in rows)
     state.write_text("".join(f"gpu {index} {mode} {mode}\n" for index, mode in modes))

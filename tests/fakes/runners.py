@@ -11,7 +11,7 @@ from gpunode.host.process import FinishedCommand, Runner
 
 
 class EnvRunner(Runner):
-    """The real runner, with an environment of its own for every command."""
+    """The real runner, with a given environment for every command."""
 
     def __init__(self, **environment: str) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class EnvRunner(Runner):
 
 
 class ScriptedRunner(Runner):
-    """Runs nothing: ``answer`` says how each command ended; ``calls`` holds them with what they were given."""
+    """Runs nothing: ``answer`` returns the result of each command; ``calls`` holds the commands with their input."""
 
     def __init__(self, answer: Callable[[tuple[str, ...]], FinishedCommand]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ScriptedRunner(Runner):
         self.stdin: list[bytes] = []
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", **given: Any) -> FinishedCommand:
-        """Return the scripted end of ``argv``."""
+        """Return the scripted result of ``argv``."""
         self.calls.append(tuple(argv))
         self.stdin.append(stdin)
         return self._answer(tuple(argv))
@@ -41,7 +41,7 @@ class ScriptedRunner(Runner):
 def ended(
     argv: Sequence[str] = (), status: int = 0, out: bytes = b"", err: bytes = b"", *, late: bool = False
 ) -> FinishedCommand:
-    """Return a command that has ended so."""
+    """Return the result of an ended command."""
     return FinishedCommand(tuple(argv), 124 if late else status, out, err, 0.1, late)
 
 

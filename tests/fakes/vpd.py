@@ -1,4 +1,4 @@
-"""Vital product data of PCI cards, as they hold it. Source: PCI Local Bus Specification 3.0, appendix I."""
+"""Vital product data in the format of PCI cards. Source: PCI Local Bus Specification 3.0, appendix I."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _NAME, _READ_ONLY, _END = 0x82, 0x90, 0x78
-# What a ConnectX-7 has (mstvpd of mstflint); that SMDL is an item of VA is inferred from the others.
+# The data of a ConnectX-7 (mstvpd of mstflint); that SMDL is an item of VA is inferred from the others.
 _CONNECTX: Final = {
     "PN": "MCX75310AAS-NEAT",
     "EC": "A5",
@@ -24,7 +24,7 @@ def make_vpd(*, is_bridge: bool) -> bytes:
 
 
 def encode_vpd(name: str, fields: Mapping[str, str]) -> bytes:
-    """Return a name and read-only fields with their checksum, in the large resources that the specification has."""
+    """Return a name and read-only fields with their checksum, in the specification's large resources."""
     content = b"".join(key.encode() + bytes([len(text)]) + text.encode() for key, text in fields.items())
     head = _encode_resource(_NAME, name.encode())
     start = head + bytes([_READ_ONLY]) + (len(content) + 4).to_bytes(2, "little") + content + b"RV\x01"

@@ -1,4 +1,4 @@
-"""A person who does what ``next:`` says: the commands that messages propose, carried out on a node in memory."""
+"""A person who follows ``next:``: the commands that messages propose, run on a node in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Verb: TypeAlias = Callable[[Recipe, Facts], Answer]
 
 
 class Answering(Node):
-    """A node whose NVML answers where a driver is loaded."""
+    """A node whose NVML answers if a driver is loaded."""
 
     def run_probe(self, probe: Probe, /) -> Capture:
         loaded = known(self.facts.loaded_driver, None)
@@ -66,7 +66,7 @@ class Answering(Node):
 
 
 def setup(recipe: Recipe, facts: Facts) -> Answer:
-    """Set the node up, as far as it goes without a reboot, and check it."""
+    """Set the node up as far as possible without a reboot, and verify it."""
     try:
         plans = plan(recipe, facts, Answering(facts))
         raise_refusal(plans)
@@ -97,7 +97,7 @@ def check(recipe: Recipe, facts: Facts) -> Answer:
 
 
 def effective(name: str, facts: Facts) -> ObservedConfig | None:
-    """Return the daemon's configuration: its files at its start, and no runtime at all without the CRI plugin."""
+    """Return the daemon's configuration: its files when it started, and no runtimes if the CRI plugin is disabled."""
     row = find_runtime(name)
     files = states_from_facts(facts, row, DesiredConfig())
     said = row.inspect(contents_of_states(files), DesiredConfig())
@@ -108,7 +108,7 @@ def effective(name: str, facts: Facts) -> ObservedConfig | None:
 
 
 def follow(command: str, facts: Facts, wanted: Recipe, begin: Verb) -> Answer:
-    """Carry out a proposed ``command``; what is no setup is followed by the first command again."""
+    """Run a proposed ``command``; if it is not a setup, run the first command again afterwards."""
     words = [word for word in shlex.split(command) if word != "sudo"]
 
     def again(changed: Facts) -> Answer:
@@ -124,7 +124,7 @@ def follow(command: str, facts: Facts, wanted: Recipe, begin: Verb) -> Answer:
         case ["systemctl", "restart", unit]:
             return again(_started(facts, unit.removesuffix(".service")))
         case ["systemctl", "status", _]:
-            return Answer(0, "", facts)  # it shows why, which a person reads
+            return Answer(0, "", facts)  # it shows the reason, for a person to read
         case ["apt-mark", "unhold", *names]:
             return again(_packages(facts, {name: {"held": False} for name in names}))
         case ["apt-get", *words]:
@@ -180,10 +180,10 @@ def _packages(facts: Facts, changes: Mapping[str, Mapping[str, object]]) -> Fact
 
 
 def walk(begin: Verb, wanted: Recipe, facts: Facts) -> list[str]:
-    """Follow the first command of each hint and return the commands; the last answer needs none, or a person.
+    """Follow the first command of each hint, until a hint has none or a person must act; return the commands.
 
     Raises:
-        AssertionError: a command is proposed twice, or more of them than a person follows.
+        AssertionError: a command is proposed twice, or more commands than a person would follow.
     """
     done: list[str] = []
     answer = begin(wanted, facts)

@@ -1,4 +1,4 @@
-"""Nodes for the laws: facts of machines as they are found in the field, generated."""
+"""Nodes for the laws: generated facts of machines as found in the field."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ DISTROS = (
     Distro("ubuntu", "22.04", "jammy", "Ubuntu 22.04.5 LTS", ("debian",)),
     Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.3 LTS", ("debian",)),
 )
-# A GTX 1080, a T4, an H100, a B200, and one that no table knows.
+# A GTX 1080, a T4, an H100, a B200, and a GPU that no table lists.
 GPUS = ("1b80", "1eb8", "2330", "2901", "3fff")
-# Mostly none: the rest refuses a node whose GPUs or kernel modules cannot have it.
+# Usually none: other values are refused on nodes whose GPUs or kernel modules do not support them.
 GPUDIRECT = (
     *[GpuDirect()] * 4,
     GpuDirect(rdma="dma-buf"),
@@ -88,7 +88,7 @@ DAEMON_JSON_FILES = (
 )
 
 
-# What packages may depend on: what is there, in one version or any, what is not, and what nobody has.
+# Dependencies of packages: an installed package, in one version or any; a missing one; one that does not exist.
 _RELATIONS = (
     "libcuda1 (= 580.95.05-1)",
     "libnvidia-ptxjitcompiler1 (= 580.95.05-1), linux-image-amd64 (>= 6)",
@@ -229,7 +229,7 @@ def facts(draw: st.DrawFn) -> Facts:
 
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
-    """Return a recipe, of those that every supported node can be given."""
+    """Return a recipe that fits every supported node."""
     return Recipe(
         "law",
         driver=Driver(

@@ -6,7 +6,7 @@ from typing import Final
 
 IMAGE: Final = "registry.corp.example/nvidia/driver:550.54.15-ubuntu22.04"
 PULL: Final = f'failed to pull and unpack image "{IMAGE}": failed to resolve reference "{IMAGE}": '
-# Each as its program prints it; where it stands, it is quoted as there.
+# Each message as its program prints it, without the quoting of the place where it appears.
 WHY_NOT: Final = {
     # containerd
     "a certificate": PULL + "failed to authorize: failed to fetch oauth token: "
@@ -78,7 +78,7 @@ def in_the_journal(why: str) -> tuple[tuple[str, str], ...]:
 
 
 def on_the_screen(why: str) -> tuple[tuple[str, str], ...]:
-    """Return the screen of somebody who pulled it on the node."""
+    """Return the screen of a person who pulled the image on the node."""
     return (_ROWS, (f"podman pull {IMAGE}", f"Trying to pull {IMAGE}...\nError: {why}\n"))
 
 

@@ -1,8 +1,8 @@
-"""Nodes for which remedies were printed: what their evidence tells, and the rest as the cause means it.
+"""Nodes for which remedies were printed: facts that their evidence proves, and the rest as the cause implies.
 
-Evidence is a few lines, as a rule, and a plan needs a whole node. So a node of that distribution, with those GPUs and
-that driver, is set up by gpunode's own steps in memory, broken as the cause says, and given all that the evidence tells
-for certain. Then the remedy's steps are gone through in their order.
+Evidence is usually a few lines, and a plan needs a complete node. So a node of that distribution, with those GPUs and
+that driver, is set up by gpunode's own steps in memory, broken as the cause says, and given every fact that the
+evidence proves. Then the remedy's steps are followed in order.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ USUAL: Final = {
 }
 TOOLKIT: Final = "1.20.1-1"
 T4: Final = PciDevice("0000:01:00.0", "10de", "1eb8", "0302")
-# Neither the newest of its branch nor one that nobody maintains.
+# Neither the newest release of its branch nor one of an unmaintained branch.
 USUAL_DRIVER: Final = "580.95.05"
 CUDA_KEYRING: Final = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 TOOLKIT_KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
@@ -86,7 +86,7 @@ class Archives:
         return Capture(probe.source, "absent")
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation:
-        """Return what apt would do; a package that has the version already is left alone."""
+        """Return the actions of apt; a package that already has the version stays as it is."""
         return Simulation(tuple(action for change in changes for action in self._action(change)))
 
     def _action(self, change: PackageChange) -> Iterator[Action]:
@@ -140,7 +140,7 @@ class Setup:
 
 @cache
 def parsed(command: str) -> Setup | None:
-    """Return the command as gpunode's own command line reads it; None where it is not of ``gpunode setup``."""
+    """Return the command as gpunode's own command line reads it; None if it is not ``gpunode setup``."""
     words = shlex.split(command)
     if words[:3] != ["sudo", "gpunode", "setup"]:
         return None
@@ -155,7 +155,7 @@ def parsed(command: str) -> Setup | None:
 
 
 def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
-    """Return what setup would do on the node, by the walk that it takes, with exact versions of packages."""
+    """Return the plan of setup for the node, from its own walk, with exact package versions."""
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         present = known(now.packages, {})
@@ -165,7 +165,7 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
 
 
 def after(facts: Facts, plans: Iterable[StagePlan]) -> Facts:
-    """Return the node after that."""
+    """Return the node after that setup."""
     for stage in plans:
         facts = project_stage(facts, stage)
     return facts
@@ -190,14 +190,14 @@ class Scene:
 
 
 def scene(snapshot: Snapshot, cause: str, version: str = "") -> Scene:
-    """The node of the evidence, which names neither GPU nor driver as a rule; ``version`` where it names none."""
+    """Return the node of the evidence, which usually names no GPU or driver; ``version`` is used if it has none."""
     device, usual = _USUAL_FOR.get(cause, (T4.device, USUAL_DRIVER))
     fresh = _fresh(snapshot, device)
     version = version_told(snapshot) or version or usual
     return Scene(snapshot, fresh, _set_up(fresh, version, container_engine(snapshot)), version)
 
 
-# What a node has of which nobody says more than that: a GPU and a driver.
+# The default GPU and driver of a node about which nothing else is known.
 _USUAL_FOR: Final = {
     "gpu-legacy-unsupported-by-branch": ("1b80", "595.71.05"),
     "gpu-too-new-for-driver": ("2b85", "550.163.01"),
@@ -208,7 +208,7 @@ _USUAL_FOR: Final = {
 
 
 def version_told(snapshot: Snapshot) -> str:
-    """Return the version of the driver that the evidence names; empty where it names none."""
+    """Return the version of the driver that the evidence names; empty if it names none."""
     views = (
         seen_driver.loaded_version,
         seen_driver.on_disk_version,
@@ -222,7 +222,7 @@ def version_told(snapshot: Snapshot) -> str:
     return next((one for one in (*seen, *listed, *told) if _DRIVER_VERSION.fullmatch(one)), "")
 
 
-# What a program was told of its node's driver: the version, or the newest CUDA as 1000 * major + 10 * minor.
+# A program's message about its node's driver: the version, or the newest CUDA as 1000 * major + 10 * minor.
 _TOLD: Final = re.compile(
     r"version (?P<driver>\d{3}\.[\d.]+) was detected|\(found version (?P<cuda>\d{4,5})\)"
     r"|nvidia/(?P<file>\d{3}[\d.]+)/(?:gsp|build)"
@@ -303,7 +303,7 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
 
 
 def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
-    """The node as gpunode leaves it with that driver; a driver older than its archives go has its distribution's."""
+    """Return the node as gpunode sets it up with that driver, or the distribution's if the archives lack it."""
     gpus = tuple(find_model(one.device) for one in known(fresh.devices, ()))
     desired = Driver(version=version.partition(".")[0])
     chosen = choose(gpus, desired)
@@ -334,7 +334,7 @@ def _with_driver(facts: Facts, version: str) -> Facts:
 
 
 def _by_distribution(fresh: Facts, version: str, *, is_open: bool = False) -> Facts:
-    """Return a driver that the distribution's own packages brought."""
+    """Return a driver installed from the distribution's own packages."""
     branch = version.partition(".")[0]
     if known(fresh.distro, USUAL["ubuntu"]).id == "debian":
         kernel = "nvidia-kernel-open-dkms" if is_open else "nvidia-kernel-dkms"
@@ -409,7 +409,7 @@ def _without_user_side(node: Scene) -> Facts:
 
 
 def _nouveau_beside_driver(node: Scene) -> Facts:
-    """Return a node with the distribution's driver, on which nouveau was first."""
+    """Return a node with the distribution's driver, on which nouveau loaded first."""
     installed = _by_distribution(node.fresh, node.version)
     return replace(installed, loaded_driver=Known(None, HERE), modules=Known(frozenset({"nouveau"}), HERE))
 
@@ -427,7 +427,7 @@ def _half_of_distribution(node: Scene) -> Facts:
 
 
 def _half_upgraded(node: Scene) -> Facts:
-    """Return a node with some packages of the branch before; nothing holds the driver to one repository."""
+    """Return a node with some packages of the previous branch; nothing ties the driver to one repository."""
     facts = _unpinned(node)
     names = sorted(filter(is_deb_driver_package, packages_of(facts)))
     older = {name: replace(packages_of(facts)[name], version="570.86.15-1") for name in names[:1]}
@@ -435,7 +435,7 @@ def _half_upgraded(node: Scene) -> Facts:
 
 
 def _unpinned(node: Scene) -> Facts:
-    """Return the same packages, from an archive that gpunode did not set up."""
+    """Return the same packages, installed from an archive that gpunode did not set up."""
     files = {path: fact for path, fact in node.whole.files.items() if path != PIN_FILE and "cuda-" not in path}
     return replace(node.whole, files=files, sources=Known((), HERE))
 
@@ -446,7 +446,7 @@ def _two_branches(node: Scene) -> Facts:
 
 
 def _by_run_file(node: Scene) -> Facts:
-    """Return a node whose .run installer built a module for an earlier kernel, and no package has anything."""
+    """Return a node whose .run installer built a module for an earlier kernel, without any driver package."""
     older = (ModuleFile("6.1.0-10-amd64", "/lib/modules/6.1.0-10-amd64/kernel/drivers/video/nvidia.ko", node.version),)
     return replace(node.fresh, module_files=Known(older, HERE))
 
@@ -479,12 +479,12 @@ def _unkeyed_toolkit(node: Scene) -> Facts:
 
 
 def _unkeyed(facts: Facts, keyring: str) -> Facts:
-    """Return the facts with the repository and the keyring of somebody else."""
+    """Return the facts with a repository and a keyring that gpunode did not write."""
     return replace(facts, files={**facts.files, keyring: Known(FileState(b"\x99 no key of it"), HERE)})
 
 
 def _signed_twice(node: Scene) -> Facts:
-    """Return the entries left when the surplus ones are commented out, as the step before does: none is right."""
+    """Return the node after the previous step commented out the surplus entries: no correct one is left."""
     lists = {path: fact for path, fact in node.whole.files.items() if not path.startswith("/etc/apt/sources.list.d")}
     return replace(node.whole, files=lists, sources=Known((), HERE))
 
@@ -558,7 +558,7 @@ STATES: Final[Mapping[str, tuple[Callable[[Scene], Facts], ...]]] = {
 
 
 def nodes_of(snapshot: Snapshot, cause: str) -> tuple[Facts, ...]:
-    """Return the nodes that it may be: what its evidence tells for certain, and the rest as the cause means it."""
+    """Return the possible nodes: facts that the evidence proves, and the rest as the cause implies."""
     there = scene(snapshot, cause)
     return tuple(_with_evidence(broken(there), snapshot) for broken in STATES[cause])
 
@@ -582,7 +582,7 @@ def _with_evidence(supposed: Facts, snapshot: Snapshot) -> Facts:
 
 
 def steps(remedy: Sequence[Fix], facts: Facts) -> Iterator[tuple[Setup, Facts]]:
-    """Each ``gpunode setup`` of a remedy, with the node on which it is run: when the steps before it were done."""
+    """Yield each ``gpunode setup`` of a remedy, with the node as the earlier steps leave it."""
     for fix in remedy:
         now = facts
         for command in fix.commands:
@@ -591,13 +591,13 @@ def steps(remedy: Sequence[Fix], facts: Facts) -> Iterator[tuple[Setup, Facts]]:
                 now = after(now, planned(setup.recipe, now, setup.only))
             else:
                 now = _typed(command, now)
-        # What is done under a condition, or in the place of what stands before it, is nothing that the next rests on.
+        # Later steps do not rely on a conditional step, nor on an alternative to the step before.
         if not fix.when and not fix.text.startswith("or "):
             facts = now
 
 
 def _typed(command: str, facts: Facts) -> Facts:
-    """Return the node after a command of the system, as far as a plan looks at what it does."""
+    """Return the node after a system command, as far as a plan sees its effects."""
     running = known(facts.kernels, Kernels("", ())).running or ""
     words = [word for word in shlex.split(command.replace("$(uname -r)", running)) if not word.startswith("-")]
     packages = packages_of(facts)
@@ -622,7 +622,7 @@ def _typed(command: str, facts: Facts) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A node of which there is what its evidence shows, and nothing else."""
+    """A node that consists of its evidence and nothing else."""
 
     evidence: Evidence
 
@@ -631,7 +631,7 @@ class Shown:
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
     def read_live_distribution(self) -> None:
-        """Do nothing: the evidence tells the distribution."""
+        """Do nothing: the evidence names the distribution."""
         return
 
     def simulate(self, changes: Sequence[PackageChange], /) -> None:
@@ -641,7 +641,7 @@ class Shown:
 
 @cache
 def ctk_of(command: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The subcommand of ``gpunode ctk`` and what it is given, as the command line reads it; None where it is none."""
+    """Return the subcommand of ``gpunode ctk`` and its parsed arguments; None for another command."""
     words = shlex.split(command.removeprefix("sudo "))
     if words[:2] != ["gpunode", "ctk"]:
         return None
@@ -655,7 +655,7 @@ def ctk_of(command: str) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def without_moved(evidence: Evidence, commands: Iterable[str]) -> Evidence:
-    """Return the files left when those are set aside that commands move."""
+    """Return the files without those that the commands move away."""
     moved = {words[2] for words in map(shlex.split, commands) if words[:2] == ["sudo", "mv"]}
     return {key: one for key, one in evidence.items() if key.removeprefix("file:") not in moved}
 

@@ -1,4 +1,4 @@
-"""Reports drawn at random: pieces of the real ones, mixed, shuffled, cut off in the middle."""
+"""Random reports: pieces of the real ones, mixed, shuffled, truncated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wholes() -> tuple[tuple[tuple[str, str], ...], ...]:
 
 @st.composite
 def _damaged(draw: st.DrawFn) -> tuple[tuple[str, str], ...]:
-    """Return a scenario, or two as one: shuffled, pieces lost, texts cut off at either end."""
+    """Return a scenario, or two combined: shuffled, with pieces missing and texts truncated at either end."""
     chosen = [piece for whole in draw(st.lists(st.sampled_from(wholes()), min_size=1, max_size=2)) for piece in whole]
     kept = draw(st.permutations(chosen))[: draw(st.integers(1, len(chosen)))]
     return tuple((source, _cut(draw, text)) for source, text in kept)

@@ -1,10 +1,10 @@
-"""Places where people and programs leave secrets, each a text with ``{}`` where the secret stands."""
+"""Places where people and programs leave secrets, each a text with ``{}`` for the secret."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# What any secret may stand in, whatever letters and digits it is of.
+# Places for any secret of letters and digits.
 PLACES: Final = {
     # Options of commands: as typed, in a unit, a script, a pod's args, the audit log's and ps' lines.
     "option": "gpu-agent --password {} --verbose",
@@ -84,7 +84,7 @@ PLACES: Final = {
     "systemd credential": "SetCredential=db:{}",
     "systemd environment": 'Environment="DB_PASSWORD={}"',
     "systemd environment of ngc": "Environment=NGC_API_KEY={}",
-    # Files of settings.
+    # Configuration files.
     "psk": "network={{\n\tssid=\"x\"\n\tpsk={}\n}}",
     "psk in quotes": 'network={{\n\tssid="x"\n\tpsk="{}"\n}}',
     "network manager": "[wifi-security]\nkey-mgmt=wpa-psk\npsk={}\n",
@@ -172,7 +172,7 @@ PLACES: Final = {
     "url signature": "https://s3/x?X-Amz-Signature={}",
     "sas": "https://x.blob.core.windows.net/y?sv=2020&sig={}",
     "git": "git clone https://oauth2:{}@gitlab.com/x/y",
-    # Names that tell less.
+    # Less obvious names.
     "redis cli": "REDISCLI_AUTH={}",
     "consul": "CONSUL_HTTP_AUTH=bob:{}",
     "basic auth": "BASIC_AUTH={}",
@@ -195,7 +195,7 @@ PLACES: Final = {
     "iscsi": "quiet netroot=iscsi:bob:{}:ru:rp@10.0.0.1::::iqn.2009-06.dracut:target0 ro",
     "iscsi back": "quiet netroot=iscsi:bob:x7:ru:{}@10.0.0.1::::iqn.2009-06.dracut:target0 ro",
     "iscsi of grub": 'GRUB_CMDLINE_LINUX="netroot=iscsi:bob:{}@10.0.0.1::::iqn.x"',
-    # What programs say.
+    # Output of programs.
     "spoken plainly": "the password is {}",
     "spoken with was": "generated admin password was {}",
     "spoken with colon": "Password: {}",
@@ -220,7 +220,7 @@ PLACES: Final = {
     "history": "  12  export DB_PASSWORD={}",
 }  # fmt: skip
 
-# Passwords within addresses.
+# Passwords in addresses.
 ADDRESSES: Final = {
     "environment": "HTTPS_PROXY=http://bob:{}@proxy.corp:3128/",
     "in quotes": "HTTPS_PROXY='http://bob:{}@proxy.corp:3128'",
@@ -229,7 +229,7 @@ ADDRESSES: Final = {
     "k3s": "datastore-endpoint: 'postgres://bob:{}@h:5432/k3s'",
 }  # fmt: skip
 
-# Where a value ends with its word, its line or its string: whatever signs it is of.
+# Tokens of known form, by issuer: prefix, alphabet and length of the rest.
 TOKEN_SHAPES: Final = {
     "AWS": ("AKIA", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 16),
     "GitHub": ("ghp_", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789", 36),

@@ -1,4 +1,4 @@
-"""Lists of package sources as people have them before a setup, and what a setup and its undo make of them."""
+"""Lists of package sources as they are before a setup, and the results of a setup and its undo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ assert ROW is not None
 URI = ROW.uri.rstrip("/")
 OTHER_KEY = "/etc/apt/keyrings/nvidia-cuda.gpg"
 PATHS = tuple(f"/etc/apt/sources.list.d/{name}" for name in ("cuda.list", "nvidia.sources", "zz-cuda.list"))
-# One archive to apt, but for the last two, which gpunode takes for the same all the same.
+# One archive to apt, except for the last two, which gpunode nevertheless treats as the same.
 SPELLINGS = (
     (URI, "/"),
     (f"{URI}/", "/"),
@@ -37,12 +37,12 @@ DEBIANS = "deb http://archive.example/debian bookworm main\n"
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A node after a setup was taken back in part.
+    """A node after a setup was partly undone.
 
     Attributes:
-        before: the node before the setup; ``set_up`` after it, ``after`` once the undo is through.
-        undoing: what the undo was to put back or take away.
-        kept: what it left as it was.
+        before: the node before the setup; ``set_up`` is the node after it, ``after`` the node after the undo.
+        undoing: the changes that the undo was meant to reverse.
+        kept: the changes that it left in place.
     """
 
     before: Facts
@@ -69,7 +69,7 @@ def entries(draw: st.DrawFn, path: str) -> str:
 
 @st.composite
 def undone(draw: st.DrawFn) -> Undone:
-    """A setup of the driver's repository, and an undo in which gpunode's own list stays, as with a driver, or goes."""
+    """Set up the driver's repository and undo it; gpunode's own list stays, as it does with a driver, or is removed."""
     lists = {path: draw(entries(path)).encode() for path in PATHS if draw(st.booleans())}
     keyring = {CUDA_KEYRING: b"another key"} if draw(st.booleans()) else {}
     before = machine(files={"/etc/apt/sources.list": DEBIANS.encode(), **lists, **keyring})
@@ -86,7 +86,7 @@ def undone(draw: st.DrawFn) -> Undone:
 
 
 def _realized(changes: Iterable[Change]) -> list[FileChange]:
-    """Return the file changes, with keys that are fetched."""
+    """Return the file changes, with their keys fetched."""
     files = (change for change in changes if isinstance(change, FileChange))
     return [
         change
@@ -101,14 +101,14 @@ def _backup_of(content: bytes) -> str:
 
 
 def contradictions(facts: Facts) -> list[tuple[PackageSource, PackageSource]]:
-    """Return the entries because of which apt would read no list at all."""
+    """Return the entries that would keep apt from reading any list."""
     entries: tuple[PackageSource, ...] = known(facts.sources, ())
     pairs = combinations(entries, 2)
     return [(one, other) for one, other in pairs if system(facts).contradict(one, other, "amd64")]
 
 
 def lists_of(facts: Facts) -> Mapping[str, bytes]:
-    """Return the lists that there are, by path."""
+    """Return the existing lists, by path."""
     paths = ("/etc/apt/sources.list", CUDA_LIST, *PATHS)
     states = ((path, known(facts.file(path), None)) for path in paths)
     return {path: state.content for path, state in states if state is not None}

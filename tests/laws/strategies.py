@@ -1,4 +1,4 @@
-"""Changes of every kind, drawn at random; settled ones have states that are all known."""
+"""Random changes of every kind; settled ones have only known states."""
 
 from __future__ import annotations
 

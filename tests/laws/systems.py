@@ -23,7 +23,7 @@ SYSTEMS: Final = {
     "arch": _release("arch", "", ""),
 }
 
-# The share of a GPU that a virtual machine has of its host: a T4's device id, and the subsystem of GRID T4-8Q.
+# A vGPU as a virtual machine sees it: a T4's device id, and the subsystem of GRID T4-8Q.
 VGPU: Final = (
     (
         "lspci -nnk -d 10de:",

@@ -1,4 +1,4 @@
-"""The laws of captures: what is saved is what was seen, less the secrets."""
+"""The laws of captures: a capture holds what was seen, without the secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of citations: what is quoted stands in the evidence at the line named; what is not is told apart."""
+"""The laws of citations: quoted words are in the evidence at the named line; others are marked as gpunode's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.scenarios.reports import Report, some_reports
 
 
 def list_citations(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
-    """Yield every citation, with what it is to prove."""
+    """Yield every citation, with the claim that it supports."""
     for finding in found.findings:
         yield from ((finding.cause, citation) for citation in finding.citations)
     for doubt in found.open_questions:
@@ -27,7 +27,7 @@ def list_citations(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
 
 
 def stands_there(node: Snapshot, citation: Citation) -> bool:
-    """True if the words stand at that line of that piece, or are in parentheses, as gpunode's own are."""
+    """True if the words are at that line of that piece, or in parentheses, as gpunode's own words are."""
     if citation.line_number is None:
         return citation.line.startswith("(") and citation.line.endswith(")")
     every = (*node.items, *(node.including_earlier_boots.items if node.including_earlier_boots else ()))
@@ -36,7 +36,7 @@ def stands_there(node: Snapshot, citation: Citation) -> bool:
 
 
 def misplaced_citations(evidence: Evidence) -> list[tuple[str, Citation]]:
-    """Return the citations that stand nowhere."""
+    """Return the citations that are not in the evidence."""
     node = take_snapshot(evidence)
     return [(what, one) for what, one in list_citations(diagnose(node)) if not stands_there(node, one)]
 

@@ -1,4 +1,4 @@
-"""The laws of doctor: it answers whatever it is shown, and a capture of a node says of it what the node says."""
+"""The laws of doctor: it answers any input, and gives the same diagnosis for a node and for its capture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.laws.test_capture_laws import DATA, FOUND, TEXTS
 from tests.scenarios.reports import Report, some_reports
 
 PROBED = {probe.key: probe.source for probe in (*PROBES, *DOCTOR_PROBES)}
-# What a probe of doctor may return, and what it says in earnest: the texts of the scenarios.
+# Possible results of doctor's probes, and realistic ones: the texts of the scenarios.
 CAPTURES = st.builds(
     Capture,
     source=st.sampled_from([*PROBED.values(), *(source for source, _ in pieces())]),
@@ -44,7 +44,7 @@ WORDS = st.text(max_size=60) | st.sampled_from([source for source, _ in pieces()
 
 
 def without_evidence_words(diagnosis: Diagnosis) -> tuple[list[object], list[object]]:
-    """Return the diagnosis without the words of the evidence."""
+    """Return the diagnosis without words from the evidence."""
     found: list[object] = [
         (one.cause, one.explained_by, one.severity, one.confidence, one.gpus) for one in diagnosis.findings
     ]
@@ -76,7 +76,7 @@ def test_doctor_answers_damaged_and_mixed_reports(evidence: Evidence) -> None:
 def test_diagnosis_does_not_depend_on_the_order_of_evidence(
     rows: tuple[tuple[str, str], ...], chance: random.Random
 ) -> None:
-    """Only the order in which citations stand may, and what is a question of which piece was seen first."""
+    """Only the order of citations may depend on it, and choices that depend on which piece came first."""
     distinct = {
         pasted_key: (source, text) for source, text in rows for pasted_key in pasted.collect_pieces([(source, text)])
     }
@@ -113,7 +113,7 @@ def test_masking_is_idempotent(evidence: Evidence) -> None:
 
 @given(WORDS, st.sampled_from(["sudo ", "$ ", "# ", "root@gpu1:~# ", "[root@gpu1 ~]# ", "$ sudo ", "  "]))
 def test_prefix_of_a_command_does_not_change_its_kind(words: str, before: str) -> None:
-    command = words.strip().lstrip("$# ")  # some stand behind a prompt already, and nobody types sudo before one
+    command = words.strip().lstrip("$# ")  # some already follow a prompt, and sudo does not precede a prompt
     if identify_source(command).words:
         assert identify_source(before + command).kind == identify_source(command).kind
 

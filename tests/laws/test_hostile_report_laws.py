@@ -1,4 +1,4 @@
-"""The laws of reports that somebody wrote to do harm: no command removes, writes or trusts what they choose."""
+"""The laws of malicious reports: no printed command removes, writes or trusts what the author chose."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_shell_literals_are_constant_and_commands_made_in_one_file() -> None:
 
 
 def _is_literal(node: ast.expr) -> bool:
-    """True for a string that is written out, or put together of constants of this program (``{_NAME}``)."""
+    """True for a literal string, or one built only from constants of this program (``{_NAME}``)."""
     if isinstance(node, ast.JoinedStr):
         parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
         return all(isinstance(part, ast.Name) and part.id.isupper() for part in parts)

@@ -140,7 +140,7 @@ def test_later_run_settles_triggers_of_an_earlier_one(runs: list[list[Entry]]) -
 def test_undo_after_a_crash_anywhere_restores_every_file(
     writes: list[tuple[str, FileState | None]], data: st.DataObject
 ) -> None:
-    """The node is a dictionary of files; the crash comes before or after the effect of any intent."""
+    """The node is a dictionary of files; the crash happens before or after the effect of any intent."""
     start: dict[str, FileState | None] = {"a": FileState(b"a"), "b": None}
     node, journal = dict(start), list[Entry]()
     crash = data.draw(st.integers(0, 2 * len(writes)))

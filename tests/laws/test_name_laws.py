@@ -1,4 +1,4 @@
-"""A name that was typed makes no lines of its own in what gpunode says of it."""
+"""A name that a user typed adds no lines to gpunode's messages about it."""
 
 from __future__ import annotations
 

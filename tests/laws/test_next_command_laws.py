@@ -1,4 +1,4 @@
-"""Following ``next:`` ends: in something done, in a reboot or a drain, or with a person; never where it began."""
+"""Following ``next:`` ends in success, a reboot, a drain or a person's decision, and never in a loop."""
 
 from __future__ import annotations
 

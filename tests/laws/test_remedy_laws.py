@@ -1,4 +1,4 @@
-"""The laws of remedies: a command that doctor prints says what this program wrote, whoever wrote the evidence."""
+"""The laws of remedies: a command that doctor prints means what gpunode intends, whoever wrote the evidence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.scenarios.reports import diagnosed_reports, diagnosis
 Rows = tuple[tuple[str, str], ...]
 
 MARK = "Pw9"
-# What is put after a word of the evidence: each would make it more than one word, or another, to the shell.
+# Text appended to a word of the evidence: to the shell, each would make it several words or a different one.
 HOSTILE = (
     *(f";{MARK}", f"$({MARK})", f"`{MARK}`", f"${{IFS}}{MARK}", f"|{MARK}", f"&&{MARK}", f">{MARK}", f"'{MARK}"),
     *(f'"{MARK}', f" {MARK}", f"\n{MARK}", f"*{MARK}", f"?{MARK}", f"/../../{MARK}", f"/..{MARK}", f"\\{MARK}"),
@@ -39,12 +39,12 @@ HOSTILE = (
 )
 QUOTED = re.compile(r"'[^']*'")
 HARMLESS = re.compile(r"[\w./:=@+,~%\"-]*", re.ASCII)
-# What is below these may go with all that is in it; one version in DKMS's tree, no more.
+# Folders below these may be removed with their content; in DKMS's tree only one version.
 TREES = re.compile(r"/var/lib/dkms/nvidia[a-z0-9-]*/\d[\w.+~-]*")
 
 
 def printed(found: Diagnosis) -> Iterator[str]:
-    """Yield every command that the diagnosis has a person type."""
+    """Yield every command that the diagnosis tells a person to type."""
     for finding in found.findings:
         for fix in finding.remedy:
             yield from fix.commands
@@ -77,7 +77,7 @@ def all_printed() -> tuple[str, ...]:
 
 @cache
 def taken() -> tuple[tuple[Rows, str], ...]:
-    """Scenarios, each with a word that one of its commands has taken from its evidence; one for each such command."""
+    """Return scenarios, each with a word that a command took from its evidence; one for each such command."""
     empty = take_snapshot({})
     fixes = (fix for rule in rules_by_cause().values() for fix in rule.remedy(empty))
     constant = {word for fix in fixes for c in fix.commands for word in _words(c)}
@@ -93,19 +93,19 @@ def taken() -> tuple[tuple[Rows, str], ...]:
 
 
 def some_taken(law: str) -> list[tuple[Rows, str]]:
-    """Return a quarter of these, others for each ``law``; all of them in the long run."""
+    """Return a quarter of these, a different one for each ``law``; all of them in the long run of the tests."""
     return sample(taken(), law, str, len(taken()) // 4)
 
 
 def _words(command: str) -> set[str]:
-    """Return the words of a command, and what they are made of."""
+    """Return the words of a command, and their parts."""
     words = re.findall(r"[\w./:@+~-]+", command)
     parts = (part for word in words for part in (word, *re.split(r"[/=]", word), re.sub(r"^[a-z-]+-(?=\d)", "", word)))
     return set(parts)
 
 
 def faults(command: str) -> Iterator[str]:
-    """Yield what is wrong with a command that was printed for hostile evidence."""
+    """Yield the errors of a command that was printed for hostile evidence."""
     if not command.isprintable():
         yield "a character that no terminal shows"
     outside = QUOTED.sub("", command.replace("'\"'\"'", ""))
@@ -239,7 +239,7 @@ def test_plain_word_needs_no_quotes(word: str) -> None:
         if is_sound(word):
             assert shlex.quote(word).strip("'") == word
             assert not word.startswith(("-", "/", ".", "~"))
-            # To apt "name+" and "name-" are orders to install and to remove; g++ is the one exception.
+            # apt reads "name+" and "name-" as install and remove; g++ is the only exception.
             assert is_sound is not commands.is_package_name or not re.search(r"[^+]\+$|-$", word)
     if commands.is_path_below(word, "/etc"):
         assert word.isprintable()
@@ -247,7 +247,7 @@ def test_plain_word_needs_no_quotes(word: str) -> None:
         assert word == "/etc" or word.startswith("/etc/")
 
 
-# What only looks, as it begins; and how a command goes on that does something with what it found.
+# Beginnings of read-only commands, and continuations that change something with their results.
 LOOKS = re.compile(
     r"(?:sudo )?(?:grep|egrep|find|ls|cat|head|tail|awk|sed -n|df|du|stat|which|test|lsof|fuser|lspci|lsmod|modinfo"
     r"|dmesg|journalctl|uname|lsinitr|dkms status|rpm -q|dpkg -[lSs]|dpkg-query|apt-cache|apt-mark show|pacman -Q"
@@ -267,12 +267,12 @@ def only_looks(command: str) -> bool:
 
 def test_fix_that_only_inspects_is_of_that_kind() -> None:
     looking = [(fix.kind, fix.text, fix.commands[0]) for fix in fixes() if fix.commands and only_looks(fix.commands[0])]
-    # A drain is a person's; its command shows whose work there is.
+    # A person decides about a drain; its command shows the running workloads.
     assert {one for one in looking if one[0] not in {"inspect", "drain"}} == set()
     assert len(looking) > 20
 
 
-# ---- what gpunode's own commands, and the system's, come to
+# ---- effects of gpunode's own commands and the system's
 
 
 GPUNODE = re.compile(r"(?:^|[;|&] *|sudo )gpunode (?P<words>[^|;&]*)")
@@ -302,7 +302,7 @@ def _assert_fits_its_recipe(words: str) -> None:
         recipe = RecipeOptions(given["recipe"], given["runtime"], given["driver"], upgrade=given["upgrade"]).load()
         of_runtimes = {"toolkit-repository", "toolkit", "runtime-install", "runtime-config", "cdi"}
         assert recipe.runtime.name != "none" or not of_runtimes & set(given["only"])
-        # The driver alone lacks its repository and its headers; an installed one would stay.
+        # With the driver step alone, its repository and headers would be missing, and an installed driver would stay.
         assert "driver" not in given["only"]
         if given["driver"]:
             branch = branches.find(int(given["driver"]))
@@ -332,7 +332,7 @@ OF = {
     "sles": "zypper",
     "arch": "pacman",
 }
-# Causes of one package manager's own, which are found nowhere else.
+# Causes that occur with one package manager only.
 BOUND = {
     "dpkg-unconfigured-packages": {"apt"},
     "apt-signed-by-conflict": {"apt"},
@@ -370,7 +370,7 @@ def test_drain_comes_before_reset_or_reboot() -> None:
                 assert not first or kinds.index("drain") < min(first), cause
 
 
-# What a command disturbs at the least.
+# The least disruption of each command.
 DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
     (re.compile(r"systemctl reboot"), "reboot"),
     (re.compile(r"--gpu-reset"), "reset-gpu"),
@@ -392,7 +392,7 @@ def test_declared_disruption_covers_the_commands(system: str) -> None:
     assert wrong == []
 
 
-# A line of every file that a remedy edits.
+# One line for every file that a remedy edits.
 EDITED = """\
 GRUB_CMDLINE_LINUX="crashkernel=1G vfio-pci.ids=10de:1b80,10de:10f0"
 GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=on pcie_aspm=force nvidia.NVreg_EnableGpuFirmware=0 modprobe.blacklist=nvidia"
@@ -449,7 +449,7 @@ def test_vgpu_guest_gets_no_data_center_driver(system: str) -> None:
     assert [(cause, one) for cause, one in commands_of if DATA_CENTER_DRIVER.search(one)] == []
 
 
-# Each takes something away, or stops what may be in use. A GPU that nobody knows is called ADDRESS, which is refused;
+# Each removes something, or stops something that may be in use. An unknown GPU is called ADDRESS, which is refused;
 # the kernel refuses to unload a module that is in use; gpunode names what it removes, and asks.
 TAKES_AWAY = re.compile(
     r"\b(?:disable|mask|purge|autoremove|nvidia-uninstall|poweroff|apt-key del|snap remove|setenforce|virsh|swapoff"

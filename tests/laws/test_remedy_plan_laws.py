@@ -1,4 +1,4 @@
-"""The laws of remedies: gpunode's commands do, on the very node they were printed for, what the remedy says they do."""
+"""The laws of remedies: on the node they were printed for, gpunode's commands do what the remedy says."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from tests.scenarios.reports import diagnosed_reports
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A remedy that names ``gpunode setup``, and the node that it was printed for.
+    """A remedy with ``gpunode setup``, and the node that it was printed for.
 
     Attributes:
-        where: the report, or the system whose remedy it is without one.
+        where: the report, or the system if there is no report.
     """
 
     where: str
@@ -79,7 +79,7 @@ def test_setup_named_by_a_remedy_changes_the_node(cause: str) -> None:
 
 
 def _does_something(where: str, setup: Setup, facts: Facts) -> None:
-    """Assert that the plan refuses nothing, and has a change of one of the steps that are named."""
+    """Assert that the plan refuses nothing and has a change of one of the named steps."""
     plans = planned(setup.recipe, facts, setup.only)
     refused = next((stage.refusal for stage in plans if stage.refusal), None)
     assert refused is None, (where, setup.command, refused)
@@ -94,7 +94,7 @@ def test_every_cause_with_a_setup_remedy_has_a_node_state() -> None:
 
 
 Version = tuple[int, ...]
-# What another release of the driver has to be: any but the installed, a newer one, or one of a newer branch.
+# The required release of the driver: any other than the installed one, a newer one, or one of a newer branch.
 ANOTHER: Final[Mapping[str, Callable[[Version, Version], bool]]] = {
     "xid-31-driver-regression": lambda old, new: new != old,
     "cuda-init-802-kaslr-or-hmm": lambda old, new: new > old,
@@ -103,7 +103,7 @@ ANOTHER: Final[Mapping[str, Callable[[Version, Version], bool]]] = {
     "cuda-compat-lib-mismatch": lambda old, new: new[0] > old[0],
     "cuda-compat-not-supported-hw": lambda old, new: new[0] > old[0],
 }
-# Of a maintained branch, the newest of one, and of one that nobody maintains.
+# A release of a maintained branch, the newest release of one, and a release of an unmaintained branch.
 INSTALLED = ("580.95.05", "580.178.04", "550.163.01", "610.57.04")
 
 
@@ -122,7 +122,7 @@ def run_setup(setup: Setup, facts: Facts) -> Facts:
     return after(facts, planned(setup.recipe, facts, setup.only))
 
 
-# Of branches that are maintained and of some that are not; the GPUs are a GTX 1080, a T4, an H100 and a B200.
+# Releases of maintained and unmaintained branches; the GPUs are a GTX 1080, a T4, an H100 and a B200.
 RELEASES = ("535.288.01", "550.163.01", "580.95.05", "580.178.04", "590.48.01", "595.58.03", "595.91.07", "610.57.04")
 DRIVEN = [
     (device, version)

@@ -1,4 +1,4 @@
-"""The law of secrets: wherever somebody has left one, no capture has it, and no diagnosis is another for that."""
+"""The law of secrets: wherever a secret was left, no capture contains it, and the diagnosis stays the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def word(alphabet: str, least: int = 10, most: int = 60) -> st.SearchStrategy[st
     return st.text(alphabet, min_size=least, max_size=most)
 
 
-# Somebody's words: with a digit, a capital and a small letter, or with signs.
+# Invented secrets: with a digit, an upper-case and a lower-case letter, or with punctuation.
 secrets = st.one_of(
     word(LETTERS + DIGITS, 12).map(lambda one: f"q7W{one}"),
     word(LETTERS + DIGITS + "+", 20).map(lambda one: f"q7W{one}=="),
@@ -52,14 +52,14 @@ shaped = st.sampled_from(list(TOKEN_SHAPES.values())).flatmap(
 
 def capture_of(probe: Probe, data: str, *, is_said: bool) -> Capture:
     if probe.glob:
-        is_said = True  # what a folder says when it cannot be read has no text of anybody's
+        is_said = True  # the error of an unreadable folder has no text from the node
         data = encode_matches(iter([GlobMatch(probe.glob.replace("*", "x"), data=data.encode())])).decode()
     said, complained = (data.encode(), "") if is_said else (b"", data)
     return Capture(probe.source, "ok" if is_said else "failed", said, complained, content_kind=probe.content_kind)
 
 
 def leaks(secret: str, kept: str) -> bool:
-    # A part of it is as bad; what is shorter may stand there by chance.
+    # A part of the secret is as bad; a shorter match may be chance.
     return any(
         secret[at : at + 8] in kept for at in range(max(len(secret) - 7, 1)) if secret[at : at + 8] != "redacted"
     )
@@ -76,7 +76,7 @@ def test_capture_contains_no_secret_from_any_place(place: str, secret: str, prob
     assert kept.text.count("\n") == seen[probe.key].text.count("\n")
 
 
-# Configuration drawn at random, whatever its keys are called: nobody knows them, so nothing of theirs is shown.
+# Random configuration with arbitrary keys: they are unknown, so none of their values is shown.
 keys = word("bcdfgjkqvxz", 5, 9)
 values = st.recursive(
     secrets, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=6
@@ -115,7 +115,7 @@ WRITTEN = {
 def test_unknown_configuration_value_is_not_kept(how: str, tree: dict[str, object]) -> None:
     whole = WRITTEN[how](tree)
     kept = redact_content(whole.encode(), "config").decode()
-    # A part of a secret that its surroundings hold as well is no leak.
+    # A part of a secret that its surroundings contain anyway is no leak.
     around = WRITTEN[how](dict.fromkeys(tree, ""))
     assert not [leaf for leaf in _leaves(tree) if leaks(leaf, kept) and not leaks(leaf, around)]
     assert redact_content(kept.encode(), "config").decode() == kept
@@ -140,7 +140,7 @@ def test_secret_with_a_known_form_is_redacted(secret: str, place: str) -> None:
     assert not leaks(secret, redact_text(place.format(secret)))
 
 
-# Places cut anywhere and joined by the marks of every form: what one replacement leaves may be another form.
+# Places cut at random and joined by the delimiters of every form: one replacement may create another form.
 pieces = st.sampled_from(
     (
         *("password", "token", "proxy", "key", "is ", "again", "redacted", "Bearer ", "ghp_", "$6$", "kind: Secret\n"),
@@ -203,7 +203,7 @@ def diagnosis_words(found: Diagnosis) -> object:
 
 
 def test_redaction_changes_no_finding() -> None:
-    """Of the reports in which anything is taken out, with each file read as the class that its probe has."""
+    """Only reports in which something is redacted; each file has the class of its probe."""
     for report in reports():
         pieces = pasted.collect_pieces([(one["source"], one["text"]) for one in report.evidence])
         seen = {key: replace(one, content_kind=HOLDS.get(key.partition("#")[0], "log")) for key, one in pieces.items()}

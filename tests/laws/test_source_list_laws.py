@@ -1,4 +1,4 @@
-"""After each run that wrote a list of package sources, no two entries of one archive contradict each other."""
+"""No two entries of one archive contradict each other after a run that wrote a list of package sources."""
 
 from __future__ import annotations
 

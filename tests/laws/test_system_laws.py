@@ -1,4 +1,4 @@
-"""The laws of systems that are kept in a way of their own: no command is printed that is not there."""
+"""The laws of systems with their own way of administration: no printed command is missing there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.facts import pasted
 
-# What os-release says there.
+# The os-release of each.
 OTHERS = {
     "talos": 'NAME="Talos"\nID=talos\nVERSION_ID=v1.9.1\n',
     "bottlerocket": "NAME=Bottlerocket\nID=bottlerocket\nVARIANT_ID=aws-k8s-1.31-nvidia\nVERSION_ID=1.26.1\n",
@@ -44,7 +44,7 @@ def node(release: str) -> Snapshot:
 
 
 def fixes(release: str) -> list[tuple[str, Fix]]:
-    """Return the remedies that every cause has on such a node."""
+    """Return the remedies of every cause on such a node."""
     found = node(release)
     return [
         (cause, fix)

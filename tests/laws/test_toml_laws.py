@@ -1,4 +1,4 @@
-"""Editing TOML as text: the result means what it should, and every line that need not change is there still."""
+"""Editing TOML as text: the result has the intended meaning, and every line that need not change is kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OWN_COMMENT = re.compile(r"^[ \t]*# \[comment (\d+)\]", re.MULTILINE)
 
 
 def edit(text: str, before: Document, after: Document) -> str:
-    """Edit, or give up the example where the editor refuses to: that changes no file."""
+    """Edit, or skip the example if the editor refuses, which changes no file."""
     try:
         return tomltext.edit_toml(text, before, after)
     except Uneditable:
@@ -38,7 +38,7 @@ def is_within(short: str, long: str) -> bool:
 
 
 def statements(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each statement and header with the key of the root that it is about: the least lines that can be read."""
+    """Yield each statement and header, the smallest readable units, with its top-level key."""
     table, lines = "", ""
     for line in text.split("\n"):
         lines += line + "\n"
@@ -108,11 +108,11 @@ def test_removing_a_key_only_deletes(case: tuple[Text, dict[str, Any]]) -> None:
 def test_added_keys_can_be_removed_again(case: tuple[Text, dict[str, Any]]) -> None:
     text, after = case
     added = edit(text.text, text.document, after)
-    # tomlkit loses the blank between a date and a brace, so no edit of such a file is exact.
+    # tomlkit loses the space between a date and a brace, so no edit of such a file is exact.
     assume(tomlkit.parse(added).as_string() == added)
     back = tomltext.edit_toml(added, parse_toml(added), text.document)
     assert is_same_value(parse_toml(back), text.document)
-    # An empty header may be left, and space within braces.
+    # An empty header and space within braces may remain.
     assert ["".join(line.split()) for line in lines_that_say_something(back)] == [
         "".join(line.split()) for line in lines_that_say_something(text.text)
     ]

@@ -1,6 +1,6 @@
-"""The law of hearsay: what a pod prints proves nothing against the node that it runs on.
+"""The law of hearsay: a pod's output proves nothing about the node that it runs on.
 
-Whoever may run a pod writes its log; the node's own layers are judged by what the node shows itself.
+Anyone who can run a pod can write its log; doctor judges the node's own layers by the node's own evidence.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY
 from tests.scenarios.reports import Report, reports
 
-# Each report is one pod's log; so many pods run on a node, that all reports are soon through.
+# The number of pods on a node. Each prints one report, so a few nodes cover all reports.
 PODS = 20
 FORMS = ("as it is", "as a transcript", "as a runtime writes it")
 BATCHES = range(-(-len(reports()) // PODS))
 
 
 def log(report: Report, form: str) -> str:
-    """Return the evidence of ``report`` as somebody may have a container print it."""
+    """Return the evidence of ``report`` as a container might print it."""
     prompt = "$ {source}\n{text}" if form == "as a transcript" else "{text}"
     text = "\n".join(prompt.format(**one) for one in report.evidence)
     stamp = "2026-11-16T06:12:43.123456789Z stdout F "
@@ -33,7 +33,7 @@ def log(report: Report, form: str) -> str:
 
 
 def with_pods(node: Evidence, logs: Mapping[str, str]) -> Evidence:
-    """Return ``node`` with a pod of each name, which has printed that."""
+    """Return ``node`` with a pod of each name that printed the text."""
     glob = node["pod-logs"]
     added = (
         GlobMatch(
@@ -53,7 +53,7 @@ def node(name: str) -> Evidence:
 
 
 def against_the_node(examined: Examination) -> Iterable[object]:
-    """Return the findings that speak against the node, or are certain."""
+    """Return the findings that blame the node or are certain."""
     for one in examined.diagnosis.findings:
         if one.severity != "info" and (
             evidence_origin.is_shown_by_node(one.cause, one.layer) or one.confidence == "certain"

@@ -1,4 +1,4 @@
-"""Laws of an undo whose power fails: the next remove leaves nothing of gpunode's, or names it."""
+"""Laws of an undo cut short by a power failure: the next remove leaves nothing of gpunode's, or names it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.fakes.dpkg import Packages
 from tests.fakes.examples import examples
 from tests.fakes.memory_node import MemoryNode, command
 
-# One that a driver is run with, two that a plain rollback knows, and one that anybody may have written before.
+# One that a driver needs, two that a plain rollback restores, and one that may have existed before.
 PATHS = {
     "/etc/apt/preferences.d/gpunode-nvidia": "sources",
     "/etc/modprobe.d/gpunode-nouveau.conf": "packages",
@@ -36,9 +36,9 @@ class Story:
     """A node, what setups do to it, and what happens to it afterwards.
 
     Attributes:
-        changes: of each setup.
-        needed: a package of gpunode's that somebody else's package has come to need; None for none.
-        undone: commands that undo, each with the moment at which the power fails.
+        changes: the changes of each setup.
+        needed: a package of gpunode's that another package now depends on, or None.
+        undone: undo commands, each with the moment at which the power fails.
     """
 
     packages: Mapping[PackageId, PackageState]
@@ -64,7 +64,7 @@ def stories(draw: st.DrawFn) -> Story:
 def _setup(
     draw: st.DrawFn, number: int, packages: dict[PackageId, PackageState], files: dict[str, FileState]
 ) -> tuple[Change, ...]:
-    """Return the changes of a setup; ``packages`` and ``files`` are then as it leaves them."""
+    """Return the changes of a setup, and update ``packages`` and ``files`` to match."""
     changes: list[Change] = []
     for path in draw(st.lists(st.sampled_from(tuple(PATHS)), unique=True)):
         after = FileState(b"# Written by gpunode: %d\n" % number)
@@ -113,9 +113,9 @@ def was_brought(story: Story, package: PackageId) -> bool:
 
 
 def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
-    """Return gpunode's leftovers without a reason or unnamed by ``said``, and what differs from before.
+    """Return gpunode's leftovers that have no reason or that ``said`` does not name, and other differences from before.
 
-    The only reason is what others need, and what a driver among that is run with.
+    Valid reasons: another package needs it, or it belongs to a driver that another package needs.
     """
     states = node.packages.states
     added = [str(one) for one in BROUGHT if one in states]

@@ -27,7 +27,7 @@ from tests.fakes.examples import examples
 from tests.laws.nodes import facts, recipes
 
 ASKED = SetupOptions()
-# They follow each node's kernel, and what is broken on it.
+# These depend on each node's kernel and on what is broken on it.
 NOT_LOCKED = {"headers", "missing-dependencies"}
 quick = settings(
     max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -35,7 +35,7 @@ quick = settings(
 
 
 class PowerCut(BaseException):
-    """The machine is gone: nothing after it runs, not even handlers of ordinary errors."""
+    """The machine has lost power: nothing runs afterwards, not even handlers of ordinary errors."""
 
 
 class Memory(RehearsalHost):
@@ -78,7 +78,7 @@ def _configuration(host: RehearsalHost) -> dict[str, FileState | None]:
 @quick
 @given(recipes(), facts())
 def test_notes_of_unchanged_steps_are_state_notes(recipe: Recipe, node: Facts) -> None:
-    """A note that plan shows of a step without changes is on every other screen as well, for it is of the state."""
+    """Every screen shows the note of a step without changes, since the note describes the state."""
     plans = _plan(recipe, node, Memory(node))
     outcomes = [step.outcome for stage in plans for step in stage.steps]
     assert not [one for one in outcomes if isinstance(one, Planned) and one.change_notes and not one.changes]
@@ -175,7 +175,7 @@ def test_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data
 @quick
 @given(recipes(), facts(), st.data())
 def test_next_run_settles_triggers_of_an_interrupted_one(recipe: Recipe, node: Facts, data: st.DataObject) -> None:
-    """Whatever the moment of the cut, every trigger of the plan has been carried out once the second run is through."""
+    """Whenever the power fails, every trigger of the plan has run by the end of the second run."""
     whole = Memory(node)
     plans = _plan(recipe, node, whole)
     wanted = {trigger for stage in plans for trigger in stage.triggers}
@@ -205,7 +205,7 @@ def test_next_run_settles_triggers_of_an_interrupted_one(recipe: Recipe, node: F
 
 
 def _forget_the_end(store: Store) -> None:
-    """Remove the last line of the journal, which a machine without power does not write."""
+    """Remove the last line of the journal, which a machine that lost power did not write."""
     path = store.folder / "runs" / store.ids()[-1] / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     assert b'"type":"commit"' in lines[-1]
@@ -213,7 +213,7 @@ def _forget_the_end(store: Store) -> None:
 
 
 def _facts_for_next_run(node: Facts, host: Memory) -> Facts:
-    """Return the node as the next run finds it: its files as the cut left them, all else as before the first run."""
+    """Return the node as the next run finds it: files as the power cut left them, the rest as before the first run."""
     import dataclasses
 
     files = {path: Known(state, f"file:{path}") for path, state in host.files.items()}

@@ -1,6 +1,6 @@
-"""TOML as people and programs write it: documents in every layout that the language has, and edits of them.
+"""TOML as people and programs write it: documents in every layout of the language, and edits of them.
 
-A text is written from a document, so that what it should read as is known apart from any parser.
+Each text is written from a document, so its meaning is known without a parser.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ documents = st.dictionaries(
 
 @dataclass
 class Text:
-    """A document with a text that reads as it.
+    """A document with a text that parses to it.
 
     Attributes:
-        lines: how many comments stand on lines of their own between statements, numbered from 0.
+        lines: the number of comments on their own lines between statements, numbered from 0.
     """
 
     document: Document
@@ -108,7 +108,7 @@ class _Writer:
         )
 
     def chosen(self, *choices: str) -> str:
-        """Return one of them; the first in a text without oddities."""
+        """Return one of the choices; the first one in a text without oddities."""
         return self.draw(st.sampled_from(choices)) if self.odd else choices[0]
 
     def comment(self) -> str:
@@ -157,7 +157,7 @@ class _Writer:
             choices.append(f"'{text}'")
         if "'" not in text and "\x7f" not in text:
             choices.append(f"'''\n{text}'''")
-        if not text[:1].isspace():  # else it would be taken for the space that is left out
+        if not text[:1].isspace():  # otherwise it would count as the omitted space
             choices.append(f'"""\\\n   {basic(text, lines=True)}"""')
         return self.chosen(*choices)
 
@@ -188,7 +188,7 @@ class _Writer:
         return f"{{{around}{self.chosen(', ', ',', ' , ').join(members)}{around if members else ''}}}"
 
     def table(self, path: tuple[str, ...], table: Document, depth: int) -> tuple[list[str], list[list[str]]]:
-        """Return the statements below the table's header, and the blocks of lines for what has headers of its own."""
+        """Return the statements below the table's header, and the blocks of lines for tables with their own headers."""
         own: list[str] = []
         blocks: list[list[str]] = []
         pad = self.step * depth
@@ -257,7 +257,7 @@ class _Writer:
 
 
 def basic(text: str, *, escape: bool = False, lines: bool = False) -> str:
-    """Return ``text`` as a string in double quotes, or as what stands in one of several lines."""
+    """Return ``text`` as a double-quoted string, or as the content of a multi-line one."""
     names = {"\\": "\\\\", '"': '\\"', "\t": "\\t", "\n": "\\n", "\x7f": "\\u007F"}
     written = "".join(f"\\U{ord(char):08x}" if escape else names.get(char, char) for char in text)
     return written if lines else f'"{written}"'
@@ -265,7 +265,7 @@ def basic(text: str, *, escape: bool = False, lines: bool = False) -> str:
 
 @st.composite
 def toml_texts(draw: st.DrawFn) -> Text:
-    """Return a document, and a text that reads as it."""
+    """Return a document and a text that parses to it."""
     document = draw(documents)
     writer = _Writer.drawn(draw)
     own, blocks = writer.table((), document, 0)
@@ -275,7 +275,7 @@ def toml_texts(draw: st.DrawFn) -> Text:
     newline = draw(st.sampled_from(["\n", "\n", "\r\n", "mixed"]))
     text = "\n".join(lines)
     text += "\n" if lines and draw(st.sampled_from([True, True, False])) else ""
-    # A line end within a string is part of its value, and parsers read both kinds as the shorter one.
+    # A line end within a string is part of its value; parsers normalise both kinds to the shorter one.
     if newline == "mixed":
         pieces = text.split("\n")
         ends = draw(st.lists(st.sampled_from(["\n", "\r\n"]), min_size=len(pieces), max_size=len(pieces)))
@@ -289,7 +289,7 @@ def toml_texts(draw: st.DrawFn) -> Text:
 
 
 def _tables(document: Any, above: Path = (), *, in_lists: bool = True) -> list[Path]:
-    """Return the path to every table of the document, with ``in_lists`` also of those within lists."""
+    """Return the path to every table of the document, including those in lists with ``in_lists``."""
     found: list[Path] = [above] if isinstance(document, dict) else []
     members = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in members:
@@ -316,9 +316,9 @@ def at(document: Any, path: Path) -> Any:
 
 @st.composite
 def extended(draw: st.DrawFn, document: Document, *, in_lists: bool = True) -> Document:
-    """Return ``document`` with keys that it has not, or, with ``in_lists``, an item in one of its lists.
+    """Return ``document`` with new keys or, with ``in_lists``, a new item in one of its lists.
 
-    Not both: who changes an item and puts one beside it could also have done it the other way round.
+    Not both: changing one item and adding another could equally be the reverse.
     """
     after = copy.deepcopy(document)
     arrays = _arrays(after) if in_lists else []
@@ -336,7 +336,7 @@ def extended(draw: st.DrawFn, document: Document, *, in_lists: bool = True) -> D
 
 @st.composite
 def reduced(draw: st.DrawFn, document: Document, left: int = 0, *, in_lists: bool = True) -> Document:
-    """``document`` with keys taken out or, with ``in_lists``, an item; at least ``left`` in each table and list."""
+    """Return ``document`` without some keys or, with ``in_lists``, an item; each table and list keeps ``left``."""
     after = copy.deepcopy(document)
     arrays = [path for path in _arrays(after) if in_lists and len(at(after, path)) > left]
     if arrays and draw(st.integers(0, 3)) == 0:
@@ -353,7 +353,7 @@ def reduced(draw: st.DrawFn, document: Document, left: int = 0, *, in_lists: boo
 
 @st.composite
 def altered(draw: st.DrawFn, document: Document) -> Document:
-    """Return ``document`` with keys and items added, taken out and set to other values, of other kinds too."""
+    """Return ``document`` with keys and items added, removed and changed, including to other types."""
     after = draw(extended(document)) if draw(st.booleans()) else copy.deepcopy(document)
     for _ in range(draw(st.integers(0, 3))):
         places = [path for path in _tables(after) if at(after, path)]

@@ -42,7 +42,7 @@ def test_every_kind_is_described_in_the_json_reference(kind: type[BaseChange]) -
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_kind_is_undone_or_says_that_it_is_not(kind: type[BaseChange]) -> None:
-    # What is done to a cluster has an undo of its own, and no undo takes back what a command did to a node.
+    # Changes of a cluster have their own undo, and no undo reverts a command's effect on a node.
     undone = {*StatefulT.__constraints__, ObjectChange, CommandChange}
     assert kind in undone or kind.is_undoable is not BaseChange.is_undoable, (
         "sum up its changes in journal/footprint.py and plan what takes them back in workflow/undo_plan.py, "
@@ -55,7 +55,7 @@ def test_every_step_is_in_the_table() -> None:
         importlib.import_module(f"gpunode.steps.{one.name}") for one in pkgutil.iter_modules(gpunode.steps.__path__)
     )
     written = {value.id for module in modules for value in vars(module).values() if isinstance(value, Step)}
-    # The pauses of GPU services follow from the changes of other steps, wherever those are.
+    # The pauses of GPU services depend on the changes of other steps, wherever those are.
     assert written == {step.id for step in (*STEPS, GPU_SERVICES_STEP)}
 
 

@@ -39,7 +39,7 @@ RECIPE = Recipe(
     toolkit=Toolkit("1.19.1"),
     runtime=RuntimeSettings("containerd", set_as_default=True),
 )
-# What packages of the node depend on: direct dependencies, and one of theirs.
+# Dependencies of the node's packages: direct ones, and one of theirs.
 RELATIONS = {
     "dpkg": "",
     "nvidia-driver-cuda": "libcuda1 (= 580.178.04-1)",
@@ -62,7 +62,7 @@ PACKAGES = {
 
 @cache
 def converged() -> tuple[Recipe, Facts]:
-    """Return a locked node on which no action needed."""
+    """Return a locked node on which no action is needed."""
     units = {name: unit() for name in ("nvidia-persistenced.service", "containerd.service")}
     facts = with_driver(
         "580.178.04", open_module=False, gpus=(gpu(GTX_1080),), packages=PACKAGES, units=units, run_installer=False

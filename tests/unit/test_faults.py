@@ -18,7 +18,7 @@ MENDED = {
 
 
 def row(fault: Fault) -> str:
-    """Return the fault as the page has it."""
+    """Return the fault's row on the page."""
     family = next(one for one in rule_families() if any(rule.cause == fault.cause for rule in one.rules))
     place = f"../../gpunode/diagnoses/causes/{family.id}.md#{fault.cause}"
     return f"| {fault.what} | [`{fault.cause}`]({place}) | {MENDED[fault.mended]} |"

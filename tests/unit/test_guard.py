@@ -1,4 +1,4 @@
-"""The guard of tests/conftest.py: a unit test that reaches out fails, and says what it reached for."""
+"""The guard of tests/conftest.py: a unit test that leaves its sandbox fails, and names what it reached for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lock files: what is written is what is read, and what cannot be meant is named with its place."""
+"""Lock files: what is written is read back unchanged, and errors are named with their place."""
 
 from __future__ import annotations
 

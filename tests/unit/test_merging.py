@@ -1,4 +1,4 @@
-"""A change taken out of an edited text: both survive, or nobody guesses."""
+"""A change removed from an edited text: the edit survives, or nothing is guessed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OURS = BEFORE + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
 
 
 def without_our_change(now: bytes) -> bytes | None:
-    """Return ``now`` without what made OURS of BEFORE."""
+    """Return ``now`` without the change from BEFORE to OURS."""
     return merge_three_ways(OURS, BEFORE, now)
 
 

@@ -1,4 +1,4 @@
-"""Packages of a foreign architecture, and versions of one package that stand beside one another."""
+"""Packages of a foreign architecture, and several installed versions of one package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSTALL = PackageChange(NEW, None, COMES)
 
 @dataclass(frozen=True, slots=True)
 class Rpm(Status):
-    """A package database in which nothing needs anything."""
+    """A package database without dependencies."""
 
     def find_needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         return {}

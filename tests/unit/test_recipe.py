@@ -30,7 +30,7 @@ def refusal(text: str, file: str = "node.toml", load: Mapping[str, str] | None =
 
 
 def toml(text: str) -> dict[str, Any]:
-    """Return ``text`` as another reader of TOML than the parser's understands it."""
+    """Return ``text`` as parsed by a TOML reader other than gpunode's."""
     import tomlkit
 
     return tomlkit.parse(text).unwrap()

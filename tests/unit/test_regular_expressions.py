@@ -1,4 +1,4 @@
-"""No regular expression of gpunode's can take exponential time, told from what it is made of and not by a clock."""
+"""No regular expression of gpunode's can take exponential time, proved from its structure and not by a clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
     import sre_compile as _compiler
     import sre_parse as _parser
 
-# A smaller bound is no loop: two of them in each other are a few hundred steps.
+# A smaller bound is no loop: two nested ones take a few hundred steps.
 _MANY = 32
 _SIGNS = "".join(map(chr, range(256)))
 _CALLS = frozenset({"compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"})
@@ -35,13 +35,13 @@ Node = tuple[Any, Any]
 
 @cache
 def every_expression() -> frozenset[tuple[str, int]]:
-    """Return every expression of the package: those written out, and those made when its modules are imported."""
+    """Return every expression of the package: literal ones, and those built when its modules are imported."""
     found = set[tuple[str, int]]()
     for module in pkgutil.walk_packages(gpunode.__path__, "gpunode."):
         if not module.name.endswith("__main__"):
             found |= {(one.pattern, one.flags) for one in vars(importlib.import_module(module.name)).values()
                       if isinstance(one, re.Pattern) and isinstance(one.pattern, str)}  # fmt: skip
-    gc.unfreeze()  # a fleet that another test looked at has taken all that was there out of its sight
+    gc.unfreeze()  # a fleet of another test has already frozen every existing object
     found |= {(one.pattern, one.flags) for one in gc.get_objects() if isinstance(one, Pattern)}
     for file in Path(gpunode.__path__[0]).rglob("*.py"):
         found |= {(text, 0) for text in _written_patterns(ast.parse(file.read_text("utf-8")))}
@@ -58,9 +58,9 @@ def _written_patterns(tree: ast.Module) -> Iterator[str]:
 
 
 def exponential(expression: str, flags: int = 0) -> list[str]:
-    """Return the loops in loops of which one text can be taken in many ways: ``(a+b?)*`` by each ``a`` in two.
+    """Return the nested loops that match one text in many ways: ``(a+b?)*`` does so in two ways for each ``a``.
 
-    Such is a loop over signs from which a way leads out, round the loop that it stands in and back, by those signs.
+    Such a loop runs over characters with which one can also leave it, go round the outer loop and return.
     """
     parsed: Any = _parser.parse(expression, flags)
     return [str(loop) for loop in _loops(parsed) for signs in _inner(loop, (), (), parsed.state) if signs]
@@ -104,7 +104,7 @@ def _is_loop(node: Node) -> bool:
 def _inner(
     nodes: Sequence[Node], before: tuple[Node, ...], after: tuple[Node, ...], state: Any
 ) -> Iterator[frozenset[str]]:
-    """Yield the signs of each loop within the body of a loop from which there is a way round by these signs."""
+    """Yield the characters of each loop in a loop's body from which those characters lead round the outer loop."""
     for number, node in enumerate(nodes):
         ahead, behind = (*before, *nodes[:number]), (*nodes[number + 1 :], *after)
         for part in map(_without_groups, _parts(node)):
@@ -124,14 +124,14 @@ def _without_groups(nodes: Sequence[Node]) -> Sequence[Node]:
 
 
 def _passes(node: Node, signs: frozenset[str], state: Any) -> bool:
-    """True if the node accepts some text, even an empty one, of ``signs``."""
+    """True if the node accepts some text of ``signs``, even an empty one."""
     kind = _kind(node)
     if kind in _ONE_SIGN:
         return bool(_signs(node, state) & signs)
     if kind.endswith("REPEAT") and node[1][0] == 0:
         return True
     if kind == "AT":
-        # Behind the end of the text nothing goes on, and between two letters no word ends.
+        # Nothing follows the end of the text, and no word ends between two letters.
         ends_word = str(node[1]) == "AT_BOUNDARY"
         return not (ends_word and all(map(re.compile(r"\w").match, signs))) and str(node[1]) != "AT_END_STRING"
     return (

@@ -23,7 +23,7 @@ _STAND_IN: Final = Path(__file__).with_name("stand_in.py")
 
 @dataclass(frozen=True, slots=True)
 class Ansible:
-    """An ansible-core in an environment of its own, with the collection where it looks for one."""
+    """An ansible-core in its own environment, with the collection on its search path."""
 
     bin: Path
     collections: Path
@@ -60,12 +60,12 @@ class Ansible:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A program that answers as gpunode with the envelopes it was given, and writes down how it was called."""
+    """A program that answers like gpunode with given envelopes, and records how it was called."""
 
     path: Path
 
     def answers(self, **verbs: Sequence[str]) -> None:
-        """Let each verb give its answers, one after another; the last one again and again."""
+        """Set the answers of each verb, given one after another; the last one repeats."""
         self.path.with_name("answers.json").write_text(json.dumps(verbs))
 
     @property
@@ -97,7 +97,7 @@ def program(tmp_path: Path) -> StandIn:
 
 @pytest.fixture(scope="session", params=[pytest.param("oldest", marks=pytest.mark.long), "newest"])
 def ansible(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
-    """Return each ansible-core; made once and kept."""
+    """Return each ansible-core; each is built once and kept."""
     return _ansible(request.param, tmp_path_factory)
 
 

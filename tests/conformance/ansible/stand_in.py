@@ -1,4 +1,4 @@
-"""Answers as gpunode with --json; see conftest.StandIn."""
+"""Answers like ``gpunode --json``; see conftest.StandIn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collection's modules, run as Ansible runs them, against the envelopes that gpunode prints."""
+"""The collection's modules, run as Ansible runs them, on envelopes that gpunode prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role and the playbooks, run by real ansible-playbook on hosts that are folders of this machine."""
+"""The role and the playbooks, run by the real ansible-playbook; each host is a folder of this machine."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ sys.exit(done.returncode)
 def test_node_facts_cannot_override_the_kubectl_variables(
     site: Site, facts: Mapping[str, object], log: list[str]
 ) -> None:
-    """A node that somebody else controls would otherwise drain all others, or run a program on the controller."""
+    """An attacker who controls a node could otherwise drain all others, or run a program on the controller."""
     site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
     kubectl, python = site.folder / "kubectl", site.folder / "python"
     kubectl.write_text(f'#!/bin/sh\necho "$*" >>{site.folder}/log\n')

@@ -1,4 +1,4 @@
-"""ansible-test sanity, of the oldest ansible-core and the newest: it makes an environment for each of its tools."""
+"""ansible-test sanity with the oldest and the newest ansible-core; it creates an environment for each of its tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.ansible.conftest import Ansible
 
-# What ansible-test would download from a server of Ansible's: each environment gets the pip that Python brings.
+# ansible-test would download pip from Ansible's server: each environment uses Python's bundled pip instead.
 GET_PIP = """\
 import subprocess, sys
 subprocess.check_call([sys.executable, "-m", "ensurepip"])

@@ -1,4 +1,4 @@
-"""A small signed archive on loopback and an apt whose whole world is one temporary folder."""
+"""A small signed archive on loopback, and an apt that uses one temporary folder as its root."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ TOOLS = ("apt-get", "apt-ftparchive", "dpkg-deb", "dpkg-query", "gpg", "/usr/lib
 
 
 class Archive:
-    """An archive in the flat layout of NVIDIA's CUDA repository; what it answers can be falsified, request by request.
+    """An archive in the flat layout of NVIDIA's CUDA repository, whose answers can be replaced request by request.
 
     Attributes:
-        falsified: path to what is answered instead, one after the other: a status, or a body.
-        asked: every path that was asked for.
+        falsified: the answers to give instead, by path, one after the other: a status or a body.
+        asked: every requested path.
     """
 
     def __init__(self, folder: Path, key: Path) -> None:
@@ -153,7 +153,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 
 @pytest.fixture(scope="session")
 def signed(keys: Keys, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the folder of two repositories, and their key."""
+    """Return the folder of two signed repositories, and their key."""
     key = keys.make("archive@localhost")
     folder = tmp_path_factory.mktemp("www")
     cuda, toolkit = folder / "debian12/x86_64", folder / "toolkit"
@@ -178,7 +178,7 @@ def archive(signed: tuple[Path, Path], tmp_path: Path) -> Iterator[Archive]:
 
 
 class PrivateRunner(Runner):
-    """Runs commands for which the whole of apt and dpkg lies in ``world``."""
+    """Runs commands with all of apt's and dpkg's files in ``world``."""
 
     def __init__(self, world: Path) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class World:
     """A private apt.
 
     Attributes:
-        waited: the seconds of every pause that was asked for; none was made.
+        waited: the seconds of every requested pause; none was actually made.
     """
 
     folder: Path

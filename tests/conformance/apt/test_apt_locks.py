@@ -1,4 +1,4 @@
-"""Locks that another process really holds, as this kernel tells of them."""
+"""Locks that another process really holds, as this kernel reports them."""
 
 from __future__ import annotations
 

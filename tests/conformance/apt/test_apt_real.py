@@ -1,4 +1,4 @@
-"""The real apt of this machine, in a world of its own: no package of the machine is looked at or touched."""
+"""The real apt of this machine with its own root: it neither reads nor changes the machine's packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUDA, TOOLKIT = "debian12/x86_64", "toolkit"
 
 @pytest.fixture
 def ready(world: World, archive: Archive) -> World:
-    """Return a world with the CUDA repository's index."""
+    """Return a private apt with the CUDA repository's index."""
     world.apt().refresh([world.source("cuda.list", archive.lists(CUDA))])
     archive.asked.clear()
     return world
@@ -110,7 +110,7 @@ def test_short_mirror_sync_is_retried(world: World, archive: Archive) -> None:
 
 def test_lasting_mirror_sync_is_reported_and_the_old_index_kept(ready: World, archive: Archive) -> None:
     before = ready.indexes()
-    # The server has another package list than its InRelease says: what a push half way looks like.
+    # The server's package list does not match its InRelease, as in the middle of a push.
     archive.falsified = {f"/{CUDA}/{name}": [b"Package: x\n" * 100] * 50 for name in ("Packages", "Packages.gz")}
     (ready.folder / "var/lib/apt/lists" / next(name for name in before if name.endswith("Packages"))).unlink()
     before = ready.indexes()
@@ -210,7 +210,7 @@ def test_fetch_names_a_missing_file(world: World, archive: Archive) -> None:
 
 
 class locked:  # noqa: N801
-    """Another process holds the lock until this ends."""
+    """Let another process hold the lock within the context."""
 
     def __init__(self, path: Path) -> None:
         code = f"import fcntl,sys; f=open({str(path)!r},'a'); fcntl.lockf(f,2); print(1,flush=True); sys.stdin.read()"
@@ -268,7 +268,7 @@ def test_unsigned_repository_is_refused_whatever_the_host_allows(world: World, a
 
 
 def test_expired_own_index_is_refused_whatever_the_host_allows(world: World, archive: Archive, keys: Keys) -> None:
-    """Somebody may replay it. Of all archives, among them frozen mirrors, the host's configuration decides."""
+    """An attacker may replay it. For other archives, such as frozen mirrors, the host's configuration decides."""
     expired = {"Valid-Until": "Sun, 02 Jan 2022 00:00:00 UTC"}
     index(archive.folder / CUDA, keys.folder, "archive@localhost", **expired)
     (world.folder / "etc/apt/apt.conf.d/99loose").write_text('Acquire::Check-Valid-Until "0";\n')

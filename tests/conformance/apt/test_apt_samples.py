@@ -1,4 +1,4 @@
-"""Samples of the output of apt 2.6 (Debian 12) and 3.0 (Debian 13), kept as printed: how gpunode reads it."""
+"""gpunode's reading of the output of apt 2.6 (Debian 12) and 3.0 (Debian 13), kept as printed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ KINDS: dict[str, AptFailureKind] = {
     "update-unsigned": "signature",
     "update-valid-until": "release-date",
 }
-# The one that fails in that version only: apt 2.6 asks gpgv, apt 3.0 asks sqv, and they differ about these.
+# Samples that fail in one version only: apt 2.6 uses gpgv, apt 3.0 uses sqv, and they judge these differently.
 ONLY: dict[tuple[str, str], AptFailureKind] = {
     ("apt-2.6.2", "update-certificate"): "certificate",
     ("apt-2.6.2", "update-expired-key"): "signature",
@@ -136,7 +136,7 @@ def test_failure_has_what_why_and_hint(version: str, name: str, kind: AptFailure
 
 @pytest.mark.parametrize("how", ["exited unexpectedly", "received signal 9.", "received a segmentation fault."])
 def test_killed_dpkg_is_told_from_a_failed_package(how: str) -> None:
-    """The kernel kills it for want of memory; apt's own words (apt 2.6.2)."""
+    """The kernel kills it when memory runs out; apt's own words (apt 2.6.2)."""
     error = explain_failure(
         "do it", "Selecting previously unselected package x.\n", f"E: Sub-process /usr/bin/dpkg {how}\n"
     )

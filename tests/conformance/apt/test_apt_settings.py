@@ -1,4 +1,4 @@
-"""The host's own settings of apt change nothing of what gpunode asks of it; apt itself answers."""
+"""The host's own apt settings do not change what gpunode asks of apt; the real apt answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def run_apt(root: Path, settings: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run apt as gpunode asks it, with ``settings`` of the host's."""
+    """Run apt as gpunode does, with the host's ``settings``."""
     text = f'Dir "{root}"; Dir::State::status "{root}/var/lib/dpkg/status"; APT::Architecture "amd64";\n{settings}'
     (root / "apt.conf").write_text(text)
     env = {**os.environ, "APT_CONFIG": str(root / "apt.conf"), "LC_ALL": "C"}
@@ -88,6 +88,6 @@ def test_settings_of_the_host_break_no_hold(setting: str, root: Path) -> None:
 
 
 def test_held_package_is_listed_by_its_name_alone(root: Path) -> None:
-    """Expect the bare name: gpunode builds a command from what apt lists."""
+    """Expect the bare name, because gpunode builds a command from apt's list."""
     done = run_apt(root, 'APT::Get::Show-Versions "true";', "held")
     assert "The following held packages will be changed:\n  held\n" in done.stdout

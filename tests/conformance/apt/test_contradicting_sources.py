@@ -1,4 +1,4 @@
-"""apt itself on lists that name one archive twice, and on those that a setup and its undo leave."""
+"""The real apt reads lists that name one archive twice, and lists that a setup and its undo leave."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(lacking("apt-get")), reason=lacking("apt-ge
 URL = "https://host.example/r/x86_64"
 ONE, OTHER = "signed-by=/etc/keyrings/one.gpg", "signed-by=/etc/keyrings/other.gpg"
 DEB822 = f"Types: deb\nURIs: {URL}/\nSuites: /\nSigned-By: /etc/keyrings/one.gpg\n"
-# Which of two entries apt reads first does not matter to gpunode, but does to apt where one of them names no key.
+# The order of two entries does not matter to gpunode, but it does to apt if one of them names no key.
 CONTRADICTING = {
     "another key": (f"deb [{ONE}] {URL}/ /", f"deb [{OTHER}] {URL}/ /"),
     "no key": (f"deb [{ONE}] {URL}/ /", f"deb {URL}/ /"),
@@ -47,7 +47,7 @@ AGREEING = {
 
 
 def refusal(folder: Path, lists: Mapping[str, bytes]) -> str:
-    """Return why an apt that has these ``lists`` and nothing else reads none of them; empty where it reads them."""
+    """Return why an apt that has only these ``lists`` refuses them; empty if it reads them."""
     for name in ("parts", "lists/partial", "cache/archives/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for old in (folder / "parts").iterdir():

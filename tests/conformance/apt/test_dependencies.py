@@ -1,4 +1,4 @@
-"""Unmet dependencies by dpkg's status, against ``apt-get check`` of the same status."""
+"""Unmet dependencies in dpkg's status, compared with ``apt-get check`` on the same status."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def broken_by_apt(text: str) -> set[PackageId]:
 
 
 def broken_by_gpunode(text: str) -> set[PackageId]:
-    """Return the packages of which a dependency is not met, asked one by one."""
+    """Return the packages with an unmet dependency, queried one by one."""
     found = parse_status(text)
     installed, relations = packages(found), InstalledRelations(found)
     roots = [package for package, state in installed.items() if not state.config_files_only]

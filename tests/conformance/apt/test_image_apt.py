@@ -1,4 +1,4 @@
-"""This machine's apt on an image's packages; the image's own configuration names programs, and none runs."""
+"""This machine's apt simulates on an image's packages; no program that the image's configuration names runs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_image_simulation_reads_nothing_outside(root: Path, tmp_path: Path) -> N
 def test_image_simulation_runs_as_nobody_without_privileges(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in apt's place says who it is; it stands in the first folder of gpunode's own PATH."""
+    """A stand-in for apt, in the first folder of gpunode's own PATH, prints its user."""
     from gpunode.host import process
 
     (tmp_path / "bin").mkdir()
@@ -113,7 +113,7 @@ def test_image_simulation_runs_as_nobody_without_privileges(
 
 
 def test_image_of_unknown_architecture_is_not_simulated(root: Path) -> None:
-    """Without dpkg itself the architecture is that of the packages, if they agree."""
+    """Without dpkg, the packages determine the architecture, if they agree."""
     foreign = STATUS.format("old").replace("Architecture: amd64", "Architecture: i386")
     (root / "var/lib/dpkg/status").write_text(f"{STATUS.format('old')}\n{foreign}")
 
@@ -121,7 +121,7 @@ def test_image_of_unknown_architecture_is_not_simulated(root: Path) -> None:
 
 
 def test_oversized_image_state_is_not_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file is too large by itself; together they are."""
+    """No single file is too large, but together they are."""
     monkeypatch.setattr(image_apt, "_MAX_COPIED_BYTES", 4 << 20)
     for number in range(5):
         with (root / f"var/lib/apt/lists/archive.invalid_{number}_Packages").open("wb") as file:

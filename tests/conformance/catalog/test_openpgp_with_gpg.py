@@ -1,4 +1,4 @@
-"""Fingerprints and armor against the real gpg."""
+"""Fingerprints and armor, compared with the real gpg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preferences file against the real apt, over two small indexes: NVIDIA's flat repository and a distribution's."""
+"""The preferences file in the real apt, with two small indexes: NVIDIA's flat repository and a distribution's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Deb:
 
 
 class Apt:
-    """apt over its own folders; nothing of the host's configuration or state is read."""
+    """apt with its own folders; it reads none of the host's configuration or state."""
 
     def __init__(self, root: Path, repositories: Mapping[str, Sequence[Deb]], installed: Sequence[Deb], pin: bytes):
         self.root = root
@@ -174,12 +174,12 @@ def test_newer_installed_driver_is_downgraded_to_the_wanted_branch(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "candidate"),
     [
-        ("libcuda1", "580.178.04-1"),  # Debian's fits the version, but is Debian's
+        ("libcuda1", "580.178.04-1"),  # Debian's has a fitting version, but the wrong origin
         ("libcuda1:i386", "580.178.04-1"),
         ("nvidia-driver", "(none)"),
         ("nvidia-smi", "(none)"),
         ("nvidia-open-kernel-dkms", "(none)"),
-        ("nvidia-tesla-535-driver", "535.274.02-1"),  # a name of another branch, which nothing of this one asks for
+        ("nvidia-tesla-535-driver", "535.274.02-1"),  # a name of another branch, which no package of this one requires
         ("libnvidia-tileiras", "(none)"),  # exists in another branch only
         ("nvidia-container-toolkit", "1.20.1-1"),
         ("nvidia-driver-assistant", "0.23.48.01-1"),

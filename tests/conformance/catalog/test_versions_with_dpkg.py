@@ -1,4 +1,4 @@
-"""The order of versions against the real dpkg."""
+"""The order of versions, compared with the real dpkg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpunode in a child process that ends in its middle: at a boundary that is counted, or whenever a signal comes."""
+"""gpunode in a child process that is killed midway: at a counted boundary, or when a signal arrives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# What changes a disk without raising an audit event; those that do raise one are counted by it (sys.audit's table).
+# Calls that change a disk without an audit event; calls with one are counted by it (sys.audit's table).
 _PATCHED: Final = ("write", "pwrite", "fsync", "ftruncate")
 _AUDITED: Final = frozenset(
     f"os.{name}" for name in ("mkdir", "remove", "rmdir", "rename", "link", "symlink", "chmod", "chown", "setxattr")
@@ -42,11 +42,11 @@ class Ended:
 
 
 class Boundaries:
-    """Counts the calls by which a process changes files; kills it at the one that is wanted.
+    """Counts the calls by which a process changes files, and kills it at a chosen one.
 
     Args:
         kill_at: the number of the call before which the process ends; never for -1.
-        torn: a write ends it after half of its bytes.
+        torn: kill it in the middle of a write, after half of the bytes.
     """
 
     def __init__(self, kill_at: int = -1, *, torn: bool = False) -> None:
@@ -55,7 +55,7 @@ class Boundaries:
         self._torn = torn
 
     def watch(self) -> None:
-        """Watch from here on, for as long as this process lives."""
+        """Watch this process from now until it ends."""
         for name in _PATCHED:
             setattr(os, name, self._patched(name, getattr(os, name)))
         sys.addaudithook(self._audit)
@@ -89,7 +89,7 @@ def _named(descriptor: int) -> str:
 
 
 def preload(arguments: Sequence[str]) -> None:
-    """Load what a run with ``arguments`` needs, so that a child has nothing left to load."""
+    """Load every module that a run with ``arguments`` needs, so that a child loads none."""
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names")
         child = _fork(arguments, Path(folder, "said"), then=lambda: _list_modules(names))
@@ -121,9 +121,9 @@ def run(arguments: Sequence[str], watched: Boundaries | None = None, *, sent: in
 
     Args:
         arguments: the command line.
-        watched: may kill it at a boundary.
-        sent: a signal that is sent to it.
-        after_s: so long after its start.
+        watched: the boundaries, which may kill it.
+        sent: a signal to send to it.
+        after_s: the seconds between its start and the signal.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "said")
@@ -171,7 +171,7 @@ def _be_gpunode(arguments: list[str], said: Path, watched: Boundaries | None, th
         sys.stderr.flush()
         then()
     except KeyboardInterrupt:
-        status = 130  # it came before gpunode had begun, or when it was through: there Python itself says so
+        status = 130  # the signal came before gpunode began or after it ended: Python itself reports it
     finally:
         os._exit(status)
 
@@ -182,14 +182,14 @@ def _reaped(child: int) -> int:
 
 
 class Poller:
-    """A process that reads a file all the time, through a fresh open, and holds on to what it should not have seen.
+    """A process that keeps opening and reading a file, and records content that must never appear.
 
     Args:
-        read: what is there now.
-        allowed: all that may ever be there.
+        read: returns the current content.
+        allowed: every permitted content.
 
     Attributes:
-        saw: what nobody may see; known afterwards, as is how it ``ended``, which it must not do by itself.
+        saw: the forbidden content, known at the end; so is how it ``ended``, which it must not do by itself.
     """
 
     def __init__(self, read: Callable[[], Any], allowed: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Made roots for the crash tests: a node as a tree of files, what is in it, and what must not be left in it."""
+"""Constructed roots for the crash tests: a node as a tree of files, its content, and the litter to look for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-# What gpunode keeps for itself: its journal and backups, its log, its lock.
+# gpunode's own files: its journal and backups, its log, its lock.
 _OWN: Final = ("var/lib/gpunode", "var/log/gpunode", "run/gpunode")
 _TEMPORARY: Final = re.compile(r"\.gpunode-[0-9a-f]{8}|\.[0-9a-f]{64}\.\d+|gpunode-\w+")
 _FOLDERS: Final = (
@@ -32,11 +32,11 @@ class Case:
     """A way in which setup writes configuration.
 
     Attributes:
-        options: of setup, beside the root.
-        command: what stands in for setup, with its options.
-        path: the file that is read by others all the time.
-        files: what the root holds before, with mode, owner and group.
-        undo: options of the rollback that takes all of it back.
+        options: further options of setup besides the root.
+        command: the command to run instead of setup, with its options.
+        path: the file that other processes keep reading.
+        files: the initial content of the root, with mode, owner and group.
+        undo: options of the rollback that undoes everything.
     """
 
     id: str
@@ -68,7 +68,7 @@ class Case:
         return ("setup", "--root", str(root), "--gpu", "10de:1eb8", *self.options, "--yes", "--json")
 
     def rollback(self, root: Path) -> tuple[str, ...]:
-        """Return the command line that takes it back."""
+        """Return the command line that rolls it back."""
         return ("rollback", "--root", str(root), *self.undo, "--yes", "--json")
 
 
@@ -86,7 +86,7 @@ EDITED: Final = Case(
     (("etc/docker/daemon.json", _DOCKER, 0o600, 0, 0),),
 )
 
-# Two files of one runtime, one of them in a folder that is made for it; no containerd is there to be asked.
+# Two files of one runtime, one of them in a new folder; there is no containerd to ask.
 DROP_IN: Final = Case(
     "ctk-drop-in",
     (),
@@ -95,7 +95,7 @@ DROP_IN: Final = Case(
     command=("ctk", "runtime", "configure", "--runtime=containerd", "--mode=drop-in"),
 )
 
-# Two files, and an initramfs to be rebuilt: for that an image's proc, sys and dev are mounted.
+# Two files, and an initramfs to rebuild, for which an image's proc, sys and dev are mounted.
 IMAGE: Final = Case(
     "image-mounted",
     ("--runtime", "docker", "--only", "runtime-config", "--only", "nouveau"),
@@ -106,7 +106,7 @@ IMAGE: Final = Case(
 
 
 def tree(root: Path) -> Tree:
-    """Everything in ``root`` but what gpunode keeps for itself; temporary files of a killed run are not left out."""
+    """Return everything in ``root`` except gpunode's own files; temporary files of a killed run are included."""
     found: Tree = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -119,7 +119,7 @@ def tree(root: Path) -> Tree:
 
 
 def row(root: Path, name: str) -> Row | None:
-    """The file ``name`` of ``root`` as ``tree`` has it; read as any other program would, through a fresh open."""
+    """Return the file ``name`` of ``root`` in the form of ``tree``, opened anew as any other program would."""
     try:
         descriptor = os.open(root / name, os.O_RDONLY)
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def row(root: Path, name: str) -> Row | None:
 
 
 def copy(root: Path, target: Path) -> Path:
-    """Copy ``root`` to ``target``, owners too."""
+    """Copy ``root`` to ``target``, including owners."""
     shutil.copytree(root, target, symlinks=True)
     for path in root.rglob("*"):
         status = path.lstat()
@@ -143,7 +143,7 @@ def copy(root: Path, target: Path) -> Path:
 
 
 def litter(root: Path) -> list[str]:
-    """Return the files that a killed run has left in ``root`` and no later one has removed."""
+    """Return the files that a killed run left in ``root`` and no later run removed."""
     names = (path.relative_to(root).as_posix() for path in root.rglob("*"))
     left = [name for name in names if _TEMPORARY.fullmatch(name.rpartition("/")[2])]
     left += [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(root) in line]

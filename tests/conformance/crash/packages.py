@@ -1,4 +1,4 @@
-"""A package manager that writes a made root's package database, a file at a time, where no apt runs."""
+"""A package manager that writes the package database of a constructed root file by file, without apt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FilePackages:
         self._root = Path(runner.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation:
-        """Return exactly the actions that apt was asked for."""
+        """Return exactly the requested actions."""
         wanted = obey(tuple(change for change in changes if not change.is_mark))
         versions = {change.id: _VERSION for change in changes if isinstance(change.after, KnownAfter)}
         return Simulation(
@@ -29,11 +29,11 @@ class FilePackages:
         )
 
     def list_offered_versions(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
-        """Return the one version of each."""
+        """Return the only version of each package."""
         return {package: frozenset({_VERSION}) for package in packages}
 
     def transact(self, changes: Sequence[PackageChange], /) -> None:
-        """Act as apt and dpkg do: the actions one package at a time, then the marks."""
+        """Act like apt and dpkg: the actions one package at a time, then the marks."""
         batch = tuple(changes)
         packages = Packages.read(*(self._path(path).read_text() for path in (STATUS, EXTENDED_STATES)))
         self._write(packages := packages.announced(batch))

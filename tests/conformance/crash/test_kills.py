@@ -1,7 +1,7 @@
-"""gpunode killed: before and after every call that changes a file, and whenever. The next run finishes or takes back.
+"""gpunode killed before and after every call that changes a file, and at random: the next run finishes or undoes it.
 
-Each kill is followed by two ways on, each on a copy of the node: setup once more, and rollback. All the time another
-process reads the configuration file, and only ever sees the whole former or the whole wanted one.
+After each kill, a second setup and a rollback run, each on a copy of the node. All the time another
+process reads the configuration file; it must only see the complete old or the complete new content.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _may_mount() -> bool:
     return subprocess.run(["unshare", "-m", "true"], check=False).returncode == 0
 
 
-# 128 + the number of SIGINT, SIGTERM or SIGHUP; a run that was through when it came has ended well.
+# 128 + the number of SIGINT, SIGTERM or SIGHUP; 0 if the run was over when the signal came.
 _STOPPED = {signal.SIGINT: {130}, signal.SIGTERM: {143, -signal.SIGTERM}, signal.SIGHUP: {143, -signal.SIGHUP}}
 Command: TypeAlias = Callable[[Path], tuple[str, ...]]
 """The arguments of gpunode for a root."""
@@ -55,11 +55,11 @@ Kill: TypeAlias = Callable[[Path], Ended]
 
 @dataclass
 class Lab:
-    """A case's node before setup and after, and room for copies of it.
+    """A case's node before and after setup, with space for copies of it.
 
     Attributes:
-        seconds: that a whole setup takes.
-        problems: what went wrong, with the kill after which it did.
+        seconds: the duration of a complete setup.
+        problems: the failures, each with the kill that caused it.
     """
 
     case: Case
@@ -79,13 +79,13 @@ class Lab:
         assert self.former != self.wanted
 
     def boundaries(self, command: Command, start: Path) -> list[str]:
-        """Return the calls of a whole run from ``start`` on."""
+        """Return the calls of a complete run that starts from ``start``."""
         with self.node(start) as node:
             return boundaries(command(node))
 
     @contextmanager
     def node(self, start: Path) -> Iterator[Path]:
-        """Yield a copy of ``start``, gone afterwards."""
+        """Yield a copy of ``start``, removed afterwards."""
         room = self.folder / "node"
         try:
             yield copy(start, room / "root")
@@ -93,7 +93,7 @@ class Lab:
             shutil.rmtree(room)
 
     def survives(self, start: Path, kills: Iterable[tuple[str, Kill]]) -> None:
-        """Assert that each of ``kills``, on a copy of ``start``, leaves what the next run can work with."""
+        """Assert that the next run recovers from each of ``kills``, on a copy of ``start``."""
         for label, kill in kills:
             with self.node(start) as node:
                 with Poller(partial(row, node, self.case.path), self._rows()) as reader:
@@ -111,7 +111,7 @@ class Lab:
         return self.former.get(self.case.path), self.wanted.get(self.case.path)
 
     def _finished(self, node: Path) -> Iterator[str]:
-        """Yield what is wrong after one more setup, and after another one."""
+        """Yield the errors after a second setup, and after a third."""
         again = run(self.case.setup(node))
         if again.status:
             yield f"setup again: {again.status}: {again.said}"
@@ -122,7 +122,7 @@ class Lab:
             yield f"not converged: {third.said}"
 
     def _taken_back(self, node: Path) -> Iterator[str]:
-        """Yield what is wrong after a rollback; one that finds nothing written has nothing to undo."""
+        """Yield the errors after a rollback; if nothing was written, it has nothing to undo."""
         back = run(self.case.rollback(node))
         if back.status and not (back.status == 2 and "there is nothing to roll back" in back.said):
             yield f"rollback: {back.status}: {back.said}"
@@ -137,7 +137,7 @@ def _differences(after: str, found: Tree, meant: Tree) -> Iterator[str]:
 
 
 def setup_or_rollback(lab: Lab) -> tuple[tuple[str, Command, Path], ...]:
-    """Return the two commands, each with the node from which it has something to do."""
+    """Return the two commands, each with a starting node on which it has work to do."""
     return ("setup", lab.case.setup, lab.bare), ("rollback", lab.case.rollback, lab.done)
 
 
@@ -153,9 +153,9 @@ def killed_at(command: Command, number: int, *, torn: bool = False) -> Kill:
 
 
 def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
-    """Yield a kill before each call and, for a write, one in its middle; so there is one after each, too.
+    """Yield a kill before each call (and so after the one before it), and in the middle of each write.
 
-    A sample of the calls, but in the long run.
+    Only a sample of the calls, except in the long run of the tests.
     """
     for number, call in sample(tuple(enumerate(calls)), "kills", str, 14):
         yield f"killed before {number}, {call}", killed_at(command, number)
@@ -164,7 +164,7 @@ def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
 
 
 def kill_both(first: Kill, second: Kill) -> Kill:
-    """Return a kill that runs one after the other."""
+    """Return a kill that runs both, one after the other."""
 
     def kill(node: Path) -> Ended:
         first(node)
@@ -185,7 +185,7 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
 
 @pytest.fixture
 def chance() -> random.Random:
-    """Return random moments; the seed is said when the test fails, and is to be put in here to have them again."""
+    """Return random moments; a failing test prints the seed, which can be set here to repeat them."""
     seed = 0 if settings().derandomize else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     return random.Random(seed)
@@ -221,14 +221,14 @@ def test_rollback_killed_at_every_boundary_recovers(lab: Lab) -> None:
 
 @pytest.mark.parametrize("lab", [REPLACED, CREATED], indirect=True, ids=lambda case: case.id)
 def test_recovering_run_killed_again_recovers(lab: Lab, chance: random.Random) -> None:
-    """Two kills, one after the other, each at a boundary: the second in a setup or in a rollback."""
+    """Kill twice, each time at a boundary; the second kill hits a setup or a rollback."""
     calls = lab.boundaries(lab.case.setup, lab.bare)
 
     def kills() -> Iterator[tuple[str, Kill]]:
         for number in range(examples(4)):
             command, name = ((lab.case.setup, "setup"), (lab.case.rollback, "rollback"))[number % 2]
             first, second = chance.randrange(len(calls)), chance.randrange(len(calls))
-            # The second run has fewer calls than the first where there is less to do; then it is not killed.
+            # The second run makes fewer calls if it has less to do; then it is not killed.
             again = lambda node, command=command, second=second: run(command(node), Boundaries(second))  # noqa: E731
             label = f"setup killed before {first}, {calls[first]}, then {name} before {second}"
             yield label, kill_both(killed_at(lab.case.setup, first), again)
@@ -254,7 +254,7 @@ def test_run_killed_at_a_random_moment_recovers(lab: Lab, chance: random.Random)
 
 @pytest.mark.parametrize("lab", [REPLACED], indirect=True, ids=lambda case: case.id)
 def test_run_stopped_by_a_signal_at_a_random_moment_recovers(lab: Lab, chance: random.Random) -> None:
-    """A run that is asked to stop says so by its exit code, and the next goes on as after a kill."""
+    """A run that is asked to stop reports that by its exit code, and the next continues as after a kill."""
 
     def stopped(command: Command, number: signal.Signals, after_s: float) -> Kill:
         def kill(node: Path) -> Ended:

@@ -29,7 +29,7 @@ WITH_TOOLKIT: Final = Case(
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
-    """A node with the toolkit and its runtime's configuration; processes that are forked from here meet no apt."""
+    """Return a node with the toolkit and its runtime's configuration; processes forked from here use no apt."""
     monkeypatch.setattr(package_manager, "make_package_manager", FilePackages)
     monkeypatch.setattr(chroot, "prepare_root", lambda _: nullcontext())
     made = Lab(WITH_TOOLKIT, tmp_path)
@@ -38,7 +38,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
 
 
 def remove(root: Path) -> tuple[str, ...]:
-    """Return the command line that takes everything away."""
+    """Return the command line that removes everything."""
     return ("remove", "--root", str(root), "--yes", "--json")
 
 
@@ -56,7 +56,7 @@ def test_remove_after_an_undo_killed_at_any_write_restores_the_node(lab: Lab, un
 
 
 def _finished(lab: Lab, node: Path) -> Iterator[str]:
-    """Yield what is wrong after a remove, and after another one."""
+    """Yield the errors after a remove, and after a second one."""
     ended = run(remove(node))
     if ended.status:
         yield f"remove: {ended.status}: {ended.said}"

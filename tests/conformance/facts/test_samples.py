@@ -1,4 +1,4 @@
-"""The parsers against what the real tools printed; the tool's version is in each sample's name."""
+"""The parsers on output of the real tools; each sample's name contains the tool's version."""
 
 from __future__ import annotations
 

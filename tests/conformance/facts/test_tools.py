@@ -1,4 +1,4 @@
-"""The parsers against the tools of this machine, as oracles."""
+"""The parsers, compared with the tools of this machine as oracles."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_dkms_status_agrees_with_its_links(tmp_path: Path) -> None:
         source = tmp_path / f"{module}-{version}"
         source.mkdir()
         (tree / module / version).mkdir(parents=True)
-        (tree / module / version / "source").symlink_to(source)  # dkms 3.2 passes over a folder
+        (tree / module / version / "source").symlink_to(source)  # dkms 3.2 skips a folder
         (source / "dkms.conf").write_text(
             f'PACKAGE_NAME="{module}"\nPACKAGE_VERSION="{version}"\nBUILT_MODULE_NAME[0]="nvidia"\n'
             'DEST_MODULE_LOCATION[0]="/updates/dkms"\n'

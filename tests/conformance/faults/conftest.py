@@ -1,4 +1,4 @@
-"""The courses that the tests of this folder disturb."""
+"""The runs that the tests of this folder disturb."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.conformance.faults.node import Case, Course, Courses, Verb, prepared
 
 @pytest.fixture(scope="package")
 def courses(tmp_path_factory: pytest.TempPathFactory) -> Courses:
-    """Return each verb of each case, made ready once."""
+    """Return each verb of each case, prepared once."""
     known: dict[tuple[str, Verb], Course] = {}
 
     def look_up(case: Case, verb: Verb) -> Course:

@@ -1,4 +1,4 @@
-"""A root small enough to be made a thousand times, and what must hold of it whatever the disk did."""
+"""A root small enough to be made a thousand times, and its invariants whatever the disk does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DPKG_STATUS = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64
 _TEMPORARY = re.compile(r"\.gpunode-[0-9a-f]{8}|\.[0-9a-f]{64}\.\d+")
 _SETUP = ("setup", "--gpu", "10de:1b80", "--only", "runtime-config", "--runtime", "containerd", "--yes")
 _ROLLBACK = ("rollback", "--yes")
-# Nothing was begun (usage, refused), a change failed; 141 is for who reads the answer, whose terminal may go.
+# Nothing was begun (usage, refused), or a change failed; 141 if the reader of the answer is gone.
 _TRIES = 4
 _FAILED = frozenset({2, 3, 6, 141})
 _UNCHANGED = ("the file is as it was", "nothing was changed", "this change was not made")
@@ -36,14 +36,14 @@ _UNCHANGED = ("the file is as it was", "nothing was changed", "this change was n
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The content of the root before, and how the command is asked to answer."""
+    """The initial content of the root, and the requested form of the answer."""
 
     name: str
     config: bytes | None
     json: bool = True
 
     def make(self, root: Path) -> None:
-        """Make ``root`` what gpunode takes for a system."""
+        """Make ``root`` a tree that gpunode accepts as a system."""
         for path, text in (("etc/os-release", _OS_RELEASE), ("var/lib/dpkg/status", _DPKG_STATUS)):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
@@ -60,7 +60,7 @@ class Case:
         return (*words, "--root", str(root), *(["--json"] if self.json else []))
 
 
-# One replaces a file and answers a program, the other makes a file with its folder and answers a person.
+# One replaces a file and answers a program; the other creates a file with its folder and answers a person.
 REPLACE = Case("replace", b"# mine\n" * 1500)
 CREATE = Case("create", None, json=False)
 CASES = (REPLACE, CREATE)
@@ -68,11 +68,11 @@ CASES = (REPLACE, CREATE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """A case on its way: the root before a verb, and the states of /etc that there may be.
+    """A case in progress: the root before a verb, and the permitted states of /etc.
 
     Attributes:
         start: the root as the verb finds it.
-        former: /etc before any setup, and ``wanted`` after one that nothing disturbed.
+        former: /etc before any setup; ``wanted`` is /etc after an undisturbed one.
     """
 
     case: Case
@@ -83,16 +83,16 @@ class Course:
 
     @property
     def goal(self) -> Tree:
-        """/etc once the verb is through."""
+        """Return /etc as it must be after the verb."""
         return self.wanted if self.verb == "setup" else self.former
 
     def calls(self) -> tuple[Call, ...]:
-        """Return the calls of an undisturbed run that write."""
+        """Return the writing calls of an undisturbed run."""
         with _copy(self.start, "watched") as root:
             return calls(self.case.arguments(self.verb, root))
 
     def disturbed(self, root: Path, fault: Fault) -> Answer:
-        """Return the answer of the verb on a fresh copy at ``root`` while ``fault`` happens."""
+        """Return the answer of the verb on a new copy at ``root`` while ``fault`` happens."""
         for _ in range(_TRIES):
             shutil.rmtree(root, ignore_errors=True)
             shutil.copytree(self.start, root, symlinks=True)
@@ -105,7 +105,7 @@ Courses: TypeAlias = Callable[[Case, Verb], Course]
 
 
 def prepared(case: Case, verb: Verb, folder: Path) -> Course:
-    """The course of ``verb``, its root made below ``folder`` and what it needs loaded, so that every run is alike."""
+    """Return the run of ``verb``, with its root below ``folder`` and its modules loaded, so that all runs are alike."""
     start, after = folder / "start", folder / "after"
     case.make(start)
     former = tree(start)
@@ -139,12 +139,12 @@ def _entry(path: Path) -> Entry:
 
 
 def temporaries(root: Path) -> list[str]:
-    """Return the drafts of files and backups that nobody took away."""
+    """Return the remaining drafts of files and backups."""
     return [str(path.relative_to(root)) for path in root.rglob(".*") if _TEMPORARY.fullmatch(path.name)]
 
 
 def check(course: Course, root: Path, answer: Answer) -> None:
-    """Assert that nothing was lost on ``root``, that the answer is true, and that both ways lead on from there."""
+    """Assert that ``root`` lost nothing, the answer is true, and both a setup and a rollback succeed from there."""
     _says_what_happened(answer, json=course.case.json)
     if any(claim in f"{answer}" for claim in _UNCHANGED):
         assert _without_drafts(tree(root)) == tree(course.start), "it says that nothing changed, and something did"
@@ -192,7 +192,7 @@ def _first_error(stdout: str) -> tuple[str, str, str]:
 
 
 def _is_whole(course: Course, root: Path) -> None:
-    """Assert that each file is as before or as after, and the rest a draft, which the next run removes."""
+    """Assert that each file is as before or as after, and that others are drafts, which the next run removes."""
     for path, entry in _without_drafts(tree(root)).items():
         assert entry in (course.former.get(path), course.wanted.get(path)), f"{path} is neither: {entry}"
 

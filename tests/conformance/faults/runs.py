@@ -1,4 +1,4 @@
-"""gpunode's command line in a forked process, so that Python starts once, and strace(1) that makes its calls fail."""
+"""gpunode's command line in forked processes, so that Python starts once, under strace(1), which makes calls fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NoReturn, TypeAlias
 
 from tests.needs import lacking
 
-# Every call by which a process changes what is on a disk, by what it does; machines differ in which of them they have.
+# Every call that changes a disk, by effect; not every machine has all of them.
 KINDS: Mapping[str, tuple[str, ...]] = {
     "open": ("open", "openat", "openat2", "creat"),
     "write": ("write", "writev", "pwrite64", "pwritev", "pwritev2", "sendfile", "copy_file_range", "splice"),
@@ -41,7 +41,7 @@ Prepare: TypeAlias = Callable[[], None]
 
 
 class AnotherCall(Exception):
-    """The fault met another call than was meant: how often files are opened to be read differs by one at times."""
+    """The fault hit an unintended call: the number of opens for reading sometimes differs by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Call:
 
     @property
     def answers(self) -> bool:
-        """True if it writes to the user."""
+        """True if it writes to the user's terminal."""
         return self.name == "write" and _STANDARD.match(self.arguments) is not None
 
     @property
@@ -111,10 +111,10 @@ def _strace_attaches() -> bool:
 
 
 def run(arguments: Sequence[str], fault: Fault | None = None, prepare: Prepare = lambda: None) -> Answer:
-    """Return gpunode's answer to ``arguments``, in a process of its own that has called ``prepare``.
+    """Return gpunode's answer to ``arguments``, in its own process that called ``prepare``.
 
     Raises:
-        AnotherCall: ``fault`` was asked for, and met a call that does not write, or none.
+        AnotherCall: ``fault`` was given, and hit a call that does not write, or none.
     """
     with _scratch() as folder:
         options = ["-e", f"trace={fault.call}", "-e", f"inject={fault}", "-o", str(folder / "log")] if fault else []
@@ -127,7 +127,7 @@ def run(arguments: Sequence[str], fault: Fault | None = None, prepare: Prepare =
 
 
 def calls(arguments: Sequence[str]) -> tuple[Call, ...]:
-    """The calls of a run that nothing disturbs which write, those of its threads left out, each with its number."""
+    """Return the writing calls of an undisturbed run, each with its number, except those of its threads."""
     with _scratch() as folder:
         names = ",".join(f"?{name}" for name in _KIND_OF)
         answer = _command(arguments, folder, ["-e", f"trace={names}", "-o", str(folder / "log")], lambda: None)
@@ -136,7 +136,7 @@ def calls(arguments: Sequence[str]) -> tuple[Call, ...]:
 
 
 def calls_of_python(arguments: Sequence[str]) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """Return the writing calls of ``python -m gpunode`` started anew, and those of its threads and children."""
+    """Return the writing calls of a new ``python -m gpunode``, including those of its threads and children."""
     with _scratch() as folder:
         names = ",".join(f"?{name}" for name in _KIND_OF)
         strace = ("strace", "-f", "-y", "-e", f"trace={names}", "-o", str(folder / "log"))
@@ -216,7 +216,7 @@ class _Child:
 
 
 def _forked(body: Callable[[], object], folder: Path, strace: Sequence[str] = ()) -> _Child:
-    """Return a process that does ``body`` once strace watches it; its output goes to files in ``folder``."""
+    """Return a process that runs ``body`` once strace watches it; its output goes to files in ``folder``."""
     ready, go = os.pipe()
     # Opened before the fork: on a busy machine strace would count a call of the child's own as the program's first.
     names = (Path(os.devnull), folder / "stdout", folder / "stderr")

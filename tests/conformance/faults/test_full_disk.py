@@ -1,4 +1,4 @@
-"""A disk that is really full, really read-only, or takes less than it is given: tmpfs of every size, limits of size."""
+"""A disk that is really full, read-only, or accepts only part of a write: tmpfs of every size, file size limits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_full_disk_of_every_size_loses_nothing(
 
 
 def _until_enough() -> Iterator[int]:
-    """Yield every number of pages or inodes in the long run, else every fourth."""
+    """Yield every number of pages or inodes in the long run of the tests, else every fourth."""
     yield from range(0, 60, 4 if examples(1) == 1 else 1)
 
 
@@ -95,7 +95,7 @@ def test_read_only_disk_is_reported_before_any_change(
     in_own_mounts(body)
 
 
-# Inside of each thing that is written: lock, journal, backups, file, log, answer.
+# A limit inside each written file: lock, journal, backups, file, log, answer.
 @pytest.mark.parametrize("limit", [0, 60, 300, 700, 10_499, 11_000, 20_000])
 def test_file_size_limit_loses_nothing(courses: Courses, tmp_path: Path, limit: int) -> None:
     course, root = courses(REPLACE, "setup"), tmp_path / "root"

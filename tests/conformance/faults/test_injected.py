@@ -1,4 +1,4 @@
-"""ENOSPC, EIO, EROFS and EDQUOT as the answer to every call of setup and rollback that writes, one at a time."""
+"""ENOSPC, EIO, EROFS and EDQUOT as the result of every writing call of setup and rollback, one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.examples import sample
 
 pytestmark = pytest.mark.skipif(bool(runs.why_not()), reason=runs.why_not())
 ERRORS = ("ENOSPC", "EIO", "EROFS", "EDQUOT")
-# What the runs do; the first test says when this is no longer all of it.
+# The kinds of calls of the runs; the first test fails if this list becomes incomplete.
 KINDS = ("open", "write", "size", "sync", "rename", "unlink", "mkdir", "mode", "owner", "attribute")
 
 Watched: TypeAlias = Callable[[Course], tuple[Call, ...]]
@@ -25,7 +25,7 @@ Watched: TypeAlias = Callable[[Course], tuple[Call, ...]]
 
 @pytest.fixture(scope="module")
 def watched() -> Watched:
-    """Return the calls by which a course writes, looked up once."""
+    """Return the writing calls of a run, looked up once."""
     return cache(lambda course: course.calls())
 
 
@@ -51,7 +51,7 @@ def test_fresh_python_makes_the_same_calls(
 
 
 def _of_kind(kind: str, calls: tuple[Call, ...]) -> tuple[tuple[int, Call], ...]:
-    """Return the calls of that kind; each with its place among all, by which the errors take turns."""
+    """Return the calls of that kind, each with its index among all calls, by which the errors alternate."""
     return tuple((place, call) for place, call in enumerate(calls) if call.kind == kind)
 
 

@@ -1,4 +1,4 @@
-"""Files that setup and rollback refuse to change, reported before a run is begun."""
+"""Files that setup and rollback refuse to change, reported before a run begins."""
 
 from __future__ import annotations
 

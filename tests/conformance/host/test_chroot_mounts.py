@@ -1,4 +1,4 @@
-"""A system below another root, whose programs run in namespaces of their own; all of it by the real system calls."""
+"""A system below another root, whose programs run in their own namespaces, with the real system calls."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ print(json.dumps([inside, same, nested, after_nested, policy, mounts() == before
 
 
 def test_chroot_works_on_a_machine_without_sys(tmp_path: Path) -> None:
-    """The sandbox in which mkosi runs its scripts is such a machine."""
+    """The sandbox in which mkosi runs its scripts has none."""
     sandbox = (
         'mkdir "$2/../disk/other" "$2/../disk/others" && cd "$2/.." && mkdir image && '
         "mount -t overlay -o lowerdir=/,upperdir=disk/other,workdir=disk/others x image && "
@@ -310,7 +310,7 @@ def test_folder_without_a_system_is_refused(tmp_path: Path) -> None:
 
 
 def test_placeholder_of_a_killed_run_is_reused_and_removed(root: Path) -> None:
-    """A stand-in for policy-rc.d that stayed must not count as the image's own policy, which would start services."""
+    """A leftover placeholder for policy-rc.d must not count as the image's own policy, which would start services."""
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_bytes(chroot._MOUNT_POINT_PLACEHOLDER)
     one = runner(root)

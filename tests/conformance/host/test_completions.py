@@ -1,4 +1,4 @@
-"""The Tab key: each shell's own completion, with the files that `make install` puts in its place."""
+"""The Tab key: each shell's own completion, with the files that `make install` installs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = [
     ("gpunode setup --only runtime-c", "runtime-config"),
     ("gpunode doctor gpu-fallen", "gpu-fallen-off-bus"),
 ]
-# What bash has when somebody types the words and presses Tab.
+# Bash's state when a user types the words and presses Tab.
 _BASH = """\
 source "$1"
 COMP_WORDS=($2)
@@ -28,7 +28,7 @@ COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
 _gpunode_completion gpunode
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-# zsh takes keys from a terminal alone: its own zpty is one.
+# zsh reads keys only from a terminal; its own zpty provides one.
 _ZSH = """\
 zmodload zsh/zpty
 zpty shell zsh -f -i

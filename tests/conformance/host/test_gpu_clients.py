@@ -1,4 +1,4 @@
-"""A real process with a device node of NVIDIA's open is found in the kernel's list, wherever the node lies."""
+"""A real process that has an NVIDIA device node open is found in /proc, wherever the node is."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpunode.host.workloads import find_disturbable_workloads
 from tests.needs import program
 
 _MAJOR = 195
-# Without the driver nobody can open the node itself; its path alone is enough to have it in /proc/PID/fd.
+# Without the driver the node itself cannot be opened; opening its path alone makes it appear in /proc/PID/fd.
 _HOLD = "import os, sys; os.open(sys.argv[1], os.O_PATH); print('open', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """Return a device node as a container has it, in a folder of its own."""
+    """Return a device node as in a container, in its own folder."""
     made = tmp_path / "dev/nvidia0"
     made.parent.mkdir()
     try:

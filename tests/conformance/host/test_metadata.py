@@ -24,12 +24,12 @@ from tests.needs import lacking
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: owners, capabilities, chattr, mounts")
 
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
-# linux/posix_acl_xattr.h, linux/posix_acl.h: what an entry is for, what it allows, for whom.
+# linux/posix_acl_xattr.h, linux/posix_acl.h: an entry's tag, permissions and id.
 _OWNER, _USER, _GROUP, _MASK, _OTHER, _NOBODY = 0x01, 0x02, 0x04, 0x10, 0x20, 0xFFFFFFFF
 
 
 def acl(user: int) -> bytes:
-    """Return an ACL that lets ``user`` read and write beside the owner."""
+    """Return an ACL that lets ``user`` read and write in addition to the owner."""
     entries = ((_OWNER, 6, _NOBODY), (_USER, 6, user), (_GROUP, 4, _NOBODY), (_MASK, 6, _NOBODY), (_OTHER, 4, _NOBODY))
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
@@ -74,7 +74,7 @@ def assert_replaced(root: Path, path: str = "/etc/file") -> None:
 
 
 def assert_refused(root: Path, path: str = "/etc/file") -> Refused:
-    """The file is neither replaced nor removed, in time and when it is tried, and nothing is left beside it."""
+    """Assert that the file can be neither replaced nor removed, beforehand and when tried, without leftovers."""
     before = listing(root)
     present = files.read_state(path, root=str(root))
     after = FileState(b"new", 0o644, 0, 0)
@@ -157,7 +157,7 @@ def test_new_file_inherits_the_default_acl_limited_by_its_mode(root: Path, file:
     files.replace_file("/etc/secret", FileState(b"s", 0o600, 0, 0), root=str(root))
 
     assert stat.S_IMODE((root / "etc/secret").stat().st_mode) == 0o600
-    # The mask is the mode's middle: whoever the ACL names may do nothing.
+    # The group bits of the mode are the mask: users named by the ACL get no access.
     (mask,) = (perm for tag, perm, _ in _entries(os.getxattr(root / "etc/secret", ACCESS)) if tag == _MASK)
     assert mask == 0
 
@@ -184,7 +184,7 @@ def test_created_folders_have_mode_0755_and_root_as_owner(root: Path, umask: int
 
 @pytest.fixture
 def chattr(root: Path) -> Iterator[Callable[[str, Path], None]]:
-    """Yield chattr(1), undone afterwards."""
+    """Yield chattr(1); its changes are undone afterwards."""
     if reason := lacking("chattr"):
         pytest.skip(reason)
     sealed: list[Path] = []

@@ -1,4 +1,4 @@
-"""The machine's key made by the real openssl, which hashes its password, too; a stand-in mokutil takes the request."""
+"""The machine's key and password hash, made by the real openssl; a stand-in for mokutil takes the request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.steps.test_secure_boot_steps import node
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl (apt-get install openssl)")
 
-# Keeps the hash that it was given, and refuses a hash file that others may read.
+# Keeps the given hash, and refuses a hash file that others can read.
 MOKUTIL = """#!/bin/sh
 [ "$(stat -c %a "$4")" = 600 ] || { echo "others can read the hash" >&2; exit 1; }
 cat "$4" > "@FOLDER@/hash"
@@ -40,7 +40,7 @@ echo "$@" > "@FOLDER@/argv"
 
 
 def make_key(key: Path, certificate: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command that the plan has for a new key, with these paths."""
+    """Run the plan's command for a new key, with these paths."""
     changes = planned(SECURE_BOOT_STEP.plan(recipe(), node(Firmware()))).changes
     (command,) = [one for one in changes if isinstance(one, CommandChange) and one.argv[0] == "sh"]
     script = command.argv[2].replace(KEY_BACKUP_FOLDER, str(key.parent / "copy"))
@@ -276,7 +276,7 @@ def test_password_file_goes_and_the_link_to_it_stays(tmp_path: Path) -> None:
 
 
 def test_file_behind_a_link_in_the_password_files_place_stays(tmp_path: Path) -> None:
-    """Whoever owns the folder could otherwise have root remove any file."""
+    """The folder's owner could otherwise make root remove any file."""
     path, other = write_password(tmp_path), tmp_path / "shadow"
     other.write_text("root:*:1::::::\n")
     chosen = mok.read_chosen_password([IMPORT], str(path))
@@ -357,7 +357,7 @@ def test_signature_of_a_real_module_is_the_one_of_its_key(
         shown = module.with_suffix(".ko.xz") if compressed else module
         host = LocalHost()
         seen = {"modules-dkms": Capture("m", "ok", encode_matches(iter([GlobMatch(str(shown))])))}
-        # The kernel's name stands in the path, below the root.
+        # The path below the root contains the kernel's release.
         asked = host.run_probe(Probe(f"module-signature:{kernel}", argv=("modinfo", str(shown))))
         evidence = Firmware().evidence({**seen, f"module-signature:{kernel}": asked})
         fact = derive(evidence).module_key

@@ -1,4 +1,4 @@
-"""Configuration files in a setup and in its undo, changed by dpkg itself: the user's stay, nothing else is left."""
+"""Configuration files in a setup and its undo, changed by dpkg itself: the user's files stay, nothing else does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAB, BASE = PackageId("nvidia-lab"), PackageId("base")
 
 
 class Image(LocalHost):
-    """An image whose packages are made here, and that dpkg alone changes."""
+    """An image with packages built here, which only dpkg changes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder / "root"))
@@ -43,7 +43,7 @@ class Image(LocalHost):
         return {path.name: path.read_text() for path in self.file("").iterdir()} if self.file("").exists() else {}
 
     def install(self, package: PackageId, version: str) -> None:
-        """Install the package, which has ``lab.conf`` with its version in it."""
+        """Install the package, whose ``lab.conf`` contains its version."""
         tree = self.folder / f"{package}-{version}"
         (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
         control = f"Package: {package}\nVersion: {version}\nArchitecture: amd64\nMaintainer: m <m@x>\nDescription: d\n"

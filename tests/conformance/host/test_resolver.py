@@ -48,7 +48,7 @@ def _has_openat2(tmp_path: Path) -> bool:
     return kernel_inode(tmp_path, "/") is not None
 
 
-# Without ".": that a file may be called "file/." here and not in the kernel is no loss.
+# Without ".": "file/." resolves here and not in the kernel, which does no harm.
 NAMES = st.sampled_from(["a", "b", "c", ".."])
 PATHS = st.lists(NAMES, min_size=1, max_size=5).map("/".join)
 LINKS = st.tuples(st.sampled_from(["", "/"]), PATHS).map("".join)
@@ -56,7 +56,7 @@ NODES = st.tuples(PATHS, st.one_of(st.just("folder"), st.just("file"), LINKS.map
 
 
 def make_tree(root: Path, nodes: list[tuple[str, str]]) -> Path:
-    """Make ``nodes`` below ``root``, anew; those that cannot be are left out."""
+    """Make ``nodes`` below a new ``root``; impossible ones are skipped."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     for name, kind in nodes:
@@ -86,10 +86,10 @@ def test_path_resolution_agrees_with_the_kernel(tmp_path: Path, nodes: list[tupl
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(300), deadline=None)
 @given(nodes=st.lists(NODES, max_size=12), path=PATHS)
-# The link is beside the missing folder, not in it.
+# The link is next to the missing folder, not in it.
 @example(nodes=[("a", "link:/b"), ("b", "folder")], path="missing/a/c")
 def test_missing_folders_are_those_a_write_makes(tmp_path: Path, nodes: list[tuple[str, str]], path: str) -> None:
-    """Also behind a link that leads to nothing: an undo takes away what is recorded as made."""
+    """Behind a dangling link, too: an undo removes the folders recorded as made."""
     root = make_tree(tmp_path / "root", nodes)
     try:
         expected = places.missing_folders(f"/{path}", root=str(root))

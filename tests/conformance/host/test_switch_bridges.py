@@ -1,4 +1,4 @@
-"""Bridges to NVSwitches, found by the machine's own grep in vital product data as cards hold it."""
+"""Bridges to NVSwitches, found by the machine's own grep in vital product data like that of real cards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CARDS = tuple(PciDevice(f"0000:0{number}:00.0", "15b3", "1021", "0207") for numb
 
 
 def look(bus: Path) -> Capture:
-    """Return the probe's answer with ``bus`` in the place of /sys/bus/pci/devices; /sys/class has no InfiniBand."""
+    """Return the probe's answer with ``bus`` in place of /sys/bus/pci/devices and no InfiniBand in /sys/class."""
     probe = bridge_probe([B200, *CARDS])
     assert probe is not None
     seen = LocalHost().run_probe(replace(probe, argv=tuple(word.replace(DEVICES, str(bus)) for word in probe.argv)))

@@ -1,4 +1,4 @@
-"""A mounted root to be cruel to, and gpunode run on it as a process of its own with little memory."""
+"""A mounted root to manipulate, and gpunode run on it in its own process with little memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 TOP: Final = Path(__file__).parents[3]
 DAEMON_JSON: Final = "etc/docker/daemon.json"
 CONFIG_TOML: Final = "etc/containerd/config.toml"
-# What gpunode keeps for itself; everything else is the node's.
+# gpunode's own files; everything else belongs to the node.
 OWN: Final = ("var/lib/gpunode", "var/log/gpunode", "run")
-# A start takes 150 MiB of address space; reading anything of 50 MiB twice would not fit.
+# A start takes 150 MiB of address space; reading 50 MiB twice would not fit.
 MEMORY: Final = 384 << 20
 PATIENCE_S: Final = 120
 
@@ -52,7 +52,7 @@ class Image:
     """A root without any program in it, so that files alone are changed.
 
     Attributes:
-        more: what its recipes say at their end.
+        more: text appended to its recipes.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class Image:
         return gpunode("rollback", "--root", str(self.root), *more)
 
     def tree(self) -> dict[str, tuple[object, ...]]:
-        """Return everything in it but what gpunode keeps for itself."""
+        """Return everything in it except gpunode's own files."""
         return dict(_rows(self.root))
 
 
@@ -94,7 +94,7 @@ def make_image(folder: Path, more: str = "") -> Image:
 
 
 def gpunode(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
-    """Return gpunode's answer to ``arguments``; within memory and time, or the test fails."""
+    """Return gpunode's answer to ``arguments``; the test fails if it exceeds memory or time."""
     return shell(("prlimit", f"--as={MEMORY}", *command(), *arguments), env=env, cwd=cwd)
 
 
@@ -103,7 +103,7 @@ def command() -> tuple[str, ...]:
 
 
 def shell(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
-    """Return the answer of a command in which gpunode is run."""
+    """Return the answer of a command that runs gpunode."""
     environment = {**os.environ, "PYTHONPATH": str(TOP), **(env or {})}
     ran = subprocess.run(
         argv, capture_output=True, env=environment, timeout=PATIENCE_S, cwd=cwd, stdin=subprocess.DEVNULL, check=False

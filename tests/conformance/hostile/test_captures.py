@@ -1,4 +1,4 @@
-"""Captures that were made to do harm, read by a process with little memory."""
+"""Malicious captures, read by a process with little memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def is_capture(path: Path) -> bool:
-    """True if there is a capture at ``path``; anything but a clear answer is raised."""
+    """True if there is a capture at ``path``; raises if there is no clear answer."""
     try:
         derive(load_capture(path))
     except GpunodeError as error:
@@ -107,7 +107,7 @@ def folder(path: Path) -> Path:
 
 
 def index(text: str | Callable[[], str]) -> Callable[[Path], None]:
-    """Return what plants a capture with this index; a large one is made when it is asked for."""
+    """Return a function that writes a capture with this index; a large one is built on demand."""
 
     def plant(path: Path) -> None:
         (folder(path) / "capture.json").write_text(text if isinstance(text, str) else text())

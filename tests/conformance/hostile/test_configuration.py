@@ -56,7 +56,7 @@ def endless(path: Path) -> None:
     os.truncate(path, 20 << 30)
 
 
-# What stands there, the exit code and what the answer says.
+# The object in place of the file, the exit code and the answer's words.
 ANY = {
     "a pipe": (node(stat.S_IFIFO), 13, "it is a named pipe"),
     "a device": (node(stat.S_IFCHR, (1, 5)), 13, "it is a character device"),
@@ -118,7 +118,7 @@ def test_invalid_configuration_file_stops_before_any_change(
 def test_special_package_file_does_not_block(
     image: Image, name: str, exit_code: int, plant: Callable[[Path], object]
 ) -> None:
-    """Without dpkg's status nothing can be decided; a source that cannot be read matters only to who adds one."""
+    """Without dpkg's status nothing can be decided; an unreadable source matters only if a source is added."""
     path = image.path(name)
     path.unlink(missing_ok=True)
     plant(path)
@@ -142,7 +142,7 @@ def test_symlink_out_of_an_image_is_resolved_inside(image: Image) -> None:
 
 
 def test_unreadable_file_is_reported(image: Image) -> None:
-    """A file system such as NFS takes even root for somebody else."""
+    """A file system such as NFS treats even root as another user."""
     os.chown(image.path(DAEMON_JSON), 1234, 1234)
     image.path(DAEMON_JSON).chmod(0o600)
     powerless = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")

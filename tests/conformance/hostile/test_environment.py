@@ -1,4 +1,4 @@
-"""The surroundings in which a command may find itself: it does its work, or says what keeps it from it."""
+"""Unusual environments of a command: it does its work, or says what prevents it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_signal_at_any_moment_leaves_all_or_nothing(image: Image, number: signal
         time.sleep(0.06 * delay)
         process.send_signal(number)
         process.communicate(timeout=60)
-        # Before it listens to signals it has begun nothing, and dies of them.
+        # Before it handles signals it has begun nothing, and dies of them.
         assert process.returncode in {0, 130, 143, -number, 1 if number == signal.SIGINT else 0}
         assert image.path(DAEMON_JSON).read_bytes() == before or is_set_up(image)
     assert image.setup().exit_code == 0

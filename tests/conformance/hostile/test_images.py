@@ -1,4 +1,4 @@
-"""An image whose every program is somebody else's: none runs without consent, and with it none gets out."""
+"""An image full of untrusted programs: none runs without consent, and with consent none escapes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _program() -> bytes:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
-    """Return an image whose package sources are in place, so that what it needs is asked of apt."""
+    """Return an image with package sources, so that gpunode asks apt for missing packages."""
     made = make_image(tmp_path)
     status = "Package: {}\nStatus: install ok installed\nArchitecture: {}\nVersion: 1\nDescription: x\n\n"
     made.path("var/lib/dpkg/status").write_text(status.format("dpkg", "amd64"))

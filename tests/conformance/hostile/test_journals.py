@@ -1,4 +1,4 @@
-"""Journals that somebody edited: every verb that reads them stops with 9, names file and line, and changes nothing."""
+"""Edited journals: every verb that reads them exits with 9, names file and line, and changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def replace_in_line(old: bytes, new: bytes, line: int) -> Edit:
     return lambda lines, _: [text.replace(old, new) if at == line else text for at, text in enumerate(lines, 1)]
 
 
-# What is done to the lines of the first run, and the line that is named for it.
+# The edit of the first run's lines, and the line that the message must name.
 EDITS: dict[str, tuple[Edit, int]] = {
     "a bit flipped": (replace_in_line(b'"seq":1', b'"seq":3', 2), 2),
     "another path": (replace_in_line(b"/etc/docker/daemon.json", b"/etc/passwd", 2), 2),
@@ -65,7 +65,7 @@ def test_edited_journal_stops_every_command(twice_set_up: Image, tmp_path: Path,
 
 
 def test_truncated_journal_reads_as_an_interrupted_run(twice_set_up: Image, tmp_path: Path) -> None:
-    """It cannot be told from a power cut, and is treated as one: what may have been done counts as done."""
+    """It looks the same as a power cut, and is treated as one: possible changes count as made."""
     image = Image(tmp_path)
     shutil.copytree(twice_set_up.root, image.root, symlinks=True)
     first = min(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))

@@ -1,4 +1,4 @@
-"""Links that an image's data holds: whatever root writes, reads and deletes for the image stays inside of it."""
+"""Links in an image's data: whatever root writes, reads and deletes for the image stays inside it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def look(folder: Path) -> dict[str, bytes]:
 
 
 def configure(image: Image) -> str:
-    """Configure docker, which needs no consent; return what was refused."""
+    """Configure docker, which needs no consent; return the refusal."""
     answer = gpunode("ctk", "runtime", "configure", "--runtime=docker", "--root", str(image.root))
     assert answer.exit_code != 0, answer.said
     assert "Traceback" not in answer.said
@@ -41,7 +41,7 @@ def configure(image: Image) -> str:
 
 
 class TestRecordFolder:
-    """Its names are known beforehand: a backup's is the sha256 of what the image itself holds."""
+    """Its names are predictable: a backup's is the sha256 of a file that the image holds."""
 
     def link(self, image: Image, name: str, target: Path) -> None:
         place = image.path(f"{RECORD}/{name}")

@@ -1,4 +1,4 @@
-"""A user who owns a folder swaps what stands in it, thousands of times, while root writes there."""
+"""A user who owns a folder swaps its content thousands of times while root writes there."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gpunode.errors import GpunodeError
 from gpunode.host import files, output
 
 STATE = FileState(b"written by gpunode\n", 0o644, os.geteuid(), os.getegid())
-# Of ours; the attacker makes several in the time of each.
+# The number of our writes; the attacker swaps several times during each.
 ATTEMPTS = 800
 NOBODY = 65534
 
 
 @contextmanager
 def attacker(swap: Callable[[], None]) -> Iterator[None]:
-    """Call ``swap`` all the while in a process of its own."""
+    """Call ``swap`` continuously in its own process."""
     child = os.fork()
     if not child:
         while True:
@@ -40,7 +40,7 @@ def attacker(swap: Callable[[], None]) -> Iterator[None]:
 
 
 class Victim:
-    """A file and a folder outside of what gpunode writes to."""
+    """A file and a folder outside the places that gpunode writes to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "outside"
@@ -79,7 +79,7 @@ def swap_links(place: Path, victim: Path) -> Callable[[], None]:
 
 
 def swap_folders(place: Path, victim: Path) -> Callable[[], None]:
-    """``place`` is in turn a folder and a link to the victim's folder; whatever gpunode makes there is put aside."""
+    """Return a swap: ``place`` is in turn a folder and a link to the victim's; gpunode's files there are moved."""
     real, link, numbers = place.with_name("real"), place.with_name("link"), itertools.count()
 
     def begin() -> None:
@@ -154,7 +154,7 @@ def test_create_output_never_replaces_a_racing_symlink(tmp_path: Path) -> None:
 
 @pytest.fixture
 def theirs() -> Iterator[Path]:
-    """Yield a folder of nobody's that nobody can reach."""
+    """Yield a folder that the user nobody owns and can reach."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         theirs = Path(folder, "theirs")
@@ -193,7 +193,7 @@ OWNERS = [(link, target) for link in (0, NOBODY, 1234) for target in (None, 0, N
 @pytest.mark.parametrize(("link", "target"), OWNERS)
 @pytest.mark.parametrize("through", ["the file", "a folder"])
 def test_symlink_is_followed_only_for_its_owner(tmp_path: Path, through: str, link: int, target: int | None) -> None:
-    """The kernel's rule for /tmp, everywhere: else who owns a folder chooses which of root's files is changed."""
+    """Apply the kernel's rule for /tmp everywhere: otherwise a folder's owner could redirect root's writes."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     for made in (outside, inside):
         made.mkdir()

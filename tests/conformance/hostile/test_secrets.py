@@ -1,4 +1,4 @@
-"""Canaries: a secret in every place where nodes have one, looked for in every byte that gpunode says or writes."""
+"""Canaries: a secret in every place where nodes have one, searched for in every byte that gpunode prints or writes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_no_secret_is_printed_or_stored_over_all_commands(image: Image, runtime:
         assert silent(done).exit_code == 0, done.said
     assert CANARY.encode() in config.read_bytes()
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
-    # Edited since, in the midst of secrets: the conflict shows the edit and nothing else.
+    # Edited since, among secrets: the conflict shows the edit and nothing else.
     config.write_bytes(
         config.read_bytes().replace(CANARY.encode(), f"{CANARY}new".encode(), 3).replace(b"\n", b"\n\n", 1)
     )
@@ -131,7 +131,7 @@ def test_error_quotes_no_secret(image: Image, runtime: str, damage: str, more: t
 @pytest.mark.parametrize("mirror", MIRRORS)
 @pytest.mark.parametrize("words", [("check",), ("check", "--json"), ("show",)])
 def test_password_in_a_mirror_address_is_refused(image: Image, mirror: str, words: tuple[str, ...]) -> None:
-    """apt's lists are for all to read, and so are the arguments of its downloader: both would show it."""
+    """Every user can read apt's lists and the arguments of its downloader: both would show it."""
     recipe = image.recipe()
     recipe.write_text(f'[repositories]\ncuda = "{mirror}"\n')
     done = silent(gpunode("recipe", words[0], str(recipe), *words[1:]))

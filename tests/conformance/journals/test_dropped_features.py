@@ -1,4 +1,4 @@
-"""Undo of features that gpunode has dropped: roots that the last commit with each feature left."""
+"""Undo of features that gpunode no longer has: roots written by the last commit with each feature."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
-    """Return a root on which runs 1 and 2 wrote a template of k3s and its default-runtime, and run 3 an OCI hook."""
+    """Return a root on which runs 1 and 2 wrote k3s's template and default-runtime, and run 3 an OCI hook."""
     return unpack("k3s-template-and-oci-hook", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Undo of what an earlier gpunode did: a root and its journals as that gpunode left them."""
+"""Undo of an earlier gpunode's changes: a root and its journals as that gpunode left them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = needs_root
 def image(request: pytest.FixtureRequest, tmp_path: Path) -> Image:
     """Return a root of 2026-11-28: format 3 from the last commit before undo went by footprints, 4 from its first.
 
-    1 set docker up; 2 configured containerd; 3 configured a second runtime of docker's, and 4 took it out again; 5
-    rolled 2 back, and 6 that; 7 removed all, and 8 rolled that back.
+    Run 1 set docker up; 2 configured containerd; 3 configured a second runtime of docker's, and 4 removed it again; 5
+    rolled 2 back, and 6 rolled 5 back; 7 removed everything, and 8 rolled 7 back.
     """
     sample = Path(__file__).with_name(f"{request.param}.tar.gz")
     subprocess.run(["tar", "--no-same-owner", "-pxzf", sample, "-C", tmp_path], check=True)

@@ -1,4 +1,4 @@
-"""kustomize itself, as kubectl carries it, builds every folder that is rendered for it, Argo CD and Flux."""
+"""The real kustomize, in kubectl, builds every folder rendered for it, Argo CD and Flux."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.needs import asset, lacking_assets
 from tests.unit.kubernetes.clusters import CLUSTERS
 
 KUBECTL = asset("kubectl") or "kubectl"
-# It keeps what it was told, brings a chart of nothing, and makes an object of it that names the values.
+# A stand-in for helm: it records its arguments, provides an empty chart and renders an object that names the values.
 HELM = """#!/bin/sh
 echo "$@" >> "$HELM_LOG"
 case $1 in
@@ -47,7 +47,7 @@ pytestmark = [
 
 
 def build(folder: Path, made: Mapping[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the objects that kustomize makes of these files, and the calls of helm."""
+    """Return the objects that kustomize builds from these files, and the calls of helm."""
     for path, text in {**made, "bin/helm": HELM}.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def test_kustomize_builds_the_rendered_folder(tmp_path: Path, name: str, form: R
 
 
 def test_plugin_mounts_the_hashed_configuration_name(tmp_path: Path) -> None:
-    """Another content has another name, so that the plugin's pods restart."""
+    """New content gets a new name, so that the plugin's pods restart."""
     seen = set()
     for name in ("k8s-containerd", "k8s-time-slicing"):
         objects, _ = build(

@@ -21,7 +21,7 @@ def _cache() -> Path:
 
 @cache
 def unpacked() -> Path:
-    """Return a folder with the files of ``PACKAGES``; the test is skipped where they cannot be had."""
+    """Return a folder with the files of ``PACKAGES``; skip the test if they are not available."""
     folder = _cache()
     root = folder / "root"
     if not root.is_dir():
@@ -74,12 +74,12 @@ def _download(folder: Path) -> None:
 
 
 def only(pattern: str) -> Path:
-    """Return the one file of the packages that ``pattern`` matches."""
+    """Return the only file of the packages that ``pattern`` matches."""
     (found,) = unpacked().rglob(pattern)
     return found
 
 
 def without_gpu() -> None:
-    """Skip where there is an NVIDIA driver, since then the libraries do not fail."""
+    """Skip if there is an NVIDIA driver, since the libraries then do not fail."""
     if Path("/proc/driver/nvidia/version").exists():
         pytest.skip("an NVIDIA driver is loaded here: tests/gpu runs instead")

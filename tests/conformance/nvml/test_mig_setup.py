@@ -43,7 +43,7 @@ ONLY = ("mig",)
 
 
 class Machine(LocalHost):
-    """Files below a folder of the test; the GPU is the stand-in library's."""
+    """A machine whose files are below the test's folder and whose GPU is the stand-in library's."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
         super().__init__(str(folder / "root"))
@@ -145,7 +145,7 @@ def test_former_mig_layout_is_restored_exactly(tmp_path: Path, store: Store) -> 
 
 @pytest.mark.parametrize("changed", [SEVEN, MigLayout(True, BALANCED.instances[1:])])
 def test_mig_layout_changed_since_is_kept_unless_forced(tmp_path: Path, store: Store, changed: MigLayout) -> None:
-    """A part of gpunode's layout was left by somebody else where the run was not killed."""
+    """Part of gpunode's layout remains. Since no run was killed, another user must have removed the rest."""
     node = Machine(tmp_path)
     done = node.setup(store)
     node.apply([MigChange(UUID, BALANCED, changed)])
@@ -157,7 +157,7 @@ def test_mig_layout_changed_since_is_kept_unless_forced(tmp_path: Path, store: S
 
 @pytest.mark.parametrize("made", [MigLayout(True, BALANCED.instances[1:]), MigLayout(True, SEVEN.instances[:3]), EMPTY])
 def test_rollback_killed_while_dividing_is_finished_by_remove(tmp_path: Path, store: Store, made: MigLayout) -> None:
-    """The kill leaves the GPU without some instances of the old layout, or with the first ones of the new."""
+    """The kill leaves the GPU without some instances of the old layout, or with the first ones of the new layout."""
     node = Machine(tmp_path)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     done = node.setup(store)
@@ -240,7 +240,7 @@ def test_boot_unit_recreates_the_mig_layout(tmp_path: Path, store: Store, *, kee
     assert node.layout() == BALANCED
 
 
-# What nvidia-smi documents of itself: -mig, and mig -cgi PROFILE:START,… -C.
+# As nvidia-smi documents: -mig, and mig -cgi PROFILE:START,… -C.
 SMI = """#!{python}
 import sys
 import pynvml

@@ -1,4 +1,4 @@
-"""MIG layouts set by the real child program through the real pynvml, on a stand-in for libnvidia-ml.so.1."""
+"""MIG layouts set by the real child program through the real pynvml and a stand-in for libnvidia-ml.so.1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMPTY = MigLayout(enabled=True)
 
 
 def layout(**counts: int) -> MigLayout:
-    """Return the layout with so many instances of each profile of an H100 80GB, ``_1g_10gb=7``."""
+    """Return the layout with the given number of instances of each profile of an H100 80GB, as in ``_1g_10gb=7``."""
     wanted = {name.strip("_").replace("_", ".").replace(".me", "+me"): count for name, count in counts.items()}
     places = mig.place_instances(H100, wanted)
     assert places is not None
@@ -58,7 +58,7 @@ def test_mig_change_and_its_inverse_touch_only_their_gpu(state: Path) -> None:
     change = MigChange(UUID, OFF, BALANCED)
     node.apply([change])
     assert [(gpu.layout, gpu.pending) for gpu in read_gpus(node)] == [(BALANCED, True), (OFF, False)]
-    node.apply([change])  # it is so already: a run that was cut short goes on
+    node.apply([change])  # already so: an interrupted run continues
     again = MigChange(UUID, BALANCED, SEVEN)
     node.apply([again])
     assert read_gpus(node)[0].layout == SEVEN
@@ -135,7 +135,7 @@ def test_failed_mig_change_reports_whether_it_was_put_back(state: Path, function
     with pytest.raises(ChangeFailed) as raised:
         broken.apply([MigChange(UUID, SEVEN, BALANCED if "Create" in function else OFF)])
     assert doing in raised.value.why
-    # Instances cannot be made again either; the mode was never switched, so there the former ones are back.
+    # Creating instances fails again, too. If the mode was never switched, the former instances are back.
     assert ("restored: 7 × 1g.10gb" in raised.value.why) is (function == "nvmlDeviceSetMigMode")
 
 

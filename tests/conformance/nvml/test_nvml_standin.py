@@ -24,7 +24,7 @@ from gpunode.host.nvml import child_argv, make_probe
 from tests.fakes.compile import library
 from tests.fakes.runners import EnvRunner, looked
 
-# The functions that read one GPU, and the readings that fail with each.
+# The functions that read one GPU, and the readings that are missing if each fails.
 READERS = {
     "nvmlDeviceGetName": ["name"],
     "nvmlDeviceGetUUID": ["uuid"],
@@ -199,7 +199,7 @@ def test_child_runs_from_a_zipapp(tmp_path: Path) -> None:
         for file in (root / "gpunode").rglob("*.py"):
             out.write(file, file.relative_to(root))
         out.write(pynvml.__file__, "pynvml.py")
-        # The parent that a user starts: it asks by the command of its own child_argv().
+        # The parent process that a user starts: it queries with the command from its own child_argv().
         out.writestr(
             "__main__.py",
             "import subprocess; from gpunode.host.nvml import child_argv as argv; print(argv()); "

@@ -14,7 +14,7 @@ from gpunode.host.cuda import VECTOR_ADD_PTX
 
 
 def _assemblers() -> list[str]:
-    """Return those of ``GPUNODE_PTXAS`` (``pip download nvidia-cuda-nvcc`` has one); else the one on PATH."""
+    """Return those in ``GPUNODE_PTXAS`` (``pip download nvidia-cuda-nvcc`` has one), or else the one on PATH."""
     named = [path for path in os.environ.get("GPUNODE_PTXAS", "").split(":") if path]
     return named or [
         path for path in (shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas") if path and Path(path).exists()

@@ -1,4 +1,4 @@
-"""NVIDIA's real libraries without a GPU: their real failures, and that they have what gpunode calls."""
+"""NVIDIA's real libraries without a GPU: they fail as expected, and have the functions that gpunode calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpunode.host.process import Runner
 from tests.conformance.nvml import debian
 from tests.fakes.runners import EnvRunner, looked
 
-# The first two have other names in the library; Debian's 535 has only the first form of the last, which is asked then.
+# The first two have other names in the library; Debian's 535 has only the first version of the last.
 _FOUND_OTHERWISE = {"nvmlInit", "nvmlDeviceGetPciInfo", "nvmlDeviceGetGpuFabricInfoV"}
 
 
@@ -94,6 +94,6 @@ def _unpack(archive: bytes, folder: Path) -> None:
         assert found is not None
         layer = found.read()
     with tarfile.open(fileobj=io.BytesIO(layer)) as inner:
-        # Python has filters, and warns without one, from 3.12, 3.11.4 and 3.10.12 on.
+        # Python 3.12, 3.11.4, 3.10.12 and later have filters, and warn if none is given.
         inner.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
         inner.extractall(folder)

@@ -1,4 +1,4 @@
-"""The page in a real browser, where one is installed: nothing in its console, nothing asked of the network."""
+"""The page in a real browser, if one is installed: no console messages, no network requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.page.test_page import ABOUT, render_node
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), "")
-# What Chromium asks of its maker by itself, whatever page it shows.
+# Hosts that Chromium contacts by itself, whatever page it shows.
 OWN = re.compile(r"(?:^|\.)(?:google|googleapis|gstatic|gvt1|chromium|chrome)\.(?:com|org)(?::|$)")
 PAGES = {
     "sample": lambda: node_page(nodes.examined(), ABOUT),
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not BROWSER, reason=lacking("chromium"))
 
 @contextmanager
 def proxy() -> Iterator[tuple[int, list[str]]]:
-    """Yield a proxy that notes who is asked for, and answers nobody."""
+    """Yield a proxy that records the requested hosts and never answers."""
     asked: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -56,7 +56,7 @@ def proxy() -> Iterator[tuple[int, list[str]]]:
 
 
 def open_page(text: str, tmp_path: Path, *more: str) -> tuple[str, str, list[str]]:
-    """Return the page as the browser has it, what the browser said, and which hosts were asked for."""
+    """Return the page as the browser renders it, the console messages, and the requested hosts."""
     file = tmp_path / "page.html"
     file.write_text(text)
     with proxy() as (port, asked):

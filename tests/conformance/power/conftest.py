@@ -18,7 +18,7 @@ _MEMORY = Path("/dev/shm")
 
 @pytest.fixture(scope="session")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yield a folder in memory where there is one: thousands of small nodes are made, and synced for nothing."""
+    """Yield a folder in memory if possible: thousands of small nodes are made, and syncing them is pointless."""
     if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
         yield tmp_path_factory.mktemp("crash")
         return
@@ -29,7 +29,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def story(scratch: Path) -> Story:
-    """Record a runtime set up, set up differently, put back; a second one set up where nothing was, and put back."""
+    """Record a runtime set up, set up differently and rolled back; then a new one set up and rolled back."""
     if os.geteuid() != 0:
         pytest.skip("needs root: gpunode changes nothing without it")
     if reason := cannot_trace():

@@ -1,13 +1,13 @@
-"""Contents that a disk may hold after a power cut, from the calls that came before it. Pure.
+"""Possible contents of a disk after a power cut, derived from the calls before it. Pure.
 
-A call is an event; each has one effect, which reaches the disk by itself: on the entries of a folder, on the bytes of
-a file, its size, its mode or its owner. ``fsync`` of a file brings the effects on its bytes and attributes to the disk,
-of a folder those on its entries, and nothing else. All other effects are *pending*: each of them may be lost, whatever
-became of the others. That is less than Linux's file systems promise (a new file that is synced has its name there,
-journaled entries keep their order), so what survives here survives there.
+A call is an event with one effect, which reaches the disk independently: on the entries of a folder, or on a file's
+bytes, size, mode or owner. ``fsync`` of a file brings the effects on its bytes and attributes to the disk, of a folder
+those on its entries, and nothing else. All other effects are *pending*: each of them may be lost, independently of the
+others. Linux's file systems promise more (a new file that is synced has its name there, journaled entries keep their
+order), so a program that survives here survives there.
 
-Not modelled: a rename of which one half is lost, stale bytes of other files in new blocks, a disk that says "synced"
-and is not. ``/run`` is in memory, so nothing of it is found again.
+Not modelled: a half-lost rename, stale bytes of other files in new blocks, a disk that wrongly reports "synced".
+``/run`` is in memory, so its content is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
-# The unit in which a disk writes; what it has of one call's bytes is whole units of it.
+# The unit in which a disk writes; a partly written call is a number of complete units.
 SECTOR = 512
 _RANDOM_SUBSETS = 4
 _ANY = range(1, 1 << 31)
@@ -26,7 +26,7 @@ _ANY = range(1, 1 << 31)
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file or a folder is there that was not."""
+    """A new file or folder exists."""
 
     path: str
     mode: int
@@ -35,7 +35,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Bytes stand in a file, from ``offset`` on."""
+    """Bytes were written to a file at ``offset``."""
 
     path: str
     offset: int
@@ -44,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """A file is as long as ``size``."""
+    """A file has the length ``size``."""
 
     path: str
     size: int
@@ -52,7 +52,7 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """``path`` is called ``new``, and what was called so is gone; in one folder."""
+    """``path`` was renamed to ``new`` in the same folder, replacing what had that name."""
 
     path: str
     new: str
@@ -60,14 +60,14 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A name is gone."""
+    """A name was removed."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A mode or an owner is another; None stays."""
+    """A mode or an owner changed; None is unchanged."""
 
     path: str
     mode: int | None = None
@@ -83,7 +83,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A command has returned: who called it may count on what it said."""
+    """A command has returned: its caller may rely on its answer."""
 
     path: str = ""
 
@@ -106,7 +106,7 @@ Tree: TypeAlias = Mapping[str, Node]
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Names of one folder, each with the inode that it leads to or None; the two of a rename reach the disk as one."""
+    """Names of one folder, each with its inode or None; the two names of a rename reach the disk together."""
 
     inode: int
     names: tuple[tuple[str, int | None], ...]
@@ -137,11 +137,11 @@ _Effect: TypeAlias = _Entries | _Bytes | _Size | _Attributes
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The power goes after ``events`` of a recording.
+    """The power fails after ``events`` of a recording.
 
     Attributes:
-        kept: what reached the disk of what was pending, in words.
-        tree: what is found after it.
+        kept: the pending effects that reached the disk, in words.
+        tree: the content afterwards.
     """
 
     events: int
@@ -206,7 +206,7 @@ class _Disk:
 
 
 class Machine:
-    """A file system as its processes see it, and what of it is on the disk."""
+    """A file system as its processes see it, and the part of it that is on the disk."""
 
     def __init__(self, tree: Tree) -> None:
         self._live = _Disk()
@@ -240,11 +240,11 @@ class Machine:
 
     @property
     def tree(self) -> Tree:
-        """The tree that processes see: also the one that a kill without a power cut leaves."""
+        """The tree that processes see, which is also what a kill without a power cut leaves."""
         return self._live.tree()
 
     def see(self, event: Event) -> None:
-        """Record that ``event`` has happened."""
+        """Apply ``event``."""
         if isinstance(event, Synced):
             self._sync(self._inode(event.path))
         elif not isinstance(event, Ended):
@@ -282,7 +282,7 @@ class Machine:
                 return _Attributes(self._inode(path), mode, owner)
 
     def cuts(self, random_subsets: random.Random) -> Iterator[tuple[str, Tree]]:
-        """Yield each content that the disk may have if the power fails now, with a description of what was kept."""
+        """Yield each possible content of the disk if the power fails now, with a description of what was kept."""
         for kept, effects in _losses(tuple(self._pending), random_subsets):
             disk = self._durable.copy()
             for effect in effects:
@@ -311,7 +311,7 @@ def _losses(pending: Sequence[_Effect], chance: random.Random) -> Iterator[tuple
 
 
 def _torn(effect: _Bytes) -> Iterator[tuple[str, _Bytes]]:
-    """Yield a write of which a part reached the disk."""
+    """Yield writes of which only a part reached the disk."""
     half = len(effect.data) // 2
     for length in {1, half, len(effect.data) - 1} - {0, len(effect.data)}:
         yield f"the first {length} bytes", replace(effect, data=effect.data[:length])
@@ -330,13 +330,13 @@ def _zeroed_bytes(effect: _Bytes, start: int, stop: int) -> _Bytes:
 
 
 def cuts(before: Tree, recording: Iterable[Event], *, seed: int = 0, at: Container[int] = _ANY) -> Iterator[Cut]:
-    """Every crash state after each event, once; those that differ by which command was under way count as different.
+    """Yield every crash state after each event, once; states with different running commands count as different.
 
     Args:
-        before: what was on the disk at the start.
-        recording: what happened since.
-        seed: of the random choices.
-        at: after how many events the power may go.
+        before: the content of the disk at the start.
+        recording: the events since then.
+        seed: the seed of the random choices.
+        at: the numbers of events after which the power may fail.
     """
     machine, chance = Machine(before), random.Random(seed)
     seen: set[tuple[int, frozenset[tuple[str, Node]]]] = set()

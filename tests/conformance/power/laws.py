@@ -1,4 +1,4 @@
-"""Laws for a node after a power cut, whenever it came and whatever the disk then had of the last writes."""
+"""Laws for a node after a power cut, whenever it happened and whichever of the last writes reached the disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def configuration(tree: Tree) -> Tree:
 
 
 def temporaries(tree: Tree) -> list[str]:
-    """Return the files that gpunode writes for itself for a moment."""
+    """Return gpunode's temporary files."""
     return sorted(path for path in tree if _TEMPORARY.fullmatch(path))
 
 
@@ -32,7 +32,7 @@ def _files(tree: Tree) -> Tree:
 
 
 def found_broken(root: Path, tree: Tree, command: Command, *, ended: bool) -> Iterator[str]:
-    """Yield what is wrong with a node as the power cut left it, before anything repairs it."""
+    """Yield the errors of a node as the power cut left it, before any repair."""
     former, wanted, present = _files(command.former), _files(command.wanted), _files(tree)
     allowed = (wanted,) if ended else (former, wanted)
     for path in sorted({*former, *wanted, *present}):
@@ -51,7 +51,7 @@ def found_broken(root: Path, tree: Tree, command: Command, *, ended: bool) -> It
 
 
 def not_recovered(work: Path, tree: Tree, command: Command) -> Iterator[str]:
-    """Yield what gpunode cannot repair: the command again must reach the wanted state, its opposite the former."""
+    """Yield unrepaired errors: repeating the command must reach the wanted state, undoing it the former."""
     again, back = (work / name for name in ("again", "back"))
     build(tree, again)
     yield from _reaches(again, command.again, command.wanted)
@@ -64,7 +64,7 @@ def not_recovered(work: Path, tree: Tree, command: Command) -> Iterator[str]:
 
 
 def _different(present: Tree, wanted: Tree) -> list[str]:
-    """Every path with another content, mode or owner; an empty folder too many may stay, since it may be anybody's."""
+    """Return each path whose content, mode or owner differs; an extra empty folder may be the user's, and stay."""
     return sorted(
         path
         for path in {*present, *wanted}

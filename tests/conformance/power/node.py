@@ -1,4 +1,4 @@
-"""A small made system that gpunode sets up, what was asked of it, and gpunode itself, started by a fork."""
+"""A small constructed system, the commands run on it, and gpunode itself, started by a fork."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance.power.recording import record, tree_of
 
 CONTAINERD = "/etc/containerd/config.toml"
 DOCKER = "/etc/docker/daemon.json"
-# gpunode's own program with its imports done; a child of this process begins behind them.
+# gpunode's own program with its imports done; a child of this process starts after them.
 _PRELOADED = (
     "gpunode.cli.app",
     "gpunode.cli.boundary",
@@ -48,17 +48,17 @@ set_as_default = {default}
 
 
 def recipe(runtime: str, *, default: bool = False) -> str:
-    """Return a recipe that asks for nothing but the configuration of ``runtime``."""
+    """Return a recipe that requests only the configuration of ``runtime``."""
     return _RECIPE.format(runtime=runtime, default=str(default).lower())
 
 
 def small_system() -> Tree:
-    """Return a root with the little that ``--only runtime-config`` looks at."""
+    """Return a root with the few files that ``--only runtime-config`` reads."""
     files = {
         "/etc/os-release": Node(0o644, 0, 0, _OS_RELEASE),
         "/var/lib/dpkg/status": Node(0o644, 0, 0, _STATUS),
         CONTAINERD: Node(0o640, 1, 2, _WRITTEN_BY_HAND),
-        # Without its program, gpunode makes no runtime the default one.
+        # gpunode makes no runtime the default if its program is missing.
         "/usr/bin/nvidia-container-runtime": Node(0o755, 0, 0, b"#!/bin/sh\n"),
     }
     folders = {str(above): Node(0o755, 0, 0, None) for path in files for above in Path(path).parents}
@@ -79,7 +79,7 @@ def build(tree: Tree, root: Path) -> None:
 
 @contextmanager
 def standing(tree: Tree, work: Path) -> Iterator[Path]:
-    """Yield ``tree`` as real files, in a folder of its own below ``work`` that is gone afterwards."""
+    """Yield ``tree`` as real files, in a new folder below ``work`` that is removed afterwards."""
     folder = work / "case"
     folder.mkdir()
     build(tree, folder / "found")
@@ -94,9 +94,9 @@ class Command:
     """A command of a story.
 
     Attributes:
-        again: what is typed to have it finished after a power cut, and ``back`` to have it undone.
-        number: of its run in the journal.
-        former: the tree before it, likewise ``wanted`` after it.
+        again: the command that finishes it after a power cut; ``back`` is the command that undoes it.
+        number: the number of its run in the journal.
+        former: the tree before it; ``wanted`` is the tree after it.
     """
 
     again: tuple[str, ...]
@@ -108,7 +108,7 @@ class Command:
 
 @dataclass(slots=True)
 class Story:
-    """Commands that were run one after the other, and all that they did to the file system."""
+    """Commands run one after the other, and all their effects on the file system."""
 
     folder: Path
     start: Tree
@@ -135,7 +135,7 @@ class Story:
         self.commands.append(Command(tuple(argv), tuple(back), number, former, tree_of(self.root)))
 
     def undo(self) -> None:
-        """Roll back the last setup, as another command."""
+        """Roll back the last setup, as a further command."""
         newest = Store(self.root).ids()[-1]
         self.run(("rollback", "--yes", newest), back=self.commands[-1].again)
 
@@ -148,7 +148,7 @@ def start(folder: Path, tree: Tree) -> Story:
 
 
 def gpunode(argv: Sequence[str], said: Path) -> int:
-    """Return gpunode's exit code; what it printed stands in ``said``."""
+    """Return gpunode's exit code; its output is in ``said``."""
     for name in _PRELOADED:
         importlib.import_module(name)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Recording of every call of a command that changes a file system, in order, by strace."""
+"""Recording of every call of a command that changes a file system, in order, with strace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.conformance.power.disk import (
 )
 from tests.needs import lacking
 
-# Every call that can change a file or a folder, or bring it to the disk; what of it is not understood is refused below.
+# Every call that can change or sync a file or folder; unsupported forms are refused below.
 _CALLS = (
     *("open", "openat", "openat2", "creat", "write", "writev", "pwrite64", "pwritev", "pwritev2", "truncate"),
     *("ftruncate", "fallocate", "copy_file_range", "sendfile", "splice", "fsync", "fdatasync", "sync", "syncfs"),
@@ -77,7 +77,7 @@ def _node(path: Path) -> Node:
 
 
 def record(argv: Sequence[str], root: Path, log: Path) -> list[Event]:
-    """Record the calls of ``argv`` below ``root``, replay and compare them with the result; it has to exit with 0."""
+    """Record the calls of ``argv`` below ``root``, replay them and compare the result; it must exit with 0."""
     root = root.resolve()
     machine = Machine(tree_of(root))
     traced = ["strace", "-f", "-y", "-xx", "-s", "100000000", "-e", f"trace={','.join(_CALLS)}", "-e", "signal=none"]
@@ -112,7 +112,7 @@ class _Call:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files of the call: the one that its descriptor is open on, or the names that it was given."""
+        """The files of the call: the one behind its descriptor, or the given names."""
         if self.words[:1] and self.words[0].kind == "fd" and not re.search("at2?$", self.name):
             return (self.words[0].path,)
         above = ("", *(word.path for word in self.words))
@@ -128,7 +128,7 @@ class _Call:
 
     @property
     def owner(self) -> tuple[int, int]:
-        """The two numbers behind the path or the descriptor."""
+        """The two numbers after the path or the descriptor."""
         uid, gid = [number for number in self.numbers if number.lstrip("-").isdecimal()][:2]
         return int(uid), int(gid)
 
@@ -140,7 +140,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Reader:
-    """From strace's lines to events; ``machine`` follows, since what a call means depends on what is there."""
+    """Converts strace's lines to events; ``machine`` follows them, since a call's meaning depends on existing files."""
 
     root: str
     machine: Machine
@@ -191,7 +191,7 @@ class _Reader:
         return Written(path, offset, call.words[1].data[: call.result])
 
     def _advance(self, call: _Call, path: str) -> int:
-        """Return the offset of a write; the descriptor's position is behind it afterwards."""
+        """Return the offset of a write, and move the descriptor's position past it."""
         key = (call.pid, call.words[0].text)
         assert key in self.positions, f"{path} is written through a descriptor from elsewhere: that is not modelled"
         position = self.positions[key]
@@ -201,7 +201,7 @@ class _Reader:
         return position
 
     def _inside(self, path: str) -> str | None:
-        """Return the path as it is below the root; None for one elsewhere."""
+        """Return the path relative to the root; None for a path elsewhere."""
         if path == self.root:
             return "/"
         return path.removeprefix(self.root) if path.startswith(f"{self.root}/") else None

@@ -1,4 +1,4 @@
-"""The model of the disk says what POSIX leaves open, and rules out what a sync rules out."""
+"""The disk model allows what POSIX leaves open, and excludes what a sync excludes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every state that a power cut can leave, and what gpunode makes of it.
+"""Every state that a power cut can leave, and how gpunode recovers from it.
 
-Real setups and rollbacks are recorded; ``disk.cuts`` says what the disk may hold after each of their calls.
+Real setups and rollbacks are recorded; ``disk.cuts`` yields the possible contents of the disk after each call.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tests.conformance.power.laws import found_broken, not_recovered
 from tests.conformance.power.node import CONTAINERD, Command, Story, standing, start
 from tests.fakes.examples import examples, sample
 
-# Of 2 300 states; all of them in the long run.
+# A sample of 2 300 states; all of them in the long run of the tests.
 _LOOKED_AT, _RECOVERED = 300, 50
-# After a kill, of the run that follows: the end of it, and so many others.
+# States of the run after a kill: its end, and this many others.
 _MOMENTS = 3
 _PROCESSES = os.cpu_count() or 1
 
 
 def _command(story: Story, cut: Cut) -> tuple[Command, bool]:
-    """Return the command that was under way when the power went, or that had just ended; and whether it had."""
+    """Return the command that was running or had just ended when the power failed, and whether it had ended."""
     ended = sum(isinstance(event, Ended) for event in story.events[: cut.events])
     has_ended = isinstance(story.events[cut.events - 1], Ended)
     return story.commands[ended - has_ended], has_ended
 
 
 def _broken(story: Story, found: Iterable[Cut], work: Path, *, recover: bool = False) -> Iterator[str]:
-    """Yield every law that does not hold of a crash state in ``found``, and where the power went."""
+    """Yield every law that a crash state in ``found`` breaks, and where the power failed."""
     for cut in found:
         command, has_ended = _command(story, cut)
         with standing(cut.tree, work) as root:
@@ -46,7 +46,7 @@ def _broken(story: Story, found: Iterable[Cut], work: Path, *, recover: bool = F
 
 
 def _side_by_side(work: Path, check: Callable[[int, Path], Iterable[str]]) -> list[str]:
-    """Return the results of ``check`` in as many processes as there are processors; each is passed its number."""
+    """Return the results of ``check``, run in one process per processor; each gets its number."""
     children = {}
     for number in range(_PROCESSES):
         folder = work / str(number)
@@ -104,7 +104,7 @@ def test_every_crash_state_is_recoverable(story: Story, scratch: Path, seed: int
 
 
 def _story_killed_at(story: Story, number: int, at: int, work: Path) -> Story:
-    """Return the story in which the command ``number`` was killed before its event ``at`` and run again."""
+    """Return the story in which command ``number`` was killed before its event ``at`` and run again."""
     machine = Machine(story.start)
     for event in story.events[:at]:
         machine.see(event)
@@ -116,7 +116,7 @@ def _story_killed_at(story: Story, number: int, at: int, work: Path) -> Story:
 
 
 def _syncs(story: Story, number: int) -> list[int]:
-    """Return the places of a command's syncs among the events: what came before each of them is not on the disk yet."""
+    """Return the indexes of a command's syncs among the events; before each, earlier effects are not on the disk."""
     ends = [0, *(place for place, event in enumerate(story.events, 1) if isinstance(event, Ended))]
     return [n for n in range(ends[number], ends[number + 1]) if isinstance(story.events[n], Synced)]
 
@@ -152,7 +152,7 @@ def _journal_unsynced(events: Sequence[Event]) -> list[Event]:
 
 
 def _effect_first(events: Sequence[Event]) -> list[Event]:
-    """Return the events of a file replaced and synced before the intent is in the journal."""
+    """Return the events of replacing and syncing a file before the intent is in the journal."""
     said = next(n for n, e in enumerate(events) if isinstance(e, Written) and b'"type":"intent"' in e.data)
     replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
     intent, effect = events[said : said + 2], events[said + 2 : replaced + 2]
@@ -161,7 +161,7 @@ def _effect_first(events: Sequence[Event]) -> list[Event]:
 
 
 def _in_place(events: Sequence[Event]) -> list[Event]:
-    """Return the events of a file written where it stands, as most tools do it."""
+    """Return the events of writing a file in place, as most tools do."""
     replaced = next(n for n, e in enumerate(events) if isinstance(e, Renamed) and e.new == CONTAINERD)
     renamed = events[replaced]
     content = next(e for e in events[:replaced] if isinstance(e, Written) and e.path == renamed.path and e.offset == 0)

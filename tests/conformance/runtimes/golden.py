@@ -1,4 +1,4 @@
-"""The vectors: what the real nvidia-ctk was told, found and left, laid out as root folders for gpunode."""
+"""The vectors: the arguments, input and output of the real nvidia-ctk, laid out as root folders for gpunode."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Vector:
     """A run of nvidia-ctk.
 
     Attributes:
-        folder: with the files; SOURCE.md beside it says which.
-        told: what vector.json says.
+        folder: the folder with the files that SOURCE.md describes.
+        told: the content of vector.json.
     """
 
     folder: Path
@@ -43,12 +43,12 @@ class Vector:
 
     @property
     def verdict(self) -> str:
-        """The result that gpunode should have."""
+        """The expected result of gpunode."""
         return str(self.told["gpunode_should"])
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Every file that nvidia-ctk found, by its path."""
+        """Every input file of nvidia-ctk, by its path."""
         config, drop_in = self.paths
         files = {config: self.read("input"), drop_in: self.read("input-dropin"), **self.others("input")}
         return {path: data for path, data in files.items() if data is not None}
@@ -59,12 +59,12 @@ class Vector:
         return self.told["config_path"], self.told["dropin_path"] or ""
 
     def argv(self, root: Path) -> list[str]:
-        """gpunode's words for what nvidia-ctk was told, in the vector's mode and with ``root`` for the chroot."""
+        """gpunode's arguments for the same command, in the vector's mode and with ``root`` for the chroot."""
         words = ["ctk", *self.told["command"], *self.told["argv"], "--root", str(root)]
         return words if self.runtime == "toolkit-config" else [*words, "--mode", self.told["mode"]]
 
     def undo(self, root: Path) -> list[str]:
-        """Return the words that take it back."""
+        """Return the arguments that undo it."""
         if self.runtime == "toolkit-config":
             return ["rollback", "--root", str(root), "--yes"]
         kept = ("--runtime", "--config", "--drop-in-config", "--nvidia-runtime-name")
@@ -73,7 +73,7 @@ class Vector:
 
     @property
     def programs(self) -> set[str]:
-        """The programs that the runtime is told to run: gpunode requires them before making it the default."""
+        """The programs configured for the runtime: gpunode requires them before making it the default."""
         named = (word.partition("=")[2] for word in self.told["argv"] if "runtime-path=" in word)
         return {"/usr/bin/nvidia-container-runtime", *(path for path in named if path.startswith("/"))}
 
@@ -83,7 +83,7 @@ class Vector:
         return str(self.told["runtime"])
 
     def read(self, name: str) -> bytes | None:
-        """Return the vector's own file of that name, whatever its suffix."""
+        """Return the vector's file of that name, whatever its suffix."""
         found = [path for path in self.folder.iterdir() if path.stem == name and path.suffix in {".toml", ".json"}]
         return found[0].read_bytes() if found else None
 
@@ -103,7 +103,7 @@ class Vector:
 
     @property
     def ours(self) -> Sequence[str]:
-        """The reason why gpunode's answer differs, then the words that it must contain; empty where it does not."""
+        """The reason why gpunode's answer differs, then the words that it must contain; empty if it does not differ."""
         file = self.folder / "ours.txt"
         return file.read_text().splitlines() if file.exists() else ()
 
@@ -113,7 +113,7 @@ class Vector:
         return self.verdict == "refuse" or len(self.ours) > 1
 
     def lay_out(self, root: Path) -> None:
-        """Write the files that nvidia-ctk found to ``root``."""
+        """Write nvidia-ctk's input files to ``root``."""
         (root / "etc").mkdir(parents=True)
         for path, data in self.files.items():
             file = Path(f"{root}{path}")
@@ -133,7 +133,7 @@ def vectors() -> list[Vector]:
 
 
 def tree(root: Path) -> Tree:
-    """Return every file below ``root`` with its mode and bytes; gpunode's own left out."""
+    """Return every file below ``root`` with its mode and bytes, except gpunode's own."""
     return dict(_files(root))
 
 
@@ -164,7 +164,7 @@ def comments(text: str) -> list[str]:
     return [comment.rstrip() for comment in found if comment]
 
 
-# What the quirk of a match-plus vector lets gpunode add.
+# Additions that the quirk of a match-plus vector permits.
 _RUNC = ("plugins", "*", "containerd", "runtimes", "runc")
 _OTHER_KEYS = ("plugins", "*", "containerd", "runtimes", "nvidia")
 _DEFAULT = ("plugins", "*", "containerd", "default_runtime_name")
@@ -178,7 +178,7 @@ _MAY_ADD: Mapping[int, tuple[tuple[str, ...], ...]] = {
 
 
 def judge(vector: Vector, files: Mapping[str, bytes]) -> None:
-    """Assert that the configuration and the drop-in among ``files`` are the answer that the vector asks for."""
+    """Assert that the configuration and the drop-in among ``files`` are the vector's expected answer."""
     config, drop_in = vector.paths
     own = bool(vector.ours)
     answer = {config: vector.read("ours" if own else "expected"),
@@ -205,15 +205,15 @@ def _may_add(vector: Vector, way: Sequence[str]) -> bool:
 
 
 def _missing(found: Any, wanted: Any) -> list[tuple[str, ...]]:
-    """Return the ways at which ``found`` lacks or changes something of ``wanted``; lists are values."""
+    """Return the key paths that ``found`` lacks or changes compared with ``wanted``; lists are values."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [(key, *way) for key in wanted for way in (_missing(found[key], wanted[key]) if key in found else [()])]
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (found, wanted)]
-    # nvidia-ctk takes every number through a float.
+    # nvidia-ctk converts every number to a float and back.
     same = float(found) == float(wanted) if all(numbers) else found == wanted
     return [] if same else [()]
 
 
 def _added(found: Any, wanted: Any) -> list[tuple[str, ...]]:
-    """Return the ways at which ``found`` has what ``wanted`` has not."""
+    """Return the key paths in ``found`` that ``wanted`` lacks."""
     return [way for way in _missing(wanted, found) if way not in _missing(found, wanted)]

@@ -1,4 +1,4 @@
-"""Our output as containerd reads it: stored output of `containerd config dump`, and the real one where there is one."""
+"""Our output as containerd reads it: stored output of `containerd config dump`, and the real one if installed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ INPUTS = sorted((HERE / "vectors").glob("*ctd*/input.toml"))
 
 @pytest.mark.parametrize("file", DUMPS, ids=lambda file: file.stem)
 def test_stored_dumps_are_parsed(file: Path) -> None:
-    """Each is the dump of Debian's packaged file, configured with WISHES["systemd"] for an unknown version."""
+    """Each is a dump of Debian's packaged file, configured with WISHES["systemd"] for an unknown version."""
     found = containerd.parse_config_dump(file.read_bytes())
     assert found.handlers == {"nvidia": "/usr/bin/nvidia-container-runtime", "runc": ""}
     assert found.default == "runc"
     assert found.systemd_cgroup == {"nvidia": True, "runc": True}
     assert not found.cri_disabled
     assert found.schema == (3 if file.stem.startswith("2.") else 2)
-    # 1.6 knows no CDI, 1.7 has it off, 2.1 on.
+    # 1.6 has no CDI; 1.7 disables it by default, 2.1 enables it.
     assert found.cdi is {"1.6": None, "1.7": False, "2.1": True}[file.stem[:3]]
 
 
@@ -76,7 +76,7 @@ def test_real_containerd_reads_the_desired_configuration(file: Path, name: str, 
     except Refused:
         pytest.skip("refused")
     before = _dump(file.read_bytes(), tmp_path)
-    # 1.6 takes a schema 3 file and uses nothing of it; 1.7 and the TOML reader of both refuse some.
+    # 1.6 accepts a schema 3 file and ignores it; 1.7 and the TOML reader of both refuse some.
     if before.returncode or (
         inspect(file.read_bytes()).schema == 3 and containerd.parse_config_dump(before.stdout).schema == 2
     ):
@@ -87,7 +87,7 @@ def test_real_containerd_reads_the_desired_configuration(file: Path, name: str, 
     if found.cri_disabled:
         pytest.skip("the CRI plugin is switched off, and the dump tells nothing of it")
     assert found.handlers.get("nvidia") == desired.binary
-    # "default" is the nameless one of old, which stays where no other default is asked for.
+    # "default" is the former unnamed default, which stays if no other default is requested.
     assert found.default in {*found.handlers, *(() if desired.default else ("default",))}
     assert not desired.default or found.default == "nvidia"
     if desired.systemd_cgroup:
@@ -95,7 +95,7 @@ def test_real_containerd_reads_the_desired_configuration(file: Path, name: str, 
 
 
 def _entries(schema: int, *names: str, default: str = "") -> str:
-    """Return a file whose runtimes are under systemd's driver or not, as ``_ENTRY`` says."""
+    """Return a file whose runtimes use systemd's cgroup driver or not, as ``_ENTRY`` says."""
     cri = f'plugins."{CRI_PLUGIN_BY_SCHEMA[schema]}".containerd'
     head = f"version = {schema}\n[{cri}]\n" + (f'default_runtime_name = "{default}"\n' if default else "")
     return head + "".join(_ENTRY[name].replace("CRI", cri) for name in names)
@@ -103,7 +103,7 @@ def _entries(schema: int, *names: str, default: str = "") -> str:
 
 _ENTRY = {
     "runc": '[CRI.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n',
-    # As nodes of EKS have it (awslabs/amazon-eks-ami, nodeadm).
+    # As on nodes of EKS (awslabs/amazon-eks-ami, nodeadm).
     "nvidia": '[CRI.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\nbase_runtime_spec = "/etc/spec.json"\n'
     '[CRI.runtimes.nvidia.options]\nBinaryName = "/usr/bin/nvidia-container-runtime"\nSystemdCgroup = true\n',
     "stale": '[CRI.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\nbase_runtime_spec = "/etc/spec.json"\n'
@@ -138,7 +138,7 @@ def _parsed_dump(folder: Path, path: Path) -> Document:
 @pytest.mark.parametrize("schema", [2, 3])
 @pytest.mark.parametrize("name", EXISTING)
 def test_existing_entry_runtimes_and_default_are_kept(name: str, schema: int, exact: bool, tmp_path: Path) -> None:
-    """Configured plainly, made the default, and plainly again: in place below containerd 2.1, else in a drop-in."""
+    """Configure without a default, with it, and without it again: in place below containerd 2.1, else in a drop-in."""
     if _version() < FIRST_VERSION_BY_SCHEMA[schema]:
         pytest.skip("this containerd does not read the schema")
     names, default = EXISTING[name]
@@ -172,7 +172,7 @@ def test_unsupported_schema_is_refused_as_containerd_does(schema: int, tmp_path:
         pytest.skip("this containerd reads the schema")
     text = _entries(schema, "runc", "nvidia").encode()
     dumped = _dump(text, tmp_path)
-    # 1.6 takes the file, and has no runtime of it.
+    # 1.6 accepts the file, but takes no runtime from it.
     assert dumped.returncode or "nvidia" not in containerd.parse_config_dump(dumped.stdout).handlers
     with pytest.raises(Refused, match=f"version = {schema} is a configuration schema that containerd"):
         configure(text, DesiredConfig(version=_version()))

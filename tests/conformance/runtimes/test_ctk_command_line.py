@@ -1,4 +1,4 @@
-"""gpunode ctk on an image, as a process of its own: what it writes, records, prints, and takes back."""
+"""gpunode ctk on an image, in its own process: what it writes, records, prints and undoes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def files(image: Path) -> dict[str, bytes]:
 
 
 def test_configure_is_undone_by_rollback_and_unconfigure(image: Path) -> None:
-    """Both ways: by the journal, and by name; the folder that was made goes, too."""
+    """Undo by the journal and by name; the folder that was created is removed, too."""
     before = files(image)
     for back in (("rollback", "--yes", "--root", str(image)), ()):
         done = ctk(image, "configure", "--mode=drop-in", "--set-as-default=true")
@@ -62,7 +62,7 @@ def test_configure_is_undone_by_rollback_and_unconfigure(image: Path) -> None:
 
 
 def test_rollback_without_a_run_undoes_only_the_newest(image: Path) -> None:
-    """A script that runs it twice has undone one run; of an older one it is told the command."""
+    """A script that runs it twice undoes one run; the second answer names the command for an older run."""
     place, before = ("--root", str(image)), files(image)
     assert ctk(image, "configure").exit_code == 0
     configured = files(image)

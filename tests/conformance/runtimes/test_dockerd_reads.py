@@ -1,4 +1,4 @@
-"""Our daemon.json as dockerd itself validates it."""
+"""Our daemon.json, validated by the real dockerd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WISHES = {"plain": DesiredConfig(), "default": DesiredConfig(default=True, enabl
 def _validates(config: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
     candidate = folder / "daemon.json"
     candidate.write_bytes(config)
-    # The proxy's own path is looked up too, and need not be there.
+    # dockerd also looks up the proxy's path, which need not exist.
     command = [str(DOCKERD), "--validate", "--userland-proxy=false", "--config-file", str(candidate)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 

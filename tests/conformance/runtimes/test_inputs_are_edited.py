@@ -1,4 +1,4 @@
-"""The editor of TOML on the files that nvidia-ctk's vectors begin with: nothing is lost, and what was added goes."""
+"""The TOML editor on the input files of nvidia-ctk's vectors: nothing is lost, and additions can be removed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gpunode.runtimes.tomltext import edit_toml
 
 HERE = Path(__file__).parent
 NOT_TOML = ("040", "059", "082")
-# Many vectors begin with the same file.
+# Many vectors have the same input file.
 _CONTENTS = {path.read_bytes(): path for path in (*HERE.glob("vectors/*/input.toml"), *HERE.glob("dumps/*.toml"))}
 FILES = sorted(path for path in _CONTENTS.values() if not path.parent.name.startswith(NOT_TOML))
-# Without gpunode's backup these are taken out by meaning, since an empty header or space within braces may be left.
+# Without gpunode's backup these are compared by meaning, since an empty header or space within braces may remain.
 BY_MEANING = ("019", "026", "027", "029", "034", "048", "051", "056", "070", "084", "086", "133", "138")
 ENTRY = {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": "/usr/bin/nvidia-container-runtime"}}
 

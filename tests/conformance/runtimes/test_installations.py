@@ -1,4 +1,4 @@
-"""Files of products that were not run here, written after their documentation: what is there, and what comes of it.
+"""Files of products that were not run here, written from their documentation, before and after gpunode's changes.
 
 Each folder of ``installations`` holds asked.json, the files before and the files after; see SOURCE.md.
 """
@@ -48,7 +48,7 @@ def tree(case: str, name: str) -> Files:
 
 
 def row_and_files(case: str) -> tuple[Runtime, Files]:
-    """Return the row that the kubelet of the case leads to, and of its files those that the row reads."""
+    """Return the row for the case's kubelet, and the files that this row reads."""
     present = tree(case, "before")
     known: dict[str, Fact[FileState | None]] = {
         path: Known(FileState(data), f"file:{path}") for path, data in present.items()

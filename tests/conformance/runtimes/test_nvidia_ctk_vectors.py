@@ -1,6 +1,6 @@
-"""The vectors as they are asked of the runtimes' rows, where no node, no process and no root is needed.
+"""The vectors on the runtimes' rows, without a node, a process or root.
 
-What the command line makes of them: test_vectors.
+For the command line, see test_vectors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Their point is what the command line says, or what a program answers.
+# These test the command line's message or a program's answer.
 OF_THE_COMMAND_LINE = frozenset({37, 44, 45, 46, 61, 105, 131})
 ROWS = frozenset(row.id for row in RUNTIMES)
 VECTORS = [
@@ -38,7 +38,7 @@ VECTORS = [
     if vector.runtime in ROWS and vector.stdout is None and vector.number not in OF_THE_COMMAND_LINE
 ]
 CONTAINERD = [vector for vector in VECTORS if vector.runtime == "containerd" and vector.read("input") is not None]
-# No way of editing makes these usable.
+# No edit makes these usable.
 BROKEN = {40: "not valid TOML", 41: "version is not a whole number", 54: "runc is not a table",
           59: "not valid TOML", 82: "not valid TOML"}  # fmt: skip
 EDITED = [vector for vector in CONTAINERD if vector.number not in BROKEN]
@@ -94,17 +94,17 @@ def test_vector_is_answered(vector: Vector) -> None:
     judge(vector, after)
     assert _configure(after, vector, desired) == after
     found = row.inspect(_read_by_runtime(after, vector, desired), desired)
-    # In schema 1 nvidia-ctk's own answer is none: CDI at a place that containerd does not read, beside a nameless
-    # default runtime that outdoes the named one.
+    # In schema 1 nvidia-ctk's own answer does not work: CDI at a place that containerd does not read, and an unnamed
+    # default runtime that overrides the named one.
     assert found.schema == 1 or satisfies(found, replace(desired, binary=found.handlers[desired.handler]))
     for path, data in vector.files.items():
         if not path.endswith(".json"):
             assert [one for one in comments(data.decode()) if one not in comments(after[path].decode())] == []
 
 
-# Of schema 1 a version that configure wrote stays where somebody has edited the file since.
+# In schema 1 a version that configure wrote stays if the file was edited since.
 KEEPS_VERSION = frozenset({75, 76})
-# Had an entry or a default of ours before: what is known of that is told elsewhere.
+# These had our entry or default before; other tests cover that.
 HAD_OURS = frozenset({119, 132})
 
 
@@ -133,7 +133,7 @@ def test_edit_since_is_kept_by_unconfigure(vector: Vector) -> None:
 
 
 def _edit_by_hand(path: str, data: bytes) -> bytes:
-    """Return the file with a later edit by somebody else."""
+    """Return the file with a later edit by the user."""
     if path.endswith(".json"):
         return json.dumps({**(json.loads(data) if data.strip() else {}), "x-theirs": [1, 2.5]}, indent=2).encode()
     newline = b"\r\n" if b"\r\n" in data else b"\n"
@@ -155,22 +155,22 @@ def test_cri_plugin_keeps_a_valid_default_runtime(vector: Vector, version: tuple
     for desired in (DesiredConfig(version=version), DesiredConfig(version=version, systemd_cgroup=True)):
         found = inspect_containerd(configure_containerd(vector.read("input"), desired))
         built_in = {"runc"} if version and version >= (2,) and not desired.systemd_cgroup else set()
-        # A schema 3 file is containerd 2's, whatever is known of the daemon.
+        # A schema 3 file belongs to containerd 2, whatever is known about the daemon.
         built_in |= {"runc"} if found.schema == 3 and not desired.systemd_cgroup else set()
-        # The nameless default runtime of old.
+        # The former unnamed default runtime.
         built_in |= {"default"} if found.schema == 1 else set()
         assert found.cri_disabled or (found.default or "runc") in {*found.handlers, *built_in}
 
 
 def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """Return ``document`` without what configuring may change."""
+    """Return ``document`` without the keys that configuring may change."""
     plugins = {name: dict(table) for name, table in document.get("plugins", {}).items()}
     for name in ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):
         cri = plugins.pop(name, {})
         containerd = dict(cri.pop("containerd", {}))
         runtimes = dict(containerd.pop("runtimes", {}))
         containerd.pop("default_runtime_name", None)
-        # The nameless one of old would outdo the named one, and it alone allows the other key.
+        # The former unnamed default would override the named one, and only with it is the other key allowed.
         if containerd.pop("default_runtime", None):
             cri.pop("systemd_cgroup", None)
         cri.pop("enable_cdi", None)
@@ -179,7 +179,7 @@ def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
             *runtimes.get("runc", {}),
             *runtimes.get("runc", {}).get("options", {}),
         }:
-            runtimes.pop("runc", None)  # one that we may have added
+            runtimes.pop("runc", None)  # a table that we may have added
         plugins[name] = {"cri": cri, "containerd": containerd, "runtimes": runtimes}
     rest = {key: value for key, value in document.items() if key not in {"plugins", "version"}}
     return {**rest, "plugins": plugins}
@@ -207,9 +207,9 @@ def test_every_input_is_configured_in_place(vector: Vector, desired: DesiredConf
     assert after["version"] == before.get("version", 1 if before else 2)
 
 
-# What a line may say that goes or changes when a handler is added and made the default.
+# Lines that may go or change when a handler is added and made the default.
 OURS = (b"default_runtime_name", b"enable_cdi")
-# A stale nvidia entry is replaced, as is a nameless default runtime; a document on one line changes in that line.
+# A stale nvidia entry is replaced, as is an unnamed default runtime; a one-line document changes in that line.
 STALE = frozenset({12, 13, 18, 23, 26, 34, 69, 76, 77})
 
 

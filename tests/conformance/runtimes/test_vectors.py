@@ -1,6 +1,6 @@
-"""gpunode in the place of nvidia-ctk: every vector's own command, told to gpunode, and the outcome compared.
+"""gpunode in place of nvidia-ctk: every vector's command is run with gpunode, and the results are compared.
 
-SOURCE.md says what the vectors are and what their verdicts ask for.
+SOURCE.md explains the vectors and their verdicts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ VECTORS = vectors()
 REFUSED = [vector for vector in VECTORS if vector.is_refused]
 PRINTED = [vector for vector in VECTORS if not vector.is_refused and vector.stdout is not None]
 WRITTEN = [vector for vector in VECTORS if vector not in REFUSED and vector not in PRINTED]
-# Each of these runs as a process of its own, too.
+# Each of these also runs in its own process.
 AS_PROCESSES = (1, 12, 42, 64, 97, 123, 142)
-# Their default was a runtime that nothing described but for our entry, in a file that we did not write: what is taken
-# back ends that, and says so. A file that we wrote comes back as it was.
+# Their default was a runtime that only our entry described, in a file that we did not write: the undo removes that
+# default and says so. A file that we wrote is restored as it was.
 DANGLING = frozenset({132})
-# They ask the runtime, and gpunode runs no programs of an image; on a live node `tests/e2e/runtimes` asks.
+# These need the runtime's answer, and gpunode runs no programs of an image; `tests/e2e/runtimes` tests a live node.
 ASKS_THE_RUNTIME = frozenset({45, 46})
 WRITTEN = [vector for vector in WRITTEN if vector.number not in ASKS_THE_RUNTIME]
 
 
 @dataclass(frozen=True)
 class Told:
-    """The end of a command."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -48,7 +48,7 @@ Gpunode = Callable[[Sequence[str]], Told]
 
 @pytest.fixture
 def gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Gpunode:
-    # What is on the disk after a power cut is asked elsewhere, and takes most of the time.
+    # Other tests cover power cuts; syncing would take most of the time.
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
     def run(words: Sequence[str]) -> Told:
@@ -66,7 +66,7 @@ def name(vector: Vector) -> str:
 
 @pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return the vector's node as nvidia-ctk found it."""
+    """Return the vector's node with nvidia-ctk's input."""
     vector: Vector = request.getfixturevalue("vector")
     folder = tmp_path / "root"
     vector.lay_out(folder)
@@ -120,7 +120,7 @@ def test_vector_is_written_once_and_undone(vector: Vector, root: Path, gpunode: 
     _check_round_trip(vector, root, gpunode, vector.argv(root), before)
 
 
-# Had our entry before, so that there was nothing to record, and by its name alone it is taken out.
+# It had our entry before, so there was nothing to record, and the entry is removed by its name alone.
 OURS_BEFORE = frozenset({119})
 
 
@@ -150,7 +150,7 @@ def test_other_mode_is_refused_or_written_once_and_undone(
 
 
 def _check_round_trip(vector: Vector, root: Path, gpunode: Gpunode, words: Sequence[str], before: Tree) -> None:
-    """Assert that ``words`` lose no comment, leave nothing to do a second time, and can be undone."""
+    """Assert that the command loses no comment, has nothing to do a second time, and can be undone."""
     once, recorded = tree(root), runs(root)
     for path in vector.paths:
         if path in before and path.endswith(".toml"):
@@ -195,13 +195,13 @@ def _compare(vector: Vector, root: Path, told: Told) -> None:
 
 
 def _compare_printed(vector: Vector, out: str) -> None:
-    """Assert that a blank line parts two documents, the drop-in first."""
+    """Assert that a blank line separates two documents, the drop-in first."""
     assert vector.stdout is not None
     kind = ".json" if vector.stdout.startswith("{") else ".toml"
     if not (vector.paths[1] and kind == ".toml"):
         assert parsed(kind, out.encode()) == parsed(kind, vector.stdout.encode())
         return
-    # The top-level file of nvidia-ctk has its keys before its tables, and no key of a table stands at a line's start.
+    # nvidia-ctk's top-level file has keys before tables, and table keys are indented.
     (theirs,) = [pair for pair in _pairs(vector.stdout) if re.match(r"[a-z]", pair[1])]
     meant = [parsed(kind, part.encode()) for part in theirs]
     assert meant in [[parsed(kind, part.encode()) for part in pair] for pair in _pairs(out)]

@@ -1,4 +1,4 @@
-"""gpunode killed inside of an apt transaction: alone, so that apt lives on, or with everything that it has started."""
+"""gpunode killed during an apt transaction: alone, so that apt lives on, or with everything that it started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.e2e.lab.tree import COMPILED, PROJECT, SITE
 Victims: TypeAlias = Literal["gpunode", "everything"]
 DPKG_LOG = "/var/log/dpkg.log"
 _LATEST_S = 120.0
-# What a run may change, compared by content, mode and owner.
+# Files that a run may change, compared by content, mode and owner.
 _WATCHED = ("/etc/apt", "/etc/containerd", "/etc/modprobe.d", "/usr/share/keyrings")
 
 
@@ -31,8 +31,8 @@ class State:
     """The state of a node that a run changes and a rollback restores.
 
     Attributes:
-        packages: with version and dpkg's status.
-        audit: what dpkg says is wrong.
+        packages: version and dpkg's status of each package.
+        audit: the problems that dpkg reports.
     """
 
     packages: str
@@ -94,7 +94,7 @@ def package_intents(node: Node) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """The processes that a killed run has left, apt among them."""
+    """The processes that a killed run left behind, such as apt."""
 
     pids: tuple[int, ...]
 
@@ -103,7 +103,7 @@ class Orphans:
         return any(Path(f"/proc/{pid}").exists() for pid in self.pids)
 
     def send(self, number: signal.Signals) -> None:
-        """Send the signal to all that are still there."""
+        """Send the signal to all that still run."""
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -111,7 +111,7 @@ class Orphans:
 
 @dataclass
 class Started:
-    """A run of gpunode that goes on by itself; what it says is in ``log`` inside."""
+    """A run of gpunode in the background; its output is in ``log`` inside."""
 
     node: Chroot
     process: subprocess.Popen[bytes]
@@ -119,7 +119,7 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """gpunode's, as this process sees it."""
+        """gpunode's pid, as this process sees it."""
         deadline = time.monotonic() + _LATEST_S
         while time.monotonic() < deadline:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -131,23 +131,23 @@ class Started:
 
     @property
     def said(self) -> str:
-        """All that it has printed."""
+        """Everything that it has printed."""
         return self.node.read(self.log)
 
     def kill_at(self, step: int, victims: Victims) -> Orphans:
-        """Kill it once dpkg has written down the change number ``step`` of this run.
+        """Kill it once dpkg has logged change number ``step`` of this run.
 
         Returns:
-            What it has started, if that lives on; it stands still.
+            The processes that it started, if they live on; they are stopped.
 
         Raises:
-            AssertionError: the run was over before.
+            AssertionError: the run ended before that.
         """
         before = steps(self.node)
         return self.kill_once(lambda: steps(self.node) - before >= step, victims)
 
     def kill_before_dpkg(self) -> None:
-        """Kill it and all that it has started once the journal announces its package changes, before dpkg makes any.
+        """Kill it and all that it started once the journal announces its package changes, before dpkg makes any.
 
         Raises:
             AssertionError: dpkg was faster, or no package change was announced.
@@ -169,18 +169,18 @@ class Started:
         orphans = Orphans(tuple(children))
         if victims == "everything":
             orphans.send(signal.SIGKILL)
-        # nsenter, which stands between, has stopped with gpunode.
+        # nsenter, between the two, has stopped with gpunode.
         self.process.send_signal(signal.SIGCONT)
         self.process.wait()
         return orphans
 
     def kill_child_at(self, step: int, program: str) -> None:
-        """Kill ``program`` alone once dpkg has logged change ``step``, and wait for gpunode's end.
+        """Kill only ``program`` once dpkg has logged change ``step``, and wait until gpunode ends.
 
         dpkg goes on a second later than the rest.
 
         Raises:
-            AssertionError: the run was over before.
+            AssertionError: the run ended before that.
         """
         before, pid = steps(self.node), self.pid
         while steps(self.node) - before < step:
@@ -196,7 +196,7 @@ class Started:
                 signal.SIGCONT
             )
             time.sleep(0 if is_dpkg else 1)
-        # nsenter, which stands between, stops when it hears that gpunode has, maybe after gpunode went on.
+        # nsenter, between the two, stops when it sees that gpunode has stopped, perhaps after gpunode continued.
         deadline = time.monotonic() + _LATEST_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline, self.said
@@ -204,7 +204,7 @@ class Started:
             time.sleep(0.05)
 
     def until(self, text: str) -> str:
-        """Wait until ``text`` is in all that it has printed, and return that.
+        """Wait until its output contains ``text``, and return the output.
 
         Raises:
             AssertionError: it ended before.
@@ -218,19 +218,19 @@ class Started:
 
 
 def start(node: Chroot, *arguments: str) -> Started:
-    """Return ``gpunode ARGUMENTS`` under way in ``node``."""
+    """Return a running ``gpunode ARGUMENTS`` in ``node``."""
     python = (f"PYTHONPATH={PROJECT}:{SITE}", f"PYTHONPYCACHEPREFIX={COMPILED}")
     log = f"/root/{arguments[0]}.log"
     return Started(node, node.start("env", *python, "python3", "-m", "gpunode", *arguments, log=log), log)
 
 
 def start_setup(node: Chroot, *options: str) -> Started:
-    """Return ``gpunode setup`` under way in ``node``."""
+    """Return a running ``gpunode setup`` in ``node``."""
     return start(node, "setup", RECIPE, "--yes", *options)
 
 
 def _stopped(pid: int) -> list[int]:
-    """Stop the process and all of its descendants, so that none goes on after another one's death; return them."""
+    """Stop the process and all of its descendants, so that none continues after another is killed; return them."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -243,7 +243,7 @@ def _stopped(pid: int) -> list[int]:
 
 
 def copy_disk(node: Chroot, target: Path) -> Path:
-    """Copy the writes of ``node`` to its disk until now, as a layer for another node."""
+    """Copy what ``node`` has written to its disk so far, as a layer for another node."""
     subprocess.run(["cp", "-a", os.fspath(node.upper), os.fspath(target)], check=True)
     return target
 

@@ -1,4 +1,4 @@
-"""All of a node that a setup or an undo may change: packages, configuration, and what no package has brought."""
+"""Everything on a node that a setup or an undo may change: packages, configuration, and unpackaged files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.snapshot import Snapshot, snapshot
 
 _FOREIGN: Final = ("/usr", "/opt", "/srv", "/boot")
-# Caches, lists and images that programs write anew, each time they are called, and what DKMS builds for packages.
+# Caches, lists and images that programs rewrite at each call, and DKMS's builds for packages.
 _MADE_BY_TOOLS: Final = re.compile(
     r".*/__pycache__(/.*)?|/opt/lab(/.*)?|/boot/initrd\.img-.*|/usr/lib/modules/[^/]+/(modules\..*|updates/dkms/.*)|/usr/share/(mime|info)/.*"
 )
-# What packages tell dpkg-divert, dpkg-statoverride and update-alternatives.
+# Settings of dpkg-divert, dpkg-statoverride and update-alternatives.
 _TOOLS: Final = ("diversions", "statoverride", "alternatives")
 _MERGED: Final = re.compile(r"/(bin|sbin|lib\w*)/")
 
 
 def find_owners(node: Chroot) -> dict[str, str]:
-    """Return the package that has brought each file, by the file's place since /usr was merged."""
+    """Return the package that owns each file, by the file's path on a merged /usr."""
     lists = node.path("/var/lib/dpkg/info").glob("*.list")
     return {
         f"/usr{line}" if _MERGED.match(line) else line: path.stem.partition(":")[0]
@@ -33,7 +33,7 @@ def find_owners(node: Chroot) -> dict[str, str]:
 
 
 def observe(node: Chroot) -> Snapshot:
-    """Return packages, configuration, and every file below _FOREIGN that no package has brought."""
+    """Return packages, configuration, and every file below _FOREIGN that no package owns."""
     rows = {**snapshot(node).rows, **dict(_list_unowned(node, find_owners(node)))}
     for tool in _TOOLS:
         path = node.path(f"/var/lib/dpkg/{tool}")

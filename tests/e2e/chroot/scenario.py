@@ -1,4 +1,4 @@
-"""Helpers of the scenarios: a node that counts as a machine of its own, a recipe for it, and parsed answers."""
+"""Helpers of the scenarios: a node that counts as a machine, a recipe for it, and parsed answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ version = 2
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
         SystemdCgroup = true
 """
-# What apt, dpkg and the initramfs are asked for, by whomever: gpunode, a maintainer script, dpkg itself.
+# Calls of apt, dpkg and the initramfs tools by any caller: gpunode, a maintainer script, dpkg itself.
 _RECORDED: Final = ("apt-get", "apt-cache", "apt-config", "apt-mark", "dpkg", "dpkg-query", "update-initramfs")
 _RECORDER: Final = """\
 #!/bin/sh
@@ -45,7 +45,7 @@ for folder in /usr/bin /usr/sbin; do
   [ -x "$folder/$(basename "$0")" ] && exec "$folder/$(basename "$0")" "$@"
 done
 """
-# systemd-detect-virt sees the namespaces that the lab is made of.
+# systemd-detect-virt would detect the lab's namespaces.
 _BARE_METAL: Final = "#!/bin/sh\necho none\nexit 1\n"
 _OLD_DRIVER: Final = {"bookworm": "nvidia-driver", "trixie": "nvidia-tesla-470-driver"}
 _NUMBERS: Final = itertools.count(1)
@@ -87,7 +87,7 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """All that the first error says."""
+        """The whole text of the first error."""
         first = self.envelope["errors"][0]
         return "\n".join((first["what"], first["why"], first["hint"]))
 
@@ -111,18 +111,18 @@ class Called:
 
 
 def as_machine(node: Chroot) -> None:
-    """Make ``node`` count as bare metal, and record what is asked of apt and dpkg."""
+    """Make ``node`` count as bare metal, and record calls of apt and dpkg."""
     node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
-    # A base from the cache holds the stand-in as it was when the base was built.
+    # A cached base holds the stand-in as of its build.
     node.write("/usr/sbin/modprobe", (NATIVE / "modprobe.sh").read_text(), 0o755)
     for name in _RECORDED:
         node.write(f"/usr/local/sbin/{name}", _RECORDER, 0o755)
 
 
 def mount_image(builder: Chroot, path: str, base: Base, repositories: Repositories) -> tuple[Path, Path]:
-    """Mount at ``path`` for the builder a second tree of ``base``, with none of the lab's stand-ins in it.
+    """Mount at ``path`` for the builder a second tree of ``base``, without the lab's stand-ins.
 
-    Returns it, and the folder of what is written to it.
+    Returns the tree, and the folder that holds writes to it.
     """
     scratch, target = builder.sandbox.scratch, builder.merged / path.lstrip("/")
     parts = {name: scratch / f"image-{name}" for name in ("upper", "work")}
@@ -156,7 +156,7 @@ def ask(node: Chroot, *arguments: str, timeout: float = 300) -> Answer:
 
 
 def answer(done: Result) -> Answer:
-    """Return ``done`` as the envelope that it is; standard output holds nothing else."""
+    """Return the output in ``done`` as an envelope; standard output holds nothing else."""
     assert done.stdout.count("\n") == 1, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     envelope = json.loads(done.stdout)
     assert envelope["exit_code"] == done.returncode
@@ -169,7 +169,7 @@ def setup(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
 
 
 def setup_ok(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
-    """Run `setup`, and assert that nothing went wrong."""
+    """Run `setup`, and assert that it succeeded."""
     done = setup(node, *options, recipe=recipe)
     assert done.exit_code == 0, f"{done.error}\n{done.result}\n{done.stderr}"
     return done
@@ -178,7 +178,7 @@ def setup_ok(node: Chroot, *options: str, recipe: str = RECIPE) -> Answer:
 def install_old_driver(node: Chroot) -> None:
     """Install the distribution's driver of branch 470 from the distribution's own archive.
 
-    dkms of Debian 13 breaks the module package of that age; the legacy packages are what such a node still has.
+    dkms of Debian 13 breaks a module package of that age; such a node has only the legacy packages.
     """
     add_nonfree(node)
     node.run("apt-get", "-y", "install", _OLD_DRIVER[node.base.codename], env=NONINTERACTIVE)
@@ -186,7 +186,7 @@ def install_old_driver(node: Chroot) -> None:
 
 
 def give_kernel_modules(node: Chroot) -> None:
-    """Have the kernel modules of its own: dkms of Debian 13 takes one without any for one that was removed."""
+    """Give the kernel its own modules: dkms of Debian 13 treats a kernel without modules as removed."""
     folder = f"/lib/modules/{node.kernel}"
     node.run("sh", "-c", f"mkdir -p {folder}/kernel && cp {folder}/updates/dkms/*.ko {folder}/kernel/lab.ko")
     node.run("depmod", "-a", node.kernel)
@@ -202,5 +202,5 @@ def add_toolkit_repository(node: Chroot, repositories: Repositories) -> None:
 
 
 def by_kind(changes: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Mapping[str, Any]]:
-    """Return the changes of one kind, by what they change."""
+    """Return the changes of one kind, by subject."""
     return {change["subject"]: change for change in changes if change["kind"] == kind}

@@ -1,4 +1,4 @@
-"""The states in which setup meets a node: how each came about, and how setup must end there."""
+"""Starting states of nodes: how each came about, and how setup must end there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TURING: Final = "595.91.07-1"
 UBUNTU_PASCAL: Final = f"{PASCAL}ubuntu1"
 UBUNTU_TURING: Final = f"{TURING}ubuntu1"
 MAXWELL: Final = Device("0000:02:00.0", 0x13C0, subsystem=(NVIDIA, 0x1116))
-# A number that no table knows.
+# A device id that no table lists.
 UNKNOWN: Final = Device("0000:01:00.0", 0x7FFE, device_class=0x030200)
 H100_NVL: Final = Device("0000:17:00.0", 0x2321, device_class=0x030200, subsystem=(NVIDIA, 0x1839))
 B300: Final = Device("0000:17:00.0", 0x3182, device_class=0x030200, subsystem=(NVIDIA, 0x20E6))
@@ -47,25 +47,25 @@ BRIDGES: Final = tuple(
     Device(f"0000:{bus}:00.0", 0x1021, 0x15B3, 0x020700, (0x15B3, 0x0041), vpd=make_vpd(is_bridge=is_bridge))
     for bus, is_bridge in (("05", False), ("06", True))
 )
-# Of the range of Blackwell's ids, in no list.
+# In the range of Blackwell's ids, but in no list.
 UNLISTED: Final = Device("0000:17:00.0", 0x297F, device_class=0x030200)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A node before a setup, and what the setup makes of it.
+    """A node before a setup, and the expected result.
 
     Attributes:
-        what: as the table in docs/verification.md says it.
-        prepare: what happened to the node before.
-        end: as the recipe wants it; so, but without what only the lab lacks, a GPU that a real driver's libraries find
-            or a docker that runs; refused before anything was changed; stopped before any package was; or the key of
-            the modules queued, and nothing else done before somebody is at the machine's console.
-        says: what the refusal, or else the plan, must say.
-        installed: packages at the versions that they must have afterwards; empty for one that must not be there.
-        lost: what no rollback brings back, as a pattern of names in the snapshot; there must be some.
+        what: its description in the table of docs/verification.md.
+        prepare: brings the node into this state.
+        end: as the recipe wants it; the same without what the lab lacks (a GPU that a real driver's libraries find, or
+            a running docker); refused before any change; stopped before any package change; or the modules' key queued,
+            and nothing else done until a person confirms it at the console.
+        says: the text that the refusal, or else the plan, must contain.
+        installed: the required versions of packages afterwards; empty for a package that must be absent.
+        lost: a pattern of names in the snapshot that no rollback restores; at least one must match.
         offered: the variant of NVIDIA's repository; empty for the ordinary one.
-        core: whether the short runs of the tests have it.
+        core: whether the short test runs include it.
     """
 
     id: str
@@ -84,7 +84,7 @@ class State:
     core: bool = False
 
 
-# What NVIDIA's repositories offer beside the driver.
+# Other packages of NVIDIA's repositories.
 
 _UNIT: Final = """\
 [Unit]
@@ -96,7 +96,7 @@ WantedBy=multi-user.target
 """
 _NVCC: Final = "#!/bin/sh\necho 'Cuda compilation tools, release @RELEASE@'\n"
 _FREE: Final = {"nvlsm": "2025.10.11-1", "infiniband-diags": "44.0-2"}
-# Of the drivers' releases, and beside them those with another last digit.
+# Versions of the driver releases, and versions with a different last digit.
 _FABRIC: Final[Mapping[Offer, tuple[str, ...]]] = {
     "full": ("580.178.03", "580.178.04", "580.178.05", "595.91.06", "595.91.07", "595.91.08", "620.70.06"),
     "same-branch": (),
@@ -106,7 +106,7 @@ _TOOLKITS: Final = {"12.6": "12.6.3-1", "12.9": "12.9.1-1", "13.1": "13.1.1-1", 
 
 
 def make_fabric(version: str, **scripts: str) -> Iterator[Package]:
-    """The packages of every fabric, without relations to the driver, as NVIDIA's have none that names its version."""
+    """Return the packages of every fabric; like NVIDIA's, none depends on the driver's version."""
     for name in ("nvidia-fabricmanager", "nvidia-imex"):
         yield Package(name, version, files={f"/lib/systemd/system/{name}.service": _UNIT}, scripts=scripts)
     yield Package("libnvidia-nscq", version)
@@ -114,7 +114,7 @@ def make_fabric(version: str, **scripts: str) -> Iterator[Package]:
 
 
 def make_toolkit(release: str, version: str) -> Iterator[Package]:
-    """The packages of a toolkit with the names and relations of NVIDIA's, and the metapackage that brings a driver."""
+    """Return a toolkit's packages with NVIDIA's names and relations, and the metapackage that depends on a driver."""
     dashed = release.replace(".", "-")
     nvcc = {f"/usr/local/cuda-{release}/bin/nvcc": _NVCC.replace("@RELEASE@", release)}
     yield Package(f"cuda-nvcc-{dashed}", version, files=nvcc)
@@ -128,7 +128,7 @@ def make_toolkit(release: str, version: str) -> Iterator[Package]:
 
 
 def list_offers(offer: Offer, directory: str, scratch: Path) -> Iterator[Package]:
-    """Yield what the variant ``offer`` of NVIDIA's repository ``directory`` has beside the ordinary one."""
+    """Yield the additional packages in the variant ``offer`` of NVIDIA's repository ``directory``."""
     if offer == "same-branch":  # as Debian's own
         yield from driver.debian_packages(driver.make_driver("535.309.01", scratch))
         return
@@ -143,7 +143,7 @@ def list_offers(offer: Offer, directory: str, scratch: Path) -> Iterator[Package
     )
 
 
-# What happened to a node before.
+# Preparations of a node.
 
 
 def run_shell(script: str) -> Prepare:
@@ -175,7 +175,7 @@ def both(*parts: Prepare) -> Prepare:
 
 
 def have_old_driver(node: Chroot, lab: Lab) -> None:
-    """Have the distribution's old driver, of its own archive."""
+    """Install the distribution's old driver, from its own archive."""
     install_old_driver(node)
 
 
@@ -200,7 +200,7 @@ def install(*names: str) -> Prepare:
 
 
 def install_files(*packages: Package) -> Prepare:
-    """Return the preparation that installs packages which no archive has."""
+    """Return the preparation that installs packages that are in no archive."""
 
     def prepare(node: Chroot, lab: Lab) -> None:
         folder = node.path("/root/local")
@@ -252,8 +252,7 @@ RUN_FILES: Final = (
 )
 RUN_LINKS: Final = {f"{LIBRARIES}/{name}.so.1": f"{name}.so.{RUN_VERSION}" for name in ("libcuda", "libnvidia-ml")}
 RUN_LOG: Final = "/var/log/nvidia-installer.log"
-# Removes what its list names and then itself; somebody has edited nvidia-smi, which it leaves. Its exit status says
-# nothing.
+# Removes the files in its list and then itself; nvidia-smi was edited, so it stays. Its exit status means nothing.
 UNINSTALLER: Final = """\
 #!/bin/sh
 [ "$*" = "--uninstall --silent" ] || exit 2
@@ -280,7 +279,7 @@ def install_run_driver(node: Chroot, uninstaller: str = UNINSTALLER, *, has_link
 
 
 def have_run_driver(node: Chroot, lab: Lab) -> None:
-    """Have a driver of the .run installer, complete."""
+    """Install a complete driver of the .run installer."""
     install_run_driver(node)
 
 
@@ -302,7 +301,7 @@ _RUN_TOOLKIT: Final = both(
 _EFIVARS: Final = "/sys/firmware/efi/efivars"
 _SHIM: Final = "605dab50-e046-4300-abb6-3dd810dd8b23"
 _MOKUTIL: Final = f'#!/bin/sh\nEFIVARFS_PATH={_EFIVARS}/ exec /usr/bin/mokutil "$@"\n'
-# As DKMS makes it, but of a size that is quickly made.
+# As DKMS makes it, but of a size that is quick to generate.
 _MAKE_KEY: Final = """\
 mkdir -p /var/lib/dkms
 openssl req -new -x509 -nodes -days 36500 -subj "/CN=DKMS module signing key" -newkey rsa:2048 \\
@@ -325,7 +324,7 @@ def switch_secure_boot(is_on: bool) -> Prepare:
 
 
 def enrol_key(node: Chroot, lab: Lab) -> None:
-    """Have a key for kernel modules that somebody has enrolled."""
+    """Create a key for kernel modules that is already enrolled."""
     node.run("sh", "-ec", _MAKE_KEY)
     certificate = node.path("/var/lib/dkms/mok.pub").read_bytes()
     # EFI_SIGNATURE_LIST of type X509, one signature with its owner. Source: UEFI specification 2.10, 32.4.1.
@@ -349,7 +348,7 @@ _PASSWORD: Final = both(write("/root/password", "chosen2026\n", 0o600))
 _WITH_PASSWORD: Final = ("--mok-password-file", "/root/password")
 
 
-# Debian's own driver, of its non-free archive: all of it real but the compilation, which takes minutes.
+# Debian's own driver from its non-free archive: all of it real except the compilation, which takes minutes.
 
 _QUICK_BUILD: Final = """\
 #!/bin/sh
@@ -364,7 +363,7 @@ _QUICK_CONF: Final = 'MAKE[0]="sh /usr/lib/lab/quick-build $kernelver $PACKAGE_V
 
 
 def offer_own_driver(node: Chroot, lab: Lab) -> None:
-    """Offer Debian's own driver, and what enrols keys, as fetched from its archive."""
+    """Offer Debian's own driver, and the tools that enrol keys, as fetched from its archive."""
     try:
         debs = nonfree.provide(node.base, nonfree.DRIVER, lab.folder / f"fetch-{node.base.codename}")
     except NoArchive as error:
@@ -375,21 +374,21 @@ def offer_own_driver(node: Chroot, lab: Lab) -> None:
 
 
 def make_build_quick(node: Chroot, lab: Lab) -> None:
-    """Have DKMS build a small module in place of Debian's own driver."""
+    """Make DKMS build a small module in place of Debian's own driver."""
     node.write("/usr/lib/lab/quick-build", _QUICK_BUILD)
     node.write("/usr/lib/lab/nvidia.c", (NATIVE / "nvidia.c").read_text())
     node.write("/etc/dkms/nvidia-current.conf", _QUICK_CONF)
 
 
 def have_own_driver(node: Chroot, lab: Lab) -> None:
-    """Have Debian's own driver, as its release notes install it."""
+    """Install Debian's own driver as its release notes do."""
     offer_own_driver(node, lab)
     make_build_quick(node, lab)
     node.run("apt-get", "-y", "--no-install-recommends", "install", *OWN_PACKAGES, env=NONINTERACTIVE)
 
 
 def have_nvidias_535(node: Chroot, lab: Lab) -> None:
-    """Have NVIDIA's driver of the branch that Debian has as its own."""
+    """Install NVIDIA's driver of the branch that Debian packages itself."""
     offer_own_driver(node, lab)
     make_build_quick(node, lab)
     add_cuda_archive(node, lab)
@@ -402,7 +401,7 @@ OWN_VERSIONS: Final = {"bookworm": "535.309.01-0+deb12u1", "trixie": "550.163.01
 OWN_PACKAGES: Final = ("libcuda1", "nvidia-smi", "nvidia-kernel-dkms", "nvidia-persistenced")
 
 
-# With the index read, plan says what exactly leaves.
+# Once the index is read, plan names the packages to remove exactly.
 _SOURCES: Final = tuple(
     word for step in ("cuda-repository", "toolkit-repository", "driver-pin") for word in ("--only", step)
 )
@@ -417,7 +416,7 @@ _DOCKER2_LIST: Final = (
 )
 
 
-# Containers, and packages that are not whole.
+# Containers, and damaged packages.
 
 _K3S_FOLDER: Final = "/var/lib/rancher/k3s/agent/etc"
 _K3S: Final = both(
@@ -431,7 +430,7 @@ _OLDER_TOOLKIT: Final = both(
     run_shell("apt-mark hold libnvidia-container1"),
 )
 _DCGM: Final = Package("datacenter-gpu-manager-4-core", "4.5.2-1", files={"/usr/bin/dcgmi": "#!/bin/sh\n"})
-# As dpkg leaves a package whose unpacking was killed, and one whose script fails.
+# The state of a package whose unpacking was killed, and of one whose script fails.
 _KILL_UNPACKING: Final = f"""\
 apt-get -y install {_DCGM.name}
 rm /usr/bin/dcgmi
@@ -440,7 +439,7 @@ sed -i '/^Package: {_DCGM.name}$/,/^$/s/^Status: .*/Status: install reinstreq ha
 _FAILING: Final = Package(
     _DCGM.name, _DCGM.version, scripts={"postinst": "#!/bin/sh\necho 'no driver is loaded' >&2\nexit 1\n"}
 )
-# Preferences that apt reads before gpunode's, after them, or not at all.
+# Preferences files that apt reads before gpunode's, after them, or not at all.
 _PREFERENCES: Final = "/etc/apt/preferences.d"
 _ALL: Final = "Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n"
 _PIN_600: Final = f"Package: nsight-compute\nPin: origin *ubuntu.com*\nPin-Priority: -1\n\n{_ALL}"
@@ -470,7 +469,7 @@ def make_server_driver() -> Iterator[Package]:
     yield named("nvidia-driver-535-server", *needs, "nvidia-utils-535-server", brings="nvidia-driver-binary")
 
 
-# Settings of apt, dpkg and DKMS, and packages of the user's own making.
+# Settings of apt, dpkg and DKMS, and packages that the user built.
 
 _APT_SITE: Final = "/etc/apt/apt.conf.d/99site"
 _DUMMY: Final = Package("libcuda1", "999-1")
@@ -480,7 +479,7 @@ dpkg-statoverride --force-statoverride-add --add root root 0700 /usr/bin/nvidia-
 """
 
 
-# Old ways to the same archive, and what else people leave.
+# Old ways to add the same archive, and other leftovers.
 
 _ANSIBLE: Final = """\
 # Ansible managed
@@ -512,7 +511,7 @@ ln -s /usr/src/nvidia-525.60.13 /var/lib/dkms/nvidia/525.60.13/source
 
 
 def trust_by_apt_key(node: Chroot, lab: Lab) -> None:
-    """Have NVIDIA's repository as old guides add it: its key for every archive, its list without one."""
+    """Add NVIDIA's repository as old guides do: its key is trusted for every archive, its list names none."""
     add_cuda_archive(node, lab, keyring="/etc/apt/trusted.gpg.d/nvidia.gpg")
     listed = node.path("/etc/apt/sources.list.d/nvidia.list")
     listed.write_text(listed.read_text().replace("[signed-by=/etc/apt/trusted.gpg.d/nvidia.gpg] ", ""))
@@ -520,12 +519,12 @@ def trust_by_apt_key(node: Chroot, lab: Lab) -> None:
 
 
 def list_in_main_file(node: Chroot, lab: Lab) -> None:
-    """Have NVIDIA's repository in apt's main list, among the distribution's lines."""
+    """Add NVIDIA's repository to apt's main list, among the distribution's lines."""
     add_cuda_archive(node, lab, path="/etc/apt/sources.list")
 
 
 def embed_key(node: Chroot, lab: Lab) -> None:
-    """Have NVIDIA's repository in deb822 form, with its key in it."""
+    """Add NVIDIA's repository in deb822 form, with an embedded key."""
     directory = DIRECTORIES[_system_of(node)]
     key = "".join(f" {line or '.'}\n" for line in _key(lab, directory).armored.splitlines())
     fields = f"Types: deb\nURIs: {lab.repositories.cuda}/{directory}/x86_64/\nSuites: /\nSigned-By:\n{key}"
@@ -534,7 +533,7 @@ def embed_key(node: Chroot, lab: Lab) -> None:
 
 
 def list_other_release(node: Chroot, lab: Lab) -> None:
-    """Have NVIDIA's repository of another distribution."""
+    """Add NVIDIA's repository for another distribution."""
     keyring = "/usr/share/keyrings/other.gpg"
     _key(lab, "ubuntu2204").write_keyring(node.path(keyring))
     line = f"deb [signed-by={keyring}] {lab.repositories.cuda}/ubuntu2204/x86_64/ /\n"
@@ -542,7 +541,7 @@ def list_other_release(node: Chroot, lab: Lab) -> None:
 
 
 def list_local_mirror(node: Chroot, lab: Lab) -> None:
-    """Have an archive of the user's own in a folder."""
+    """Add an archive of the user's own in a folder."""
     folder = node.path("/srv/local")
     build_all([Package("lab-tool", "1")], folder)
     node.run("sh", "-ec", "cd /srv/local && : > Packages")
@@ -550,7 +549,7 @@ def list_local_mirror(node: Chroot, lab: Lab) -> None:
 
 
 def fill_boot(node: Chroot, lab: Lab) -> None:
-    """Have a /boot of its own with hardly any room left."""
+    """Mount a separate /boot with hardly any space left."""
     script = """
 mkdir /mnt/room
 mount -t tmpfs -o size=16m room /mnt/room
@@ -578,13 +577,13 @@ def add_stray_module(place: str) -> Prepare:
 
 
 def mount_tmp_noexec(node: Chroot, lab: Lab) -> None:
-    """Have a /tmp from which nothing can be run."""
+    """Mount a /tmp from which no program can run."""
     node.run("mount", "-t", "tmpfs", "-o", "noexec,mode=1777", "tmp", "/tmp")
 
 
 _NVIDIA_ARCHIVE: Final[tuple[Prepare, ...]] = (add_cuda_archive,)
-# The lab's nvidia-kernel-support has a file of this name where update-alternatives has a link for Debian's: dpkg puts
-# it beside the link, which is gone when the package is configured, and leaves it so.
+# The lab's nvidia-kernel-support has a file with the name of a link that update-alternatives made for Debian's: dpkg
+# unpacks it next to the link, which is gone when the package is configured, and leaves it there.
 _LEFT_BY_DPKG: Final = r"/etc/modprobe\.d/nvidia-blacklists-nouveau\.conf\.dpkg-new"
 _OLD: Final[tuple[Prepare, ...]] = (have_old_driver,)
 _CUDA: Final = '[cuda]\nversion = "{}"\n'
@@ -595,7 +594,7 @@ _EVERY_FABRIC: Final = ("nvidia-fabricmanager", "libnvidia-nscq", "libnvsdm", "n
 
 
 def _fabric(version: str, *names: str, free: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return what must be installed of every fabric's packages: ``names`` at the driver's version, and ``free``."""
+    """Return the required packages of every fabric: ``names`` at the driver's version, and ``free``."""
     return {**dict.fromkeys(_EVERY_FABRIC, ""), **dict.fromkeys(names, version), **free}
 
 
@@ -846,7 +845,7 @@ STATES: Final = (
     State("k3s", "k3s with its own containerd", prepare=(_K3S,), recipe="k3s", says="k3s", installed=_OPEN),
     State("toolkit-held", "one package of the container toolkit held at an older version", prepare=(_OLDER_TOOLKIT,),
           recipe="containerd", end="stopped", says="apt-mark unhold libnvidia-container1"),
-    # What else is on machines.
+    # Other things found on machines.
     State("boot-missing", "a /boot that /etc/fstab lists, not mounted",
           prepare=(write("/etc/fstab", "LABEL=boot /boot ext4 defaults 0 2\n"),), end="refused",
           says="which is not mounted"),

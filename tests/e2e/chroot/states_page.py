@@ -18,7 +18,7 @@ _SYSTEMS: Final = {"bookworm": "Debian 12", "trixie": "Debian 13", "jammy": "Ubu
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table, in its words."""
+    """A row of the table, as printed."""
 
     what: str
     system: str
@@ -28,7 +28,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str]:
-        """By which a later run finds it again."""
+        """The key by which a later run finds the row."""
         return self.what, self.system
 
 
@@ -45,7 +45,7 @@ def read_rows(page: str) -> tuple[Row, ...]:
 
 
 def write_row(page: Path, new: Row) -> None:
-    """Write a row into the table of ``page``, in the order of the states; rows of states that are gone leave."""
+    """Write a row into the table of ``page``, in the order of the states; remove rows of deleted states."""
     text = page.read_text()
     old = read_rows(text)
     rows = {row.key: row for row in (*old, new)}
@@ -58,7 +58,7 @@ def _write_lines(rows: Iterable[Row]) -> str:
 
 
 def missing_states(page: str) -> list[str]:
-    """Return the states of which the table has no row."""
+    """Return the states that have no row in the table."""
     there = {row.key for row in read_rows(page)}
     return [state.id for state in STATES if _key(state) not in there]
 

@@ -1,4 +1,4 @@
-"""A CUDA toolkit comes in the driver's transaction, leads PATH, is repaired, and is removed without the user's own."""
+"""A CUDA toolkit is installed with the driver, is first in PATH, is repaired, and is removed without the user's."""
 
 from __future__ import annotations
 

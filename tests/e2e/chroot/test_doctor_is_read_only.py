@@ -1,4 +1,4 @@
-"""doctor on a node changes not a byte of it, whoever asks; and a user is told all that he was not shown."""
+"""doctor changes no byte of a node, for root or a user, and lists everything that a user could not see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.lab.pci import T4
 
 pytestmark = pytest.mark.e2e
 
-# What administrators keep to themselves, and what is closed on nodes as they come.
+# Files that administrators restrict, and files that are restricted by default.
 CLOSED = {
     "/etc/modprobe.d/own.conf": "options nvidia NVreg_EnableGpuFirmware=0\n",
     "/etc/profile.d/own.sh": "export LD_LIBRARY_PATH=/opt/own/lib\n",
@@ -45,7 +45,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
 
 
 def disk(node: Chroot) -> Mapping[str, tuple[object, ...]]:
-    """All that was written on the node's disk, to the byte and the nanosecond; of folders for drafts, what is left."""
+    """Return all writes to the node's disk, to the byte and nanosecond; for temporary folders, only what is left."""
     return dict(_rows(node.upper))
 
 
@@ -71,14 +71,14 @@ def test_doctor_writes_nothing(node: Chroot, *, user: bool) -> None:
 
 def test_root_is_denied_nothing(node: Chroot) -> None:
     shown = live.diagnose(node).envelope["result"]["denied"]
-    # The lab's proc and sys are the machine's own, of which it shows a part.
+    # The lab's proc and sys are parts of the machine's own.
     assert not [source for source in shown if source.startswith(("/etc", "/var", "grep", "tail", "ls"))]
 
 
 def test_user_gets_a_list_of_denied_sources(node: Chroot) -> None:
     shown = " ".join(live.diagnose(node, user=True).envelope["result"]["denied"])
     named = {path for path in CLOSED if path in shown}
-    # The variables of units and services are looked for in all their files at once.
+    # One search covers the variables in all files of units and services.
     assert set(CLOSED) - named <= {"/etc/systemd/system/docker.service.d/proxy.conf", "/etc/default/own"}
     for source in ("/etc/systemd", "/etc/default", "/var/lib/kubelet/device-plugins/*", "/var/log/pods/"):
         assert source in shown

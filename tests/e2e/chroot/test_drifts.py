@@ -1,4 +1,4 @@
-"""Every drift of the table, done for real to one node: found by the next plan, named, and healed by the next setup."""
+"""Every drift of the table, made on a real node: the next plan finds and names it, the next setup repairs it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
 
 
 def _offer_headers(node: Chroot, key: Key) -> None:
-    """Add an archive with the headers of a kernel that is not installed yet: those of this one by another name."""
+    """Add an archive with headers of a kernel that is not installed yet: this kernel's under another name."""
     folder = node.path("/root/kernel")
     folder.mkdir()
     headers = f"/usr/src/linux-headers-{node.kernel}"
@@ -109,7 +109,7 @@ def test_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
 
 
 def test_package_with_the_same_module_is_purged_but_not_cuda_compat(node: Chroot) -> None:
-    """Both came as files: what no archive has is purged with leave alone."""
+    """Both were installed from files: a package that no archive has is purged only with consent."""
     if node.base.codename == "trixie":
         pytest.skip("dkms of Debian 13 installs no module over a newer one of the same name")
     folder = node.path("/usr/local/cuda-13.1/compat")
@@ -158,7 +158,7 @@ def test_lost_record_is_reported_by_every_command(node: Chroot) -> None:
 
 
 def test_verify_names_modified_files_and_how_to_restore_them(node: Chroot) -> None:
-    """Also libcuda.so.1 alone, which nvidia-smi and NVML do without; setup does not look at single files."""
+    """Also libcuda.so.1 alone, which nvidia-smi and NVML do not need; setup does not check single files."""
     library = node.run("sh", "-c", "ls /usr/lib/x86_64-linux-gnu/libcuda.so.5*").stdout.strip()
     wrapper = "/usr/bin/nvidia-container-runtime"
     assert "package-files" in [row["id"] for row in ask(node, "verify", RECIPE).result["checks"]]

@@ -1,4 +1,4 @@
-"""The driver that is installed is kept, before the real solver; which one a fresh node gets is in states.py."""
+"""The installed driver is kept, with the real solver; states.py tests the choice for a fresh node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.long
 def test_installed_driver_is_upgraded_only_on_request(bases: dict[str, Bases], chroots: Lab) -> None:
-    """Branch 580 is kept on a T4, which 595 would serve as well; a recipe that names 595 moves it."""
+    """Branch 580 is kept on a T4, which 595 would also support; a recipe that names 595 changes it."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         recipe = chroots.recipe(node, "debian12", "bare-metal")

@@ -1,4 +1,4 @@
-"""Driver packages of two versions, before the real solver: they are brought to the version of the kernel modules."""
+"""Driver packages of two versions, with the real solver: all get the version of the kernel modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a machine with NVSwitches the fabric manager comes in the driver's transaction and at its very version."""
+"""On a machine with NVSwitches the fabric manager is installed in the driver's transaction and at its exact version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GENERATIONS: Final = {
     "b200": ((B200,), ("nvidia-fabricmanager", "libnvsdm"), (*_FREE,)),
     "gb200": ((GB200,), ("nvidia-imex",), ()),
 }
-# As in dpkg's log.
+# In the form of dpkg's log.
 _BOTH: Final = ("libcuda1", "nvidia-fabricmanager")
 _SLOW: Final = "#!/bin/sh\nsleep 3\n"
 
@@ -52,7 +52,7 @@ def test_fabric_follows_the_driver(generation: str, bases: dict[str, Bases], chr
         assert {name: version for name, version in node.installed().items() if name in every} == expected
         assert setup_ok(node, "--driver", "580").envelope["changed"] is False
 
-        # The archive has a newer fabric manager than any driver of the branch; alone, apt would take that one.
+        # The archive has a fabric manager newer than any driver of the branch; apt alone would choose that one.
         called(node)
         assert setup(node, "--driver", "595").exit_code == 10
         assert called(node).count("apt-get", "install") == 1
@@ -68,7 +68,7 @@ def test_fabric_follows_the_driver(generation: str, bases: dict[str, Bases], chr
 def test_kill_between_driver_and_fabric_manager_is_finished(
     state: str, victims: Victims, bases: dict[str, Bases], chroots: Lab
 ) -> None:
-    """Two versions of the two are what ends in CUDA error 802, and a killed run leaves them."""
+    """A killed run leaves them at two versions, which causes CUDA error 802."""
     added = [*make_fabric("580.178.04-1"), *make_fabric("595.91.07-1", preinst=_SLOW, postinst=_SLOW)]
     folder = chroots.repositories.variant("debian12", chroots.folder / f"fabric-{state}", added=added)
     with chroots.node(bases["bookworm"].plain, [H100, NVSWITCH]) as node:

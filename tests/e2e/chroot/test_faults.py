@@ -1,6 +1,6 @@
-"""Every fault of the table, made for real: doctor names its cause, its remedy is carried out as printed, all is well.
+"""Every fault of the table, caused for real: doctor names its cause, and its remedy, run as printed, repairs the node.
 
-Nodes start from the disks of a few that were set up once, as after a boot: what one fault breaks, no other sees.
+Nodes start from the disks of a few that were set up once, as after a boot, so that faults do not affect each other.
 """
 
 from __future__ import annotations

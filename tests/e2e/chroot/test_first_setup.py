@@ -42,14 +42,14 @@ TOOLKIT = (
     "libnvidia-container-tools",
     "libnvidia-container1",
 )
-# What a node with nothing to do is asked.
+# The commands for a node with nothing to do.
 COMMANDS = ("date", "uname", "systemctl", "systemd-detect-virt", "python3", "containerd")
 WATCHED = ("/etc", "/var/lib/dpkg", "/var/lib/apt", "/var/lib/gpunode")
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The observations on the way; the node is as the second setup left it."""
+    """The observations during the course; the node is as the second setup left it."""
 
     node: Chroot
     old_packages: frozenset[str]
@@ -198,11 +198,11 @@ def test_plan_lists_the_files_units_and_modules_that_setup_changes(course: Cours
 
 
 def test_plan_lists_the_packages_that_setup_changes(course: Course) -> None:
-    """The first plan has no index yet: versions and dependencies are known after it, names are not guessed."""
+    """The first plan has no index yet: versions and dependencies are known only with it, but no name is guessed."""
     planned, done = (by_kind(answer.changes, "package") for answer in (course.planned, course.first))
     for name, change in planned.items():
         if change["after"] is None:
-            # Gone, or replaced by the new driver's package of the same name.
+            # Removed, or replaced by the new driver's package of the same name.
             assert done[name]["after"] is None or str(done[name]["after"]).startswith("580."), name
         else:
             assert str(done[name]["after"]).startswith(str(change["after"])), name
@@ -223,7 +223,7 @@ def test_second_setup_starts_no_apt(course: Course) -> None:
 
 
 def test_second_setup_prints_one_line_and_notes(course: Course) -> None:
-    """The stand-in of the toolkit has a configuration of its own, and in a chroot nobody tells of a kubelet."""
+    """The toolkit's stand-in has its own configuration, and in a chroot a kubelet cannot be detected."""
     assert course.second_screen.returncode == 0
     *notes, ending = course.second_screen.stdout.splitlines()
     assert ending.startswith("✓ nothing to do: this node matches recipe node")
@@ -233,7 +233,7 @@ def test_second_setup_prints_one_line_and_notes(course: Course) -> None:
 
 
 def test_cost_of_a_second_setup_does_not_grow(course: Course) -> None:
-    """See tests/unit/cli/test_startup.py for a plan; sh is not allowed either, which takes as long to load as typer."""
+    """See tests/unit/cli/test_startup.py for a plan; sh, which loads as slowly as typer, is not allowed either."""
     python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": COMPILED}
     took = cost.cost(course.node.run("python3", *cost.command("setup", RECIPE, "--yes"), env=python).stdout)
     assert sorted(Path(words[0]).name for words in took.processes) == sorted(COMMANDS)

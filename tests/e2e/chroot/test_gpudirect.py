@@ -1,4 +1,4 @@
-"""GPUDirect's packages come in the driver's transaction, DKMS builds their modules, and all of it is undone."""
+"""GPUDirect's packages are installed with the driver, DKMS builds their modules, and everything is undone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ set -e
 
 
 def dkms_package(name: str, module: str, version: str) -> Package:
-    """Return a package whose module dkms builds for real, with the relations of NVIDIA's: dkms alone."""
+    """Return a package whose module dkms really builds, with the only relation of NVIDIA's: dkms."""
 
     def of(text: str) -> str:
         return text.replace("@MODULE@", module).replace("@VERSION@", version)

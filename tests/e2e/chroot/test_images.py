@@ -1,4 +1,4 @@
-"""--root DIR --gpu: an image is set up from outside, for a machine that is somewhere else."""
+"""--root DIR --gpu: an image is set up from outside, for another machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = ("--root", IMAGE, "--gpu", "10de:1b80")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An image being built in ``IMAGE`` of a builder whose own kernel is another one."""
+    """An image being built in ``IMAGE`` of a builder that has another kernel."""
 
     builder: Chroot
     kernel: str
@@ -71,7 +71,7 @@ def test_image_is_built_for_another_machine_and_left_clean(build: Build) -> None
     assert _listing(build, *folders) == before
     assert not build.exists("/usr/sbin/policy-rc.d")
     inside = ("chroot", IMAGE)
-    # dkms of Debian 12 wants /proc for its exit status, which is unmounted again.
+    # dkms of Debian 12 needs /proc for its exit status; it is unmounted afterwards.
     status = build.builder.finish(*inside, "dkms", "status").stdout
     assert f"nvidia/580.178.04, {build.kernel}, x86_64: installed" in status
     assert RUNNING not in status

@@ -1,4 +1,4 @@
-"""gpunode killed inside of a real apt transaction: the next setup finishes it, and a rollback takes it back."""
+"""gpunode killed during a real apt transaction: the next setup finishes it, and a rollback undoes it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ pytestmark = pytest.mark.e2e
 # With the driver, a transaction compiles a module and runs maintainer scripts; without it, it is done in a second.
 RECIPES = {"toolkit": '[driver]\nversion = "none"\n', "driver": ""}
 _SOURCES = ("cuda-repository", "toolkit-repository", "driver-pin")
-# The real one takes longer than all else together, and no kill is meant for it.
+# The real one takes longer than everything else together, and no kill targets it.
 _QUICK_INITRAMFS = "#!/bin/sh\nexit 0\n"
 _COPIES = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A node whose package sources are there, and what a setup of it that nobody disturbs comes to.
+    """A node with its package sources, and the result of an undisturbed setup.
 
     Attributes:
-        steps: how many changes of package states dpkg writes down in it.
+        steps: the number of changes of package states that dpkg logs during it.
     """
 
     lab: Lab
@@ -59,7 +59,7 @@ class Prepared:
 
     @contextmanager
     def killed(self, step: int, victims: Victims) -> Iterator[tuple[Chroot, Orphans]]:
-        """Yield a node whose setup was killed at ``step``, and what lives on of it."""
+        """Yield a node whose setup was killed at ``step``, and the processes that live on."""
         with self.node() as node:
             orphans = start_setup(node).kill_at(step, victims)
             try:
@@ -69,7 +69,7 @@ class Prepared:
 
     @contextmanager
     def copied(self, node: Chroot) -> Iterator[Chroot]:
-        """Yield another node whose disk is as that of ``node`` is now."""
+        """Yield another node with a copy of the disk of ``node``."""
         layer = copy_disk(node, self.lab.folder / f"copied-{next(_COPIES)}")
         try:
             with self.lab.node(replace(self.base, layers=(layer, *self.base.layers)), [T4]) as other:
@@ -134,7 +134,7 @@ def end_setup(node: Chroot, orphans: Orphans, wanted: State) -> None:
 
 
 def take_back(node: Chroot, orphans: Orphans, former: State) -> None:
-    """Assert that a rollback restores the configuration and, where it is asked to, the packages."""
+    """Assert that a rollback restores the configuration and, if requested, the packages."""
     orphans.send(signal.SIGCONT)
     back = node.gpunode("rollback", "--yes")
     assert back.returncode == 0 or "there is nothing to roll back" in back.stderr, back.stderr
@@ -149,7 +149,7 @@ def take_back(node: Chroot, orphans: Orphans, former: State) -> None:
 
 
 def litter(node: Chroot) -> list[str]:
-    """Return temporary files of a killed run that nobody has removed."""
+    """Return the remaining temporary files of a killed run."""
     places = ("/etc/*/.gpunode-*", "/etc/*/*/.gpunode-*", "/tmp/gpunode-*", "/var/lib/apt/gpunode-*")
     return [str(path) for place in places for path in node.path("/").glob(place.lstrip("/"))]
 
@@ -200,7 +200,7 @@ def test_undo_killed_before_dpkg_starts_is_repeated_by_remove(
 def test_remove_takes_what_a_killed_program_installed(
     prepared: Callable[[str], Prepared], program: str, setup_between: bool
 ) -> None:
-    """The kernel kills one for want of memory; dpkg goes on without apt, and its journal has what it did last."""
+    """The kernel kills it when memory runs out; dpkg goes on without apt, and its journal has the last changes."""
     found = prepared("driver")
     with found.node() as node:
         setup = start_setup(node)
@@ -261,7 +261,7 @@ def test_killed_rollback_to_the_distributions_driver_is_repeated(bases: dict[str
 
 
 def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Prepared]) -> None:
-    """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
+    """The journal has space for its intents, but dpkg has none; by then apt has lost the automatic marks."""
     found = prepared("driver")
     with found.node() as node:
         assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
@@ -286,7 +286,7 @@ def test_undo_on_a_full_disk_is_repeated_by_remove(prepared: Callable[[str], Pre
 
 
 def fill(node: Chroot, folder: str, free_kib: int) -> None:
-    """Make ``folder`` a file system of its own, with its content and room for ``free_kib`` KiB more."""
+    """Make ``folder`` a separate file system, with its content and space for ``free_kib`` KiB more."""
     script = """set -e
 mkdir /mnt/room
 mount -t tmpfs room /mnt/room
@@ -323,7 +323,7 @@ def test_killed_transaction_is_finished_or_rolled_back(
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(88))
 def test_transaction_killed_at_a_random_step_recovers(prepared: Callable[[str], Prepared], number: int) -> None:
-    """With the twelve above they are a hundred."""
+    """Together with the twelve above, a hundred kills."""
     found = prepared(("toolkit", "driver")[number % 2])
     chance = random.Random(number)
     is_survived(found, chance.randint(1, found.steps), chance.choice(("gpunode", "everything")))

@@ -1,4 +1,4 @@
-"""Nodes that somebody else has made: their recipe is written from them, and a capture stands in for them elsewhere."""
+"""Nodes that were built without gpunode: a recipe is derived from them, and a capture replaces them elsewhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NVIDIA_TABLE = """
 
 @pytest.fixture(params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def built(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
-    """A T4 node as the usual article builds it: keyring package, pinning package, driver, toolkit, a file by hand."""
+    """Return a T4 node built as in the usual article: keyring and pinning package, driver, toolkit, manual file."""
     base = bases[str(request.param)].runtime
     directory = DIRECTORIES[base.codename]
     with chroots.node(base, [T4]) as node:

@@ -1,4 +1,4 @@
-"""Somebody else is at work on the node: waited for within the limit, named past it, and never ended."""
+"""Another package manager runs on the node: gpunode waits up to the limit, then names it, and never ends it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ print("held", flush=True)
 while not os.path.exists("/root/go"):
     time.sleep(0.05)
 """
-# apt stops here with its locks held, in the middle of whoever's transaction it is.
+# apt stops here with its locks held, in the middle of any transaction.
 STOP: Final = 'DPkg::Pre-Invoke {"touch /root/stopped; while [ ! -e /root/go ]; do sleep 0.05; done";};\n'
-# Takes the connection and never answers, as a mirror that hangs.
+# Accepts the connection and never answers, like a hanging mirror.
 SILENT: Final = """\
 import socket, time
 server = socket.create_server(("127.0.0.1", 9999))
@@ -60,7 +60,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 
 def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait until ``condition`` is true; ``what`` says why it is not."""
+    """Wait until ``condition`` is true; ``what`` describes a failure."""
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, what()
@@ -68,19 +68,19 @@ def until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def says(node: Chroot, log: str, word: str) -> None:
-    """Wait until ``word`` stands in ``log``."""
+    """Wait until ``log`` contains ``word``."""
     path = node.path(log)
     until(lambda: path.exists() and word in path.read_text(), lambda: f"no {word!r} in {log}:\n{path.read_text()}")
 
 
 def begin(node: Chroot, log: str, *words: str) -> subprocess.Popen[bytes]:
-    """Return a ``gpunode setup`` that goes on by itself and writes to ``log``."""
+    """Return a ``gpunode setup`` that runs in the background and writes to ``log``."""
     python = (f"PYTHONPATH={PROJECT}:{SITE}", f"PYTHONPYCACHEPREFIX={COMPILED}")
     return node.start("env", *python, "python3", "-m", "gpunode", "setup", RECIPE, "--yes", *words, log=log)
 
 
 def hold(node: Chroot, path: str) -> int:
-    """Return the process that holds the lock at ``path`` until /root/go is there, by its number in the node."""
+    """Return the pid in the node of a process that holds the lock at ``path`` until /root/go exists."""
     node.path("/root/go").unlink(missing_ok=True)
     node.path("/root/hold.log").unlink(missing_ok=True)
     node.write("/root/hold.py", HOLD)
@@ -90,12 +90,12 @@ def hold(node: Chroot, path: str) -> int:
 
 
 def number(node: Chroot, command: str) -> int:
-    """Return the number in the node of the process that runs ``command``."""
+    """Return the pid in the node of the process that runs ``command``."""
     return int(node.run("pgrep", "-o", "-f", command).stdout)
 
 
 def let_go(node: Chroot, pid: int) -> None:
-    """Wait until the holder has ended by itself."""
+    """Let the holder end by itself, and wait for it."""
     node.write("/root/go", "")
     until(lambda: not node.path(f"/proc/{pid}").exists(), lambda: "the holder goes on")
 
@@ -123,7 +123,7 @@ def test_every_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
 
 @pytest.mark.long
 def test_running_apt_is_waited_for(node: Chroot) -> None:
-    """Its update at a mirror that hangs, and its install in the middle of dpkg."""
+    """An update at a hanging mirror, and an install in the middle of dpkg."""
     node.write("/root/silent.py", SILENT)
     node.start("python3", "/root/silent.py", log="/root/silent.log")
     says(node, "/root/silent.log", "held")

@@ -1,4 +1,4 @@
-"""Records of a real run: the user, every file's hashes, and for every package the archive and the key."""
+"""Log records of a real run: the user, each file's hashes, and each package's archive and key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
 
 
 def read_log(node: Chroot) -> dict[str, Any]:
-    """Return all that is recorded of the first run."""
+    """Return all log records of the first run."""
     run: dict[str, Any] = ask(node, "log", "1").result["run"]
     return run
 

@@ -1,7 +1,7 @@
-"""Debian's own driver for real: built by DKMS, signed with a key of gpunode's, taken back; and a build that breaks.
+"""Debian's own driver for real: built by DKMS, signed with gpunode's key, undone; and a build that fails.
 
 apt, dpkg, DKMS, gcc, the kernel's headers and its sign-file, openssl, mokutil and the driver are Debian's. The firmware
-is a folder in place of efivarfs, in which the test confirms what mokutil has queued. No kernel loads the module.
+is a folder in place of efivarfs, in which the test confirms the key that mokutil queued. No kernel loads the module.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MOKUTIL: Final = f'#!/bin/sh\nEFIVARFS_PATH={EFIVARS}/ exec /usr/bin/mokutil "$@
 RECIPE: Final = ("bare-metal", "--driver-source", "distro")
 BUILD_S: Final = 1800.0
 MAGIC: Final = b"~Module signature appended~\n"
-# What DKMS and the packages of the driver write to.
+# Folders to which DKMS and the driver's packages write.
 FOLDERS: Final = ("/etc/modprobe.d", "/etc/apt", "/etc/modules-load.d", "/usr/src", "/usr/lib/modules")
 
 
 @dataclass
 class Machine:
-    """A node with Debian's archive, whose own components have its driver."""
+    """A node with Debian's archive, which has Debian's driver in its own components."""
 
     node: Chroot
     branch: str
@@ -57,7 +57,7 @@ class Machine:
         self.node.write("/usr/local/bin/mokutil", MOKUTIL, 0o755)
 
     def confirm_enrolment(self) -> None:
-        """Do what MokManager does once somebody has typed the password."""
+        """Do what MokManager does after the user has typed the password."""
         self.node.path(f"{EFIVARS}/MokNew-{SHIM}").rename(self.node.path(f"{EFIVARS}/MokListRT-{SHIM}"))
         self.node.path(f"{EFIVARS}/MokAuth-{SHIM}").unlink()
 
@@ -114,7 +114,7 @@ class Before:
 
 
 def hash_files(node: Chroot) -> dict[str, bytes]:
-    """Return the hash of each file in FOLDERS; depmod writes its lists anew, so the times do not count."""
+    """Return the hash of each file in FOLDERS; depmod rewrites its lists, so times do not count."""
     found = (path for folder in FOLDERS for path in node.path(folder).rglob("*") if path.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).digest() for path in found if not path.is_symlink()}
 
@@ -130,7 +130,7 @@ def openssl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def split_signature(module: bytes) -> tuple[bytes, bytes]:
-    """Return a module without its signature, and that. Source: include/linux/module_signature.h."""
+    """Return a module without its signature, and the signature. Source: include/linux/module_signature.h."""
     assert module.endswith(MAGIC)
     end = len(module) - len(MAGIC) - 12
     size = int.from_bytes(module[end + 8 : end + 12], "big")
@@ -233,7 +233,7 @@ def test_setup_and_doctor_quote_the_compilers_error(
 def test_apt_takes_nvidias_driver_away_for_the_own_one(
     codename: str, bases: dict[str, Bases], chroots: Lab, lab: Path
 ) -> None:
-    """The plan is what a real apt makes of it, before anything is built."""
+    """The real apt makes the plan, before anything is built."""
     with make_machine(codename, bases, chroots, lab) as machine:
         wanted = chroots.recipe(machine.node, DIRECTORIES[codename], extends="bare-metal")
         done = machine.node.gpunode("setup", wanted, "--yes", timeout=BUILD_S)

@@ -1,4 +1,4 @@
-"""apt and dpkg in trouble: what a run does when packages cannot be changed as planned, and how it goes on later."""
+"""apt and dpkg in trouble: runs whose package changes fail, and how a later run continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.e2e.lab.repositories import TOOLKIT, TOOLKIT_PATH
 
 pytestmark = pytest.mark.e2e
 
-# Holds apt's and dpkg's locks as a running apt does, and says when it has them.
+# Holds apt's and dpkg's locks as a running apt does, and reports when it has them.
 HOLD = """\
 import fcntl, sys, time
 held = [open(f"/var/lib/dpkg/{name}", "w") for name in ("lock-frontend", "lock")]
@@ -65,7 +65,7 @@ def test_node_without_a_package_index_gets_one(bases: dict[str, Bases], chroots:
 
 
 def test_old_driver_that_does_not_build_is_replaced(node: Chroot) -> None:
-    """dpkg cannot finish its package, and need not: it leaves. So after a kernel that the old driver does not know."""
+    """dpkg cannot configure its package, and need not, since it is removed; the same with an unsupported kernel."""
     install_old_driver(node)
     node.write("/etc/dkms/nvidia-current.conf", "MAKE[0]=false\n")
     node.run("sh", "-ec", BREAK_OLD_MODULE)
@@ -79,7 +79,7 @@ def test_old_driver_that_does_not_build_is_replaced(node: Chroot) -> None:
 
 
 def test_kernel_that_the_old_driver_does_not_know_blocks_no_setup(node: Chroot) -> None:
-    """Its own package is configured; the new kernel's is not, since its scripts have dkms build the old module."""
+    """The driver's package is configured; the new kernel's is not, since its scripts make dkms build the old module."""
     install_old_driver(node)
     fails_while_old = {"postinst": "#!/bin/sh\n! dkms status | grep -q nvidia-current\n"}
     kernel = Package("linux-headers-6.1.0-99-lab", "6.1.99-1", scripts=fails_while_old)
@@ -143,7 +143,7 @@ def test_interrupted_dpkg_is_repaired_first(node: Chroot) -> None:
 
 @pytest.mark.long
 def test_program_lost_with_a_version_that_no_archive_has_is_told(node: Chroot, chroots: Lab) -> None:
-    """apt says that it cannot install such a package anew, and that all is well."""
+    """apt says that it cannot reinstall such a package, and still reports success."""
     chroots.recipe(node, "debian12", more='[toolkit]\nversion = "1.19.1"\n')
     setup_ok(node)
     chroots.recipe(node, "debian12")
@@ -191,7 +191,7 @@ def test_program_that_comes_back_leaves_its_packages_on_hold(node: Chroot) -> No
 
 @pytest.mark.long
 def test_upgrade_tells_that_no_archive_has_the_lost_program(node: Chroot, chroots: Lab) -> None:
-    """The version is newer than what the archives have; apt says that all is well, as above."""
+    """The version is newer than those in the archives; apt reports success, as above."""
     setup_ok(node)
     older = chroots.folder / "older-toolkit"
     shutil.copytree(chroots.repositories.root / TOOLKIT_PATH.lstrip("/"), older)
@@ -220,7 +220,7 @@ def test_upgrade_tells_that_no_archive_has_the_lost_program(node: Chroot, chroot
 
 @pytest.mark.long
 def test_unconfigurable_package_is_reinstalled(node: Chroot) -> None:
-    """Killed while it unpacked, and `dpkg --configure -a` was tried: dpkg has no note of it left beside the status."""
+    """It was killed while unpacking, and `dpkg --configure -a` was tried: only dpkg's status still records it."""
     setup_ok(node)
     package, lost = "nvidia-container-toolkit-base", node.path("/usr/bin/nvidia-cdi-hook")
     lost.unlink()
@@ -282,7 +282,7 @@ def test_repair_keeps_the_users_conffile_without_a_question(node: Chroot) -> Non
 
 @pytest.mark.long
 def test_unpacked_package_gets_its_missing_dependency(node: Chroot) -> None:
-    """A power cut between two packages leaves such a package; dpkg alone cannot finish it."""
+    """A power cut between two packages leaves such a package; dpkg alone cannot configure it."""
     needed, needing = Package("lab-needed", "1"), Package("lab-needing", "1", depends=("lab-needed",))
     build_all([needed, needing], node.path("/root"))
     node.write("/etc/apt/sources.list.d/lab-local.list", "deb [trusted=yes] file:/root/local ./\n")
@@ -301,7 +301,7 @@ def test_unpacked_package_gets_its_missing_dependency(node: Chroot) -> None:
     assert {"lab-needed", "lab-needing"} <= set(node.installed())
 
 
-# The short runs have test_locks.py for it.
+# In short runs test_locks.py covers this.
 @pytest.mark.long
 def test_held_lock_is_reported_with_its_holder(node: Chroot) -> None:
     node.write("/root/hold.py", HOLD)

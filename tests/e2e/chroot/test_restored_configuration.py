@@ -1,4 +1,4 @@
-"""rollback where containerd is real: the configuration comes back byte for byte, and so does the other way."""
+"""rollback with a real containerd restores the configuration byte for byte, and so does its own rollback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
-    """A node whose toolkit and containerd have been set up; the driver, which takes longest, is somebody else's."""
+    """Yield a node with toolkit and containerd set up; the driver, which takes longest, is covered elsewhere."""
     with chroots.node(bases[str(request.param)].runtime, [T4]) as made:
         as_machine(made)
         path = made.write(CONFIG, COMMENTED, 0o640)
@@ -39,7 +39,7 @@ def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) 
 
 
 def state(node: Chroot) -> tuple[str, int, int, int]:
-    """Return everything of the configuration file that a rollback has to restore."""
+    """Return every property of the configuration file that a rollback must restore."""
     path = node.path(CONFIG)
     status = path.stat()
     return path.read_text(), status.st_mode & 0o7777, status.st_uid, status.st_gid
@@ -55,7 +55,7 @@ def roll_back(node: Chroot, *options: str) -> Answer:
 
 def test_rollback_restores_the_file_and_can_be_rolled_back(node: Chroot) -> None:
     configured = state(node)
-    # What root runs, no other user may own: setup takes the file from daemon, and a rollback gives it back.
+    # No other user may own a file that root runs: setup takes the file from the user daemon, and a rollback returns it.
     assert configured[1:] == (0o640, 0, 4)
     assert "nvidia-container-runtime" in dump_config(node)
 

@@ -1,4 +1,4 @@
-"""rollback --packages and remove are setup's inverse: the node is as before, to the byte of every file that counts."""
+"""rollback --packages and remove are setup's inverse: the node is as before, byte for byte."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bare_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 @contextmanager
 def used_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """Yield another driver, an older toolkit from NVIDIA's own list, and a configuration written by hand."""
+    """Yield a node with another driver, an older toolkit from NVIDIA's own list, and a manual configuration."""
     with lab.node(bases.runtime, [GTX_1080]) as node:
         as_machine(node)
         node.write(CONFIG, COMMENTED, 0o640)
@@ -58,7 +58,7 @@ def used_node(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 @contextmanager
 def node_with_docker(bases: Bases, lab: Lab) -> Iterator[Chroot]:
-    """Yield a node with docker, without its daemon.json and the folder of that."""
+    """Yield a node with docker, without daemon.json and its folder."""
     with lab.node(bases.runtime, [T4]) as node:
         as_machine(node)
         lab.recipe(node, DIRECTORIES[bases.runtime.codename], "docker")
@@ -66,7 +66,7 @@ def node_with_docker(bases: Bases, lab: Lab) -> Iterator[Chroot]:
 
 
 def set_up(node: Chroot) -> None:
-    """Assert that setup has applied its changes; verify reports that no dockerd runs in a chroot."""
+    """Assert that setup applied its changes; verify reports that no dockerd runs in a chroot."""
     done = setup(node)
     assert done.exit_code in {0, 7}, done.error
 
@@ -102,7 +102,7 @@ def test_whole_rollback_restores_the_node(make: Make, codename: str, bases: dict
 
 @pytest.mark.parametrize("verb", ["rollback", pytest.param("remove", marks=pytest.mark.long)])
 def test_driver_that_did_not_build_goes_without_another_build(verb: str, bases: dict[str, Bases], chroots: Lab) -> None:
-    """dpkg leaves the driver's packages unpacked; to configure them first would build again, and fail again."""
+    """dpkg leaves the driver's packages unpacked; configuring them first would build, and fail, again."""
     with bare_node(bases["bookworm"], chroots) as node:
         before = snapshot(node)
         node.write("/etc/dkms/nvidia.conf", FAILING_BUILD)
@@ -122,7 +122,7 @@ def test_driver_that_did_not_build_goes_without_another_build(verb: str, bases: 
 
 @pytest.mark.parametrize("verb", ["rollback", pytest.param("remove", marks=pytest.mark.long)])
 def test_kernel_that_the_driver_does_not_know_blocks_no_undo(verb: str, bases: dict[str, Bases], chroots: Lab) -> None:
-    """The kernel's scripts have dkms build the module, which leaves; only then can its package be configured."""
+    """The kernel's scripts make dkms build the module; only without it can the kernel's package be configured."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         chroots.recipe(node, DIRECTORIES["bookworm"])
@@ -141,7 +141,7 @@ def test_kernel_that_the_driver_does_not_know_blocks_no_undo(verb: str, bases: d
 
 
 def test_run_is_undone_only_after_runs_that_depend_on_it(bases: dict[str, Bases], chroots: Lab) -> None:
-    """The toolkit does not go while a later run's docker names it; undone in part, a run hides no older one."""
+    """The toolkit stays while a later run's docker names it; a partly undone run does not hide an older one."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         chroots.recipe(node, DIRECTORIES["bookworm"])
@@ -205,7 +205,7 @@ def test_remove_restores_the_node_without_gpunode(
     with bare_node(bases[codename], chroots) as node:
         before = snapshot(node)
         set_up(node)
-        # Years go by: somebody edits the file, and comes to need what was brought.
+        # Years later: a user has edited the file, and other packages now need those that were installed.
         config = node.path(CONFIG)
         config.write_text("# ours\n" + config.read_text())
         set_up(node)
@@ -269,7 +269,7 @@ def test_remove_keeps_the_files_of_a_keyring_package_installed_since(bases: dict
 
 @pytest.mark.long
 def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, Bases], chroots: Lab) -> None:
-    """The administrator's list of the same archive names another keyring; apt refuses both at once."""
+    """The administrator's list for the same archive names another keyring; apt refuses the combination."""
     own, ours = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     with used_node(bases["bookworm"], chroots) as node:
         keyring = "/etc/apt/keyrings/nvidia-cuda.gpg"
@@ -292,7 +292,7 @@ def test_apt_works_after_a_removal_that_keeps_our_source_list(bases: dict[str, B
 
 
 def _install_what_needs(node: Chroot, *names: str, folder: Path) -> None:
-    """Install a package of a user's own that depends on ``names``, which come along as automatic ones."""
+    """Install a package of the user's own that depends on ``names``, which are installed as automatic."""
     wanted = Package(f"lab-needs-{names[0]}", "1", depends=names, architecture="all")
     build_all([wanted], folder)
     node.path("/root/needs.deb").write_bytes((folder / wanted.file_name).read_bytes())

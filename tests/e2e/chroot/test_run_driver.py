@@ -13,7 +13,7 @@ from tests.e2e.lab.pci import GTX_1080
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
-# Somebody has edited it, so the uninstaller leaves it, and a package overwrites it.
+# It was edited, so the uninstaller keeps it, and a package overwrites it.
 EDITED: Final = "/usr/bin/nvidia-smi"
 
 

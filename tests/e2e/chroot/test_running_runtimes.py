@@ -1,4 +1,4 @@
-"""Daemons that really run on the node: they show the nvidia runtime, and a container goes through it."""
+"""Daemons that really run on the node: they report the nvidia runtime, and a container uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.lab.pci import T4
 
 pytestmark = pytest.mark.e2e
 
-# As an owner writes it: features and an address pool of his own, four blanks deep.
+# A user's file: custom features and an address pool, indented by four spaces.
 DAEMON = """\
 {
     "features": {"buildkit": true, "containerd-snapshotter": false},
@@ -26,7 +26,7 @@ DAEMON = """\
 """
 NVIDIA_SMI = PROJECT / "tests/fakes/nvml/nvidia-smi.c"
 CALLS = "/var/log/nvidia-container-runtime.calls"
-# What NVIDIA's runtime does for a container that asks for GPUs, as far as nvidia-smi needs it; then the real runc.
+# What NVIDIA's runtime does for a container with GPUs, as far as nvidia-smi needs it; then the real runc runs.
 RUNTIME = """\
 #!/usr/bin/python3
 import json, os, sys
@@ -80,7 +80,7 @@ def test_docker_lists_the_runtime_and_runs_a_container_with_it(
         node.write("/etc/docker/daemon.json", DAEMON)
         chroots.recipe(node, DIRECTORIES[codename], "docker")
         done = ask(node, "setup", RECIPE, "--yes")
-        # The daemon was not running, so it could not be asked; everything else is well.
+        # The daemon was not running, so it could not be queried; everything else passes.
         assert {check["id"] for check in done.result["checks"] if check["status"] != "passed"} <= {"runtime"}
         merged = json.loads(node.read("/etc/docker/daemon.json"))
         assert merged["runtimes"]["nvidia"]["path"] == "/usr/bin/nvidia-container-runtime"
@@ -100,7 +100,7 @@ def test_docker_lists_the_runtime_and_runs_a_container_with_it(
 def test_daemon_without_systemd_is_not_assumed_to_have_reloaded(
     runtime: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
-    """A daemon in a container has none, nor one that somebody started by hand; the printed next command works there."""
+    """A daemon in a container, or one started manually, has no systemd; the printed next command works there."""
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
         node.write("/usr/bin/nvidia-container-runtime", RUNTIME, 0o755)
@@ -144,7 +144,7 @@ PROGRAMS = "programs and libraries are those of their packages"
 
 def _check_container(node: Chroot, runtime: str) -> None:
     """Assert that verify --container passes with a runtime that mounts the GPUs, and fails with another."""
-    # The real nvidia-smi is a program that loads NVML, and what it is linked with is what the image must hold.
+    # The real nvidia-smi is a program that loads NVML, and the image must contain the libraries it is linked with.
     source = node.write("/root/nvidia-smi.c", NVIDIA_SMI.read_text())
     node.run("gcc", "-o", "/usr/bin/nvidia-smi", f"/root/{source.name}")
     without = ask(node, "verify", RECIPE, "--container")
@@ -157,7 +157,7 @@ def _check_container(node: Chroot, runtime: str) -> None:
     checks = {check["id"]: check for check in verified.result["checks"]}
     assert checks["container"]["status"] == "passed", checks["container"]
     assert checks["runtime"]["status"] == "passed", checks["runtime"]
-    # This test has put both programs there itself, in place of those of the packages: verify says so, and no more.
+    # This test replaced both packaged programs itself: verify reports only that.
     assert [check["title"] for check in checks.values() if check["status"] == "failed"] == [PROGRAMS], verified.error
     left = ("docker", "ps", "-aq") if runtime == "docker" else ("ctr", "namespaces", "ls", "-q")
     assert [line for line in node.run(*left).stdout.split() if line not in {"moby", "default"}] == []

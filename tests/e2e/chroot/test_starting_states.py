@@ -1,4 +1,4 @@
-"""Starting states, before the real apt: setup ends as it must, as plan said, once; and a rollback takes it back.
+"""Starting states, with the real apt: setup ends as planned, once, and a rollback undoes it.
 
 With GPUNODE_STATES set, each state that passes writes its row into docs/reference/starting-states.md.
 """
@@ -25,14 +25,14 @@ from tests.e2e.lab.distro import UBUNTUS, become
 from tests.e2e.lab.snapshot import Snapshot
 from tests.e2e.lab.tree import Base
 
-# The real one takes longer than all else together, and is in test_first_setup.py.
+# The real one takes longer than everything else together, and is tested in test_first_setup.py.
 _QUICK_INITRAMFS: Final = "#!/bin/sh\nexit 0\n"
-# What is behind the labels of Ubuntu.
+# The system behind the labels of Ubuntu.
 _DEBIAN: Final = "bookworm"
 # Done, changes pending, a reboot, a drain.
 _ENDS: Final = frozenset({0, 4, 10, 11})
 _MAX_ROUNDS: Final = 3
-# What asks a person at the terminal, and how they answer.
+# Commands that ask at the terminal, and the answers.
 _ANSWERED: Final = {"nvidia-installer --uninstall": "--silent", "apt-get purge": "--yes"}
 # The lab's /boot is a folder.
 _BEYOND_THE_LAB: Final = ("mount",)
@@ -41,7 +41,7 @@ _OF_TOOL: Final = "/etc/alternatives/"
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes that have nothing yet but a name and a recipe, from one prepared disk a system."""
+    """Nodes that have only a name and a recipe, made from one prepared disk per system."""
 
     lab: Lab
     bases: Mapping[str, Bases]
@@ -49,7 +49,7 @@ class Nodes:
     offers: dict[tuple[Offer, str], Path]
 
     def node(self, state: State) -> Chroot:
-        """Return the state's node, as it was before what happened to it."""
+        """Return the state's node, before its preparation."""
         if state.system not in self.disks:
             self.disks[state.system] = self._prepare(state.system)
         return self.lab.node(self.disks[state.system], state.devices)
@@ -69,7 +69,7 @@ class Nodes:
         with self.lab.node(base) as node:
             if ubuntu:
                 become(node, ubuntu)
-                # Behind the headers of Ubuntu's name are these, which take longer than all else together.
+                # Ubuntu's headers packages depend on these, which take longer than everything else together.
                 behind = f"linux-headers-{self.bases[_DEBIAN].plain.kernel}"
                 node.run("apt-get", "-y", "install", behind, env=NONINTERACTIVE)
             as_machine(node)
@@ -129,12 +129,12 @@ def test_page_has_a_row_for_each_state() -> None:
 
 
 def _plannable(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options of setup that plan has, too."""
+    """Return the options of setup that plan also has."""
     return options[: options.index("--mok-password-file")] if "--mok-password-file" in options else options
 
 
 def find_installed(found: Snapshot) -> dict[str, str]:
-    """Return the version by name of what is installed, whole or in part."""
+    """Return the version by name of each package that is installed completely or partly."""
     packages = ((name, row) for name, row in found.rows.items() if name.startswith("package "))
     return {
         name.removeprefix("package ").removesuffix(":amd64"): str(row[0])
@@ -144,12 +144,12 @@ def find_installed(found: Snapshot) -> dict[str, str]:
 
 
 def find_purged(before: Snapshot, after: Snapshot) -> set[str]:
-    """Return the packages that were installed and are not."""
+    """Return the packages that were installed before and no longer are."""
     return find_installed(before).keys() - find_installed(after).keys()
 
 
 def assert_stopped(state: State, done: Answer, before: Snapshot, after: Snapshot) -> None:
-    """Assert that nothing was changed, or no package, and that the reason is the state's."""
+    """Assert that nothing, or no package, was changed, and that the reason is the state's."""
     assert done.exit_code not in {0, 10}, done.envelope
     assert state.says in done.error, done.error
     changed = before.differences(after).splitlines()
@@ -157,7 +157,7 @@ def assert_stopped(state: State, done: Answer, before: Snapshot, after: Snapshot
 
 
 def assert_hints_lead_out(node: Chroot, state: State, done: Answer) -> None:
-    """Assert that who types what setup proposes comes to an end, or to a step of their own, and types nothing twice."""
+    """Assert that following setup's hints ends, or reaches a manual step, and repeats no command."""
     typed: list[str] = []
     for _ in range(_MAX_ROUNDS):
         proposed = [one for error in done.envelope["errors"] for one in error["commands"]]
@@ -167,7 +167,7 @@ def assert_hints_lead_out(node: Chroot, state: State, done: Answer) -> None:
         assert not set(proposed) & set(typed), (typed, done.error)
         for command in words:
             answer = next((answer for asks, answer in _ANSWERED.items() if command.startswith(asks)), "")
-            # What shows something may fail, and so does what another command did already.
+            # A command that only shows something may fail, as may one whose work is already done.
             node.finish("sh", "-c", f"{command} {answer}", env=NONINTERACTIVE)
         typed += proposed
         done = setup(node, *state.options)
@@ -177,9 +177,9 @@ def assert_hints_lead_out(node: Chroot, state: State, done: Answer) -> None:
 def assert_as_planned(
     state: State, planned: Answer, done: Answer, before: Snapshot, after: Snapshot, owners: Mapping[str, str]
 ) -> None:
-    """Assert that packages and files went that plan names, and no others; and that each of them did.
+    """Assert that exactly the packages and files that plan names were removed.
 
-    A plan before the index is read names every package of the former driver: some then only get another version.
+    A plan without the index names every package of the former driver; some then only get another version.
     """
     there, left = find_installed(before), find_installed(after)
     purged = there.keys() - left.keys()
@@ -193,9 +193,9 @@ def assert_as_planned(
     files = by_kind(planned.changes, "file").keys()
     assert files == by_kind(done.changes, "file").keys()
     gone = {name for name in before.rows.keys() - after.rows.keys() if name.startswith("/")}
-    # A package may have become its owner; whether it comes back, the rollback shows.
+    # A package may now own it; the rollback shows whether it is restored.
     gone -= {name for name in gone if before.rows[name][0] == "folder"}
-    # update-alternatives makes and removes these for packages.
+    # update-alternatives creates and removes these for packages.
     gone -= {name for name in gone if before.rows[name][0] == "link" and _OF_TOOL in f"{name} {before.rows[name][1]}"}
     uninstalled = re.compile(state.lost or "nothing")
     replaced = {name for name, version in there.items() if left.get(name) != version}
@@ -205,7 +205,7 @@ def assert_as_planned(
 
 
 def assert_taken_back(node: Chroot, state: State, before: Snapshot) -> None:
-    """Assert that a rollback brings packages and files back, but for what the state says."""
+    """Assert that a rollback restores packages and files, except those that the state names."""
     back = ask(node, "rollback", "--packages", "--yes")
     assert back.exit_code in {0, 10} or state.lost, back.error
     left = before.differences(observe(node)).splitlines()

@@ -1,4 +1,4 @@
-"""Trust in packages: a key is compared before it is written, a signature before anything is installed."""
+"""Trust in packages: keys are checked before they are written, signatures before anything is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_key(node: Chroot, lab: Lab) -> Key:
 
 
 def assert_untouched(node: Chroot, packages: dict[str, str]) -> None:
-    """Assert that no NVIDIA package, key or source has come, and that apt trusts the same keys as before."""
+    """Assert that no NVIDIA package, key or source was added, and that apt trusts the same keys as before."""
     assert node.installed() == packages
     assert not node.path(KEYRING).exists()
     assert sorted(p.name for p in node.path("/etc/apt/sources.list.d").iterdir()) == ["lab.list"]
@@ -108,7 +108,7 @@ def test_missing_key_stops_the_run_with_the_reason(node: Chroot, chroots: Lab) -
 @pytest.mark.parametrize("node", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)], indirect=True)
 def test_repository_signed_with_another_key_installs_nothing(node: Chroot, chroots: Lab, tmp_path: Path) -> None:
     directory = DIRECTORIES[node.base.codename]
-    # Hard links to the packages need the lab's own file system.
+    # Hard links to the packages require the lab's own file system.
     folder = chroots.folder / f"foreign-{node.base.codename}"
     chroots.repositories.variant(directory, folder, key=chroots.repositories.keys.stranger)
     node.server.mount(chroots.repositories.cuda_path(directory), folder)

@@ -1,4 +1,4 @@
-"""Ubuntu's kernels, before the real solver: its labels over a complete archive of small packages."""
+"""Ubuntu's kernels, with the real solver: its labels and a complete archive of small packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
     ids=lambda ubuntu: ubuntu.codename,
 )
 def test_next_kernel_gets_its_module_too(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
-    """A hardware-enablement kernel is installed and boots next: the module is built for both."""
+    """A hardware-enablement kernel is installed and will boot next: the module is built for both."""
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [T4]) as node:
         become(node, ubuntu)
         image = f"linux-image-generic-hwe-{ubuntu.version}"

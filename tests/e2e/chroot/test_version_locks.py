@@ -1,4 +1,4 @@
-"""Nodes made from one lock have the same packages, though the repositories got newer ones in between."""
+"""Nodes made from one lock have the same packages, even if the repositories got newer ones in between."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIRECTORY = DIRECTORIES["bookworm"]
 
 @pytest.fixture(scope="module")
 def newer(chroots: Lab) -> Path:
-    """Return the CUDA repository after a release: the branch has a newer driver."""
+    """Return the CUDA repository after a release with a newer driver of the branch."""
     folder = chroots.folder / "newer"
     made = driver.make_driver(NEWER.partition("-")[0], chroots.folder / "newer-native")
     return chroots.repositories.variant(DIRECTORY, folder, added=driver.debian_packages(made))
@@ -156,7 +156,7 @@ def test_invalid_lock_changes_nothing(
 
 @pytest.mark.long
 def test_dependencies_are_installed_in_their_locked_version(bases: dict[str, Bases], chroots: Lab) -> None:
-    """The open-source parts of a driver with a display have versions of their own."""
+    """The open-source parts of a driver with a display have their own versions."""
     old, new = (Package("libnvidia-egl-gbm1", version) for version in ("1.1.2-1", "1.1.3-1"))
     needs = Package("nvidia-modprobe", "595.91.07-1", depends=("libnvidia-egl-gbm1 (>= 1.1)",))
     variant = chroots.repositories.variant(

@@ -1,4 +1,4 @@
-"""The container check through Debian's real containerd, docker and runc; what mounts the GPUs is a stand-in."""
+"""The container check with Debian's real containerd, docker and runc; a stand-in mounts the GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print("RESULT" + json.dumps(found))
 
 @pytest.fixture(scope="session")
 def runtimes() -> Path:
-    """Return a folder with Debian's containerd, docker and runc and all that they start."""
+    """Return a folder with Debian's containerd, docker and runc and the programs that they start."""
     if os.geteuid() != 0:
         pytest.skip("namespaces and container runtimes need root")
     for tool in ("apt-get", "dpkg-deb", "unshare"):

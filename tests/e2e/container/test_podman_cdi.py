@@ -1,6 +1,6 @@
-"""Debian's real podman and crun with a CDI specification: what gpunode says of it is what podman does with it.
+"""Debian's real podman and crun with a CDI specification: gpunode's answer matches podman's behaviour.
 
-The GPU is a device node without a driver behind it, and nvidia-ctk a stand-in that writes what the real one writes.
+The GPU is a device node without a driver, and nvidia-ctk a stand-in that writes what the real one writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPEC = "/var/run/cdi/nvidia.yaml"
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"
 PODMAN = "podman --storage-driver vfs --cgroup-manager cgroupfs --runtime crun"
 SETTINGS = "export PYTHONPATH=/opt/project:/opt/site PYTHONDONTWRITEBYTECODE=1; rm -rf /var/lib/gpunode /etc/cdi"
-# crun may set no limits here, and has no controllers of its own to do it with.
+# crun may not set limits here, and has no controllers of its own for that.
 RUN = (
     f"{PODMAN} run --rm --network none --cgroups=disabled --device nvidia.com/gpu=all localhost/lab /bin/busybox sh -c "
     f"'ls /dev/nvidia0 /dev/nvidiactl {LIBRARY}; echo $NVIDIA_VISIBLE_DEVICES'"
@@ -41,7 +41,7 @@ class Machine:
     code: Mounts
 
     def run(self, *commands: str) -> subprocess.CompletedProcess[str]:
-        """Run ``commands`` one after the other, whatever each ends with, in a fresh /run, /dev and /tmp."""
+        """Run ``commands`` one after the other, regardless of exit status, with a new /run, /dev and /tmp."""
         script = "\n".join((SETTINGS, *commands))
         inside = ["bash", HERE / "podman-node.sh", self.root, self.code.project, self.code.site, script]
         namespaces = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
@@ -85,7 +85,7 @@ def machine(
 
 
 def output_on_one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the output on one line: the screen breaks lines where a terminal would."""
+    """Return the output on one line: the screen wraps lines as in a terminal."""
     return " ".join((done.stdout + done.stderr).split())
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _USUAL: Final = ("python3", "bash-completion", "zsh", "fish", "man-db", "logrotate")
-# Debian 11 has Python 3.9. No Fedora or RHEL can be had from a Debian archive: Debian's own rpm installs the .rpm.
+# Debian 11 has Python 3.9. A Debian archive has no Fedora or RHEL: Debian's own rpm installs the .rpm.
 SUITES: Final[Mapping[str, tuple[str, ...]]] = {
     "bullseye": ("python3",),
     "bookworm": _USUAL,
@@ -70,7 +70,7 @@ def _recipe_hash(suite: str) -> str:
 
 
 class System:
-    """A copy of a file tree that can be written to, entered by chroot in namespaces without a network."""
+    """A writable copy of a file tree, entered by chroot in namespaces without a network."""
 
     def __init__(self, tree: Path, scratch: Path) -> None:
         self._tree = tree
@@ -97,7 +97,7 @@ class System:
         self._sandbox.close()
 
     def put(self, file: Path, path: str, mode: int = 0o644) -> None:
-        """Copy ``file`` to ``path`` inside, root's own."""
+        """Copy ``file`` to ``path`` inside, owned by root."""
         target = self.root / path.lstrip("/")
         target.write_bytes(file.read_bytes())
         target.chmod(mode)
@@ -109,7 +109,7 @@ class System:
         return finish(argv, env={**_ENVIRONMENT, **(env or {})}, timeout=300)
 
     def run(self, *command: str, user: str = "root", env: Mapping[str, str] | None = None) -> str:
-        """Return the standard output of ``command``, which has to succeed."""
+        """Return the standard output of ``command``, which must succeed."""
         done = self.finish(*command, user=user, env=env)
         assert done.returncode == 0, (
             f"{command}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -117,7 +117,7 @@ class System:
         return done.stdout
 
     def files(self) -> frozenset[str]:
-        """Return every file, link and folder of the system's own disk; none of dpkg's, rpm's and man's own records."""
+        """Return every file, link and folder on the system's own disk, except the records of dpkg, rpm and man."""
         others = ("/var/lib/dpkg*", "/var/lib/rpm*", "/var/cache/man*")
         found = self.run("find", "/", "-xdev", *(word for path in others for word in ("-not", "-path", path)))
         return frozenset(found.splitlines())

@@ -1,4 +1,4 @@
-"""A release on bare Debian systems: no pip, no network, nothing left when it is purged."""
+"""A release on bare Debian systems: no pip, no network, nothing left after a purge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 SAMPLE = "debian12-gtx1080"
 SUITES = ("bookworm", *(pytest.param(suite, marks=pytest.mark.long) for suite in ("trixie", "sid")))
-# Typed in an interactive bash whose bash-completion loads by name what a package installed.
+# Typed in an interactive bash, whose bash-completion loads a package's file by command name.
 _BASH = """
 . /usr/share/bash-completion/bash_completion
 _completion_loader gpunode 2>/dev/null || __load_completion gpunode
@@ -24,7 +24,7 @@ COMP_WORDS=(gpunode roll); COMP_CWORD=1; COMP_LINE='gpunode roll'; COMP_POINT=12
 _gpunode_completion gpunode
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-# zsh takes keys from a terminal alone: its own zpty is one.
+# zsh reads keys only from a terminal; its own zpty provides one.
 _ZSH = """
 zmodload zsh/zpty
 zpty shell zsh -f -i
@@ -52,13 +52,13 @@ def works(system: System, user: str = "root") -> None:
     assert plan["status"] == "ok"
     assert plan["changes"]
     assert "containerd" in system.run("gpunode", "recipe", "list", user=user)
-    # Of this machine: its programs and gpunode's own children answer, also where there is no driver.
+    # The sources of this machine: its programs and gpunode's own children answer even without a driver.
     status = json.loads(system.run("gpunode", "status", "--json", user=user))
     assert status["command"] == "status"
 
 
 def list_unverified(system: System, *argv: str) -> list[str]:
-    """Return what a package manager says of files that differ; the lab's systems unpack no documentation."""
+    """Return the differing files that a package manager reports; the lab's systems unpack no documentation."""
     lines = system.finish(*argv).stdout.splitlines()
     return [line for line in lines if not ("missing" in line and ("/share/doc/" in line or "/share/man/" in line))]
 
@@ -88,7 +88,7 @@ def test_zipapp_runs_nothing_that_other_users_can_write(release: Path, make_syst
         (unpacked / "gpunode/__main__.py").write_text("raise SystemExit('obeyed')")
         (system.root / "var/cache/gpunode").chmod(0o777)
         assert "obeyed" not in system.finish("gpunode", "--help").stderr
-        # Nor what stands in a home that a sudo kept.
+        # Nor modules in a home folder that sudo kept.
         home = {"HOME": "/home/other", "XDG_CACHE_HOME": "/home/other/cache"}
         system.run("gpunode", "--help", env=home)
         assert not (system.root / "home/other").exists()
@@ -175,7 +175,7 @@ def test_removing_the_deb_removes_a_pending_resume_unit(release: Path, make_syst
 
 @pytest.mark.long
 def test_rpm_installs_verifies_and_is_removed(release: Path, make_system: MakeSystem) -> None:
-    """By Debian's rpm and without dependencies: no system of the Red Hat family comes from a Debian archive."""
+    """With Debian's rpm and without dependencies, since a Debian archive has no system of the Red Hat family."""
     with make_system("trixie") as system:
         before = system.files()
         system.put(next(release.glob("*.rpm")), "/tmp/gpunode.rpm")

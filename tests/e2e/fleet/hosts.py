@@ -1,6 +1,6 @@
 """A fleet: a controller with Ansible and hosts with an SSH server each, every one in a network namespace of its own.
 
-The controller's namespace holds a bridge; each host's only link to anything is a pair of interfaces that ends there.
+The controller's namespace holds a bridge; each host's only link is a pair of interfaces that ends there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 PLAYS: Final = "/root/fleet"
-# As sites have it: nobody logs in as root, and Ansible becomes root by sudo.
+# As at real sites, Ansible does not log in as root, and becomes root with sudo.
 USER: Final = "deploy"
 _INVENTORY: Final = f"{PLAYS}/inventory.ini"
 _NETWORK: Final = "10.77.0"
@@ -62,9 +62,9 @@ class Played:
     """The result of a run of ansible-playbook.
 
     Attributes:
-        stats: by host: ok, changed, failures, unreachable, skipped, rescued, ignored.
+        stats: per host: ok, changed, failures, unreachable, skipped, rescued, ignored.
         tasks: in the order in which they ended.
-        main_s: processor time of Ansible's main process, which the workers of all hosts share.
+        main_s: processor time of Ansible's main process, which serves all hosts.
     """
 
     exit_code: int
@@ -78,13 +78,13 @@ class Played:
         return [task for task in self.tasks if task.host == host and action in {"", task.action}]
 
     def hosts(self, figure: str) -> set[str]:
-        """Return the hosts for which ``figure`` of the stats is not zero."""
+        """Return the hosts whose ``figure`` in the stats is not zero."""
         return {host for host, row in self.stats.items() if row[figure]}
 
 
 @dataclass(slots=True)
 class Fleet:
-    """A controller that reaches all of its hosts by SSH; leaving the context leaves nothing of any of them."""
+    """A controller that reaches all of its hosts by SSH; leaving the context removes everything of them."""
 
     controller: Chroot
     hosts: Mapping[str, Node]
@@ -150,12 +150,12 @@ class Fleet:
         self.hosts[name].sandbox.run("ip", "link", "set", "eth0", "up")
 
     def processor_s(self, node: Node) -> float:
-        """Return the processor time that all processes of ``node`` have taken so far, ended ones included."""
+        """Return the processor time that all processes of ``node`` have used so far, including ended ones."""
         text = node.sandbox.run("cat", "/sys/fs/cgroup/cpu.stat").stdout
         return int(text.split("usage_usec")[1].split()[0]) / 1e6
 
     def memory_mb(self, node: Node) -> float:
-        """Return the memory that the processes of ``node`` hold now, counting shared pages once."""
+        """Return the memory that the processes of ``node`` use now, counting shared pages once."""
         total = 0
         for pid in node.sandbox.inside(Path("/sys/fs/cgroup/init/cgroup.procs")).read_text().split():
             with suppress(OSError):  # It has ended meanwhile.
@@ -179,8 +179,8 @@ class Fleet:
         node.write("/etc/hosts", "127.0.0.1 localhost\n" + "".join(lines))
 
     def _attach(self, node: Node, number: int) -> None:
-        # The machine's own network is not touched: the command joins the controller's, its files stay the machine's,
-        # whose /proc knows the host by number.
+        # The machine's own network is not touched: the command joins the controller's network but keeps the machine's
+        # files, where /proc lists the host's pid.
         pair = f"link add host{number} type veth peer name eth0 netns {node.sandbox.pid}"
         enter = ["nsenter", f"--target={self.controller.sandbox.pid}", "--net", "ip"]
         run([*enter, *pair.split()])
@@ -191,7 +191,7 @@ class Fleet:
     def _make_host(self, node: Node, name: str) -> None:
         node.write("/etc/hostname", f"{name}\n")
         node.run("hostname", name)
-        # A host may have been made from one that was a host before.
+        # A host may have been made from an earlier host.
         node.run("sh", "-c", f"id {USER} || useradd --create-home --shell /bin/bash {USER}")
         node.write("/etc/sudoers.d/fleet", f"{USER} ALL=(ALL) NOPASSWD: ALL\n", 0o440)
         node.write(f"/home/{USER}/.ssh/authorized_keys", self.controller.read("/root/.ssh/id_ed25519.pub"))
@@ -215,7 +215,7 @@ def start_sshd(node: Node) -> None:
 
 
 def kill_all(node: Node) -> None:
-    """Kill every process of the host but the one that holds its namespaces, as a power cut does."""
+    """Kill every process of the host except the one that holds its namespaces, as a power cut does."""
     node.sandbox.finish("sh", "-c", "kill -KILL -1")
 
 

@@ -13,11 +13,11 @@ from tests.e2e.lab.commands import run
 from tests.e2e.lab.layers import add_packages, provide_layer
 from tests.e2e.lab.tree import Base
 
-# Where a controller has Ansible; its Python is the suite's own.
+# The place of Ansible on a controller; its Python is the suite's own.
 ANSIBLE: Final = "/opt/ansible"
-# The oldest that the collection supports and the newest there is, each on a Python that it supports as a controller.
+# The oldest version that the collection supports and the newest, each on a Python that it supports as a controller.
 VERSIONS: Final = {"bookworm": ("3.11", "~=2.16.0"), "trixie": ("3.13", "~=2.21.0")}
-# As hosts that Ansible manages have them.
+# Packages of hosts that Ansible manages.
 _PACKAGES: Final = ("openssh-server", "openssh-client", "sudo", "python3-apt")
 
 
@@ -46,7 +46,7 @@ def _add_openssh(base: Base, layer: Path) -> None:
 
 def _add_ansible(host: Base, layer: Path) -> None:
     python, version = VERSIONS[host.codename]
-    # For the suite's Python, whichever runs this; it compiles the modules itself.
+    # For the suite's Python, not the one that runs this; it compiles the modules itself.
     options = ["--quiet", "--no-compile", "--python-version", python, "--only-binary=:all:"]
     target = os.fspath(layer / ANSIBLE.lstrip("/"))
     pip = [sys.executable, "-m", "pip", "install", *options, "--target", target]

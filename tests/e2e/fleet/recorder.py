@@ -1,4 +1,4 @@
-"""A callback of Ansible: every result, and the statistics at the end, one JSON document a line for the tests."""
+"""An Ansible callback that writes every result, and the final statistics, as one JSON document per line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         figures = {host: stats.summarize(host) for host in stats.processed}
-        # The main process alone: what its workers do is theirs.
+        # The main process only, without its workers.
         self._write({"stats": figures, "main_s": time.process_time()})
 
     def _record(self, status: str, result: Any) -> None:

@@ -1,4 +1,4 @@
-"""Helpers of the scenarios on fleets: hosts that gpunode can set up, the collection on their controller."""
+"""Helpers of the scenarios on fleets: hosts that gpunode can set up, and the collection on their controller."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ DOCTOR: Final = f"{COLLECTION}/playbooks/doctor.yml"
 _NUMBERS: Final = itertools.count(1)
 
 
-# All hosts at once, whatever becomes of some.
+# All hosts at once, even if some fail.
 AT_ONCE: Final = ("-e", '{"gpunode_serial": "100%", "gpunode_max_fail_percentage": 100}')
 _LATEST_S: Final = 300
-# Else it would be the log of the machine that the lab runs on.
+# Otherwise it would be the log of the machine that runs the lab.
 _DMESG: Final = "#!/bin/sh\ncat /run/lab-dmesg 2>/dev/null || :\n"
 
 
@@ -50,10 +50,10 @@ class Fleets:
 
     @contextmanager
     def make(self, hosts: Iterable[str], booted: Iterable[str] = (), controller: str = "bookworm") -> Iterator[Fleet]:
-        """Yield a fleet of chroots ``hosts`` and machines with systemd ``booted``; afterwards nothing of it is left.
+        """Yield a fleet of chroots ``hosts`` and systemd machines ``booted``, removed afterwards.
 
         Args:
-            controller: the suite whose Python and version of Ansible the controller has (``layers.VERSIONS``).
+            controller: the suite that determines the controller's Python and Ansible (``layers.VERSIONS``).
         """
         nodes: dict[str, Node] = {name: self._node(Chroot, "bookworm") for name in hosts}
         nodes |= {name: self._node(Machine, "bookworm") for name in booted}
@@ -64,7 +64,7 @@ class Fleets:
         assert [found for of in left for found in leftovers(of)] == []
 
     def _furnish(self, fleet: Fleet) -> None:
-        """Install gpunode on all, the collection and a recipe on the controller; the hosts count as bare metal."""
+        """Install gpunode everywhere, the collection and a recipe on the controller; the hosts count as bare metal."""
         machines = Machines(self.folder, self.repositories, self.code)
         for node in fleet.nodes:
             machines.furnish(node)
@@ -72,7 +72,7 @@ class Fleets:
             node.write("/usr/local/bin/dmesg", _DMESG, 0o755)
             if isinstance(node, Chroot):
                 as_machine(node)
-        # Not what ansible-test has left in the checkout.
+        # Without files that ansible-test left in the checkout.
         kept = shutil.ignore_patterns("output", "__pycache__")
         shutil.copytree(PROJECT / "recipes/ansible", fleet.controller.path(COLLECTION), ignore=kept)
         recipe = f'schema = 1\nextends = "containerd"\n{self.repositories.recipe("debian12")}'
@@ -85,7 +85,7 @@ class Fleets:
         )
 
     def _scratch(self) -> Path:
-        # Unique on the whole machine: what a node leaves is found by this name.
+        # Unique on the machine, since a node's leftovers are found by this name.
         return self.folder / f"{self.folder.name}-fleet-{next(_NUMBERS)}"
 
 

@@ -27,13 +27,13 @@ REBOOTED: Final = "node8"
 UNHARMED: Final = ("node1", "node5", "node6", "node7", REBOOTED)
 SETUP: Final = "gpunode.node.gpunode"
 GATE: Final = "gpunode.node.gpunode_doctor"
-# Which only shows once the driver is installed.
+# This shows only once the driver is installed.
 FAULT: Final = next(fault for fault in FAULTS if fault.id == "secure-boot-key")
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The results of the plays, in their order."""
+    """The results of the plays, in order."""
 
     fleet: Fleet
     canary: Played
@@ -47,7 +47,7 @@ class Course:
 
 @pytest.fixture(scope="module", params=["trixie", pytest.param("bookworm", marks=pytest.mark.long)])
 def course(request: pytest.FixtureRequest, fleets: Fleets) -> Iterator[Course]:
-    """Under the newest Ansible, and in the long runs under the oldest that the collection supports."""
+    """Run the plays with the newest Ansible and, in long runs, with the oldest that the collection supports."""
     chroots = [f"node{number}" for number in range(1, 8)]
     with fleets.make(chroots, booted=[REBOOTED], controller=request.param) as fleet:
         yield _take_course(fleet)
@@ -75,9 +75,9 @@ def _take_course(fleet: Fleet) -> Course:
 
 
 def _first(fleet: Fleet) -> Played:
-    """Roll out while one host loses its power in the middle of dpkg's work, and one its link."""
+    """Roll out while one host loses power in the middle of dpkg's work, and another its link."""
     accidents = {KILLED: lambda: kill_all(fleet.hosts[KILLED]), CUT_OFF: lambda: fleet.cut(CUT_OFF)}
-    # Of some 90 steps, the unpacking comes first.
+    # Of about 90 steps, unpacking comes first.
     begun = {host: steps(fleet.hosts[host]) + 30 for host in accidents}
     playing = fleet.start(SITE, *AT_ONCE)
     while accidents:
@@ -106,18 +106,18 @@ def test_check_mode_succeeds_on_every_host_and_changes_none(course: Course) -> N
 
 @pytest.mark.parametrize("host", UNHARMED)
 def test_first_run_makes_the_changes_that_check_mode_announced(course: Course, host: str) -> None:
-    """Versions and dependencies are known when the index is there; the names of packages are not guessed."""
+    """Versions and dependencies are known once the index exists; names of packages are never guessed."""
     planned, done = _changes(course.check, host), _changes(course.first, host)
     for kind in ("file", "module", "command"):
         assert by_kind(planned, kind).keys() == by_kind(done, kind).keys()
-    # Where systemd runs, a package enables and starts its service before gpunode would.
+    # With systemd, a package enables and starts its service before gpunode does.
     assert by_kind(planned, "service").keys() >= by_kind(done, "service").keys()
-    # A removed package that comes back under the same name is one that apt upgrades.
+    # A package that is removed and added under the same name is an upgrade for apt.
     assert by_kind(planned, "package").keys() <= by_kind(done, "package").keys()
 
 
 def test_failed_hosts_do_not_prevent_setup_of_the_others(course: Course) -> None:
-    # ansible-core 2.16 counts a host whose connection breaks in a module as failed, newer ones as not reached.
+    # ansible-core 2.16 counts a host whose connection breaks in a module as failed, newer versions as unreachable.
     lost = course.first.hosts("unreachable") | course.first.hosts("failures")
     assert lost == {BROKEN, KILLED, CUT_OFF}, course.first.output[-5000:]
     for host in UNHARMED:

@@ -1,4 +1,4 @@
-"""The collection's upgrade play: downloads first, then batches; one that is over its error budget goes back."""
+"""The collection's upgrade play: downloads first, then batches; a batch over its error budget is rolled back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCHES = ("-e", '{"gpunode_serial": [1, 2, 2]}')
 
 @pytest.fixture
 def fleet(fleets: Fleets) -> Iterator[Fleet]:
-    """Yield five hosts that were set up with a toolkit of which there is a newer one."""
+    """Yield five hosts that were set up before a newer toolkit was released."""
     base = fleets.host("bookworm")
     folder = fleets.folder / "fleet-set-up"
     with Chroot(

@@ -1,4 +1,4 @@
-"""The role's own way: gpunode.pyz is copied to hosts that have no gpunode, by SSH."""
+"""The role's own installation: gpunode.pyz is copied over SSH to hosts without gpunode."""
 
 from __future__ import annotations
 

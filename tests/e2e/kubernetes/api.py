@@ -1,4 +1,4 @@
-"""The API server asked over HTTPS, without kubectl's start for each question."""
+"""Requests to the API server over HTTPS, without the cost of starting kubectl for each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _TIMEOUT_S: Final = 10
 
 
 class ApiError(Exception):
-    """The API server refused a request, or does not answer."""
+    """The API server refused a request or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The API server at a port of the loopback address, for whom ``token`` stands."""
+    """The API server at a port of the loopback address, as the user of ``token``."""
 
     port: int
     certificate: Path
@@ -31,7 +31,7 @@ class Api:
         return self.call("GET", path)
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the object as the server made it."""
+        """Return the object as the server created it."""
         return self.call("POST", path, body)
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Api:
         """Return the answer to one request.
 
         Raises:
-            ApiError: it is none of success.
+            ApiError: the answer is not a success.
         """
         try:
             status, text = self._answer(method, path, body)

@@ -1,4 +1,4 @@
-"""A cluster of one node, and what kubectl shows of it when something is wrong."""
+"""A cluster of one node, and kubectl's output about its faults."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RECIPE: Final = "/root/kubernetes.toml"
 RENDERED: Final = "/root/rendered"
 # Long enough for a sandbox to fail.
 _VERIFY_S: Final = 15
-# No cluster DNS; and what a kubelet that has just started does not know yet.
+# No cluster DNS; and information that a newly started kubelet does not have yet.
 _LACKS: Final = ("MissingClusterDNS", "FailedMount")
-# Ids, ports and times, which stay of their kind.
+# Ids, ports and times, replaced by values of the same kind.
 _DIFFERS: Final = {
     r"(?<=:)\d{4,5}(?=->127)": "50000",
     r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}": "00000000-0000-0000-0000-000000000000",
@@ -42,7 +42,7 @@ class Cluster:
     plane: ControlPlane
 
     def import_images(self) -> None:
-        """Import the images that the recipe's objects name into containerd."""
+        """Import into containerd the images that the recipe's objects name."""
         self.node.run("gpunode", "k8s", "render", RECIPE, "--output", RENDERED)
         rendered = self.node.run("grep", "-rhoE", "image: .*", RENDERED).stdout
         references = {line.removeprefix("image: ") for line in rendered.splitlines()}
@@ -53,26 +53,26 @@ class Cluster:
         return ask(self.node, "k8s", verb, *arguments, "--kubeconfig", KUBECONFIG)
 
     def apply(self) -> None:
-        """Apply the recipe's objects, and wait until the GPUs are offered."""
+        """Apply the recipe's objects, and wait until the node offers the GPUs."""
         done = self.gpunode("apply", RECIPE, "--yes", "--timeout=90")
         assert done.exit_code == 0, f"{done.error}\n{self.plane.state()}"
         self.await_gpus(2)
 
     def failed_checks(self, *options: str) -> str:
-        """Return the words of ``k8s verify``, which must find a fault, on the checks that failed."""
+        """Return the messages of the failed checks of ``k8s verify``, which must find a fault."""
         done = self.gpunode("verify", RECIPE, f"--timeout={_VERIFY_S}", *options)
         assert done.exit_code == 7, f"{done.exit_code}: {done.stderr}"
         failed = (one for one in done.result["checks"] if one["status"] == "failed")
         return "\n".join(f"{one['id']}: {one['detail']}" for one in failed)
 
     def await_gpus(self, allocatable: int, timeout_s: float = 60) -> float:
-        """Return the seconds until the node offered so many GPUs."""
+        """Return the seconds until the node offered this number of GPUs."""
         return self.plane.wait_for(
             f"{allocatable} GPUs are offered", lambda: self.resources("allocatable") == allocatable, timeout_s
         )
 
     def restart_kubelet(self) -> None:
-        """Restart the kubelet, and wait until it has GPUs to give; until then it rejects pods that ask for them."""
+        """Restart the kubelet, and wait until it has GPUs; until then it rejects pods that request them."""
         before = self.node.registrations()
         self.node.run("systemctl", "restart", KUBELET)
         self.plane.wait_for("the plugin has registered", lambda: self.node.registrations() > before)
@@ -92,14 +92,14 @@ class Cluster:
         return next((one for one in self._node()["status"].get("conditions", []) if one["type"] == kind), {})
 
     def create(self, name: str, *, gpus: int = 1, image: str = COMPUTES, **spec: object) -> Result:
-        """Create a pod that asks for GPUs by its class, unless ``spec`` differs, and return kubectl's answer."""
+        """Create a pod that requests GPUs by its runtime class, unless ``spec`` differs; return kubectl's answer."""
         container = {"name": "one", "image": image, "resources": {"limits": {GPU: gpus}}}
         body = {"runtimeClassName": "nvidia", "restartPolicy": "Never", "containers": [container], **spec}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
         return self.plane.finish("create", "-f", "-", stdin=json.dumps(pod))
 
     def computes(self, name: str, **spec: object) -> str:
-        """Return by which way the pod got its GPU; empty where it ran and got none. It is deleted."""
+        """Return how the pod got its GPU; empty if it ran without one. The pod is deleted."""
         created = self.create(name, **spec)  # type: ignore[arg-type]
         assert created.returncode == 0, created.stderr
         self.plane.wait_for(f"the end of {name}", lambda: self.status(name).get("phase") in {"Succeeded", "Failed"})
@@ -128,7 +128,7 @@ class Cluster:
         return found
 
     def observe(self, name: str) -> dict[str, Any]:
-        """Return what kubectl shows of the pod and its node about a cause, without what differs from run to run."""
+        """Return kubectl's output about the pod, its node and a cause, without parts that differ between runs."""
         status, found = self.status(name), self._node()
         node = found["status"]
         pod = {key: status[key] for key in ("phase", "reason", "message") if key in status}
@@ -153,13 +153,13 @@ class Cluster:
         return "".join(one.get("message", "") for one in conditions if one["type"] == "PodScheduled")
 
     def events(self, name: str) -> dict[str, str]:
-        """The latest message of each reason, of warnings about the object; without those of the lab's own lacks."""
+        """Return the latest message per reason of warnings about the object, except those due to the lab's limits."""
         found = self.plane.get("events", f"--field-selector=involvedObject.name={name},type=Warning")["items"]
         ordered = sorted(found, key=lambda one: str(one["lastTimestamp"]))
         return {one["reason"]: one["message"] for one in ordered if one["reason"] not in _LACKS}
 
     def await_event(self, name: str, reason: str, timeout_s: float = 60) -> str:
-        """Return the event's message, once it is there."""
+        """Return the event's message, once it exists."""
         self.plane.wait_for(f"event {reason} of {name}", lambda: reason in self.events(name), timeout_s)
         return self.events(name)[reason]
 

@@ -24,14 +24,14 @@ from tests.e2e.machine.scenario import CONTAINERD_CONFIG, Machines, put_programs
 from tests.needs import lacking_assets
 
 NODES: Final = ("gpu-1", "gpu-2")
-# So long after its kubelet's last word a node counts as unreachable; by default 50 s.
+# Seconds after its kubelet's last message until a node counts as unreachable; 50 by default.
 _GRACE_S: Final = 15
 _REGISTRATION: Final = 'kubernetes.node_registration = "kubelet"\nkubernetes.labels = { "example.org/team" = "a" }\n'
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """With scheduling and with credentials for the nodes of NODES, none of which has joined."""
+    """Yield a control plane with scheduling and credentials for the nodes of NODES, none of which has joined."""
     if reason := lacking_assets(*API_PROGRAMS, *SCHEDULING_PROGRAMS):
         pytest.skip(reason)
     with ControlPlane(tmp_path_factory.mktemp("kubernetes") / "plane", nodes=NODES) as plane:
@@ -40,7 +40,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture(scope="session")
 def kubelet_programs() -> None:
-    """Require all programs of a cluster with a node, before the lab's bases are made for it."""
+    """Require all programs of a cluster with a node, before building the lab's bases for it."""
     if reason := lacking_assets(*API_PROGRAMS, *SCHEDULING_PROGRAMS, "kubelet") or lacking_network():
         pytest.skip(reason)
 
@@ -57,7 +57,7 @@ def joined(
     repositories: Repositories,
     code: Mounts,
 ) -> Iterator[Joined]:
-    """Yield a node with containerd 1.6, 1.7 or 2.1 that gpunode has set up, whose GPUs are offered to pods."""
+    """Yield a node with containerd 1.6, 1.7 or 2.1 that gpunode has set up and that offers GPUs to pods."""
     # sid's programs over Debian 13.
     suite = "bookworm" if request.param == "bookworm" else "trixie"
     machines = Machines(lab, repositories, code)
@@ -94,6 +94,6 @@ def _gpus() -> list[Device]:
 
 @pytest.fixture
 def cluster(joined: Joined) -> Cluster:
-    """Return the cluster of that node, all of whose GPUs are free to be asked for."""
+    """Return the cluster of that node, with all GPUs free."""
     joined.cluster.await_gpus(DEVICES)
     return joined.cluster

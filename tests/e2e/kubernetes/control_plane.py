@@ -1,4 +1,4 @@
-"""A real control plane on loopback ports: etcd, the API server and, if asked for, scheduler and controllers."""
+"""A real control plane on loopback ports: etcd, the API server and, if requested, scheduler and controllers."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ADMIN: Final = "admin"
-# Known to the server, without any right.
+# Known to the server, but without any rights.
 STRANGER: Final = "stranger"
-# The token is none that the server knows, as after a credential's end.
+# The server does not know this token, as with an expired credential.
 EXPIRED: Final = "expired"
 API_PROGRAMS: Final = ("etcd", "kube-apiserver", "kubectl", "openssl")
 SCHEDULING_PROGRAMS: Final = ("kube-controller-manager", "kube-scheduler")
 _READY_S: Final = 60
-# With clients still watching, the API server ends gracefully only after they have gone.
+# While clients are watching, the API server waits for them before it ends.
 _STOP_S: Final = 8
 _ISSUER: Final = "https://kubernetes.default.svc"
 
 
 class ControlPlane:
-    """A control plane for one test or many; leaving the context leaves no process and no file of it.
+    """A control plane for one test or many; leaving the context removes its processes and files.
 
     Args:
-        folder: does not exist yet.
-        nodes: the names of nodes that may join, each with a credential of its own.
-        scheduling: scheduler and controllers run, too.
+        folder: a folder that does not exist yet.
+        nodes: the names of nodes that may join, each with its own credential.
+        scheduling: whether the scheduler and controllers run, too.
         enter: makes a command line run in a lab's network namespace; by default it is this one.
-        node_grace_s: after so many seconds without news of its kubelet a node counts as unreachable.
+        node_grace_s: the seconds without news from its kubelet until a node counts as unreachable.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class ControlPlane:
 
     @property
     def certificate(self) -> Path:
-        """By which a client knows the server."""
+        """The certificate by which a client recognises the server."""
         return self.folder / "certificates/apiserver.crt"
 
     @property
     def api(self) -> Api:
-        """The API server for its administrator; only where the control plane is in this network namespace."""
+        """The API server for its administrator; only if the control plane is in this network namespace."""
         return Api(self.port, self.certificate, ADMIN)
 
     def __enter__(self) -> Self:
@@ -95,13 +95,13 @@ class ControlPlane:
 
     def close(self) -> None:
         """Stop all of it, and remove its folder."""
-        # etcd, the first that was started, ends last: without it the API server would wait for it.
+        # etcd, started first, ends last: otherwise the API server would wait for it.
         while self._started:
             _stop(self._started.pop())
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def kubeconfig(self, user: str = ADMIN) -> Path:
-        """Return the file by which kubectl is ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
+        """Return the kubeconfig file for ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
         path = self.folder / f"{user}.kubeconfig"
         authority = base64.b64encode(self.certificate.read_bytes()).decode()
         cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
@@ -138,7 +138,7 @@ class ControlPlane:
         """Return the seconds after which ``condition`` was true.
 
         Raises:
-            LabError: it did not become true; shows the cluster as it is.
+            LabError: it did not become true; the message shows the cluster.
         """
         begun = time.monotonic()
         while not condition():
@@ -148,7 +148,7 @@ class ControlPlane:
         return time.monotonic() - begun
 
     def state(self) -> str:
-        """Nodes, pods, events and the processes' last words, for a person who has to find out what went wrong."""
+        """Return nodes, pods, events and the processes' last messages, for a person who debugs a failure."""
         seen = [self.finish("get", "nodes,pods", "--all-namespaces", "--output=wide").stdout]
         seen += [self.finish("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp").stdout[-4000:]]
         return "\n".join((*seen, *map(_tail, sorted(self.folder.glob("*.log")))))
@@ -167,7 +167,7 @@ class ControlPlane:
             *(f"--initial-cluster=default={peer}", "--unsafe-no-fsync"),
         )
         key = self.folder / "service-accounts.key"
-        # Without controllers nobody makes the service accounts that this plugin demands of each pod.
+        # Without controllers nothing creates the service accounts that this plugin requires for each pod.
         accounts = () if self.scheduling else ("--disable-admission-plugins=ServiceAccount",)
         self._start(
             "kube-apiserver",
@@ -197,7 +197,7 @@ class ControlPlane:
         return self.certificate.exists() and self.finish("get", "--raw=/readyz").stdout == "ok"
 
     def _start(self, name: str, *arguments: str) -> None:
-        # Its own group, so that what it starts ends with it; and it ends if this process does.
+        # Its own group, so that its children end with it; and it ends with this process.
         argv = self._enter("setpriv", "--pdeathsig=KILL", str(asset(name)), *arguments)
         with (self.folder / f"{name}.log").open("wb") as log:
             self._started.append(
@@ -215,14 +215,14 @@ class ControlPlane:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
+    """Return unused ports."""
     with ExitStack() as stack:
         listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in listening]
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop the process and what it has started."""
+    """Stop the process and its children."""
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, number)

@@ -1,8 +1,8 @@
 """A program: NVIDIA's device plugin, as far as a kubelet sees it. It runs beside a lab's node, not in it.
 
 Its arguments are the kubelet's folder of plugins and a JSON file of devices by id with their health, read again
-whenever it changes. It serves as long as the plugin's pod on the node says that it runs (``pod.c``), and hands devices
-over as the configuration says that is mounted in that pod.
+whenever it changes. It serves as long as the plugin's pod on the node reports that it runs (``pod.c``), and assigns
+devices according to the configuration mounted in that pod.
 
 Sources: kubelet/pkg/apis/deviceplugin/v1beta1/api.proto, whose field numbers stand here in place of generated classes;
 NVIDIA/k8s-device-plugin 0.20.0, internal/plugin/server.go (what Allocate answers) and internal/cdi (the specification).
@@ -81,7 +81,7 @@ def _allocate(request: bytes) -> bytes:
 
 
 def _specification(devices: Path) -> str:
-    """Return what the plugin writes to /var/run/cdi, with what shows in a pod that it was read."""
+    """Return the specification that the plugin writes to /var/run/cdi, with a mark that shows in a pod that used it."""
     names = json.loads(devices.read_text())
     driver = {"hostPath": "/usr/lib/lab-driver", "containerPath": "/lab/driver", "options": ["ro", "bind"]}
     specification = {
@@ -94,7 +94,7 @@ def _specification(devices: Path) -> str:
 
 
 def _serve(devices: Path, kubelet: Socket) -> None:
-    """Serve until the plugin's pod has ended, or another kubelet is there than that of socket ``kubelet``."""
+    """Serve until the plugin's pod has ended, or another kubelet has replaced the one at socket ``kubelet``."""
     ending = Event()
     server = grpc.server(ThreadPoolExecutor(4), handlers=[_Service(devices, ending)])
     Path(_SOCKET).unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def _kubelet() -> Socket | None:
         found = os.stat(_KUBELET)
     except FileNotFoundError:
         return None
-    # The next socket may get the number of the former.
+    # The next socket may get the same inode number.
     return found.st_ino, found.st_ctime_ns
 
 
@@ -133,11 +133,11 @@ def _runs() -> bool:
 
 
 def main() -> None:
-    """Serve each kubelet that comes."""
+    """Serve each new kubelet."""
     folder, devices = (Path(word) for word in sys.argv[1:])
     while not folder.exists():
         time.sleep(_POLL_S)
-    # A socket's whole path may be longer than the kernel takes.
+    # A socket's full path may be longer than the kernel allows.
     os.chdir(folder)
     while True:
         # A kubelet that starts empties the folder.

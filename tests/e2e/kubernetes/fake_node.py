@@ -1,4 +1,4 @@
-"""A node without a machine: what a kubelet tells the API server, and the log that it hands out."""
+"""A node without a machine: a kubelet's reports to the API server, and the logs that it serves."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def add_node(
     labels: Mapping[str, str] | None = None,
     kubelet_port: int = 0,
 ) -> None:
-    """Add a Node to the cluster that is ready for pods; no machine is behind it.
+    """Add a Node that is ready for pods to the cluster, without a machine.
 
     Args:
-        allocatable: beside cpu, memory and pods, such as ``{"nvidia.com/gpu": "8"}``.
+        allocatable: resources besides cpu, memory and pods, such as ``{"nvidia.com/gpu": "8"}``.
         kubelet_port: where the API server asks for logs.
     """
     resources = {"cpu": "64", "memory": "256Gi", "pods": "110", **(allocatable or {})}
-    # As a kubelet sets them; the controllers would add the beta label at a time of their own.
+    # As a kubelet sets them; the controllers would add the beta label later.
     usual = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "beta.kubernetes.io/os": "linux"}
     metadata = {"name": name, "labels": {**usual, **(labels or {})}}
     plane.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -47,14 +47,14 @@ def add_node(
         "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet_port or 1}},
     }
     plane.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
-    # By admission every new Node has the taint not-ready; controllers would take it off, and may not run.
+    # Admission gives every new Node the taint not-ready; the controllers that remove it may not be running.
     found = plane.api.get(f"/api/v1/nodes/{name}")["spec"].get("taints") or []
     kept = [taint for taint in found if taint["key"] != "node.kubernetes.io/not-ready"]
     plane.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": kept}})
 
 
 def as_run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status of a pod that may end, and has Succeeded, or of one that runs on, and is ready."""
+    """Return the status Succeeded for a pod that may end, or running and ready for one that does not."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if spec.get("restartPolicy") == "Always":
         return status(spec, "Running", {"running": {"startedAt": now}}, ready=True)
@@ -65,7 +65,7 @@ def as_run(spec: Mapping[str, Any]) -> dict[str, Any]:
 def status(
     spec: Mapping[str, Any], phase: str, state: Mapping[str, Any], *, ready: bool = False, restarts: int = 0
 ) -> dict[str, Any]:
-    """Return the status of a pod whose containers are all in one state."""
+    """Return the status of a pod whose containers are all in the same state."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     containers = [
         {
@@ -110,7 +110,7 @@ class FakeNode:
         self._threads = [Thread(target=self._serve), Thread(target=self._follow)]
 
     def says(self, log: str) -> None:
-        """Make all containers print this from now on."""
+        """Make all containers print ``text`` from now on."""
         self._server.log = log.encode()
 
     def __enter__(self) -> Self:
@@ -144,10 +144,10 @@ class FakeNode:
                 for pod in self.plane.api.get(query)["items"]:
                     self._advance(pod)
             except ApiError:
-                continue  # Between the question and the answer others have changed the pod.
+                continue  # The pod was changed between the request and the answer.
 
     def _advance(self, pod: Mapping[str, Any]) -> None:
-        """Advance the pod to the state in which a kubelet would have it by now."""
+        """Advance the pod to the state that a kubelet would have reached by now."""
         metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         if "deletionTimestamp" in metadata:

@@ -1,4 +1,4 @@
-"""Faults that keep pods from their GPUs on a node: made for real, and where kubectl shows each."""
+"""Faults that keep pods from their GPUs on a node, caused for real, and the place where kubectl shows each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES: Final = 2
 _RUNTIME: Final = "/usr/bin/nvidia-container-runtime"
 _NETWORK: Final = "/etc/cni/net.d/10-lab.conflist"
 _SANDBOX: Final = "FailedCreatePodSandBox"
-# containerd before 2.0 takes a table of handlers for all that there are.
+# containerd before 2.0 takes a table of handlers as the complete list.
 _LONE_HANDLER: Final = """\
 version = 2
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
@@ -31,9 +31,9 @@ class Joined:
 
     Attributes:
         suite: whose containerd the node has.
-        before: the node's files and packages when it had containerd and a kubelet, but nothing of NVIDIA's.
+        before: the node's files and packages with containerd and a kubelet, but nothing from NVIDIA.
         stock: containerd's configuration at that time.
-        texts: what was seen of each fault so far.
+        texts: kubectl's output about each fault so far.
     """
 
     cluster: Cluster
@@ -78,7 +78,7 @@ def runtime_replaced(joined: Joined, script: str) -> Iterator[None]:
 
 @contextmanager
 def kubelet_configured(joined: Joined, **settings: object) -> Iterator[None]:
-    """Run the kubelet with other settings."""
+    """Run the kubelet with the changed settings."""
     node, good = joined.cluster.node, joined.cluster.node.read(KUBELET_CONFIG)
     try:
         node.write(KUBELET_CONFIG, json.dumps({**json.loads(good), **settings}))
@@ -91,7 +91,7 @@ def kubelet_configured(joined: Joined, **settings: object) -> Iterator[None]:
 
 @contextmanager
 def tainted(joined: Joined) -> Iterator[None]:
-    """Keep the node for pods that tolerate its GPUs, and for maintenance."""
+    """Taint the node for its GPUs and for maintenance."""
     taints = (f"{GPU}=present:NoSchedule", "maintenance=disks:NoSchedule")
     plane = joined.cluster.plane
     plane.kubectl("taint", "node", NAME, *taints)
@@ -103,7 +103,7 @@ def tainted(joined: Joined) -> Iterator[None]:
 
 @contextmanager
 def healthy(joined: Joined, *health: str) -> Iterator[None]:
-    """Let the plugin report this health of its devices."""
+    """Make the plugin report this health of its devices."""
     cluster = joined.cluster
     try:
         cluster.node.set_health(list(health))
@@ -115,7 +115,7 @@ def healthy(joined: Joined, *health: str) -> Iterator[None]:
 
 @contextmanager
 def without_plugin(joined: Joined, *, kubelet_restarted: bool = False) -> Iterator[None]:
-    """End the device plugin; a kubelet that starts afterwards knows nothing of it."""
+    """End the device plugin; a kubelet that starts afterwards does not know it."""
     cluster = joined.cluster
     try:
         cluster.plane.kubectl("delete", *PLUGIN, "--timeout=60s")
@@ -130,7 +130,7 @@ def without_plugin(joined: Joined, *, kubelet_restarted: bool = False) -> Iterat
 
 @contextmanager
 def without_network(joined: Joined) -> Iterator[None]:
-    """Leave no CNI plugin configured."""
+    """Remove the configuration of the CNI plugin."""
     cluster = joined.cluster
     network = cluster.node.path(_NETWORK)
     good = network.read_text()
@@ -160,7 +160,7 @@ def without_kubelet(joined: Joined) -> Iterator[None]:
 
 @contextmanager
 def without_cri(joined: Joined) -> Iterator[None]:
-    """Run containerd without its CRI plugin: the configuration names NVIDIA's handler and no other."""
+    """Run containerd without its CRI plugin: the configuration names only NVIDIA's handler."""
     with configured(joined, _LONE_HANDLER):
         joined.cluster.await_ready("False")
         yield
@@ -172,14 +172,14 @@ class Fault:
     """Something wrong with a node that keeps a pod from computing.
 
     Attributes:
-        seen_in: the reason of the event that tells it; ``scheduler`` for the pod's condition, ``node`` for the node's;
-            a state of the container that waits; ``status`` for the pod's own.
-        tells: what is to be found there.
-        named: what a failed check of ``gpunode k8s verify`` says of it; empty for what is wrong with the pod alone.
-        pod: what the pod has that others have not.
+        seen_in: the reason of the event that reports it; ``scheduler`` for the pod's condition, ``node`` for the
+            node's; a state of the container that waits; ``status`` for the pod's own.
+        tells: the text to find there.
+        named: the message of the failed check of ``gpunode k8s verify``; empty if only the pod is at fault.
+        pod: the part of the pod that differs from others.
         heals: whether the pod computes once the fault is gone.
-        is_of_class_alone: whether pods that get their GPUs by CDI compute all the same.
-        suites: where it can be made.
+        is_of_class_alone: whether pods that get their GPUs by CDI still compute.
+        suites: the suites on which it can be caused.
     """
 
     id: str
@@ -227,7 +227,7 @@ FAULTS: Final = (
         r"the kubelet of lab uses the cgroup driver cgroupfs, its container runtime systemd",
         # A kubelet that starts before the plugin has registered rejects pods that wait for GPUs.
         heals=False,
-        # 2.0 and later take the driver from containerd.
+        # 2.0 and later get the cgroup driver from containerd.
         suites=("bookworm", "trixie"),
     ),
     Fault("too-many-gpus", nullcontext, "scheduler", rf"1 Insufficient {GPU}", pod={"gpus": 3}, heals=False),
@@ -290,7 +290,7 @@ FAULTS: Final = (
 
 
 def told(cluster: Cluster, fault: Fault) -> str:
-    """Return the lines in which kubectl shows the fault; empty as long as it does not."""
+    """Return the lines in which kubectl shows the fault; empty if it does not yet."""
     status = cluster.status(fault.id)
     match fault.seen_in:
         case "scheduler":

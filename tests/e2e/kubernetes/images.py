@@ -1,4 +1,4 @@
-"""Container images without a registry, under the references that manifests name."""
+"""Container images without a registry, with the references that manifests name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, Final
 from tests.e2e.lab.commands import run
 from tests.e2e.lab.node import Node
 
-# What an image's program does, by what its reference contains.
+# The behaviour of an image's program, by a part of its reference.
 _BEHAVIOUR: Final = {"k8s-device-plugin": "beat", "cuda-sample": "compute"}
 _SANDBOX: Final = re.compile(r"""sandbox(?:_image)? = ["'](.+:.+)["']""")
 _ARCHIVE: Final = "/root/images.tar"
 
 
 def import_images(node: Node, *references: str) -> None:
-    """Import stand-ins for the images, and for the one that holds a pod's namespaces, into containerd."""
+    """Import stand-ins for the images, and for the pause image, into containerd."""
     found = _SANDBOX.search(node.run("containerd", "config", "dump").stdout)
     assert found, "containerd names no sandbox image"
     archive = node.path(_ARCHIVE)
@@ -31,7 +31,7 @@ def import_images(node: Node, *references: str) -> None:
 
 
 def _write_archive(scratch: Path, archive: Path, references: tuple[str, ...]) -> None:
-    """Write the form of ``docker save``: several images of one layer."""
+    """Write several images of one layer in the format of ``docker save``."""
     program = scratch / "pod"
     run(["gcc", "-static", "-Os", "-o", os.fspath(program), os.fspath(Path(__file__).with_name("pod.c"))])
     layer = _tar({"pod": program.read_bytes()})
@@ -49,7 +49,7 @@ def _config(behaviour: str, layer: bytes) -> dict[str, Any]:
     return {
         "architecture": "amd64",
         "os": "linux",
-        # As NVIDIA's image of the device plugin, which asks NVIDIA's runtime for the driver.
+        # As in NVIDIA's image of the device plugin, which requests the driver from NVIDIA's runtime.
         "config": {"Entrypoint": ["/pod", behaviour], "Env": ["NVIDIA_VISIBLE_DEVICES=all"] * (behaviour == "beat")},
         "rootfs": {"type": "layers", "diff_ids": layers},
     }

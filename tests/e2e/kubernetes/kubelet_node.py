@@ -14,7 +14,7 @@ from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.toolkit import CALLS
 from tests.needs import asset
 
-# The lab's machines are called so; gpunode takes a node's own name for that of its Node.
+# The name of the lab's machines; gpunode uses a node's host name as that of its Node.
 NAME: Final = "lab"
 CNI: Final = "/usr/lib/cni"
 KUBELET: Final = "kubelet.service"
@@ -25,7 +25,7 @@ _CONFIG: Final[dict[str, Any]] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
     "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-    # As kubeadm has it; but without groups of its own, for the lab's machine has no controllers for them.
+    # As with kubeadm, but without its own cgroups, since the lab's machine has no controllers for them.
     "cgroupDriver": "systemd",
     "cgroupsPerQOS": False,
     "enforceNodeAllocatable": [],
@@ -57,7 +57,7 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 """
-# The kubelet sets these; the kernel is the machine's own, and so it finds them set.
+# The kubelet would set these; the kernel is the machine's own, so it finds them set.
 _KERNEL: Final = """\
 #!/bin/sh
 set -e
@@ -75,10 +75,10 @@ kernel/keys/root_maxkeys 1000000
 kernel/keys/root_maxbytes 25000000
 END
 """
-# Before the real one on PATH: it takes out what the lab's machine does not grant, limits and scores below its own. A
-# kubelet without groups of its own names no slice, so it adds one where the driver is systemd, as other kubelets do.
-# containerd's configuration stays as gpunode wrote it. To a container that comes by NVIDIA's runtime, whose stand-in
-# logs its calls, it gives the driver for NVIDIA_VISIBLE_DEVICES, as that runtime does.
+# Before the real one on PATH: it removes settings that the lab's machine does not permit: limits, and OOM scores below
+# its own. A kubelet without its own cgroups names no slice, so it adds one if the driver is systemd, as other kubelets
+# do. containerd's configuration stays as gpunode wrote it. A container from NVIDIA's runtime, whose stand-in logs its
+# calls, gets the driver if NVIDIA_VISIBLE_DEVICES is set, as with that runtime.
 _DRIVER: Final = "/usr/lib/lab-driver"
 _RUNC: Final = """\
 #!/usr/bin/python3
@@ -119,26 +119,26 @@ _BRIDGE: Final = {
 
 
 def lacking_network() -> str:
-    """Return why pods could have no network here; empty when they can."""
+    """Return why pods cannot have a network here; empty if they can."""
     return (
         "" if os.path.exists(f"{CNI}/bridge") else "needs the CNI plugins: apt-get install containernetworking-plugins"
     )
 
 
 class KubeletNode(Machine):
-    """A machine that can join a cluster as the node NAME."""
+    """A machine that can join a cluster as node NAME."""
 
     def storage(self) -> dict[str, Path]:
-        """Return the folders, the kubelet's among them."""
+        """Return the folders, including the kubelet's."""
         return {**super().storage(), "/var/lib/kubelet": self.sandbox.scratch / "kubelet"}
 
     def bound(self) -> dict[str, Path]:
-        """Return the mounts, the programs of a Kubernetes node among them."""
+        """Return the mounts, including the programs of a Kubernetes node."""
         programs = {f"/usr/local/bin/{name}": Path(asset(name) or "") for name in ("kubelet", "kubectl")}
         return {**super().bound(), **programs, CNI: Path(CNI)}
 
     def provide_kubelet(self, plane: ControlPlane) -> None:
-        """Install what joins the node to ``plane``, not started yet; root may do everything in the cluster."""
+        """Install the kubelet, not started, and credentials for ``plane``; root is the cluster's administrator."""
         self.write(KUBELET_CONFIG, json.dumps(_CONFIG))
         self.write("/etc/systemd/system/kubelet.service", _UNIT)
         self.write("/usr/local/sbin/lab-kernel", _KERNEL, 0o755)
@@ -147,12 +147,12 @@ class KubeletNode(Machine):
         self.write("/etc/cni/net.d/10-lab.conflist", json.dumps(_BRIDGE))
         self.write("/etc/kubernetes/kubelet.conf", plane.kubeconfig(NAME).read_text(), 0o600)
         self.write(KUBECONFIG, plane.kubeconfig().read_text(), 0o600)
-        # Nobody resolves names here; said at once, it keeps no pull of an image waiting.
+        # There is no name resolution here; an immediate error keeps image pulls from waiting.
         self.write("/etc/resolv.conf", "nameserver 127.0.0.1\n")
         self.run("systemctl", "enable", KUBELET)
 
     def offer_gpus(self, count: int) -> None:
-        """Offer GPUs by the device plugin's stand-in whenever the plugin's pod runs."""
+        """Offer GPUs through the device plugin's stand-in whenever the plugin's pod runs."""
         self.set_health(["Healthy"] * count)
         program = (sys.executable, "-m", "tests.e2e.kubernetes.device_plugin")
         folders = (str(self.sandbox.scratch / "kubelet/device-plugins"), str(self._devices))
@@ -167,11 +167,11 @@ class KubeletNode(Machine):
         partial.rename(self._devices)
 
     def registrations(self) -> int:
-        """Return how often a kubelet has registered the plugin's GPUs so far; the cluster learns of it later."""
+        """Return how often a kubelet has registered the plugin's GPUs so far; the cluster sees it later."""
         return (self.sandbox.scratch / "plugin.log").read_text().count("registered")
 
     def journal(self, unit: str, lines: int = 30) -> str:
-        """Return the last words of a unit."""
+        """Return the last log lines of a unit."""
         return self.finish("journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines), "-u", unit).stdout
 
     @property
@@ -179,7 +179,7 @@ class KubeletNode(Machine):
         return self.sandbox.scratch / "devices.json"
 
     def _boot(self) -> None:
-        # A kubelet takes no loopback address for its node's.
+        # A kubelet does not accept a loopback address as its node's.
         for command in (
             ("link", "add", "lab0", "type", "bridge"),
             ("address", "add", f"{_ADDRESS}/24", "dev", "lab0"),

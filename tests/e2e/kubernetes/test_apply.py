@@ -47,12 +47,12 @@ class User:
 
     @property
     def environment(self) -> dict[str, str]:
-        """In which gpunode runs."""
+        """The environment in which gpunode runs."""
         settings = {"KUBECONFIG": str(self.plane.kubeconfig(self.name)), "XDG_STATE_HOME": str(self.home)}
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), **settings}
 
     def __call__(self, *words: str, check: int | None = 0) -> Answer:
-        """Return gpunode's answer to these words, as a program gets it."""
+        """Return gpunode's JSON answer to these words."""
         argv = [sys.executable, "-m", "gpunode", *words, "--json"]
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.stdout.startswith("{"), done.stderr
@@ -77,7 +77,7 @@ def node(control_plane: ControlPlane) -> Iterator[FakeNode]:
 
 @pytest.fixture
 def user(control_plane: ControlPlane, node: FakeNode, tmp_path: Path) -> Iterator[User]:
-    """Of a cluster without anything of gpunode's, before and after."""
+    """Yield a user of a cluster that has nothing of gpunode's before and after."""
     one = User(control_plane, tmp_path)
     yield one
     one("k8s", "remove", "--yes")
@@ -373,7 +373,7 @@ def test_second_advertiser_is_refused(control_plane: ControlPlane, user: User) -
             "it is counted", lambda: status.items() <= control_plane.get("ds", "theirs")["status"].items()
         )
 
-    # One that fits no node offers nothing; gpunode's own label would start another one.
+    # A plugin that fits no node offers nothing; gpunode's own label would start another one.
     control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
     counted(0)
     assert "DaemonSet default/theirs" in user.plan().envelope["result"]["notes"][0]
@@ -426,13 +426,13 @@ def test_insufficient_credentials_are_named(user: User, name: str, code: int, wh
 
 @dataclass(frozen=True, slots=True)
 class CiJob(User):
-    """A person whose kubeconfig is found by HOME alone, and logs in by a program that reads the environment."""
+    """A user whose kubeconfig is found only by HOME and names a login program that reads the environment."""
 
     profile: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
-        """In which gpunode runs."""
+        """The environment in which gpunode runs."""
         settings = {"HOME": str(self.home), "XDG_STATE_HOME": str(self.home), "AWS_PROFILE": self.profile}
         return {"PATH": os.environ["PATH"], **settings}
 

@@ -1,4 +1,4 @@
-"""The lab's control plane and its nodes without machines do what tests of gpunode count on."""
+"""The lab's control plane and its nodes without machines behave as gpunode's tests assume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = "nvidia.com/gpu"
 
 
 def gpu_pod(name: str, gpus: int, **spec: object) -> str:
-    """Return a pod that asks for GPUs and ends."""
+    """Return a pod that requests GPUs and ends."""
     container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: gpus}}}
     body = {"restartPolicy": "Never", "containers": [container], **spec}
     return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body})

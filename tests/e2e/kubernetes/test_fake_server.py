@@ -1,4 +1,4 @@
-"""The API server in memory, on which the unit tests run, answers as the real one."""
+"""The in-memory API server of the unit tests answers like the real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.kubernetes.clusters import CLUSTERS
 
 pytestmark = pytest.mark.e2e
 
-# What one person asks of kubectl: its words, and the object on its standard input.
+# A call of kubectl: its arguments, and the object on its standard input.
 Step: TypeAlias = tuple[str, tuple[str, ...], Body | None]
 
 _OBJECTS: Final = {
@@ -91,7 +91,7 @@ def gpu_node(name: str = "gpu-1", **metadata: object) -> Body:
 
 
 def forgo(version: str) -> Step:
-    """Take gpunode's entry, the first one, out of the plugin's managedFields."""
+    """Remove gpunode's entry, the first one, from the plugin's managedFields."""
     patch = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": version},
         {"op": "remove", "path": "/metadata/managedFields/0"},
@@ -225,7 +225,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def test_in_memory_server_answers_like_the_real_one(plane: ControlPlane, name: str) -> None:
     fake = Kubectl(ApiServer(), context="admin@lab")
     fake.server.add(node())
-    # A namespace of its own: without controllers none is ever gone.
+    # A separate namespace: without controllers none is ever removed.
     namespace = f"gpu-system-{list(SCENARIOS).index(name)}"
     add_node(plane, "gpu-1")
     try:
@@ -247,7 +247,7 @@ def of_real(plane: ControlPlane, step: Step, namespace: str) -> FinishedCommand:
         )
         words = tuple(word.replace('"@"', f'"{version}"') for word in words)
     words = tuple(word.replace("gpu-system", namespace) for word in words)
-    # OpenAPI, by which kubectl would find wrong fields before it sends them, is not what is compared.
+    # kubectl's client-side validation by OpenAPI is not compared.
     lax = ("--validate=false",) if words[0] in {"apply", "create"} else ()
     done = plane.finish(*words, *lax, user=who, stdin=json.dumps(body).replace("gpu-system", namespace) if body else "")
     out, err = (text.replace(namespace, "gpu-system").encode() for text in (done.stdout, done.stderr))
@@ -268,7 +268,7 @@ def of_fake(fake: Kubectl, step: Step) -> FinishedCommand:
 
 
 def assert_contained(made: bytes, real: bytes) -> None:
-    """Assert that the real server printed all that the stand-in did; its surplus is defaults and other objects."""
+    """Assert that the real server printed all that the stand-in did; extras are defaults and other objects."""
     if not made.startswith(b"{"):
         assert set(made.split()) <= set(real.split())
         return
@@ -295,12 +295,12 @@ def missing_parts(made: Any, real: Any) -> Any:
     return {} if made == real else {"made": made, "real": real}
 
 
-# What each server counts for itself, and the owners, which are compared apart.
+# Counters of each server, and the owners, which are compared separately.
 CHANGING: Final = {"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "status", "server"}
 
 
 def owners(metadata: Body) -> Mapping[str, Any]:
-    """Return the managers of an object; with their fields where they applied them: an update owns defaults, too."""
+    """Return the managers of an object, with the fields that they applied; an update also owns defaults."""
     return {
         f"{one['manager']} {one['operation']}": one["fieldsV1"] if one["operation"] == "Apply" else True
         for one in metadata["managedFields"]

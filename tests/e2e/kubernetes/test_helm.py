@@ -1,4 +1,4 @@
-"""Helm's own program takes gpunode's commands: Helm 3 and 4 have different options."""
+"""The real helm accepts gpunode's commands: Helm 3 and 4 have different options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACE = ("--namespace", "gpu-system", "--wait")
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    """Yield an API server with the namespace of the release, as ``k8s apply`` has made it by then."""
+    """Yield an API server with the namespace of the release, as ``k8s apply`` creates it."""
     if reason := lacking_assets(*API_PROGRAMS, "helm"):
         pytest.skip(reason)
     with ControlPlane(tmp_path / "plane", scheduling=False) as plane:
@@ -44,7 +44,7 @@ def test_release_is_installed_listed_updated_and_removed(
     there, namespace = Helm("", str(plane.kubeconfig())), plane.get("namespace", "gpu-system")
 
     def release(size: int) -> tuple[str, ...]:
-        """Return the command that releases the chart, from its folder in place of a repository."""
+        """Return the command that installs the chart from its folder instead of a repository."""
         made = install_command(ChartRelease("hami", "hami", "2.10.0", "", "gpu-system", {"size": size}, "", 0))
         option = made.index("--repo")
         return (*made[1 : option - 1], str(chart), *made[option + 2 :])
@@ -60,5 +60,5 @@ def test_release_is_installed_listed_updated_and_removed(
     assert plane.get("configmap", "one", "--namespace=gpu-system")["data"] == {"size": "1"}
     there.run(("uninstall", "hami", *PLACE))
     assert there.count_revisions() == {}
-    # Helm 4 would set a label on a namespace that it is to create, whether or not it is there.
+    # Helm 4 sets a label on the namespace that it is told to create, even if it exists.
     assert plane.get("namespace", "gpu-system")["metadata"] == namespace["metadata"]

@@ -1,4 +1,4 @@
-"""From a machine with containerd to a pod that computes on its GPU, each way that this fails, and the way back."""
+"""From a machine with containerd to a pod that computes on its GPU, with every failure, and removal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, ask, setup
 pytestmark = pytest.mark.e2e
 
 TEXTS: Final = Path(__file__).parents[2] / "unit/kubernetes/texts"
-# A kubelet tries a pod's sandbox again after 12 to 15 s.
+# A kubelet retries a pod's sandbox after 12 to 15 s.
 MENDED_S: Final = 30
 
 
@@ -49,7 +49,7 @@ def test_kubelet_registered_its_node_with_the_labels_of_the_recipe(cluster: Clus
     assert owners == {"kubelet"}
 
 
-# By the containerd of a suite: 1.6 has no CDI for pods, in 1.7 gpunode switches it on, 2.1 has it on.
+# By a suite's containerd: 1.6 has no CDI for pods, in 1.7 gpunode enables it, in 2.1 it is enabled.
 BY_CDI: Final = frozenset({"trixie", "sid"})
 
 
@@ -76,18 +76,18 @@ def test_only_the_runtime_class_gives_a_gpu_without_cdi(joined: Joined, cluster:
     if joined.suite not in BY_CDI:
         pytest.skip("containerd 1.6 has no CDI for pods: see above")
     config = cluster.node.read(CONTAINERD_CONFIG)
-    # With sid's programs, too: the packages are Debian 13's, by whose version gpunode goes.
+    # Also with sid's programs: gpunode goes by the version of the packages, which are Debian 13's.
     line = re.compile(r"^ *enable_cdi = true\n", re.MULTILINE)
     assert line.search(config), config
     with configured(joined, line.sub("", config)):
-        # containerd 2 has it on by itself.
+        # containerd 2 enables it by default.
         assert cluster.computes("plain", runtimeClassName=None) == ("CDI" if joined.suite == "sid" else "")
     off = config.replace("enable_cdi = true", "enable_cdi = false")
     cluster.node.run("gpunode", "capture", "/root/before.tar.gz")
     with configured(joined, off):
         assert cluster.computes("plain", runtimeClassName=None) == ""
         assert cluster.computes("classy") == "NVIDIA's runtime"
-        # What gpunode sees now; and of what it saw before verify finds that it is not true any more.
+        # gpunode sees the new state; verify finds that the recorded state is no longer true.
         assert cluster.gpunode("plan", RECIPE).result["example_pods"][0]["spec"]["runtimeClassName"] == "nvidia"
         failed = cluster.failed_checks(f"--node={NAME}=/root/before.tar.gz")
         assert "neither CDI nor the default runtime gave its container the driver" in failed
@@ -107,7 +107,7 @@ def test_verify_computes_in_a_pod_on_the_node(joined: Joined, cluster: Cluster) 
     assert done.exit_code == 0, done.result
     assert {check["status"] for check in done.result["checks"]} <= {"passed", "skipped"}
     (pod,) = (check["detail"] for check in done.result["checks"] if check["id"].startswith("pod/"))
-    # What it proves for the user's own.
+    # Its proof for the user's own pods.
     told = "alone" if joined.suite in BY_CDI else "runtimeClassName: nvidia"
     assert f"{GPU} {told}" in pod or f"{GPU}, {told}" in pod, pod
 
@@ -197,7 +197,7 @@ def test_pods_with_gpus_fail_admission_after_a_reboot(joined: Joined, cluster: C
         "the cluster knows", lambda: cluster.plane.get("node", NAME)["status"]["nodeInfo"]["bootID"] != before
     )
     cluster.await_gpus(DEVICES)
-    # The kubelet looked at the pod before the plugin was there. Its owner would have to make another.
+    # The kubelet rejected the pod before the plugin existed. Its owner would have to create another.
     cluster.await_phase("steady", "Failed")
     joined.texts["node-rebooted"] = cluster.observe("steady")
     assert cluster.status("steady")["reason"] == "UnexpectedAdmissionError"
@@ -207,7 +207,7 @@ def test_pods_with_gpus_fail_admission_after_a_reboot(joined: Joined, cluster: C
 
 
 def test_recorded_texts_cover_the_observed_faults(joined: Joined) -> None:
-    """Written with GPUNODE_WRITE_TEXTS=1, for the faults that were made before."""
+    """With GPUNODE_WRITE_TEXTS=1 this writes the texts of the faults caused before."""
     version = joined.cluster.node.run("containerd", "--version").stdout
     found = re.search(r"\b\d+\.\d+", version)
     assert found
@@ -221,7 +221,7 @@ def test_recorded_texts_cover_the_observed_faults(joined: Joined) -> None:
 
 
 def test_remove_restores_the_node_and_the_cluster(joined: Joined, cluster: Cluster) -> None:
-    """The last one: afterwards nothing offers a GPU."""
+    """This test runs last: afterwards nothing offers a GPU."""
     node = cluster.node
     gone = cluster.gpunode("remove", "--yes")
     assert gone.exit_code == 0, gone.error

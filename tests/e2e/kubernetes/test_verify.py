@@ -1,4 +1,4 @@
-"""k8s verify against a real API server, scheduler and controllers, with a node that has no machine."""
+"""k8s verify with a real API server, scheduler and controllers, and a node that has no machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def user(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def applied(control_plane: ControlPlane, user: User) -> Iterator[FakeNode]:
-    """Yield a node on which k8s-containerd was applied, and runs."""
+    """Yield a node on which k8s-containerd was applied and runs."""
     with FakeNode(control_plane, "gpu-1", allocatable={GPU: "1"}) as one:
         user.apply()
         yield one
@@ -39,7 +39,7 @@ def applied(control_plane: ControlPlane, user: User) -> Iterator[FakeNode]:
 
 @pytest.fixture
 def node(control_plane: ControlPlane, applied: FakeNode) -> Iterator[FakeNode]:
-    """Yield the same, as it was, and afterwards no pod of a test is left."""
+    """Yield the same node in its initial state, and delete the test's pods afterwards."""
     yield applied
     applied.says(PASSED)
     applied.status_of = as_run
@@ -47,8 +47,8 @@ def node(control_plane: ControlPlane, applied: FakeNode) -> Iterator[FakeNode]:
 
 
 def pods(plane: ControlPlane) -> list[str]:
-    """Return the pods of tests that the cluster has."""
-    # Not by kubectl, which starts more slowly than a pod of a test comes and goes on a machine with much to do.
+    """Return the pods that tests created in the cluster."""
+    # Without kubectl: on a busy machine, a test's pod may come and go before kubectl starts.
     found = plane.api.get(f"/api/v1/namespaces/{WHERE}/pods?labelSelector=gpunode-test")["items"]
     return [one["metadata"]["name"] for one in found]
 
@@ -172,14 +172,14 @@ def test_sigint_leaves_no_pod(control_plane: ControlPlane, user: User, node: Fak
 
 
 def test_job_deadline_ends_a_killed_check(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
-    """Its pod asks for a GPU that is in use, so that it never starts."""
+    """Its pod requests a GPU that is in use, so that it never starts."""
     container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: 1}}}
     spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training"}, "spec": spec}
     control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
     control_plane.kubectl("wait", "pod/training", "--for=condition=Ready", "--timeout=30s")
     argv = [sys.executable, "-m", "gpunode", "k8s", "verify", *NODE, "--timeout", "1", "--json"]
-    # The limit of the Job is 31 s; a killed run is cut off long before.
+    # The limit of the Job is 31 s; a run is killed long before.
     with subprocess.Popen(argv, env=user.environment, stdout=-1, stderr=-1) as process:
         control_plane.wait_for("a pod is there", lambda: bool(pods(control_plane)))
         process.kill()

@@ -1,4 +1,4 @@
-"""The architecture of the test nodes: this machine's, or arm64 by qemu's user mode if GPUNODE_LAB_ARCH says so."""
+"""The architecture of the test nodes: this machine's, or arm64 in qemu's user mode if GPUNODE_LAB_ARCH says so."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """An architecture, by everybody's names for it.
+    """The names of an architecture.
 
     Attributes:
-        deb: dpkg's and the kernel packages'.
-        machine: the kernel's, and so that of dkms.
-        folder: that of NVIDIA's CUDA repositories; ``sbsa`` is theirs for servers.
-        triplet: of the folder of libraries, and of the compiler.
+        deb: in dpkg and in names of kernel packages.
+        machine: in the kernel, and therefore in dkms.
+        folder: in NVIDIA's CUDA repositories, which use ``sbsa`` for servers.
+        triplet: in the library folder's and the compiler's names.
     """
 
     deb: str

@@ -1,4 +1,4 @@
-"""The Debian archive as the machine's own apt knows it."""
+"""The Debian archive that the machine's own apt uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.lab.commands import LabError, finish, run
 
 
 class NoArchive(LabError):
-    """There is no Debian archive to be had; no fault of the lab."""
+    """No Debian archive is available; not a fault of the lab."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def sources(apt: Path) -> Iterator[Source]:
 
 
 def transport_options() -> list[str]:
-    """Return the machine's proxy, certificate and timeout settings, as ``-o`` of apt takes them."""
+    """Return the machine's proxy, certificate and timeout settings, for apt's ``-o``."""
     lines = run(["apt-config", "dump"]).stdout.splitlines()
     wanted = [line.rstrip(";") for line in lines if line.startswith(("Acquire::http", "Acquire::https"))]
     return [line.replace(" ", "=", 1).replace('"', "") for line in wanted if not line.endswith('""')]
@@ -103,7 +103,7 @@ def _fields(stanza: str) -> dict[str, str]:
 
 
 def _resolved(uri: str) -> str:
-    """Return ``uri``, or the first address of the list that a ``mirror+file:`` names, as cloud images have it."""
+    """Return ``uri``, or the first address in the list that a ``mirror+file:`` names, as on cloud images."""
     if not uri.startswith("mirror+file:"):
         return uri
     lines = Path("/" + uri.removeprefix("mirror+file:").lstrip("/")).read_text().splitlines()

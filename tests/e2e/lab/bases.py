@@ -1,4 +1,4 @@
-"""Debian 12 and 13 as test nodes start from them: built once a session, kept in a cache if there is one."""
+"""Debian 12 and 13 as bases of test nodes: built once a session, and cached if there is a cache."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.e2e.lab.commands import LabError, run
 from tests.e2e.lab.debs import Package, build_all
 from tests.e2e.lab.tree import Base
 
-# NVIDIA has packages for Debian on amd64 alone; Ubuntu's stand-in is made over bookworm.
+# NVIDIA has packages for Debian on amd64 only; Ubuntu's stand-in is built on bookworm.
 VERSIONS: Final = {"bookworm": "12"} | ({"trixie": "13"} if NODES.deb == "amd64" else {})
 COMPONENTS: Final = "main,contrib,non-free,non-free-firmware"
-# What is in every node: a bare server with a compiler and dkms, whose installation would take most of a test's time.
+# Packages of every node: a bare server with a compiler and dkms, whose installation would take most of a test's time.
 PLAIN: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "initramfs-tools", "procps", "iproute2", "pciutils"),
     *("python3", "ca-certificates", "dkms", "gcc", "make", "libc6-dev", "passwd"),
@@ -134,7 +134,7 @@ def _kernel(debs: Path) -> tuple[str, str]:
 
 
 def _add_layer(base: Base, target: Path, packages: tuple[str, ...]) -> None:
-    """Write to ``target`` what installing ``packages`` from the base's own packages adds to ``base``."""
+    """Write to ``target`` the files that installing ``packages`` from the base's own packages adds to ``base``."""
     index = run(["env", f"--chdir={base.debs}", "apt-ftparchive", "packages", "."]).stdout
     (base.debs / "Packages").write_text(index)
     with Chroot(base, target.with_name(f"{target.name}-build")) as node:
@@ -173,6 +173,6 @@ def _store(codename: str, folder: Path, cached: Path) -> None:
 
 
 def _recipe_hash(codename: str) -> str:
-    """Return a hash over all that decides what a base holds; the archive's own state is not among it."""
+    """Return a hash over everything that determines a base, except the state of the archive."""
     sources = [Path(__file__).with_name(name).read_text() for name in ("bases.py", "tree.py", "debs.py")]
     return hashlib.sha256("\0".join((codename, *sources)).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""A test node without an init: apt, dpkg, dkms, gpunode and, on demand, the container daemons run for real in it."""
+"""A test node without an init, in which apt, dpkg, dkms, gpunode and, on demand, container daemons really run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Chroot(Node):
     def _mount_kernel(self) -> None:
         mount, inside = self.sandbox.mount, self._inside
         mount("-t", "proc", "proc", inside("/proc"))
-        # The kernel is the machine's own: its settings stay as they are, but for the node's private network.
+        # The kernel is the machine's own: its settings stay, except those of the node's private network.
         mount("--bind", "/proc/sys", inside("/proc/sys"))
         mount("-o", "remount,bind,ro", inside("/proc/sys"))
         mount("--bind", "/proc/sys/net", inside("/proc/sys/net"))

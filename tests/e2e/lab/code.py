@@ -1,4 +1,4 @@
-"""gpunode as test nodes run it: a copy of this checkout, and beside it only what gpunode declares to need."""
+"""gpunode for test nodes: a copy of this checkout with only its declared dependencies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 PROJECT: Final = Path(__file__).resolve().parents[3]
-# What pyproject.toml lists, by the names of the distributions; tomli is there where Python is older than 3.11.
+# The dependencies in pyproject.toml, by distribution name; tomli is only for Python before 3.11.
 DEPENDENCIES: Final = ("typer", "rich", "tomlkit", "distro", "nvidia-ml-py", "sh", "pyyaml", "tomli")
 
 
@@ -19,9 +19,9 @@ class Mounts:
     """The two folders that a node sees.
 
     Attributes:
-        project: holds the package ``gpunode``.
-        site: holds what it imports.
-        compiled: where the nodes keep both as compiled, each module once for each release of Python.
+        project: contains the package ``gpunode``.
+        site: contains its dependencies.
+        compiled: the nodes' compiled modules of both, one for each release of Python.
     """
 
     project: Path
@@ -30,7 +30,7 @@ class Mounts:
 
 
 def make_code(folder: Path) -> Mounts:
-    """Below ``folder``, root's own: this checkout's package, and the dependencies as they are installed here."""
+    """Copy to ``folder``, owned by root, this checkout's package and the dependencies as installed here."""
     project, site, compiled = folder / "project", folder / "site", folder / "compiled"
     compiled.mkdir(parents=True)
     for part in ("gpunode", "recipes"):
@@ -42,7 +42,7 @@ def make_code(folder: Path) -> Mounts:
 
 
 def _copy(found: Distribution, name: str, folder: Path) -> None:
-    # Scripts and compiled modules belong to the interpreter that they were installed for.
+    # Scripts and compiled modules fit only the interpreter that they were installed for.
     if name.startswith("..") or name.endswith(".pyc"):
         return
     target = folder / name
@@ -51,7 +51,7 @@ def _copy(found: Distribution, name: str, folder: Path) -> None:
 
 
 def _closure(names: tuple[str, ...]) -> list[Distribution]:
-    """Return the distributions ``names`` and all that they need, as far as they are installed."""
+    """Return the distributions ``names`` and their dependencies that are installed."""
     found: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:

@@ -14,7 +14,7 @@ Result = subprocess.CompletedProcess[str]
 
 
 class LabError(Exception):
-    """The lab itself did not do what was asked; says nothing about gpunode."""
+    """The lab itself failed; this says nothing about gpunode."""
 
 
 def finish(
@@ -22,7 +22,7 @@ def finish(
 ) -> Result:
     """Return the output and the exit code of ``argv``.
 
-    Its output goes to files, not pipes: a daemon that it leaves behind then keeps nobody waiting.
+    Its output goes to files, not pipes, so a daemon that it leaves behind does not block the reader.
 
     Raises:
         LabError: it did not end within ``timeout`` seconds.

@@ -22,8 +22,8 @@ class Package:
     """A binary package to be built.
 
     Attributes:
-        files: by absolute path; a Path is copied. What lies in a ``bin`` folder is executable, in /etc a conffile.
-        links: symlinks, by absolute path.
+        files: content by absolute path; a Path is copied. Files in a ``bin`` folder are executable, in /etc conffiles.
+        links: symlink targets by absolute path.
         scripts: maintainer scripts, by name.
         fields: further control fields.
     """
@@ -74,7 +74,7 @@ class Package:
         with tempfile.TemporaryDirectory(prefix="gpunode-lab-deb-") as scratch:
             tree = Path(scratch) / "tree"
             self._lay_out(tree)
-            # No compression: what is small and local is not worth the time of two cores.
+            # No compression: small local files are not worth the time.
             options = ["--root-owner-group", "-Znone", "--uniform-compression"]
             run(["dpkg-deb", *options, "--build", os.fspath(tree), os.fspath(folder / self.file_name)])
         return folder / self.file_name

@@ -1,4 +1,4 @@
-"""Peculiarities of distributions: Debian's old driver, and an archive of small packages under Ubuntu's names."""
+"""Distribution specifics: Debian's old driver, and an archive of small packages with Ubuntu's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.lab.tree import ADDRESS, NATIVE, Base
 OLD: Final = "470.256.02"
 OLD_VERSION: Final = f"{OLD}-2"
 TESLA_VERSION: Final = f"{OLD}-1~deb12u1"
-# Package names of Debian's non-free: the ordinary driver, and the same under the names of its legacy branch.
+# Package names in Debian's non-free: the ordinary driver, and the same driver with the names of its legacy branch.
 OLD_LIBRARIES: Final = (
     *("libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "libnvidia-ptxjitcompiler1", "libnvcuvid1", "libnvidia-encode1"),
     *("libnvidia-glcore", "libnvidia-eglcore", "libnvidia-compiler", "libglx-nvidia0", "libegl-nvidia0"),
@@ -29,10 +29,10 @@ TESLA_LIBRARIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ubuntu:
-    """An Ubuntu release as far as labels and package names go.
+    """An Ubuntu release: labels and package names only.
 
     Attributes:
-        kernel: the release of the kernel that runs.
+        kernel: the release of the running kernel.
         hwe: the kernel that the hardware-enablement meta packages bring.
     """
 
@@ -43,12 +43,12 @@ class Ubuntu:
 
     @property
     def directory(self) -> str:
-        """Its folder in NVIDIA's repositories."""
+        """The release's folder in NVIDIA's repositories."""
         return f"ubuntu{self.version.replace('.', '')}"
 
     @property
     def os_release(self) -> str:
-        """Its /etc/os-release."""
+        """The release's /etc/os-release."""
         fields = {
             "PRETTY_NAME": f'"Ubuntu {self.version} LTS"',
             "NAME": '"Ubuntu"',
@@ -61,7 +61,7 @@ class Ubuntu:
         return "".join(f"{name}={value}\n" for name, value in fields.items())
 
     def base(self, debian: Base) -> Base:
-        """Return a node with this release's kernel and archive over Debian's files."""
+        """Return a base with this release's kernel and archive over Debian's files."""
         return replace(debian, archive=f"ubuntu/{self.codename}", kernel=self.kernel)
 
 
@@ -72,7 +72,7 @@ UBUNTUS: Final = (
 
 
 def ubuntu_archive(ubuntu: Ubuntu, debian: Base) -> Iterator[Package]:
-    """Kernels, headers and meta packages under Ubuntu's names; a module can be built against the headers."""
+    """Return kernels, headers and meta packages with Ubuntu's names; modules can be built with the headers."""
     for release, metas in ((ubuntu.kernel, ("generic",)), (ubuntu.hwe, (f"generic-hwe-{ubuntu.version}",))):
         version = ".".join(release.removesuffix("-generic").split("-"))
         yield kernel_image(release, version)
@@ -94,7 +94,7 @@ def become(node: Node, ubuntu: Ubuntu) -> None:
 
 
 def old_driver() -> Iterator[Package]:
-    """Yield Debian's driver of branch 470 under its ordinary names, and under those of the legacy packages."""
+    """Yield Debian's driver of branch 470 with its ordinary names, and with those of the legacy packages."""
     yield from (Package(name, OLD_VERSION) for name in (*OLD_LIBRARIES, "nvidia-alternative", "nvidia-modprobe"))
     yield _package("nvidia-kernel-support", "nvidia-modprobe")
     yield _old_module("nvidia-kernel-dkms", "nvidia-current", OLD_VERSION, "nvidia-kernel-support")
@@ -109,7 +109,7 @@ def old_driver() -> Iterator[Package]:
 
 
 def add_nonfree(node: Node) -> None:
-    """Add the archive that holds the old driver to apt of ``node``."""
+    """Add the archive with the old driver to apt on ``node``."""
     line = f"deb [signed-by=/usr/share/keyrings/lab.gpg] {ADDRESS}/debian-nonfree/ /\n"
     node.write("/etc/apt/sources.list.d/nonfree.list", line)
     node.run("apt-get", "update")
@@ -126,7 +126,7 @@ def _tesla() -> Iterator[Package]:
 
 
 def _package(name: str, *depends: str) -> Package:
-    # Debian's driver packages want each other in their very version, so apt upgrades what it is not told to remove.
+    # Debian's driver packages depend on each other's exact version, so apt upgrades any that are not removed.
     return Package(name, OLD_VERSION, depends=tuple(f"{other} (= {OLD_VERSION})" for other in depends))
 
 
@@ -135,7 +135,7 @@ def _old_smi(name: str, version: str, *depends: str) -> Package:
 
 
 def _old_module(name: str, module: str, version: str, *depends: str) -> Package:
-    """A dkms package of Debian's kind: the module is called after its alternative (nvidia-current), not nvidia."""
+    """Return a dkms package like Debian's: the module is named after its alternative (nvidia-current), not nvidia."""
     conf = DKMS_CONF.replace("@VERSION@", OLD).replace('NAME="nvidia"', f'NAME="{module}"')
     conf += f'DEST_MODULE_NAME[0]="{module}"\n'
     sources = {
@@ -158,7 +158,7 @@ def _old_module(name: str, module: str, version: str, *depends: str) -> Package:
 
 
 def _headers(release: str, version: str, debian: Base) -> Package:
-    """Return headers of Ubuntu's name with Debian's behind them."""
+    """Return a headers package with Ubuntu's name that uses Debian's headers."""
     return Package(
         f"linux-headers-{release}",
         version,

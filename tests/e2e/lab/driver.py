@@ -1,6 +1,6 @@
-"""NVIDIA's driver packages: names, relations and maintainer scripts as in its repositories, with little inside.
+"""NVIDIA's driver packages: names, relations and maintainer scripts as in its repositories, with few files.
 
-Names and relations are those of the driver installation guide (releases 590 to 620) and of hosts that reported theirs.
+Names and relations come from the driver installation guide (releases 590 to 620) and from reports of real hosts.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class Driver:
 
     Attributes:
         nvml: its libnvidia-ml, compiled.
-        cuda: its libcuda, compiled; ldconfig makes links of the names that libraries have in them.
-        revision: what follows the driver's version in that of the packages.
+        cuda: its libcuda, compiled; ldconfig links libraries by the names in them.
+        revision: the suffix of the packages' version after the driver's.
     """
 
     version: str
@@ -154,7 +154,7 @@ class Driver:
         return f"{self.version}-{self.revision}"
 
     def package(self, name: str, *depends: str) -> Package:
-        """Return a package of this release that depends on ``depends``; a bare name means this very version."""
+        """Return a package of this release that depends on ``depends``; a bare name means exactly this version."""
         return Package(name, self.full, depends=tuple(self.exact(item) for item in depends))
 
     def exact(self, dependency: str) -> str:
@@ -180,13 +180,13 @@ def debian_packages(driver: Driver) -> Iterator[Package]:
 
 
 def ubuntu_packages(driver: Driver) -> Iterator[Package]:
-    """The release as NVIDIA's Ubuntu repositories have it: up to 580 the branch is in the names, after that not."""
+    """Return the release's packages in NVIDIA's Ubuntu repositories: up to 580 the names contain the branch."""
     driver = replace(driver, revision="1ubuntu1")
     return _with_pinning(driver, _ubuntu_suffixed(driver) if driver.branch <= 580 else _ubuntu_plain(driver))
 
 
 def _debian(driver: Driver) -> Iterator[Package]:
-    """Yield the release as NVIDIA's Debian repositories have it: from 615 on open only, its ``cuda-drivers`` empty."""
+    """Yield the release's packages in NVIDIA's Debian repositories: from 615 on open only, ``cuda-drivers`` empty."""
     branch, package = driver.branch, driver.package
     yield module_package(driver, "nvidia-kernel-open-dkms", "nvidia-kernel-dkms", licence="Dual MIT/GPL")
     if branch < 615:
@@ -243,7 +243,7 @@ def _ubuntu_suffixed(driver: Driver) -> Iterator[Package]:
     for name in ("libnvidia-gl", "libnvidia-decode", "libnvidia-encode", "libnvidia-cfg1", "libnvidia-extra"):
         yield named(name)
     yield _replacing(_smi(driver, f"nvidia-utils{suffix}", f"libnvidia-compute{suffix}"), "nvidia-utils")
-    # From 580 on the daemon is a package of its own, without the branch in its name.
+    # From 580 on the daemon is in its own package, without the branch in its name.
     yield _persistenced(driver, "nvidia-persistenced", f"libnvidia-cfg1{suffix}")
     utilities = (f"nvidia-utils{suffix}", "nvidia-persistenced")
     yield driver.package(f"cuda-drivers{suffix}", f"nvidia-driver{suffix}", *utilities)
@@ -253,7 +253,7 @@ def _ubuntu_suffixed(driver: Driver) -> Iterator[Package]:
 
 
 def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
-    """They conflict with the suffixed sets through the plain names that those provide."""
+    """Yield the packages without suffixes. They conflict with the suffixed sets, which provide the plain names."""
     package = driver.package
     yield package("nvidia-firmware")
     yield _against(_support(driver, "nvidia-kernel-common", "nvidia-firmware"), "nvidia-kernel-common")
@@ -275,7 +275,7 @@ def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
 
 
 def module_package(driver: Driver, name: str, *rivals: str, licence: str, needs: tuple[str, ...] = ()) -> Package:
-    """Return a package whose module dkms builds for real."""
+    """Return a package whose module dkms really builds."""
     sources = {
         "dkms.conf": DKMS_CONF.replace("@VERSION@", driver.version),
         "Makefile": MAKEFILE.replace("@VERSION@", driver.version).replace("@LICENSE@", licence),
@@ -309,7 +309,7 @@ def _nvml(driver: Driver, name: str) -> Package:
 
 
 def _with_libcuda(driver: Driver, package: Package) -> Package:
-    """Return ``package`` with a library that can be loaded as libcuda.so.1; nobody in the lab calls it."""
+    """Return ``package`` with a library that can be loaded as libcuda.so.1; no program of the lab calls it."""
     real = f"libcuda.so.{driver.version}"
     return replace(
         package,
@@ -340,7 +340,7 @@ def _persistenced(driver: Driver, name: str, *depends: str) -> Package:
 
 
 def _with_pinning(driver: Driver, packages: Iterator[Package]) -> Iterator[Package]:
-    """Yield ``packages``, and NVIDIA's way to choose this branch: preferences for every one of them."""
+    """Yield ``packages``, and NVIDIA's pinning package for this branch: preferences for each of them."""
     built = tuple(packages)
     yield from built
     names = " ".join(package.name for package in built)
@@ -355,11 +355,11 @@ def _with_pinning(driver: Driver, packages: Iterator[Package]) -> Iterator[Packa
 
 
 def _replacing(package: Package, virtual: str) -> Package:
-    """Return ``package`` as one of several that provide ``virtual`` and exclude each other."""
+    """Return ``package`` as one of several that provide ``virtual`` and conflict with each other."""
     others = (*package.conflicts, virtual)
     return replace(package, conflicts=others, provides=(*package.provides, virtual))
 
 
 def _against(package: Package, *virtual: str) -> Package:
-    """Return ``package`` as one that excludes the branch-suffixed ones, which provide ``virtual``."""
+    """Return ``package`` as one that conflicts with the branch-suffixed ones, which provide ``virtual``."""
     return replace(package, conflicts=(*package.conflicts, *virtual))

@@ -1,4 +1,4 @@
-"""Signing keys, made for the tests and thrown away with them."""
+"""Signing keys, made for the tests and deleted afterwards."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Key:
         return self._gpg("--armor", "--export", self.fingerprint)
 
     def clearsigned(self, text: str) -> str:
-        """Return ``text`` with its signature around it (InRelease)."""
+        """Return ``text`` in a clearsigned form (InRelease)."""
         return self._gpg("--local-user", self.fingerprint, "--clearsign", text=text)
 
     def signature(self, text: str) -> str:
-        """Return the signature of ``text`` alone (Release.gpg)."""
+        """Return the detached signature of ``text`` (Release.gpg)."""
         return self._gpg("--local-user", self.fingerprint, "--armor", "--detach-sign", text=text)
 
     def write_keyring(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Key:
 
 
 def make_key(home: Path, owner: str) -> Key:
-    """Make a new key of ``owner``; many may share one ``home``, whose path must be short (gpg's sockets lie in it)."""
+    """Make a new key of ``owner``; several may share one ``home``, whose path must be short for gpg's sockets."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f"{owner} (gpunode's tests)"
     _gpg(home, "--passphrase", "", "--quick-generate-key", name, "rsa3072", "sign", "never")

@@ -14,7 +14,7 @@ from tests.e2e.lab.bases import _add_layer, cache_folder
 from tests.e2e.lab.commands import run
 from tests.e2e.lab.tree import Base
 
-# overlayfs keeps in them which folders of a lower layer are gone.
+# overlayfs marks removed folders of a lower layer in them.
 _ATTRIBUTES: Final = ("--xattrs", "--xattrs-include=*")
 _KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
@@ -24,10 +24,10 @@ def provide_layer(kind: str, recipe: str, base: Base, folder: Path, add: Callabl
 
     Args:
         kind: the layer's name in the cache.
-        recipe: the text that decides what the layer holds.
-        base: what it is added to.
-        folder: does not exist yet.
-        add: makes the layer, a folder beside which it may write.
+        recipe: the text that determines the layer's content.
+        base: the base to add it to.
+        folder: a folder that does not exist yet.
+        add: makes the layer in the given folder; it may write next to it.
     """
     folder.mkdir(parents=True)
     layer = folder / "layer"
@@ -42,7 +42,7 @@ def provide_layer(kind: str, recipe: str, base: Base, folder: Path, add: Callabl
 
 
 def add_packages(base: Base, layer: Path, packages: tuple[str, ...]) -> Path:
-    """Write to ``layer`` what installing ``packages`` adds to ``base``, and return the folder of their files.
+    """Write to ``layer`` the files that installing ``packages`` adds to ``base``; return the package folder.
 
     Raises:
         NoArchive: no Debian archive can be reached.
@@ -55,7 +55,7 @@ def add_packages(base: Base, layer: Path, packages: tuple[str, ...]) -> Path:
 
 
 def download(base: Base, debs: Path, packages: tuple[str, ...]) -> None:
-    """Download ``packages`` and what else ``base`` lacks for them to ``debs``, by this machine's apt."""
+    """Download ``packages`` and their dependencies that ``base`` lacks to ``debs``, with this machine's apt."""
     mirror = debian_archive()
     demand_archive(mirror, base.codename)
     scratch = debs.with_name("apt")
@@ -85,7 +85,7 @@ def download(base: Base, debs: Path, packages: tuple[str, ...]) -> None:
 
 def _store(layer: Path, cached: Path) -> None:
     cached.parent.mkdir(parents=True, exist_ok=True)
-    # Others may be at it as well.
+    # Another process may be doing the same.
     partial = cached.with_suffix(f".{os.getpid()}.partial")
     options = [*_ATTRIBUTES, "-C", os.fspath(layer.parent), "-I", "zstd -1 -T0"]
     run(["tar", *options, "-cf", os.fspath(partial), layer.name], timeout=300)

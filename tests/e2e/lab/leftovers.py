@@ -1,4 +1,4 @@
-"""Leftovers of a node on the machine, found by the node's own marks: others may be at work at the same time."""
+"""Leftovers of a node on the machine, found by the node's own marks: other nodes may run at the same time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KINDS = ("mnt", "pid", "net", "uts", "ipc", "cgroup")
 
 @dataclass(frozen=True)
 class Marks:
-    """By what a node's remains can be told.
+    """The marks by which a node's remains are recognised.
 
     Attributes:
-        namespaces: as /proc names them. They are held as long as this is, for the kernel gives their numbers to the
-            next ones at once, and those may be another node's.
+        namespaces: as /proc names them. This object holds them, since the kernel would otherwise reuse their numbers at
+            once, perhaps for another node.
     """
 
     scratch: Path
@@ -41,7 +41,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def leftovers(of: Marks) -> list[str]:
-    """Return everything of the node that is still there."""
+    """Return everything of the node that still exists."""
     return [*_processes(of), *_mounts(of), *_cgroups(of), *([str(of.scratch)] if of.scratch.exists() else [])]
 
 

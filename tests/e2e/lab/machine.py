@@ -1,4 +1,4 @@
-"""A test node with systemd as its init: units, boots and reboots are real, the kernel is the machine's own."""
+"""A test node with systemd as its init: units, boots and reboots are real; the kernel is the machine's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from tests.e2e.lab.commands import LabError
 from tests.e2e.lab.node import Node
 
-# Each boot finds the hardware as it was made: what a driver did to it is gone, as after any reboot.
+# Each boot finds the hardware in its initial state: a driver's changes are gone, as after any reboot.
 # 133 is systemd-nspawn's answer to a reboot.
 _POWER: Final = """
 hardware=$1; shift
@@ -28,7 +28,7 @@ while :; do
 done
 """
 # The node mounts the hardware itself: systemd-nspawn cannot bind below /proc and /sys, and leaves most of /sys out.
-# Then the driver is loaded, as udev does on a machine whose devices are on the kernel's own bus.
+# Then the driver is loaded, as udev does for devices on the kernel's own bus.
 _COLDPLUG: Final = """\
 [Unit]
 Description=Load drivers for the devices of the lab
@@ -68,7 +68,7 @@ class Machine(Node):
         return self.sandbox.inside(Path(f"/proc/{self._leader()}/root{path}"))
 
     def wait_running(self) -> None:
-        """Wait until systemd has started all units of its default target, or has given up on some."""
+        """Wait until systemd has started all units of its default target, or some have failed."""
         self._wait(lambda: self._state() in {"running", "degraded"}, "booted")
 
     def boot_id(self) -> str:
@@ -82,7 +82,7 @@ class Machine(Node):
         self.wait_reboot(before)
 
     def wait_reboot(self, before: str) -> None:
-        """Wait until the node runs in another boot than ``before``, whoever asked for it."""
+        """Wait until the node has booted again since ``before``, whoever requested it."""
         self._wait(lambda: self._booted_since(before), "rebooted")
         self.wait_running()
 
@@ -98,7 +98,7 @@ class Machine(Node):
         wanted = root / "etc/systemd/system/sysinit.target.wants"
         wanted.mkdir(exist_ok=True)
         link = wanted / "lab-coldplug.service"
-        # A base that was made of a machine has it already.
+        # A base that was made from a machine already has it.
         link.unlink(missing_ok=True)
         link.symlink_to("../lab-coldplug.service")
         power = ("sh", "-c", _POWER, "sh", os.fspath(self.hardware.folder), *self._nspawn())
@@ -124,7 +124,7 @@ class Machine(Node):
         ]
 
     def _leader(self) -> int:
-        """Return the process of the node's systemd, as the sandbox numbers it."""
+        """Return the pid of the node's systemd in the sandbox."""
         processes = {}
         for stat in self.sandbox.inside(Path("/proc")).glob("[0-9]*/stat"):
             try:
@@ -150,6 +150,6 @@ class Machine(Node):
                 if condition():
                     return
             except (LabError, OSError):
-                pass  # Between two boots there is nobody to ask.
+                pass  # Between two boots no process answers.
             time.sleep(0.1)
         raise LabError(f"the node has not {what}:\n{self.console()[-4000:]}")

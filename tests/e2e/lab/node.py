@@ -1,4 +1,4 @@
-"""A test node, whatever makes it run: its commands, its files, its repositories, its end."""
+"""A test node of any kind: its commands, files, repositories and cleanup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENVIRONMENT: Final = {
     "HOME": "/root",
     "LANG": "C.UTF-8",
 }
-# The daemons' storage lies beside the overlay, for an overlay cannot hold another one's upper folder.
+# The daemons' storage is outside the overlay, since an overlay cannot hold another's upper folder.
 STORAGE: Final = ("docker", "containerd")
 
 
@@ -44,7 +44,7 @@ class Archives(Protocol):
 
 
 class Code(Protocol):
-    """gpunode as it is mounted into a node."""
+    """The folders of gpunode that are mounted into a node."""
 
     @property
     def project(self) -> Path:
@@ -63,13 +63,13 @@ class Code(Protocol):
 
 
 class Node(ABC):
-    """A node in private namespaces; leaving the context leaves nothing of it on the machine.
+    """A node in private namespaces; leaving the context removes everything of it from the machine.
 
     Args:
         scratch: a folder that does not exist yet; gone afterwards.
-        devices: on the PCI bus, beside a host bridge.
-        archives: served to the node on ``tree.ADDRESS``; without them apt has no source.
-        kernel: the release that ``uname -r`` answers, if not the base's.
+        devices: the devices on the PCI bus, besides a host bridge.
+        archives: the archives to serve to the node on ``tree.ADDRESS``; without them apt has no source.
+        kernel: the release that ``uname -r`` prints, if not the base's.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Node(ABC):
 
     @property
     def server(self) -> Server:
-        """The repositories' server, to be broken at will."""
+        """The repositories' server, which a test can break at will."""
         if self._server is None:
             raise LabError("this node was made without archives")
         return self._server
@@ -148,7 +148,7 @@ class Node(ABC):
         return result
 
     def start(self, *argv: str, log: str) -> subprocess.Popen[bytes]:
-        """Start a daemon of the node; it writes to ``log`` inside and dies with the node at the latest."""
+        """Start a daemon of the node; it writes to ``log`` inside and ends with the node at the latest."""
         settings = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
         return self.spawn(self.enter("env", "--ignore-environment", *settings, *argv), self.path(log))
 
@@ -200,7 +200,7 @@ class Node(ABC):
 
     @abstractmethod
     def _boot(self) -> None:
-        """Boot the node, whose files are there; afterwards commands can run in it."""
+        """Boot the node, whose files exist; afterwards commands can run in it."""
 
     def bound(self) -> dict[str, Path]:
         """Return the read-only mounts, by their place."""

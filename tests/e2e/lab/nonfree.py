@@ -1,4 +1,4 @@
-"""Debian's own NVIDIA driver, fetched from the Debian archive, to be offered to nodes without a network."""
+"""Debian's own NVIDIA driver, fetched from the Debian archive and offered to nodes without a network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ exec chroot . apt-get -y --no-install-recommends --download-only "$@" install $P
 
 
 def provide(base: Base, packages: Sequence[str], scratch: Path) -> Path:
-    """Return a folder with ``packages`` and all that they need beyond ``base``, from the cache or the archive.
+    """Return a folder with ``packages`` and their dependencies beyond ``base``, from the cache or the archive.
 
     Raises:
         NoArchive: there is nothing in the cache and no Debian archive that can be reached.
@@ -63,7 +63,7 @@ def provide(base: Base, packages: Sequence[str], scratch: Path) -> Path:
 
 
 def offer(folder: Path, root: Path, base: Base, key: Key) -> str:
-    """Offer the packages in ``folder`` below ``root``, which a server shows; return the line of apt's sources."""
+    """Publish the packages in ``folder`` below ``root``, a server's folder; return the line for apt's sources."""
     target = root / f"nonfree-{base.codename}"
     if not target.exists():
         target.mkdir()

@@ -1,4 +1,4 @@
-"""A PCI bus as sysfs shows it, with any devices one likes."""
+"""A PCI bus as sysfs shows it, with arbitrary devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Device:
 
     @property
     def modalias(self) -> str:
-        """The modalias as the kernel makes it."""
+        """The modalias in the kernel's form."""
         vendor, device = self.subsystem
         base, sub, interface = self.device_class.to_bytes(3, "big")
         identity = f"v{self.vendor:08X}d{self.device:08X}sv{vendor:08X}sd{device:08X}"
@@ -39,7 +39,7 @@ class Device:
 
     @property
     def config(self) -> bytes:
-        """The configuration space: header type 0, everything unnamed zero."""
+        """The configuration space: header type 0, all unspecified bytes zero."""
         space = bytearray(256)
         struct.pack_into("<HH", space, 0x00, self.vendor, self.device)
         space[0x08] = self.revision
@@ -48,7 +48,7 @@ class Device:
         return bytes(space)
 
     def attributes(self) -> dict[str, str]:
-        """Return the text files that sysfs has for it."""
+        """Return the text files that sysfs has for the device."""
         vendor, device = self.subsystem
         return {
             "vendor": f"0x{self.vendor:04x}",

@@ -1,4 +1,4 @@
-"""NVIDIA's repositories and the distributions' archives in their layouts, signed by keys of the tests."""
+"""NVIDIA's repositories and the distributions' archives in their real layouts, signed with test keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.lab.tree import ADDRESS, Base
 
 DRIVERS: Final = ("580.178.04", "595.91.07", "620.70.06")
 TOOLKITS: Final = ("1.19.1", "1.20.1")
-# The key's file name goes with the distribution's release (knowledge of NVIDIA's repositories, 2026-11).
+# The key's file name depends on the distribution's release (NVIDIA's repositories, 2026-11).
 KEY_FILES: Final = {
     "debian12": "3bf863cc.pub",
     "debian13": "8793F200.pub",
@@ -39,7 +39,7 @@ _KEYRING: Final = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys, by what they sign; ``stranger`` signs nothing."""
+    """The keys, by the repository they sign; ``stranger`` signs nothing."""
 
     cuda: Key
     cuda13: Key
@@ -75,7 +75,7 @@ class Repositories:
         return f"{ADDRESS}{TOOLKIT_PATH}"
 
     def recipe(self, directory: str) -> str:
-        """Return the recipe's table that leads to these repositories."""
+        """Return the recipe's table for these repositories."""
         rows = {
             "cuda": self.cuda,
             "toolkit": self.toolkit,
@@ -95,12 +95,12 @@ class Repositories:
     def variant(
         self, directory: str, folder: Path, *, added: Iterable[Package] = (), without: str = "", key: Key | None = None
     ) -> Path:
-        """Return the CUDA repository ``directory`` again in ``folder``, to be mounted over the first on a server.
+        """Return a second CUDA repository ``directory`` in ``folder``, to mount over the first on a server.
 
         Args:
             added: further packages.
-            without: a pattern of package files to be left out (``*_580.*``).
-            key: signs it, but is not the one that it offers.
+            without: a pattern of package files to omit (``*_580.*``).
+            key: the key that signs it, which is not the key that it offers.
         """
         original = self.root / self.cuda_path(directory).lstrip("/")
         shutil.copytree(original, folder, copy_function=os.link)
@@ -112,7 +112,7 @@ class Repositories:
 
 
 def make_repositories(root: Path, bases: Iterable[Base]) -> Repositories:
-    """Return all repositories below ``root``; the distributions' archives hold what ``bases`` can install."""
+    """Return all repositories below ``root``; the distributions' archives hold the packages of ``bases``."""
     home = Path(tempfile.mkdtemp(prefix="gpunode-lab-gpg-"))
     owners = ("cudatools", "cudatools13", "libnvidia-container", "debian", "stranger")
     keys = Keys(*(make_key(home, owner) for owner in owners))
@@ -147,7 +147,7 @@ def _make_cuda(root: Path, keys: Keys) -> None:
 
 
 def _driver_packages(build: Path, family: str) -> Iterable[Path]:
-    """Return the packages of all releases, built once for the family and the same in its repositories."""
+    """Return the packages of all releases, built once per family and shared by its repositories."""
     folder = build / family
     if not folder.exists():
         packages = driver.debian_packages if family == "debian" else driver.ubuntu_packages

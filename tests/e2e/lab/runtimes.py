@@ -1,4 +1,4 @@
-"""Debian's container runtimes in three suites: unpacked, not installed, for nothing else of a system is needed."""
+"""Debian's container runtimes of three suites: unpacked, not installed, since the rest of a system is not needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.lab.tree import Base
 
 # containerd 1.6, 1.7 and 2; dockerd 20.10, 26 and 28.
 SUITES: Final = ("bookworm", "trixie", "sid")
-# A shell and what a chroot is entered with, beside the runtimes; apt adds the libraries.
+# A shell and the tools to enter a chroot, besides the runtimes; apt adds the libraries.
 _PACKAGES: Final = ("base-files", "coreutils", "dash", "sed", "containerd", "runc", "docker.io", "iptables")
 _IN_A_PACKAGE_OF_ITS_OWN: Final = {"trixie": ("docker-cli",), "sid": ("docker-cli",)}
 # Mirrors keep sid for longer than its Release file is valid.
@@ -24,7 +24,7 @@ _APT: Final = (
     'Acquire::Languages "none"',
     'Acquire::Check-Valid-Until "false"',
 )
-# gpunode runs no program of an image to learn its version: dpkg's record says it, as that of any image does.
+# gpunode runs no program of an image to learn its version: it reads dpkg's record.
 _RECORDED: Final = {"containerd": "containerd", "docker.io": "dockerd"}
 _STANZA: Final = """\
 Package: {package}
@@ -37,7 +37,7 @@ Description: unpacked
 """
 _MERGED_USR: Final = "/usr/share/mmdebstrap/hooks/merged-usr"
 _NOT_NEEDED: Final = tuple(f"usr/share/{name}" for name in ("doc", "man", "locale", "info", "perl", "bash-completion"))
-# The stand-in for uname(2) tells this one; no test asks for it.
+# The stand-in for uname(2) reports this release; no test depends on it.
 _KERNEL: Final = "6.0.0-lab"
 
 
@@ -66,7 +66,7 @@ def _unpack(suite: str, root: Path) -> None:
     packages = (*_PACKAGES, *_IN_A_PACKAGE_OF_ITS_OWN.get(suite, ()))
     mirror = debian_archive()
     demand_archive(mirror, suite)
-    # No script of a package runs: none is needed, and one of sid may fail.
+    # No maintainer script runs: none is needed, and one of sid may fail.
     what = ["--variant=extract", "--format=directory", f"--include={','.join(packages)}", f"--hook-dir={_MERGED_USR}"]
     run(["mmdebstrap", *what, *options, suite, os.fspath(root), mirror], timeout=600)
     run(["rm", "-rf", *(os.fspath(root / name) for name in _NOT_NEEDED)])
@@ -83,7 +83,7 @@ def _finish(root: Path) -> None:
 
 
 def _record(root: Path) -> None:
-    """Record the daemons and dpkg itself in dpkg's status, which unpacking alone leaves out."""
+    """Record the daemons and dpkg itself in dpkg's status, which unpacking alone does not do."""
     status, architecture = root / "var/lib/dpkg/status", (root / "var/lib/dpkg/arch").read_text().split()[0]
     versions = {"dpkg": "1"}
     for package, program in _RECORDED.items():

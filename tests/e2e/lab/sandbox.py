@@ -1,4 +1,4 @@
-"""Private namespaces: what happens in them ends with them."""
+"""Private namespaces: processes and mounts in them end with them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ echo 0 > "$1/$2/cgroup.procs"
 umount "$1"
 exec unshare --cgroup --pid --net --uts --ipc --fork --kill-child sh -c "$3"
 """
-# The first process reaps orphans, as an init does. It sits in a leaf of its own, for a cgroup that holds processes
-# cannot hand controllers down.
+# The first process reaps orphans, as an init does. It is in its own leaf: a cgroup with processes cannot delegate
+# controllers.
 _INIT: Final = """
 set -e
 mount -t proc proc /proc
@@ -56,7 +56,7 @@ exit 1
 
 
 class Sandbox:
-    """Mount, pid, net, uts, ipc and cgroup namespaces, held open by one process; its death ends all that is in them.
+    """Mount, pid, net, uts, ipc and cgroup namespaces, held open by one process; its end ends all their processes.
 
     Args:
         scratch: an empty folder of this sandbox, whose name is unique on the machine.
@@ -90,7 +90,7 @@ class Sandbox:
         """Kill all processes of the namespaces, and remove their mounts and their cgroup."""
         if self._holder is None:
             return
-        # unshare ends with its child, having reaped it: then the kernel is done with the whole pid namespace.
+        # unshare ends after reaping its child: by then the kernel has ended the whole pid namespace.
         os.kill(self.pid or self._holder.pid, signal.SIGKILL)
         self._holder.communicate()
         self._holder = None
@@ -142,7 +142,7 @@ class Sandbox:
 
 
 def _listen(pid: int, port: int) -> socket.socket:
-    # setns moves the calling thread alone, and a socket belongs for good to the namespace that it was made in.
+    # setns moves only the calling thread, and a socket always belongs to the namespace in which it was created.
     with Path(f"/proc/{pid}/ns/net").open() as namespace:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(namespace.fileno(), CLONE_NEWNET):

@@ -1,4 +1,4 @@
-"""Repositories over HTTP on a loopback address, with ways to break them."""
+"""Repositories over HTTP on a loopback address, which tests can break."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Server:
         self._mounted[prefix] = folder
 
     def restore(self) -> None:
-        """Serve everything as it lies in the folder again."""
+        """Serve everything as in the folder again."""
         self._gone = ()
         self._left.clear()
         self._replaced.clear()
@@ -73,7 +73,7 @@ class Server:
         return None
 
     def answer(self, path: str) -> bytes | HTTPStatus | None:
-        """Return what to send instead of the file: other bytes, an error, or None."""
+        """Return the replacement for the file: other bytes, an error, or None."""
         self.requests.append(path)
         for prefix, count in self._left.items():
             if path.startswith(prefix):
@@ -87,7 +87,7 @@ class Server:
 
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
-    # Waiting for the threads of kept-alive connections would wait for the client.
+    # Joining the threads of kept-alive connections would wait for the client.
     block_on_close = False
 
     def __init__(self, owner: Server, root: Path, listening: socket.socket) -> None:
@@ -101,7 +101,7 @@ class _Http(ThreadingHTTPServer):
         _Handler(request, client_address, self, directory=str(self.root))
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore it: apt ends a transfer by closing the connection in the middle."""
+        """Ignore the error: apt aborts transfers by closing the connection."""
 
 
 class _Handler(SimpleHTTPRequestHandler):

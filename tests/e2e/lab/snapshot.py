@@ -1,4 +1,4 @@
-"""All of a node that an undo has to bring back: files to the byte, packages to the mark."""
+"""The part of a node that an undo must restore: files byte for byte, packages with their marks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 from tests.e2e.lab.node import Node
 
 FOLDERS: Final = ("/etc", "/usr/share/keyrings")
-# What the tools that packages call write anew, each time they are called: an install and a purge by hand leave it, too.
+# Files that tools of packages rewrite at each call: a manual install and purge leave them changed, too.
 MADE_BY_TOOLS: Final = re.compile(
     r"/etc/(ld\.so\.cache|\.pwd\.lock|passwd-?|group-?|shadow-?|gshadow-?|subuid-?|subgid-?|mailcap|rc\w\.d(/.*)?"
     r"|systemd/system(/.*\.wants(/.*)?)?)"
@@ -23,19 +23,19 @@ MADE_BY_TOOLS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of a node at one moment, by the name of each thing."""
+    """The state of a node at one moment, by the name of each item."""
 
     rows: Mapping[str, tuple[object, ...]]
 
     def differences(self, other: Snapshot) -> str:
-        """Return a line for each thing that is another in ``other``."""
+        """Return a line for each item that differs in ``other``."""
         names = sorted(self.rows.keys() | other.rows.keys())
         pairs = ((name, self.rows.get(name), other.rows.get(name)) for name in names)
         return "\n".join(f"{name}: {mine} became {others}" for name, mine, others in pairs if mine != others)
 
 
 def snapshot(node: Node) -> Snapshot:
-    """Every file below FOLDERS with bytes, mode, owner and attributes; every package with version, state and marks."""
+    """Return files below FOLDERS with bytes, mode, owner, attributes; packages with version, state and marks."""
     files = {name: row for folder in FOLDERS for name, row in _rows(node.path(folder), folder)}
     return Snapshot({**files, **_packages(node)})
 

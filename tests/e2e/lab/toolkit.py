@@ -1,4 +1,4 @@
-"""The container toolkit's four packages, with a runtime that records its calls and then is runc."""
+"""The container toolkit's four packages, with a runtime that records its calls and then executes runc."""
 
 from __future__ import annotations
 

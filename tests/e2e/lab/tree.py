@@ -1,4 +1,4 @@
-"""The files of a test node: an overlay over a base, and what every node has."""
+"""The files of a test node: an overlay over a base, and the files of every node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.e2e.lab.sandbox import Sandbox
 NATIVE = Path(__file__).parent / "native"
 PORT = 8099
 ADDRESS = f"http://127.0.0.1:{PORT}"
-# Where gpunode and what it imports lie inside; read-only.
+# The places of gpunode and its dependencies inside; read-only.
 PROJECT = "/opt/lab/project"
 SITE = "/opt/lab/site"
-# Compiled modules, which all nodes of a session share: neither in the project nor on a node's disk.
+# Compiled modules, shared by all nodes of a session: neither in the project nor on a node's disk.
 COMPILED = "/opt/lab/compiled"
 
 _APT_CONF = """\
@@ -37,12 +37,12 @@ class Base:
     """The base of test nodes.
 
     Attributes:
-        codename: of the Debian suite.
+        codename: the codename of the Debian suite.
         version: the suite's number, as in VERSION_ID.
-        layers: the folders of the file tree, the uppermost first.
+        layers: the folders of the file tree, the top one first.
         debs: packages that a node can install.
         kernel: the release of the running kernel.
-        archive: where the server has the packages.
+        archive: the place of the packages on the server.
     """
 
     codename: str
@@ -55,7 +55,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The stand-in for the machine's kernel and devices: folders that are mounted over the real ones."""
+    """The stand-in for the machine's kernel and devices: folders to mount over the real ones."""
 
     folder: Path
 
@@ -110,12 +110,12 @@ def make_hardware(folder: Path, kernel: str, devices: Iterable[Device]) -> Hardw
 
 
 def mount_overlay(sandbox: Sandbox, base: Base) -> Path:
-    """Return the folder inside ``sandbox`` where the base's tree can be written to without changing the base."""
+    """Return the folder inside ``sandbox`` with the base's tree, where writes do not change the base."""
     upper, work, merged = (sandbox.scratch / name for name in ("upper", "work", "merged"))
     for folder in (upper, work, merged):
         folder.mkdir()
     lower = ":".join(os.fspath(layer) for layer in base.layers)
-    # Layers are copied and stacked by name, so no folder may refer to another by index. Volatile: no sync at the end.
+    # Layers are copied and stacked by name, so no folder may refer to another by index. volatile: no sync at the end.
     options = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=off,metacopy=off,index=off,volatile"
     sandbox.mount("-t", "overlay", "-o", options, "overlay", merged)
     return merged

@@ -1,4 +1,4 @@
-"""Cloud machines: Debian's own cloud-init, whose user data lie on the disk as its data source NoCloud wants them."""
+"""Cloud machines: Debian's own cloud-init, with user data on the disk for its data source NoCloud."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.lab.repositories import Repositories
 from tests.e2e.lab.tree import Base
 
 _PACKAGES: Final = ("cloud-init", "openssh-server")
-# What user data may ask for: apt takes it from a folder of the machine, as from a cloud's mirror.
+# Packages that user data may request: apt takes them from a folder of the machine, as from a cloud's mirror.
 _OFFERED: Final = ("curl",)
 _OFFERED_AT: Final = "srv/debs"
 # cloud-init asks whether this is a container, which it is; gpunode asks what the machine is.
@@ -46,14 +46,14 @@ def _add(base: Base, layer: Path) -> None:
     index = run(["env", f"--chdir={offered}", "apt-ftparchive", "packages", "."]).stdout
     _write(offered / "Packages", index)
     _write(layer / "etc/apt/sources.list.d/cloud.list", f"deb [trusted=yes] file:/{_OFFERED_AT} /\n")
-    # Else it would write the addresses of Debian's archive, which no machine of the lab reaches, and make a locale,
-    # whose sources the lab's packages lack.
+    # Otherwise it would write the addresses of Debian's archive, which no machine of the lab reaches, and generate a
+    # locale, whose sources the lab's packages lack.
     _write(layer / "etc/cloud/cloud.cfg.d/90_lab.cfg", "apt: {preserve_sources_list: true}\nlocale: C.UTF-8\n")
     _write(layer / "usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
 
 
 class CloudMachine(Machine):
-    """A machine whose boot goes on until cloud-init is through with its user data."""
+    """A machine whose boot lasts until cloud-init has processed its user data."""
 
     patience_s = 300
 
@@ -67,7 +67,7 @@ class Cloud:
 
     @contextmanager
     def start(self, base: Base, user_data: str) -> Iterator[CloudMachine]:
-        """Yield a machine of ``base`` that has booted for the first time; afterwards nothing of it is left."""
+        """Yield a machine of ``base`` that has booted for the first time; it is removed afterwards."""
         name = f"{self.folder.name}-cloud-{next(_NUMBERS)}"
         seed = self.folder / f"{name}-seed"
         nocloud = seed / "var/lib/cloud/seed/nocloud"

@@ -44,7 +44,7 @@ from gpunode.__main__ import main
 SETTINGS
 sys.exit(main())
 """
-# In front of a daemon: it starts as ever, unless its configuration has NVIDIA's runtime.
+# A wrapper of a daemon, which starts as usual unless its configuration has NVIDIA's runtime.
 _FUSSY: Final = """\
 #!/bin/sh
 how=$1 config=$2
@@ -55,7 +55,7 @@ echo "lab daemon: $how because of nvidia" >&2
 [ "$how" = hangs ] && exec sleep 1000
 exit 1
 """
-# What a loaded module of the old driver leaves to be seen.
+# Visible traces of a loaded module of the old driver.
 _LOADED: Final = f"""\
 #!/bin/sh
 mkdir -p /sys/module/nvidia /proc/driver/nvidia
@@ -81,8 +81,8 @@ class Machines:
         return self.make_of(Machine, base, devices)
 
     def make_of(self, kind: type[_M], base: Base, devices: Iterable[Device]) -> _M:
-        """Make a machine as `make` does, of a class that is more than a machine."""
-        # Unique on the whole machine: others may run the same tests, and what a node leaves is found by this name.
+        """Make a machine as `make` does, of a subclass of Machine."""
+        # Unique on the machine: others may run the same tests, and a node's leftovers are found by this name.
         scratch = self.folder / f"{self.folder.name}-machine-{next(_NUMBERS)}"
         return kind(base, scratch, devices=devices, archives=self.repositories, code=self.code)
 
@@ -108,7 +108,7 @@ class Start:
     """A daemon's latest start.
 
     Attributes:
-        starts: how often systemd has started it in this boot, or tried to.
+        starts: how often systemd has started it, or tried to, in this boot.
     """
 
     pid: int
@@ -125,7 +125,7 @@ def run_old_driver(node: Machine) -> None:
 
 
 def impatient(node: Machine) -> str:
-    """Install gpunode again, for which a daemon must have started within 4 s; return the program."""
+    """Install a second gpunode that expects a daemon to start within 4 s; return the program."""
     settings = "import gpunode.host.services as services\nservices._START_TIMEOUT_S = 4.0"
     node.write(f"{PROGRAM}-impatient", _ENTRY_POINT.replace("SETTINGS", settings), 0o755)
     return f"{PROGRAM}-impatient"
@@ -168,10 +168,10 @@ def is_up(node: Machine, unit: str) -> bool:
 
 
 def make_fussy(node: Machine, unit: str, how: str, *settings: str) -> None:
-    """Keep the daemon from starting with NVIDIA's runtime in its configuration, which its parser takes nevertheless.
+    """Keep the daemon from starting with NVIDIA's runtime in its configuration, although its parser accepts that.
 
     Args:
-        how: ``refuses`` exits at once, ``hangs`` never is ready, ``dies`` is up for 3 s.
+        how: ``refuses`` exits at once, ``hangs`` never becomes ready, ``dies`` runs for 3 s.
         settings: further lines of the unit's section.
     """
     config = CONTAINERD_CONFIG if unit == CONTAINERD else DOCKER_CONFIG
@@ -183,7 +183,7 @@ def make_fussy(node: Machine, unit: str, how: str, *settings: str) -> None:
 
 
 def make_tame(node: Machine, unit: str) -> None:
-    """Let the daemon start as its package has it."""
+    """Let the daemon start as in its package."""
     node.path(_drop_in(unit)).unlink(missing_ok=True)
     node.run("systemctl", "daemon-reload")
 
@@ -193,7 +193,7 @@ def _drop_in(unit: str) -> str:
 
 
 def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
-    """Run the daemon, as its package has it, with ``content`` as its configuration."""
+    """Run the daemon as in its package, with ``content`` as its configuration."""
     make_tame(node, unit)
     if content is None:
         node.path(path).unlink(missing_ok=True)
@@ -204,7 +204,7 @@ def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
 
 
 def put_programs(node: Machine, base: Base) -> None:
-    """Replace docker, containerd and runc by those of ``base``; what starts them stays."""
+    """Replace docker, containerd and runc by those of ``base``; their units stay."""
     node.run("systemctl", "stop", "docker.socket", DOCKER, CONTAINERD)
     for name in _PROGRAMS:
         for source in (root / name for root in base.layers if (root / name).is_file()):
@@ -214,7 +214,7 @@ def put_programs(node: Machine, base: Base) -> None:
 
 
 def kill_at_restart(node: Machine) -> Result:
-    """Kill ``gpunode setup`` when it has written the configuration and asks for the daemon's restart."""
+    """Kill ``gpunode setup`` when it has written the configuration and requests the daemon's restart."""
     return kill_at_unit_change(node, "setup", "/root/containerd.toml", "--yes", verbs=("restart",))
 
 

@@ -1,6 +1,6 @@
 """A cloud machine's first boot: Debian's cloud-init runs the user data of recipes/cloud-init, with the release.
 
-And what Packer runs on such a machine, to make an image of it.
+Also the script that Packer runs on such a machine to make an image of it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def user_data(release: Path, repositories: Repositories) -> Callable[[str], str]
 
 
 def works(node: Machine) -> None:
-    """Assert that cloud-init has no complaint, no unit has failed, and the node is what the recipe wants."""
+    """Assert that cloud-init reports no error, no unit has failed, and the node is as the recipe wants."""
     found = status(node)
     log = node.read("/var/log/cloud-init-output.log")
     assert (found["status"], found["errors"]) == ("done", []), f"{found}\n{log}"

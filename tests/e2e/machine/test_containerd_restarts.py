@@ -1,4 +1,4 @@
-"""containerd on a booted machine: restarted for its bytes alone, never left with a configuration that stops it."""
+"""containerd on a booted machine: restarted only if its file changed, never left with a broken configuration."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ version = 2
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The observations on the way; the node is as the second setup left it."""
+    """The observations during the course; the node is as the second setup left it."""
 
     node: Machine
     before: dict[str, Start]
@@ -75,7 +75,7 @@ def course(bases: dict[str, Bases], machines: Machines) -> Iterator[Course]:
 
 @pytest.fixture
 def node(course: Course) -> Machine:
-    """Return the machine with its driver, and with containerd as it was before gpunode came."""
+    """Return the machine with its driver, and with containerd as before gpunode."""
     restore(course.node, CONTAINERD, CONTAINERD_CONFIG, CONFIG)
     return course.node
 
@@ -165,7 +165,7 @@ def test_daemon_that_fails_to_start_gets_its_old_configuration_back(
     node: Machine, how: str, settings: tuple[str, ...], *, hurried: bool
 ) -> None:
     make_fussy(node, CONTAINERD, how, *settings)
-    # The stand-in is in front of the daemon already: only the configuration makes it what it is.
+    # The wrapper is already in place: only the configuration decides its behaviour.
     node.run("systemctl", "restart", CONTAINERD)
 
     done = setup(node, "containerd", program=impatient(node) if hurried else "gpunode")
@@ -177,7 +177,7 @@ def test_daemon_that_fails_to_start_gets_its_old_configuration_back(
     assert f"lab daemon: {how} because of nvidia" in done.error
     assert f"restored: {CONTAINERD_CONFIG}; {CONTAINERD} is running with the former file again" in done.error
     assert "nvidia-container-runtime" in node.read(_kept_file(done))
-    # The daemon takes it after all, once what troubled it is gone.
+    # The daemon accepts it after all, once the obstacle is gone.
     make_tame(node, CONTAINERD)
     assert CONTAINERD_CONFIG in by_kind(setup_ok(node, "containerd").changes, "file")
     assert is_up(node, CONTAINERD)

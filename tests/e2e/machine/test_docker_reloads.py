@@ -1,4 +1,4 @@
-"""docker on a booted machine: reloaded where that does, restarted with leave, never left with what it cannot use.
+"""docker on a booted machine: reloaded if that suffices, restarted with consent, never left with a broken file.
 
 dockerd 20.10, 26 and 28: Debian 12's and 13's own, and sid's unpacked over 13's.
 """
@@ -63,12 +63,12 @@ def machine(request: pytest.FixtureRequest, bases: dict[str, Bases], machines: M
 
 @pytest.fixture
 def node(machine: Machine) -> Machine:
-    """Return the machine with its driver, and with docker as it was before gpunode came."""
+    """Return the machine with its driver, and with docker as before gpunode."""
     machine.path(OPTIONS).unlink(missing_ok=True)
     if machine.path(DROP_IN).exists():
         machine.path(DROP_IN).unlink()
         machine.run("systemctl", "daemon-reload")
-    # It fails along with a docker that used up its starts.
+    # It fails together with a docker that reached its start limit.
     machine.run("systemctl", "reset-failed", "docker.socket")
     restore(machine, DOCKER, DOCKER_CONFIG, None)
     return machine
@@ -76,7 +76,7 @@ def node(machine: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A container that somebody needs."""
+    """A container with a user's work."""
 
     node: Machine
     since: str
@@ -93,7 +93,7 @@ def _state_of_training(node: Machine) -> str:
 
 @contextmanager
 def running(node: Machine) -> Iterator[Training]:
-    """Run a container meanwhile."""
+    """Run a container within the context."""
     node.run("docker", "run", "--detach", "--stop-timeout=1", "--name=training", "lab", "/hello", "wait")
     state = _state_of_training(node)
     assert state.startswith("true")
@@ -115,7 +115,7 @@ def start_with(node: Machine, options: str) -> None:
 
 
 def give_up(node: Machine) -> None:
-    """Start dockerd as often as its unit allows, and let it fail."""
+    """Let dockerd fail until its unit's start limit is reached."""
     for _ in range(8):
         node.finish("systemctl", "restart", DOCKER)
         if show(node, DOCKER, "ActiveState") == ["failed"]:
@@ -175,7 +175,7 @@ def test_removed_default_runtime_needs_a_docker_restart(node: Machine, training:
     assert node.read(DOCKER_CONFIG) == written
     assert training.goes_on()
 
-    # Nobody reads the file as it will be without a restart: this dockerd keeps a default that is not named any more.
+    # The new file has no effect without a restart: this dockerd keeps a default that is no longer named.
     node.write(DOCKER_CONFIG, '{"log-level": "warn"}\n')
     node.run("systemctl", "reload", DOCKER)
     assert runtimes(node)[1] == "nvidia"
@@ -200,7 +200,7 @@ def test_conflict_with_a_dockerd_flag_is_refused_untouched(node: Machine) -> Non
             assert OPTIONS in answer.error
             assert not node.path(DOCKER_CONFIG).exists()
 
-        # A runtime may stand in the file beside what the command line says.
+        # A runtime may be in the file in addition to those on the command line.
         setup_ok(node, "docker")
         assert "nvidia" in runtimes(node)[0]
         assert start_of(node, DOCKER) == before
@@ -266,9 +266,9 @@ def test_systemd_and_gpunode_agree_on_a_command_line(node: Machine) -> None:
 
 
 def test_file_that_would_prevent_the_next_start_is_put_back(node: Machine) -> None:
-    # dockerd goes on when it cannot use the file on SIGHUP, and refuses the same file at its next start.
+    # dockerd continues if it cannot use the file on SIGHUP, and refuses the same file at its next start.
     start_with(node, "--default-runtime=runc")
-    # No file says any more what it was started with.
+    # No file contains its original configuration any more.
     node.path(OPTIONS).unlink()
     before = start_of(node, DOCKER)
 
@@ -381,7 +381,7 @@ def test_containers_with_live_restore_need_no_consent(node: Machine, how: str) -
 
 @pytest.mark.long
 def test_hanging_docker_gets_its_old_configuration_back(node: Machine) -> None:
-    # As docker's own unit says: systemd alone would wait for ever.
+    # As in docker's own unit: by default systemd would wait forever.
     make_fussy(node, DOCKER, "hangs", "TimeoutStartSec=0")
     node.run("systemctl", "restart", DOCKER)
 
@@ -395,7 +395,7 @@ def test_hanging_docker_gets_its_old_configuration_back(node: Machine) -> None:
 
 @pytest.mark.long
 def test_docker_failed_for_a_missing_runtime_is_started(node: Machine) -> None:
-    # Somebody made nvidia the default and registered it nowhere.
+    # A user made nvidia the default but did not register it.
     node.write(DOCKER_CONFIG, '{"default-runtime": "nvidia"}\n')
     give_up(node)
 
@@ -456,7 +456,7 @@ def test_setup_starts_a_docker_beyond_its_start_limit(node: Machine) -> None:
 def test_verify_asks_the_daemon_itself(node: Machine) -> None:
     setup_ok(node, "docker")
     assert ask(node, "verify", "/root/docker.toml").exit_code == 0
-    # The file says it, the daemon does not have it.
+    # The file has it, the daemon does not.
     written = node.read(DOCKER_CONFIG)
     restore(node, DOCKER, DOCKER_CONFIG, None)
     node.write(DOCKER_CONFIG, written)
@@ -514,7 +514,7 @@ def test_containers_survive_a_reload_and_are_named_before_a_restart(node: Machin
         assert "training" in refused.error
         assert node.read(DOCKER_CONFIG) == written
 
-        # dockerd would keep a default that its file names no more, so what a reload brought a reload does not undo.
+        # dockerd would keep a default that its file no longer names, so a reload does not undo a reload.
         drain = ask(node, "rollback", "--yes")
         assert drain.exit_code == 11
         assert "training" in drain.error

@@ -1,4 +1,4 @@
-"""A booted HGX machine: its fabric manager is enabled, starts after the driver is loaded, and goes again."""
+"""A booted HGX machine: its fabric manager is enabled, starts after the driver is loaded, and is removed again."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_manager_is_started_after_the_driver_and_removed_with_it(node: Machine) 
 
 @pytest.mark.long
 def test_manager_runs_again_after_an_upgrade_that_was_undone(node: Machine) -> None:
-    """The upgrade leaves it to the reboot; its undo needs none, since the kernel has the former module."""
+    """The upgrade leaves its start to the reboot; the undo needs none, since the kernel has the former module."""
     setup_ok(node, "containerd", "--driver", "580")
     assert setup(node, "containerd", "--driver", "595").exit_code == 10
     assert not is_up(node, _MANAGER)

@@ -1,4 +1,4 @@
-"""Faults of booted nodes, made for real: daemons that refuse, units that fail, reboots that mend."""
+"""Faults of booted nodes, caused for real: daemons that refuse, units that fail, reboots that repair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Boot = Callable[[Start], AbstractContextManager[Machine]]
 
 @pytest.fixture(scope="module")
 def booted(bases: dict[str, Bases], machines: Machines) -> Iterator[Boot]:
-    """Boot a machine from the disk of one that was set up once."""
+    """Boot a machine from the disk of one that was already set up."""
 
     @cache
     def disk(start: Start) -> Base:

@@ -1,6 +1,6 @@
-"""The first boot of a cloud machine: cloud-init is waited for unless it waits for us; systemd's journal hears of it.
+"""The first boot of a cloud machine: gpunode waits for cloud-init unless cloud-init runs it, and logs to the journal.
 
-systemd and its journal are real; cloud-init is a stand-in of the same units, files and command lines.
+systemd and its journal are real; cloud-init is a stand-in with the same units, files and command lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.e2e.machine.scenario import CONTAINERD_CONFIG, Machines, ask, setup, 
 
 pytestmark = pytest.mark.e2e
 
-# As /usr/bin/cloud-init behaves: a stage goes on until it is told to end; the last one runs what the user gave it.
+# Like /usr/bin/cloud-init: a stage lasts until it is told to end; the last one runs the user's script.
 _CLOUD_INIT: Final = """\
 #!/usr/bin/python3
 import os, pathlib, subprocess, sys, time
@@ -67,7 +67,7 @@ def ends(node: Machine, stage: str) -> None:
 
 
 def says(node: Machine, log: str, word: str) -> None:
-    """Wait until ``word`` stands in ``log``."""
+    """Wait until ``log`` contains ``word``."""
     deadline = time.monotonic() + _PATIENCE_S
     while not (node.path(log).exists() and word in node.read(log)):
         assert time.monotonic() < deadline, f"no {word!r} in {log}: {node.path(log).exists() and node.read(log)}"
@@ -95,7 +95,7 @@ def test_running_cloud_init_is_waited_for_between_its_stages(node: Machine) -> N
     pid = node.run("systemctl", "show", "--value", "--property=MainPID", "cloud-config.service").stdout.strip()
     assert f"process {pid} (" in busy.error
 
-    # Its process is gone, its next stage only queued.
+    # Its process has ended, and its next stage is only queued.
     node.write("/usr/local/sbin/lab-hold", "#!/bin/sh\nwhile [ ! -e /root/go ]; do sleep 0.05; done\n", 0o755)
     hold = "[Service]\nExecStartPre=/usr/local/sbin/lab-hold\nType=oneshot\nExecStart=/bin/true\n"
     node.write("/etc/systemd/system/lab-between.service", hold)

@@ -1,4 +1,4 @@
-"""A booted HGX machine in use: whose GPU it is is named, services stop and start in order, also around a kill."""
+"""A booted HGX machine in use: GPU users are named, and services stop and start in order, even after a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MANAGER: Final = "nvidia-fabricmanager.service"
 _DCGM: Final = "nvidia-dcgm.service"
 _SERVICES: Final = (PERSISTENCED, _MANAGER, _DCGM)  # in the order in which they start
 _STRAY: Final = "libnvidia-nscq"
-# Without a driver the node cannot be opened; its path alone is enough to have it among a process' open files.
+# Without a driver the node cannot be opened; opening its path alone lists it among a process's open files.
 _HOLD: Final = """\
 #!/usr/bin/python3
 import os, time
@@ -32,7 +32,7 @@ os.open("/run/lab/nvidia0", os.O_PATH)
 time.sleep(3600)
 """
 _DCGM_UNIT: Final = "[Service]\nExecStart=/usr/lib/lab/hold\n[Install]\nWantedBy=multi-user.target\n"
-# apt is not reached: gpunode, which calls it, dies in between.
+# apt never runs: gpunode, which calls it, dies before.
 _KILLING: Final = """\
 #!/bin/sh
 case "$*" in *--simulate*|*-s\\ *|*update*|*print-uris*) ;; *install*) kill -KILL $PPID; exit 1;; esac
@@ -63,7 +63,7 @@ def starts(node: Machine) -> list[str]:
 
 
 def stray(node: Machine) -> None:
-    """Bring a library of the fabric out of the driver's version, so that setup has a package to change."""
+    """Install a fabric library of another version than the driver's, so that setup has a package to change."""
     node.run("apt-get", "-y", "install", f"{_STRAY}=595.91.08-1", env=NONINTERACTIVE)
 
 

@@ -1,4 +1,4 @@
-"""A reboot that setup needs: announced, made once when asked for, gone on after, and never made again."""
+"""A reboot that setup needs: announced, made once if requested, followed by the rest of the setup, never repeated."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_setup_announces_a_reboot_and_continues_after_it_on_request(node: Machin
     assert node.boot_id() == first
     assert all(not node.path(place).exists() for place in _PLACES)
 
-    # A path that means something in one folder only, as people type it.
+    # A relative path, as users type it.
     typed = "cd /root && exec gpunode setup containerd.toml --yes --reboot --json"
     assert node.finish("sh", "-c", typed).returncode == 10
     node.wait_reboot(first)
@@ -125,7 +125,7 @@ def test_reason_that_survives_the_reboot_causes_no_second_one(node: Machine) -> 
     assert "status=10" in said
     assert loaded_driver(node) == OLD
     assert boots(node) == 2
-    # Nor does the next boot go on with anything.
+    # The next boot continues nothing either.
     node.reboot()
     assert node.boot_id() != second
     assert finished_output(node) == ""

@@ -1,4 +1,4 @@
-"""A whole rollback and a removal on a booted machine: the daemons run as before, nothing of gpunode stays."""
+"""A complete rollback and a removal on a booted machine: the daemons run as before, nothing of gpunode's stays."""
 
 from __future__ import annotations
 

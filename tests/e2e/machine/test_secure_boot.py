@@ -1,7 +1,7 @@
-"""A booted machine with Secure Boot on: its key is queued, forgotten by a boot, queued again, confirmed; around kills.
+"""A booted machine with Secure Boot on: its key is queued, lost at a boot, queued again, confirmed; with kills.
 
 mokutil, openssl, DKMS, sign-file and systemd are Debian's. The firmware is a folder in place of efivarfs, on the
-machine's disk; a script does at each boot what MokManager does, and the kernel takes the driver once the key is
+machine's disk; at each boot a script does MokManager's work, and the kernel accepts the driver once the key is
 enrolled.
 """
 
@@ -58,7 +58,7 @@ mount --bind {_FIRMWARE} {_EFIVARS}
 _OWN_LIST: Final = "/etc/apt/sources.list.d/own.list"
 _DROP_IN: Final = "[Service]\nExecStartPre=/usr/lib/lab/boot-firmware\n"
 QUEUED: Final = "already in the enrollment request"
-# What `progress` counts of a run that nobody disturbs, and a little less.
+# Slightly less than `progress` counts in an undisturbed run.
 _STEPS_TO_REQUEST: Final = 58
 _STEPS_TO_DRIVER: Final = 88
 _PASSWORD: Final = "chosen2026"
@@ -67,7 +67,7 @@ _IMPORT: Final = f"mokutil --import {CERTIFICATE} --hash-file /run/gpunode-mok-p
 
 @pytest.fixture
 def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
-    """Yield a machine whose next boot has Secure Boot on; what enrols keys is in its archives."""
+    """Yield a machine whose next boot has Secure Boot on; its archives contain the tools that enrol keys."""
     base = bases["bookworm"].runtime
     try:
         debs = nonfree.provide(base, nonfree.DRIVER, machines.folder / "fetch-bookworm")
@@ -90,7 +90,7 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
 
 
 def boot(node: Machine, *, confirms: bool = False) -> None:
-    """Reboot with somebody at the console, or with nobody."""
+    """Reboot with a person at the console, or without."""
     console = node.path(_CONSOLE)
     if confirms:
         console.touch()
@@ -106,12 +106,12 @@ def setup_with_password(node: Machine, *options: str) -> Answer:
 
 
 def enrolment(node: Machine) -> str:
-    """Return what mokutil says of the certificate."""
+    """Return mokutil's answer about the certificate."""
     return node.finish("mokutil", "--test-key", CERTIFICATE).stdout.strip().removeprefix(f"{CERTIFICATE} is ")
 
 
 def waits_at_console(node: Machine, done: Answer) -> bool:
-    """True if a run ended with its request queued, the way on told, and nothing that keeps nouveau off the card."""
+    """True if a run ended with its request queued, the next step printed, and nouveau not blocked."""
     assert done.exit_code == 10, done.error
     assert "with somebody at the console" in done.error
     assert "Enroll MOK → Continue → Yes → the one-time password" in done.error
@@ -164,7 +164,7 @@ def test_request_is_queued_forgotten_queued_again_and_confirmed(node: Machine) -
 def test_resumed_setup_ends_where_somebody_has_to_be_at_the_console(node: Machine) -> None:
     node.write(_SWITCH, "0")
     boot(node)
-    # Beside what enrols keys there is a newer driver, which an old machine has not met.
+    # Besides the tools that enrol keys there is a newer driver, which an old machine has not seen.
     line = node.read(_OWN_LIST)
     node.write(_OWN_LIST, "")
     run_old_driver(node)
@@ -181,7 +181,7 @@ def test_resumed_setup_ends_where_somebody_has_to_be_at_the_console(node: Machin
     assert boots(node) == 3
     assert not node.path("/proc/driver/nvidia/version").exists()
 
-    # --reboot does not reboot where a reboot alone does not help.
+    # --reboot does not reboot if a reboot alone does not help.
     second = node.boot_id()
     waiting = setup_with_password(node, "--reboot")
     assert waiting.exit_code == 10
@@ -204,9 +204,9 @@ def progress(root: Path) -> int:
 
 
 def kill_setup(node: Machine, chance: random.Random, steps: int) -> None:
-    """Kill a setup with SIGKILL at a random one of its ``steps``: alone, or with all that it has started.
+    """Kill a setup with SIGKILL at a random one of its ``steps``: alone, or with all its children.
 
-    Where it is killed alone, systemd ends the rest.
+    If it is killed alone, systemd ends the rest.
     """
     whom, step = chance.choice(("gpunode", "everything")), chance.randint(1, steps)
     node.write("/root/password", f"{_PASSWORD}\n", 0o600)

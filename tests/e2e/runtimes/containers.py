@@ -1,7 +1,7 @@
-"""A program: containers go through the runtimes that gpunode configures, and it tells what was seen of each.
+"""A program that runs containers with the runtimes that gpunode configures, and reports the observations.
 
-It runs in the namespaces of a lab's node, whose ROOT is its argument; a JSON object is its answer. The image lies there
-as /root/image.tar; ``nvidia-container-runtime`` is a stand-in that records its call in CALLS and executes runc.
+It runs in the namespaces of a lab's node, with the node's ROOT as its argument, and prints a JSON object. The image is
+there as /root/image.tar; ``nvidia-container-runtime`` is a stand-in that records its call in CALLS and executes runc.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DOCKER: Final = "/etc/docker/daemon.json"
 # As owners have them.
 OWN_TOML: Final = b"# Ours; do not lose it.\nversion = 2\n\n[debug]\n  level = 'warn' # quiet\n"
 OWN_JSON: Final = b'{"max-concurrent-downloads": 4}'
-# The file of the containerd.io package, its licence left out.
+# The file of the containerd.io package, without its licence.
 SHIPPED: Final = b'disabled_plugins = ["cri"]\n\n#root = "/var/lib/containerd"\n#state = "/run/containerd"\n'
 _IMAGE: Final = "docker.io/library/lab:1"
 _ARCHIVE: Final = "/root/lab.tar"
@@ -37,7 +37,7 @@ _LOGS: Final = "/run/pods"
 
 
 class Unexpected(Exception):
-    """A step went wrong; says how."""
+    """A step failed; the message says how."""
 
 
 class Node:
@@ -63,7 +63,7 @@ class Node:
         return done.stdout
 
     def through_nvidia(self, container: Callable[[], str]) -> tuple[str, bool]:
-        """Return the output of a container, and whether the stand-in was asked to create it."""
+        """Return the output of a container, and whether the stand-in created it."""
         said = container()
         calls = (self.root.path / CALLS.lstrip("/")).read_text().splitlines()
         fresh, self._counted = calls[self._counted :], len(calls)
@@ -71,7 +71,7 @@ class Node:
 
     @contextmanager
     def containerd(self) -> Iterator[Cri]:
-        """containerd runs, with the image in the kubelet's part of it if that has been saved."""
+        """Run containerd, with the image, if it was saved, in the kubelet's namespace."""
         with self.root.daemon("containerd"):
             self._await(lambda: self.root.run("ctr", "version").returncode == 0, "containerd")
             if (self.root.path / _ARCHIVE.lstrip("/")).exists():
@@ -80,7 +80,7 @@ class Node:
                 yield cri
 
     def pod(self, cri: Cri, handler: str) -> str:
-        """Return the output of a container of a pod that asked for ``handler``."""
+        """Return the output of a container of a pod with ``handler``."""
         output = self.root.path / f"{_LOGS}/output".lstrip("/")
         output.unlink(missing_ok=True)
         cri.run(_IMAGE, "/hello", handler=handler, logs=_LOGS)
@@ -89,7 +89,7 @@ class Node:
     def _import(self) -> None:
         images = ("ctr", "--namespace", "k8s.io", "images")
         self.run(*images, "import", _ARCHIVE)
-        # No registry is here, so the lab's image stands for the one that holds a pod's namespaces.
+        # There is no registry, so the lab's image serves as the pause image.
         dump = self.run("containerd", "config", "dump")
         if pause := re.search(r"""sandbox(?:_image)? = ["'](.+:.+)["']""", dump):
             self.run(*images, "tag", "--force", _IMAGE, pause[1])
@@ -103,8 +103,8 @@ class Node:
 
 
 def inspected(node: Node) -> str:
-    """Return docker's answers to doctor's questions about its containers."""
-    # As where systemd says that dockerd runs, since long before the containers.
+    """Return docker's answers to doctor's commands about its containers."""
+    # As if systemd reported that dockerd has run since long before the containers.
     units = "Id=docker.service\nActiveState=active\nExecMainStartTimestamp=Sat 2022-01-01 00:00:00.000000 UTC\n"
     evidence = {"units": Capture("systemctl show", "ok", units.encode())}
     (listed,) = [probe for probe in follow_ups(evidence) if probe.key == "docker-containers"]
@@ -138,7 +138,7 @@ def docker(node: Node) -> dict[str, object]:
         daemon.send_signal(signal.SIGHUP)
         node._await(lambda: "nvidia" in node.run("docker", "info", "--format={{.DefaultRuntime}}"), "dockerd")
         seen["by default"] = node.through_nvidia(lambda: node.run(*plain))
-        # No GPU can be given, and docker keeps what it said of that.
+        # No GPU is available, and docker keeps its error about that.
         secret = ("--env", "API_TOKEN=secret", "--env", "LD_LIBRARY_PATH=/opt/own")
         node.root.run("docker", "create", "--name=asks", "--gpus=all", *secret, "--entrypoint=/hello", "lab:1")
         node.root.run("docker", "start", "asks")
@@ -171,7 +171,7 @@ def containerd(node: Node) -> dict[str, object]:
 
 
 def shipped(node: Node) -> dict[str, object]:
-    """Return the file of the containerd.io package: no CRI until it is asked for, then pods."""
+    """Return the observations with the containerd.io package's file: no CRI until it is enabled, then pods."""
     seen: dict[str, object] = {}
     node.root.lay({CONTAINERD: SHIPPED})
     seen["told"] = "cri" in node.gpunode("configure", "--runtime=containerd")
@@ -194,7 +194,7 @@ def main() -> None:
 
 
 def _played(scene: Callable[[Node], dict[str, object]], node: Node) -> dict[str, object]:
-    """Return the observations, or the failure: one scene says nothing of the others."""
+    """Return the observations, or the failure, so that the other scenes still run."""
     try:
         return scene(node)
     except (Unexpected, NoCri) as error:

@@ -1,4 +1,4 @@
-"""containerd asked over its socket as a kubelet asks it: the few calls of CRI that a container needs.
+"""Requests to containerd over its socket, as from a kubelet: the few CRI calls that a container needs.
 
 Source: cri-api v0.30, pkg/apis/runtime/v1/api.proto. Its field numbers stand here in place of generated classes.
 """
@@ -29,7 +29,7 @@ _EXITED: Final = 2
 
 
 class NoCri(Exception):
-    """There is no CRI at the socket, or it refuses what was asked."""
+    """There is no CRI at the socket, or it refuses the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Told:
     """The status of the CRI plugin.
 
     Attributes:
-        binaries: what each handler's options tell it to run; empty for its shim's own.
+        binaries: the program in each handler's options; empty for the shim's default.
     """
 
     default: str
@@ -57,7 +57,7 @@ class Cri:
         self._channel.close()
 
     def call(self, method: str, message: Message | None = None, *, patience_s: float = 20) -> dict[int, bytes | int]:
-        """Return the answer's fields, of a repeated one the last; a plugin that is still starting is waited for.
+        """Return the answer's fields, the last of a repeated one; wait for a plugin that is still starting.
 
         Raises:
             NoCri: there is none, or it refuses.
@@ -79,7 +79,7 @@ class Cri:
         return Told(str(config["defaultRuntimeName"]), binaries)
 
     def run(self, image: str, *command: str, handler: str, logs: str) -> None:
-        """Run ``command`` to its end in a pod of its own, its output in ``logs``; nothing else is left.
+        """Run ``command`` to its end in its own pod, with its output in ``logs``; nothing else remains.
 
         Args:
             handler: as a RuntimeClass names it; empty for the default one.
@@ -116,7 +116,7 @@ class Cri:
                 return bytes(ask(message, timeout=patience_s))
             except grpc.RpcError as error:
                 said = error.details() or ""
-                # containerd 1.6 has no code of its own for it.
+                # containerd 1.6 has no own error code for it.
                 is_starting = error.code() is grpc.StatusCode.UNAVAILABLE or "not initialized yet" in said
                 if not is_starting or time.monotonic() > deadline:
                     raise NoCri(f"{method}: {error.code().name}: {said}") from error
@@ -129,7 +129,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the fields of a message, of the two kinds that CRI's answers are made of."""
+    """Yield the fields of a message, of the two wire types that CRI's answers use."""
     place = 0
     while place < len(data):
         key, place = _varint_at(data, place)

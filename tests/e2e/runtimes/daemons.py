@@ -1,4 +1,4 @@
-"""Real daemons below a root, started on a node's files, asked, and ended."""
+"""Real daemons below a root: started with a node's files, queried and ended."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, Final, TypeAlias
 
 from tests.e2e.runtimes.cri import Cri, NoCri
 
-# A node's files by their paths; what is not named is not there.
+# A node's files by path; others do not exist.
 Files: TypeAlias = Mapping[str, bytes]
 
 _ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
 DOCKERD: Final = ("dockerd", "--containerd=/run/containerd/containerd.sock", "--iptables=false", "--ip6tables=false")
 _FOLDERS: Final = ("etc/containerd", "etc/docker")
 _GPUNODES_OWN: Final = ("var/lib/gpunode", "var/log/gpunode")
-# What the vectors' containerd files name: a base_runtime_spec that is not there keeps the CRI plugin from loading.
+# Files named in the vectors' containerd files: a missing base_runtime_spec keeps the CRI plugin from loading.
 _SPECS: Final = ("etc/containerd/cri-base.json", "etc/containerd/base.json")
 
 
@@ -32,9 +32,9 @@ class Read:
     """The result of a daemon's own parser for files.
 
     Attributes:
-        ok: whether it takes them; None for a dockerd that cannot be asked.
-        dump: as ``containerd config dump`` prints it; empty when it does not take them, and for dockerd.
-        said: what it complained of.
+        ok: whether it accepts them; None for a dockerd without --validate.
+        dump: the output of ``containerd config dump``; empty if it rejects them, and for dockerd.
+        said: its error.
     """
 
     ok: bool | None
@@ -44,12 +44,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The answers over its socket of a daemon that runs on files.
+    """The answers over its socket of a daemon that runs with given files.
 
     Attributes:
-        ok: whether it, or its CRI plugin, answers.
-        binaries: the handlers with what they run.
-        said: why not.
+        ok: whether the daemon, or its CRI plugin, answers.
+        binaries: the program of each handler.
+        said: the reason if it does not.
     """
 
     ok: bool
@@ -59,13 +59,13 @@ class Started:
 
 
 class Root:
-    """The system below ``path``, seen from the namespaces that the daemons shall run in."""
+    """The system below ``path``, seen from the namespaces of the daemons."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def lay(self, files: Files) -> None:
-        """Write ``files`` and what those name to the runtimes' folders, and nothing else."""
+        """Write ``files`` and the files that those name to the runtimes' folders, and nothing else."""
         for folder in (*_FOLDERS, *_GPUNODES_OWN):
             shutil.rmtree(self.path / folder, ignore_errors=True)
         for folder in _FOLDERS:
@@ -78,7 +78,7 @@ class Root:
             target.write_bytes(content)
 
     def files(self) -> Files:
-        """Return the contents now."""
+        """Return the current contents."""
         found = (path for folder in _FOLDERS for path in sorted((self.path / folder).rglob("*")) if path.is_file())
         named = {f"/{path.relative_to(self.path)}": path for path in found}
         return {name: path.read_bytes() for name, path in named.items() if name[1:] not in _SPECS}
@@ -89,14 +89,14 @@ class Root:
 
     @contextmanager
     def daemon(self, *argv: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        """Run ``argv`` inside meanwhile, and yield the process and the file that it writes to."""
+        """Run ``argv`` inside within the context; yield the process and its output file."""
         log = self.path / f"var/log/{argv[0]}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(self._enter(argv), env=_ENVIRONMENT, stdout=output, stderr=output)
         try:
             yield process, log
         finally:
-            # There are no containers to be kept, so it need not be asked politely.
+            # There are no containers to keep, so it can be killed.
             process.kill()
             process.wait()
 
@@ -105,7 +105,7 @@ class Root:
 
 
 def containerd_reads(root: Root, config: str) -> Read:
-    """Return the result of ``containerd config dump`` for the present files; without any it is on its defaults."""
+    """Return the result of ``containerd config dump`` for the present files, or for its defaults if there are none."""
     there = (root.path / config.lstrip("/")).exists()
     asked = ("--config", config, "config", "dump") if there else ("config", "default")
     done = root.run("containerd", *asked)
@@ -113,7 +113,7 @@ def containerd_reads(root: Root, config: str) -> Read:
 
 
 def containerd_starts(root: Root, config: str) -> Started:
-    """Return the status of the CRI plugin of a containerd that was started on the present files."""
+    """Return the status of the CRI plugin of a containerd started with the present files."""
     socket = root.path / "run/lab/containerd.sock"
     socket.parent.mkdir(exist_ok=True)
     socket.unlink(missing_ok=True)
@@ -139,7 +139,7 @@ def dockerd_reads(root: Root, config: str) -> Read:
 
 
 def dockerd_starts(root: Root, config: str) -> Started:
-    """Return the status of a dockerd that was started on the present files, beside a running containerd."""
+    """Return the status of a dockerd started with the present files, with containerd running."""
     socket = root.path / "run/docker.sock"
     socket.unlink(missing_ok=True)
     (root.path / "run/docker.pid").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""A program: gpunode configures each vector for the daemons below a root, and they tell what they make of it.
+"""A program that configures each vector for the daemons below a root, and prints the daemons' verdicts.
 
-It runs in the namespaces of a lab's node. Its arguments are ROOT, RUNTIME, and ``core`` or ``whole``; its answer is a
-line of JSON for each cell.
+It runs in the namespaces of a lab's node. Its arguments are ROOT, RUNTIME, and ``core`` or ``whole``; it prints a line
+of JSON for each cell.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tests.e2e.runtimes.daemons import (
 _STATES: Final = ("before", "after")
 OWN: Final = "own"
 AUTO: Final = "auto"
-# No run of gpunode, but what nvidia-ctk left.
+# No run of gpunode: the result of nvidia-ctk.
 THEIRS: Final = "theirs"
-# What the core has in ``--mode auto``, too: files without a runc table, another default, schema 1 and 3, drop-ins and
-# imports that are there, one line, other distributions' files, the runtime's own dump as the source.
+# Vectors of the core that also run in ``--mode auto``: files without a runc table, another default, schema 1 and 3,
+# existing drop-ins and imports, one-line files, other distributions' files, the runtime's own dump as the source.
 _AUTO_IN_CORE: Final = frozenset(
     {1, 3, 4, 10, 12, 15, 16, 18, 19, 20, 21, 22, 23, 25, 26, 29, 33, 34, 46, 55, 56, 58, 63, 74, 76, 79}
 )
@@ -43,7 +43,7 @@ _AUTO_IN_CORE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The daemon's verdict on one state of the files: its parser's, and its own once started."""
+    """The verdicts on one state of the files: that of the daemon's parser, and that of the started daemon."""
 
     read: Read
     started: Started
@@ -55,8 +55,8 @@ class Cell:
 
     Attributes:
         mode: OWN, the vector's; AUTO; or THEIRS.
-        code: how gpunode ended.
-        said: what it said.
+        code: the exit code of gpunode.
+        said: its output.
     """
 
     vector: str
@@ -75,7 +75,7 @@ class Cell:
 
 
 def asked(runtime: str) -> list[Vector]:
-    """The vectors of ``runtime`` that change files which a daemon can be started on; no command of a root is asked."""
+    """Return the vectors of ``runtime`` that change files with which a daemon can start, without commands of a root."""
     return [
         vector
         for vector in vectors()
@@ -89,7 +89,7 @@ def main() -> None:
     """Print the cells."""
     root, runtime, is_core = Root(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "core"
     _load(root, runtime)
-    # All of them first: a process in which gRPC has been at work cannot be forked.
+    # All of them first: a process that has used gRPC cannot be forked.
     answers = [
         (vector, mode, *_answered(root, vector, mode))
         for vector in asked(runtime)
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _load(root: Root, runtime: str) -> None:
-    """Load what this process's children would else load one after another."""
+    """Load the modules that each child of this process would otherwise load."""
     root.lay({})
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         boundary.run_cli(["ctk", "runtime", "configure", "--runtime", runtime, "--root", str(root.path)])
@@ -137,7 +137,7 @@ def _answered(root: Root, vector: Vector, mode: str) -> tuple[int, str, Files]:
 
 
 def _in_a_child(words: list[str], output: int) -> int:
-    """Return the exit code of ``gpunode WORDS``, which a fork of this process runs: Python need not start for each."""
+    """Return the exit code of ``gpunode WORDS``, run in a fork of this process, so that Python starts only once."""
     from gpunode.__main__ import main as gpunode
 
     child = os.fork()
@@ -154,7 +154,7 @@ def _in_a_child(words: list[str], output: int) -> int:
 
 
 class _Judge:
-    """Asks the daemon once for each state of the files."""
+    """Queries the daemon once for each state of the files."""
 
     def __init__(self, root: Root, runtime: str) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""Containers go through the runtime that gpunode configured: three versions each of containerd and docker."""
+"""Containers run with the runtime that gpunode configured, with three versions each of containerd and docker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.e2e.lab.toolkit import CALLS, RUNTIME
 
 pytestmark = pytest.mark.e2e
 
-# Before the real one on PATH, for what a lab's machine may not grant: a score below its own, and the controllers, where
-# it keeps them in cgroups of version 1. CRI asks for both, whatever its settings say.
+# Before the real one on PATH, for settings that a lab's machine may not permit: an OOM score below its own, and the
+# controllers if they are in cgroup v1. CRI requests both, whatever its settings.
 RUNC = """\
 #!/bin/sh
 bundle=$(echo "$*" | sed -n 's/.*--bundle \\([^ ]*\\).*/\\1/p')

@@ -1,8 +1,8 @@
-"""Files that loaded before gpunode's edit load after it, with NVIDIA's runtime: every vector in real daemons.
+"""Files that load before gpunode's edit also load after it, with NVIDIA's runtime: every vector in real daemons.
 
-containerd 1.6, 1.7 and 2 and dockerd 20.10, 26 and 28 of Debian's suites. They tell by ``containerd config dump`` and
-``dockerd --validate``, and once started by CRI's Status and docker's /info. The core has each vector in its own mode,
-and some in ``--mode auto``, for the oldest and newest daemons; the whole has all in both.
+containerd 1.6, 1.7 and 2 and dockerd 20.10, 26 and 28 of Debian's suites. Verdicts come from ``containerd config dump``
+and ``dockerd --validate`` and, once started, from CRI's Status and docker's /info. The core has each vector in its own
+mode, and some in ``--mode auto``, with the oldest and newest daemons; the whole has all in both modes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXTENTS: Final = [
     *(pytest.param((suite, "whole"), id=f"{suite}-whole", marks=pytest.mark.long) for suite in SUITES),
 ]
 VECTORS: Final = {vector.folder.name: vector for vector in vectors()}
-# What dockerd looks for before it starts, and gpunode before it is the default runtime.
+# Programs that dockerd checks before it starts, and gpunode before it makes one the default runtime.
 BINARIES: Final = sorted({"/usr/bin/my-runtime"}.union(*(vector.programs for vector in VECTORS.values())))
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 
@@ -56,18 +56,18 @@ class Told:
         return ((VECTORS[cell.vector], cell) for cell in self.cells if cell.mode in modes)
 
     def in_scope(self) -> Iterator[tuple[Vector, Cell]]:
-        """Yield the cells whose answer is asked for: the daemon took the files before, and none is to be refused."""
+        """Yield the cells to judge: the daemon accepted the files before, and gpunode should not refuse them."""
         for vector, cell in self.of(OWN, AUTO):
             is_refused = vector.is_refused if cell.mode == OWN else vector.verdict == "refuse"
             if loads(cell, "before") and not is_refused and not self._is_of_later_schema(vector):
                 yield vector, cell
 
     def answered(self) -> Iterator[tuple[Vector, Cell]]:
-        """Yield the vectors that were answered; a missing answer is reported once."""
+        """Yield the vectors with an answer; a missing answer is reported once."""
         return ((vector, cell) for vector, cell in self.in_scope() if cell.code == 0 and loads(cell, "after"))
 
     def _is_of_later_schema(self, vector: Vector) -> bool:
-        """True for a file of schema 3, which containerd 1.6 takes, and of which it uses nothing."""
+        """True for a file of schema 3, which containerd 1.6 accepts and ignores."""
         return self.version.startswith("1.6.") and b"version = 3" in vector.files.get(vector.paths[0], b"")
 
 
@@ -128,7 +128,7 @@ def test_cri_plugin_starts_where_it_did_and_has_the_runtime(containerd: Told) ->
 
 
 def test_nvidia_ctk_result_stops_the_cri_plugin(containerd: Told) -> None:
-    """So these tests see what they are there to see."""
+    """This proves that these tests detect such a failure."""
     cells = list(containerd.of(THEIRS))
     assert len(cells) == 8
     for vector, cell in cells:
@@ -168,7 +168,7 @@ def name(cell: Cell) -> str:
 
 
 def loads(cell: Cell, when: str) -> bool:
-    """True if the daemon accepts the files; one whose parser cannot be asked is started."""
+    """True if the daemon accepts the files; a daemon without a parser command is started instead."""
     state = cell.before if when == "before" else cell.after
     return state.started.ok if state.read.ok is None else state.read.ok
 
@@ -245,22 +245,22 @@ def started_unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
     before, after = cell.before.started, cell.after.started
     if after.binaries.get(handler(vector)) != binary(vector):
         yield f"the runtime is {after.binaries.get(handler(vector))}"
-    # One that did not start said nothing, as with a runtime that is not there.
+    # A daemon that did not start has no answer, as with a missing runtime.
     if before.ok and after.default != default_of(vector, before.default):
         yield f"the default is {after.default}, it was {before.default}"
 
 
 def default_of(vector: Vector, former: str) -> str:
-    """Return the default that there should be: as asked, or as it was."""
+    """Return the expected default: the requested one, or the former."""
     return handler(vector) if is_default(vector) else former
 
 
-# What keeps containerd 1 from having another default; it goes where one is asked for.
+# This keeps containerd 1 from having another default; it is removed if one is requested.
 _OVERRULING: Final = (".default_runtime.", ".systemd_cgroup.")
 
 
 def others_changed(vector: Vector, cell: Cell) -> list[str]:
-    """Return the keys of the effective configuration that differ and are not those that were asked for."""
+    """Return the keys of the effective configuration that differ although no change was requested."""
     former, now = (_others(vector, state.read.dump) for state in (cell.before, cell.after))
     return sorted(key for key in former.keys() | now.keys() if former.get(key) != now.get(key))
 

@@ -1,7 +1,7 @@
-"""Runs in the guest as its first process: gpunode changes the node at /node without end, and says on the console when.
+"""Runs as the guest's first process: gpunode changes the node at /node endlessly and reports on the console.
 
-Each line of it on the console begins with ``@``: ``@ready``; ``@begin COMMAND``; ``@end STATUS HASH COMMAND`` with the
-hash of the node's configuration, once the command has returned: what it promised must still be so after a power cut.
+Each of its console lines begins with ``@``: ``@ready``; ``@begin COMMAND``; ``@end STATUS HASH COMMAND`` with the
+hash of the node's configuration, once the command has returned: its result must survive a power cut.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS = (
 
 
 def configuration(root: Path) -> str:
-    """Return the hash of both files, with an absent one told from an empty one."""
+    """Return the hash of both files, which differs for absent and empty files."""
     contents = [path.read_bytes() if (path := root / name).exists() else None for name in CONFIGURATION]
     return hashlib.sha256(repr(contents).encode()).hexdigest()
 
@@ -37,7 +37,7 @@ def say(*words: object) -> None:
 
 
 def ended(argv: tuple[str, ...]) -> int:
-    """Return gpunode's exit code, in a child of this process, which has all imports behind it."""
+    """Return gpunode's exit code, run in a child of this process, which has done all imports."""
     child = os.fork()
     if child == 0:
         status = 125

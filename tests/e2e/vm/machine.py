@@ -1,4 +1,4 @@
-"""A virtual machine whose power can be cut: QEMU without hardware help, its disk past the host's page cache."""
+"""A virtual machine whose power can be cut: QEMU without hardware support, its disk bypassing the host's page cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOOLS: Final = {
 _SUITE: Final = "bookworm"
 _PACKAGES: Final = ("linux-image-cloud-amd64", "initramfs-tools", "python3")
 _SYSTEM_SIZE: Final = "1500M"
-# From 512 MB on mkfs.ext4 takes the settings that a server's disk has.
+# From 512 MB on, mkfs.ext4 uses the same settings as for a server's disk.
 _NODE_SIZE: Final = "600M"
 _INIT: Final = """\
 #!/bin/sh
@@ -117,7 +117,7 @@ class Machine:
             )
 
     def said(self) -> list[list[str]]:
-        """Return the words of every whole line so far that the guest's program wrote."""
+        """Return the words of every complete line that the guest's program has written."""
         whole = self.console.read_bytes().rpartition(b"\n")[0].decode(errors="replace")
         return [line[1:].split() for line in whole.splitlines() if line.startswith("@")]
 
@@ -135,7 +135,7 @@ class Machine:
             time.sleep(0.1)
 
     def cut(self) -> None:
-        """Cut the power: nothing that the guest had in its memory is written any more."""
+        """Cut the power: nothing in the guest's memory is written any more."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -156,13 +156,13 @@ def files_of(image: Path, folder: Path) -> Path:
     """Return the files of a disk as the next boot would find them, its journal replayed, in a new ``folder``.
 
     Raises:
-        LabError: the file system itself is damaged beyond that.
+        LabError: the file system itself has further damage.
     """
     folder.mkdir()
     copy = folder.with_suffix(".img")
     run(["cp", "--sparse=always", os.fspath(image), os.fspath(copy)])
     checked = finish(["e2fsck", "-p", os.fspath(copy)])
-    # 1: it replayed its journal or corrected something that needs no decision (e2fsck(8)).
+    # 1: it replayed its journal or fixed errors automatically (e2fsck(8)).
     if checked.returncode > 1:
         raise LabError(f"e2fsck exits with {checked.returncode}: {checked.stdout}{checked.stderr}")
     run(["debugfs", "-R", f"rdump / {folder}", os.fspath(copy)])

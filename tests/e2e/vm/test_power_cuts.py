@@ -1,4 +1,4 @@
-"""The power of a virtual machine is cut while gpunode changes it, 30 times, and each time its disk is looked at."""
+"""The power of a virtual machine is cut 30 times while gpunode changes it; its disk is checked each time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder() -> Iterator[Path]:
         pytest.skip("the files of a disk image keep their owners for root alone")
     if missing := sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None}):
         pytest.skip(f"tools of the virtual machine are missing; apt-get install {' '.join(missing)}")
-    # Not /tmp: that may be in memory, where a disk image cannot be written past the page cache.
+    # Not /tmp, which may be in memory: writes to a disk image there cannot bypass the page cache.
     path = Path(tempfile.mkdtemp(prefix="gpunode-vm-", dir="/var/tmp"))
     yield path
     shutil.rmtree(path)
@@ -68,7 +68,7 @@ def test_power_cut_keeps_promises_and_allows_to_continue(images: Images, folder:
 
 
 def _run_and_cut(images: Images, console: Path, moment: float) -> list[list[str]]:
-    """Return the guest's output until its power was cut; the cut itself, on the same disk as the ones before."""
+    """Cut the power on the same disk as before, and return the guest's output until then."""
     machine = Machine(images, console)
     machine.wait_until_ready()
     time.sleep(moment)
@@ -97,7 +97,7 @@ def _assert_whole(found: Path, where: str) -> None:
 
 
 def _assert_goes_on(found: Path, folder: Path, where: str) -> None:
-    """Assert that setup, a rollback and the rollback of that work on the remains, and nothing half is left."""
+    """Assert that setup, a rollback and its rollback work on the remains, and leave nothing incomplete."""
     for name in ("containerd", "docker"):
         path = folder / f"{name}.toml"
         path.write_text(_RECIPES[name])

@@ -1,4 +1,4 @@
-"""Healthy nodes, however suspicious some of their evidence looks."""
+"""Healthy nodes, although some of their evidence looks suspicious."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_kepler_and_older_are_refused_with_a_hint(host: list[str]) -> None:
     assert "current repositories" in answer.what
     assert "470 is the last branch" in answer.why
     assert "--driver none" in answer.hint
-    assert "tesla-470" not in answer.hint  # of no use to a Fermi, nor on Ubuntu
+    assert "tesla-470" not in answer.hint  # not usable on a Fermi, nor on Ubuntu
 
 
 def test_pascal_beside_blackwell_is_refused() -> None:
@@ -189,7 +189,7 @@ def test_default_flavour_below_560_is_proprietary_where_allowed() -> None:
 
 
 def test_last_branch_overrides_a_wrong_open_modules_claim() -> None:
-    """NVIDIA's list of 590.48.01 marks Pascal ``kernelopen``; who believes it installs modules that do not drive it."""
+    """NVIDIA's list of 590.48.01 wrongly marks Pascal ``kernelopen``: open modules do not drive it."""
     claimed = replace(gpus.find_model(GTX_1080), open_modules="yes")
     required = replace(gpus.find_model(V100), open_modules="required")
 

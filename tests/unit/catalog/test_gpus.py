@@ -89,7 +89,7 @@ def test_every_row_of_the_table_can_be_looked_up() -> None:
 
 
 def test_no_gpu_with_a_last_branch_takes_open_modules() -> None:
-    """NVIDIA's list says otherwise of all Maxwell, Pascal and Volta parts, by mistake."""
+    """NVIDIA's list is wrong about all Maxwell, Pascal and Volta parts."""
     models = [gpus.find_model(row["device_id"]) for row in tables.rows("gpus.csv")]
 
     assert not [model for model in models if model.last_branch is not None and model.takes_open_modules]

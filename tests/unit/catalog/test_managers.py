@@ -1,4 +1,4 @@
-"""Files of other managers are known by their headers, and by nothing else."""
+"""Files of other managers are recognised only by their headers."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _unicode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the screen Unicode whatever the locale of the machine that tests, and no wished width."""
+    """Give the screen Unicode, whatever the machine's locale, and no configured width."""
     for name in ("LC_ALL", "LC_CTYPE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", "C.UTF-8")

@@ -1,4 +1,4 @@
-"""Real-looking nodes and what the workflows make of them, for the tests of the screen."""
+"""Realistic nodes and the workflows' results for them, for the tests of the screen."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ OLD_DRIVER = (
     "libcuda1", "libnvidia-ml1", "nvidia-driver-libs", "nvidia-kernel-common", "nvidia-kernel-support",
     "nvidia-tesla-470-driver", "nvidia-tesla-470-kernel-dkms", "nvidia-alternative", "nvidia-smi",
 )  # fmt: skip
-# Without the pin: its text lists every driver package there is, so the pages would change with the catalog.
+# Without the pin: its text lists every driver package, so the pages would change with the catalog.
 RECIPE = replace(builtin.read_recipe("containerd"), skip=("driver-pin",))
 
 
 def facts(**changed: object) -> Facts:
-    """A Debian 12 with a GTX 1080, nouveau at work, the distribution's old driver and a commented config.toml."""
+    """Return a Debian 12 with a GTX 1080, nouveau loaded, the distribution's old driver and a commented config.toml."""
     packages = {name: PackageState("470.256.02-1") for name in OLD_DRIVER}
     packages |= {"linux-image-amd64": PackageState("6.1.119-1"), "containerd": PackageState("1.6.20~ds1-1+b1")}
     running = Unit(ServiceState(enabled=True, active=True))

@@ -1,6 +1,6 @@
-"""The pages of the screen that are kept as golden files; ``python -m tests.unit.cli.screen_pages`` writes them anew.
+"""The pages of the screen that are kept as golden files; ``python -m tests.unit.cli.screen_pages`` rewrites them.
 
-Look at the difference with git before you commit it: a person will read it.
+Review the difference with git before you commit it: people read these pages.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def rehearse(screen: Screen) -> None:
 
 
 def setup(screen: Screen) -> None:
-    """Print events with fixed times, as a real run tells them."""
+    """Print events with fixed times, as in a real run."""
     done = nodes.set_up(nodes.free(), lambda _: None)
     trigger_results = (TriggerResult(Trigger("initramfs"), 8.14), TriggerResult(RESTART, 0.4))
     with screen:
@@ -102,7 +102,7 @@ def converged(screen: Screen) -> None:
 
 
 def one_step(screen: Screen) -> None:
-    """Print ``setup --only runtime-config``: nothing is said of what was left out."""
+    """Print ``setup --only runtime-config``: the other steps are not mentioned."""
     whole = nodes.set_up(nodes.converged(), screen.show_event)
     stages = tuple(
         replace(stage, steps=tuple(one for one in stage.steps if one.step.id == "runtime-config"))
@@ -153,7 +153,7 @@ def rollback(screen: Screen) -> None:
 
 
 def _run(begin: Begin, *paths: str, is_done: bool = False) -> RunRecord:
-    """Return a run that changed these files, or was cut short meanwhile."""
+    """Return a run that changed these files, or was interrupted while doing so."""
     intents = (Intent(n, "runtime", "x", FileChange(path, None, FileState(b""))) for n, path in enumerate(paths))
     return RunRecord((begin, *intents, *([Commit("done")] if is_done else [])))
 
@@ -192,7 +192,7 @@ def runs(screen: Screen) -> None:
 
 
 def _logged() -> tuple[RunRecord, ...]:
-    """Return a run as the log reads it, the same cut short, and one that undid it."""
+    """Return a run as the log reads it, the same run interrupted, and one that undid it."""
     data = [b"".join(encode_lines(entries(ended=ended))) for ended in (True, False)]
     undo = replace(BEGIN, run="000004-20261121T091500Z", verb="rollback", recipe="", recipe_sha256="", undoes=RUN)
     return (
@@ -267,7 +267,7 @@ PAGES: tuple[Callable[[Screen], None], ...] = (
 
 
 class Wide(io.StringIO):
-    """A stream that takes Unicode, and is no terminal."""
+    """A stream that accepts Unicode and is no terminal."""
 
     encoding = "utf-8"
 

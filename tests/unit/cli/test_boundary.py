@@ -1,4 +1,4 @@
-"""End of a command whose readers cannot be reached."""
+"""The end of a command whose output cannot be written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROJECT = str(Path(gpunode.__file__).parent.parent)
 
 
 def shell(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``line``, in which ``gpunode`` is this one."""
+    """Run ``line``, in which ``gpunode`` is this checkout's."""
     env = {**os.environ, "PYTHONPATH": PROJECT, "PYTHON": sys.executable}
     script = f'gpunode() {{ "$PYTHON" -m gpunode "$@"; }}\n{line}'
     return subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=cwd, env=env, check=False)
@@ -54,7 +54,7 @@ def test_command_of_another_tool_is_answered_with_ours(
 
 
 def test_opened_file_does_not_take_a_closed_standard_descriptor(tmp_path: Path) -> None:
-    """Else the next error message would be written into it."""
+    """Otherwise the next error message would be written into it."""
     code = (
         "from gpunode.cli import boundary; import os\n"
         "boundary._open_standard_streams()\n"

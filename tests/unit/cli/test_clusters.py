@@ -1,4 +1,4 @@
-"""Hints for the cluster that was named, and what the journal keeps of how it was named."""
+"""Hints for the named cluster, and the journal's record of how it was named."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_hint_command_starts_the_kubectl_that_gpunode_uses(monkeypatch: pytest.M
 def test_json_answer_to_a_failure_in_a_run_names_the_same_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A hint for another cluster's context would be typed there."""
+    """Users would type a hint for another cluster's context there."""
     monkeypatch.setattr(clusters, "open_cluster_journal", lambda: Store(tmp_path))
     output = OutputOptions(json=True)
     with pytest.raises(CommandExit), FAR.adapt_error_hints():  # noqa: SIM117 - as the commands nest them
@@ -105,7 +105,7 @@ def test_journal_keeps_an_absolute_kubeconfig_path(
 
 @pytest.mark.parametrize("number", [0, 1, 500, 501, 5000])
 def test_large_object_lists_are_requested_in_batches(number: int) -> None:
-    """kubectl asks for each object by itself, and gpunode ends a call that takes a minute."""
+    """kubectl requests each object separately, and gpunode ends a call that takes a minute."""
     objects = [{"metadata": {"name": str(one)}} for one in range(number)]
     parts = list(_batches(objects))
     assert [one for few in parts for one in few] == objects

@@ -1,4 +1,4 @@
-"""gpunode ctk as it is typed: nvidia-ctk's words arrive, and what only looks writes nothing."""
+"""gpunode ctk's command line: nvidia-ctk's arguments are accepted, and read-only commands write nothing."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_hint_on_a_missing_program_of_the_sites_own_names_no_toolkit(
 
 @pytest.mark.usefixtures("allow_subprocess")
 def test_only_files_that_exist_are_named_as_configured(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """CRI-O needs no crio.conf: the drop-in alone says what it runs."""
+    """CRI-O needs no crio.conf: the drop-in alone configures it."""
     (image / "etc/crio/crio.conf.d").mkdir(parents=True)
     configure = [*CONFIGURE, "--runtime=crio", "--root", str(image), "--dry-run"]
     assert run_cli(configure) == 0

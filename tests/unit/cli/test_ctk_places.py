@@ -1,4 +1,4 @@
-"""Choice of the containerd that ``gpunode ctk`` edits where no file is named: the one that the node's kubelet uses."""
+"""Choice of the containerd that ``gpunode ctk`` edits if no file is named: the one that the node's kubelet uses."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_unrecorded_handler_is_removed_if_its_binary_is_named(
 def test_containerd_version_is_read_from_the_package_database(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """containerd 2 reads no runtime under the name that a file of schema 1 has for the plugin."""
+    """containerd 2 reads no runtime under the plugin's name in a schema 1 file."""
     put(tmp_path, "/etc/containerd/config.toml", b'disabled_plugins = ["aufs"]\n')
     package = b"Package: containerd\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.1.9+ds1-5\n\n"
     put(tmp_path, "/var/lib/dpkg/status", package)

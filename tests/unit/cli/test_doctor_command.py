@@ -156,7 +156,7 @@ def test_unknown_xid_is_refused() -> None:
 
 @pytest.fixture
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make one rule fail by a bug of its own, and return the folder of tracebacks."""
+    """Make one rule fail with a bug, and return the folder of tracebacks."""
 
     def check(_: Snapshot) -> Iterable[Proof]:
         raise KeyError("nobody thought of that")
@@ -175,7 +175,7 @@ def test_failing_rule_saves_one_traceback_and_the_others_run(
 ) -> None:
     report = tmp_path / "n1.json"
     report.write_text(json.dumps(NOUVEAU))
-    for _ in range(2):  # as a timer would have it looked at
+    for _ in range(2):  # as if a timer had run it
         exit_code_of_doctor(str(report))
         found = answer(capsys)
         (kept,) = failing.iterdir()
@@ -261,7 +261,7 @@ nvidia-open-580 = "580.95.05-1"
 def test_hazards_of_the_next_boot_are_told_and_are_no_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A .run driver works until a new kernel comes, and a loaded module until a boot heeds a blacklist."""
+    """A .run driver works until a new kernel is installed, and a loaded module until a boot applies a blacklist."""
     node, page = tmp_path / "node", tmp_path / "page.html"
     shutil.copytree(SAMPLES / "debian12-run-driver", node)
     blacklist = {"path": "/etc/modprobe.d/mine.conf", "text": "blacklist nvidia\n", "mode": "0644", "uid": 0, "gid": 0}

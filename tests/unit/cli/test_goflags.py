@@ -1,4 +1,4 @@
-"""Options as Go's programs take them."""
+"""Options in the form of Go's programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command that a message names is one that gpunode takes: read from the code, and parsed by the real program."""
+"""Every command that a message names is valid: read from the code, and parsed by the real program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROOT = Path(gpunode.__file__).parent
 PROGRAM: Any = typer.main.get_command(app)
 BUILDERS = frozenset({"gpunode", "sudo_gpunode"})
 VERBS = frozenset(PROGRAM.list_commands(typer.Context(PROGRAM)))
-# What stands for a value that only the run knows.
+# The placeholder for a value that only the run knows.
 VALUE = "X"
 _TYPED = re.compile(r"\bgpunode ((?:-{0,2}[a-zA-Z0-9][^\s`,;:()]*)(?: [^\s`,;:()]+)*)")
 
@@ -64,14 +64,14 @@ def test_parser_accepts_real_commands_and_rejects_others() -> None:
 
 
 def literal(node: ast.expr) -> str:
-    """Return a text as it stands in the code; a value that is put in stands as VALUE."""
+    """Return a text as in the code, with VALUE for inserted values."""
     if isinstance(node, ast.JoinedStr):
         return "".join(literal(part) for part in node.values)
     return str(node.value) if isinstance(node, ast.Constant) else VALUE
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the literal texts of a module but its docstrings; a value that is put in stands as VALUE."""
+    """Yield the literal texts of a module except its docstrings, with VALUE for inserted values."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     prose = {
         id(node.body[0].value)
@@ -87,7 +87,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def named_commands(text: str) -> Iterator[list[str]]:
-    """The commands in a text: what follows ``gpunode`` where it is typed, or begins with the name of a command."""
+    """Return the commands in a text: the words after a typed ``gpunode``, or those that begin with a command's name."""
     for found in _TYPED.finditer(text):
         is_typed = text[: found.start()].endswith(("`", "sudo "))
         words = found[1].rstrip(".…").split()
@@ -96,9 +96,9 @@ def named_commands(text: str) -> Iterator[list[str]]:
 
 
 def read_of(words: list[str]) -> list[str]:
-    """Return the command at the beginning of ``words``, of which nobody can tell where the prose begins again."""
+    """Return the command at the beginning of ``words``, which may continue as prose."""
     for number in range(len(words), 0, -1):
-        # The last option's value may stand in another text.
+        # The last option's value may be in another text.
         if parses(words[:number]) or (words[number - 1].startswith("--") and parses([*words[:number], VALUE])):
             return words[:number]
     return []
@@ -122,12 +122,12 @@ def test_every_built_command_parses(path: Path) -> None:
     for call in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in BUILDERS:
             words = [literal(word) for word in call.args if not isinstance(word, ast.Starred)]
-            # What begins with words that only the run knows is judged by what is made of it, below.
+            # Texts that begin with words that only the run knows are checked below, after formatting.
             assert isinstance(call.args[0], ast.Starred) or parses(words), f"{path}:{call.lineno}: {words}"
 
 
 def options_of(name: str) -> list[tuple[str, ...]]:
-    """Return each option of the command as it may be typed; those with a value also in one word."""
+    """Return every form of each option of the command; those with a value also as one word."""
     options = [param for param in PROGRAM.commands[name].params if param.opts[0].startswith("--")]
     shown = [option for option in options if not getattr(option, "hidden", False)]
     flags = [(option.opts[0],) for option in shown if getattr(option, "is_flag", False)]
@@ -154,7 +154,7 @@ def test_proposed_follow_up_commands_parse(
 
 
 def is_accepted(command: Command) -> bool:
-    """True if the program accepts the line as a shell would pass it on."""
+    """True if the program accepts the line as split by a shell."""
     typed = shlex.split(command)
     return parses(typed[typed.index("gpunode") + 1 :])
 
@@ -173,9 +173,9 @@ def test_command_proposed_by_plan_works_on_the_same_node(
 
 
 # The share of the hints in the code that have a line which is a command: 48 of 338 on 2026-11-28, 44 of 341 before.
-# Others are for a person ("manual" in JSON). A new one counts as well: give it a command where there is one.
+# Others are for a person ("manual" in JSON). New hints count as well: give them a command if there is one.
 LEAST_SHARE = 0.13
-# A call that makes one, as the judge sees it.
+# A call that builds one, as this test represents it.
 _MADE = "sudo made"
 _MAKERS = BUILDERS | {"command", "Shell", "unhold", "purge", "install", "repair", "typed"}
 
@@ -188,7 +188,7 @@ def test_share_of_hints_with_a_command_does_not_fall() -> None:
 
 
 def hints_in(tree: ast.Module) -> Iterator[str]:
-    """Yield the texts given as ``hint`` to an error, a refusal or a check; a command that is built stands as one."""
+    """Yield the texts given as ``hint`` to an error, a refusal or a check; a built command is represented as one."""
     places = {"Refusal": 2, "Check": 4}
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
@@ -201,7 +201,7 @@ def hints_in(tree: ast.Module) -> Iterator[str]:
 
 
 def with_commands(node: ast.expr) -> str:
-    """Return the text as ``literal`` does, for calls that make commands, too."""
+    """Return the text as ``literal`` does, also for calls that build commands."""
     if isinstance(node, ast.JoinedStr):
         return "".join(map(with_commands, node.values))
     if isinstance(node, ast.FormattedValue):
@@ -229,7 +229,7 @@ def test_text_unsafe_for_a_shell_is_no_command(line: str) -> None:
 
 
 def test_every_command_line_of_a_hint_parses() -> None:
-    """A program runs these lines: prose behind a command would be its arguments."""
+    """A program may run these lines: prose after a command would become its arguments."""
     wrong = []
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -76,7 +76,7 @@ def test_device_list_without_a_gpu_is_refused_with_lspci_command() -> None:
     assert "NVSwitch" in caught.value.why
 
 
-# What each sample is shipped for, as plan says it.
+# The purpose of each sample, in plan's words.
 _SHOWN: Final = {
     "debian12-gtx1080": r"packages of driver 470\.256\.02, .* conflict with branch",
     "debian12-hgx-h100": r"one transaction.* nvidia-driver-cuda,[^\n]* (\d+\.\*)\n.* nvidia-fabricmanager,[^\n]* \1\n",
@@ -126,7 +126,7 @@ def test_relative_root_in_a_deleted_folder_is_a_usage_error(tmp_path: Path, monk
 def test_root_does_not_keep_its_journal_in_another_users_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
 ) -> None:
-    """With the HOME of another user, as after ``su`` without a dash, a link there leads root's writes elsewhere."""
+    """With another user's HOME, as after ``su`` without a dash, a link there could redirect root's writes."""
     risks = {tmp_path: "alice"} if others else {tmp_path: ""}
     monkeypatch.setattr("gpunode.host.ownership.explain_writable_by_others", risks.__getitem__)
     monkeypatch.setattr(os, "geteuid", lambda: 0)

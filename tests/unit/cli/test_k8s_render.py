@@ -138,7 +138,7 @@ def test_obstacle_in_the_output_folder_is_named_and_nothing_written(way: str, tm
 def test_swapped_folder_does_not_delete_files_elsewhere(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner of --output swaps ``manifests`` once he sees the first new file; netplan has a file of such a name."""
+    """The owner of --output swaps ``manifests`` when the first new file appears; netplan has a file of that name."""
     out, outside = tmp_path / "out", tmp_path / "outside"
     rendered_before = f"# {HEADER}\n"
     for folder in (out / "manifests", outside):
@@ -239,7 +239,7 @@ def test_recipe_error_names_file_line_key_and_allowed_values(tmp_path: Path) -> 
 def test_renumbered_files_are_not_reported_as_left_in_the_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each file of a former form was told as what is still in the cluster, though nothing had been applied."""
+    """Each file of a former form was reported as still in the cluster, although nothing had been applied."""
     out = str(tmp_path / "out")
 
     def told(recipe: str, form: str) -> dict[str, bool]:

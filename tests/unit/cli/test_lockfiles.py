@@ -1,4 +1,4 @@
-"""``plan --lock``: when a lock is written, when it is read, and what is never written over."""
+"""``plan --lock``: when a lock is written, when it is read, and what is never overwritten."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Plan = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
-    """Return a recipe for which the sample's containerd is all that there is to lock."""
+    """Return a recipe for which only the sample's containerd is locked."""
     path = tmp_path / "node.toml"
     text = 'schema = 1\nextends = "containerd"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     path.write_text(text)
@@ -36,7 +36,7 @@ def recipe(tmp_path: Path) -> str:
 
 @pytest.fixture
 def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
-    """Return the answer of ``plan --lock`` to a program."""
+    """Return the JSON answer of ``plan --lock``."""
 
     def made(lock: Path, *, check: bool = False, upgrade: bool = False, only: tuple[str, ...] = ()) -> dict[str, Any]:
         wanted = RecipeOptions(recipe, lock=str(lock), upgrade=upgrade)

@@ -1,4 +1,4 @@
-"""The keys on which programs that audit nodes rely; a new one is added here and in docs/reference/log-format.md."""
+"""The keys on which auditing programs rely; add new ones here and in docs/reference/log-format.md."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ UNDO = {
 
 
 def run_record(*, ended: bool = True) -> RunRecord:
-    """Return the file as the journal is read without backups: its content is its name."""
+    """Return the file as read from a journal without backups: its content is its name."""
     data = b"".join(encode_lines(entries(ended=ended)))
     return RunRecord(record.decode_without_contents(data))
 
@@ -115,7 +115,7 @@ def log_answer(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") ->
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return an image in which two runs are recorded; the backups of both are gone, the second was cut short."""
+    """Return an image with two recorded runs; the backups of both are gone, and the second was interrupted."""
     (tmp_path / "etc").mkdir()
     store = Store(tmp_path)
     for number in (1, 2):
@@ -209,7 +209,7 @@ def test_log_screen_shows_the_recorded_details(root: Path, capsys: pytest.Captur
 
 
 def test_commands_below_the_table_name_the_root_folder() -> None:
-    """Without it they would undo a run of the machine that builds the image."""
+    """Without it the commands would undo a run of the build machine."""
     run = RunRecord((BEGIN, record.Commit("done", "", AT)))
     page = screen_text(log.run_table_lines([run], previews={run.run: ""}, root="/mnt/my image"))
     assert "sudo gpunode log RUN --root '/mnt/my image'" in page

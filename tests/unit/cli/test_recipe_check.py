@@ -51,7 +51,7 @@ def test_parts_of_cuda_without_a_release_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_recipe_that_no_node_could_have_is_refused(tables: str, what: str, tmp_path: Path) -> None:
-    """Plan refuses it on every node, so ``recipe check`` must not call it valid."""
+    """plan refuses it on every node, so ``recipe check`` must not call it valid."""
     file = tmp_path / "node.toml"
     file.write_text(f'schema = 1\nextends = "containerd"\n{tables}\n')
     with pytest.raises(Refused, match=rf"{re.escape(str(file))}: .*{re.escape(what)}"):

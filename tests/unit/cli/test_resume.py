@@ -1,4 +1,4 @@
-"""Going on after a reboot: the boot runs root's own program, on the request that root alone could change."""
+"""Resuming after a reboot: the boot runs root's own program, on a request that only root could change."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ PROXIES = {
 
 
 def run_with_request(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
-    """Return the id of a run that kept ``content`` for after the reboot."""
+    """Return the id of a run that saved ``content`` for after the reboot."""
     run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=hash_recipe(recipe))
     run.save_request(content)
     run.commit("waiting")

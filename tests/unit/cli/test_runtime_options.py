@@ -1,4 +1,4 @@
-"""nvidia-ctk's options for runtimes, as they are understood."""
+"""nvidia-ctk's options for runtimes, as gpunode interprets them."""
 
 from __future__ import annotations
 

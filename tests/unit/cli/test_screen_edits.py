@@ -1,4 +1,4 @@
-"""Messages about an edit of a runtime's configuration by itself."""
+"""Messages about an edit of a single runtime's configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpunode.workflow.edits import CtkPlan
 
 MADE = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 WRITTEN = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml"
-# As of a product's containerd, whose own parser is not asked.
+# Of a product's containerd, whose own parser is not used.
 PLAN = CtkPlan("containerd", MADE, Planned((FileChange(WRITTEN, None, FileState(b"version = 3\n")),), "as a drop-in"))
 
 

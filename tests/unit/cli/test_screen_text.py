@@ -49,7 +49,7 @@ def test_secrets_are_redacted_in_lines() -> None:
 @given(lines, st.integers(4, 120))
 def test_wrapped_line_fits_and_loses_only_blanks(one: Line, width: int) -> None:
     rows = list(wrap_line(one, width))
-    # A sign of two columns does not fit where only one is left beside the indentation.
+    # A character of two columns does not fit if only one is left besides the indentation.
     assert all(cell_width(row.text) <= max(width, 2) for row in rows)
     assert "".join("".join(row.text.split()) for row in rows) == "".join(one.text.split())
 

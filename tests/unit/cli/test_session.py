@@ -1,4 +1,4 @@
-"""Answers to a program about a run that stopped in its middle, or that waits."""
+"""JSON answers about a run that stopped midway or that waits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def change(path: str) -> FileChange:
 
 
 def test_changes_made_before_a_failure_are_in_the_answer(tmp_path: Path) -> None:
-    """Ansible takes ``changed`` for the truth, and runs its handlers by it."""
+    """Ansible trusts ``changed``, and runs its handlers by it."""
     store = Store(tmp_path)
     store.begin("setup", version="0").commit("done")
     before = store.ids()
@@ -135,7 +135,7 @@ def test_refused_step_ends_the_run_with_its_exit_code(exit_code: int) -> None:
 
 @pytest.mark.parametrize(("number", "exit_code"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 143)])
 def test_signal_ends_the_run_after_the_current_write(number: int, exit_code: int) -> None:
-    """systemd and Ansible tell a person's interrupt from an end that was requested."""
+    """systemd and Ansible distinguish a user's interrupt from a requested end."""
     heard = []
     former = signal(number, SIG_DFL)  # nohup starts programs with SIGHUP ignored, and gpunode leaves it so
     try:

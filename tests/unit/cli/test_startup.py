@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
 ROOT = str(Path(gpunode.__file__).parent.parent)
 SAMPLE = f"{ROOT}/gpunode/samples/debian12-gtx1080"
-# What a node that is as it should be does not need.
+# Modules that a converged node does not need.
 NOT_FOR_NOTHING = {
     "gpunode.facts.cuda",
     "gpunode.host.apt",
@@ -43,7 +43,7 @@ print("\\n" + json.dumps(sorted(sys.modules)))
 
 
 def loaded_modules(*arguments: str) -> frozenset[str]:
-    """Return every module that the command line loads for ``arguments``, those of a bare Python left out."""
+    """Return every module that the command line loads for ``arguments``, except those of a bare Python."""
     return loaded_by(LOADED.format(arguments=", ".join(map(repr, arguments))))
 
 
@@ -114,7 +114,7 @@ def test_plan_imports_only_the_rules_of_its_runtime() -> None:
 
 
 def test_import_cost_of_a_plan_does_not_grow() -> None:
-    """A new step costs what it needs. Where a limit is passed, first look for what is loaded before it is used.
+    """A new step costs what it needs. If a limit is exceeded, first look for modules loaded before their use.
 
     ``python -X importtime -m gpunode plan`` shows what loads what. A module that only some nodes need is imported in
     the function that uses it (decision 0005). If all of it is needed, raise the limit and say in the commit why.

@@ -1,4 +1,4 @@
-"""A whole undo on a node whose packages are not all configured: what is planned before a repair."""
+"""A complete undo on a node with unconfigured packages, planned again after the repair."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_undo_with_nothing_to_do_mends_only_what_gpunode_may_have_broken(
 
 @pytest.mark.usefixtures("unconfigured")
 def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is asked about an older run than the newest is told once why."""
+    """The question about an older run than the newest is asked, and explained, only once."""
     events: list[str] = []
     nothing: Any = NothingToUndo(SimpleNamespace(run="000001-x"), "undone")  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Admission by the kubelet: which of its causes it is that a pod was refused."""
+"""Admission by the kubelet: which cause made it refuse a pod."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_kubelet_checkpoint_makes_the_cause_certain() -> None:
 
 
 def test_checkpoint_entry_of_a_deleted_pod_is_no_fault() -> None:
-    """The kubelet takes such entries out when it next gives devices to a pod."""
+    """The kubelet removes such entries when it next assigns devices to a pod."""
     assert not diagnose_pieces(RECORDED, ("ls /var/lib/kubelet/pods", "0c1d3a04-1d0b-4a54-8a3c-5f1f3c2a9b11")).findings
 
 

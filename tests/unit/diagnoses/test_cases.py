@@ -1,7 +1,7 @@
-"""The same causes in other words and with other tools, their look-alikes, and healthy nodes.
+"""The same causes in other wordings and with other tools, their look-alikes, and healthy nodes.
 
-``cases/FAMILY.json`` lists what was seen and the one cause that must be found; an empty one means that none may be: the
-node is healthy, or what would decide was not looked at. What is only worth knowing counts where it is asked for.
+``cases/FAMILY.json`` lists evidence and the one cause to find; an empty cause means that none may be found: the node is
+healthy, or the deciding evidence is missing. Informational findings count if a case asks for them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ def test_case_has_exactly_its_cause(family: str, number: int, row: dict[str, Any
     found = diagnosis(row["evidence"])
     roots = [finding.cause for finding in found.roots if finding.severity != "info" or finding.cause == row["cause"]]
     assert roots == ([row["cause"]] if row["cause"] else []), found.open_questions
-    # A person's own sentence proves nothing, and still says where to look first.
+    # A person's own sentence proves nothing, but suggests where to look first.
     if suspect := row.get("suspect"):
         assert found.suspects[0].cause == suspect

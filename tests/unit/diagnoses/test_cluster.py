@@ -1,4 +1,4 @@
-"""Commands for a cluster find what they act on by what it is, and are whole for a shell."""
+"""Commands for a cluster select objects by their properties, and are complete shell commands."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def names(found: Comparison) -> list[tuple[str, str | None, str | None]]:
 
 
 def test_lost_pin_is_one_difference_however_many_packages_it_names() -> None:
-    # One for each of its ninety lines hid what else differed.
+    # One difference for each of its ninety lines hid the others.
     names_held = "libcuda1:any\n " + "\n ".join(f"nvidia-{number}:any" for number in range(90))
     pin = (
         f"# ours\nPackage: {names_held}\nPin: version 580.*\nPin-Priority: 1001\n\nPackage: nvidia-*\nPin: release *\n"
@@ -171,7 +171,7 @@ def test_comparison_is_symmetric(one: Evidence, other: Evidence) -> None:
 
 
 def test_comparison_of_little_evidence_is_inconclusive() -> None:
-    """A log beside a capture differs in nothing, since nothing is compared."""
+    """A log compared with a capture shows no difference, since nothing is compared."""
     log = {"dmesg": seen("dmesg", "[ 1.0] usb 1-1: new device\n")}
     found = compare_evidence(log, node(1))
     assert (found.has_explanation, found.is_conclusive) == (False, False)
@@ -238,25 +238,25 @@ KERNELS = ("5.15.0-105-generic", "5.15.0-119-generic")
 @pytest.mark.parametrize(
     ("good", "bad", "differences", "unseen"),
     [
-        # A GPU that one side lacks comes first, by count and by slot; slots only where both use the same ones.
+        # A GPU that one side lacks comes first, by count and by slot; by slot only if both use the same slots.
         ((bus(SLOTS), smi(8), ("uname -r", KERNELS[0])), (bus(SLOTS[:-1]), smi(7), ("uname -r", KERNELS[1])),
          [("GA100 [A100 SXM4 80GB]", "8 ×", "7 ×"), ("GPU at 0000:bd:00.0", "one", None),
           ("GPUs that the driver has", "8", "7"), ("running kernel", *KERNELS)], []),
         ((bus(SLOTS[:4]),), (bus(("17", "65", "ca")),), [("GA100 [A100 SXM4 80GB]", "4 ×", "3 ×")], []),
         ((("lspci", f"18:00.0 {A100}"),), (("lspci", "00:00.0 Host bridge: Intel Corporation Device 1237 (rev 02)"),),
          [("GA100 [A100 SXM4 80GB]", "1 ×", None)], []),
-        # A GPU that is missing is no lost lane.
+        # A missing GPU is not a lost lane.
         ((verbose_bus(WIDE),), (verbose_bus(dict.fromkeys(SLOTS[:-1], 16)),),
          [("GA100 [A100 SXM4 80GB]", "8 ×", "7 ×"), ("GPU at 0000:bd:00.0", "one", None)], []),
         ((verbose_bus(WIDE),), (verbose_bus({**WIDE, "0a": 8}),), [("link width", "16", "16, 8")], []),
-        # What gave no answer has not said that there is nothing.
+        # A tool without an answer has not shown that there is nothing.
         ((smi(8), ("docker info", "Server Version: 27.1\n")),
          (("nvidia-smi", "Failed to initialize NVML: Unknown Error"),
           ("docker info", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.")), [],
          [("gpus", "failed", ()), ("docker", "failed", ())]),
         ((("cat " + DAEMON, "{}"),), (("cat " + DAEMON, f"cat: {DAEMON}: Permission denied"),), [],
          [(f"file:{DAEMON}", "denied", ())]),
-        # A part of a table tells only of those that it would have shown.
+        # Part of a table is evidence only about the rows that it would show.
         ((("cat /proc/modules", LSMOD),), (("lsmod | grep nvidia", "nvidia  56713216  1 nvidia_uvm"),),
          [("nvidia_uvm", "loaded", None)], [("modules", "not-collected", ("ib_core",))]),
         # Numbers compare as numbers.

@@ -1,6 +1,6 @@
-"""Containers: faults that look alike are told apart, and nothing is claimed of healthy nodes or without what decides.
+"""Containers: similar faults are distinguished, and nothing is claimed about healthy nodes or without evidence.
 
-The reports stand in ``lookalikes``, a file for each family: ``=== what it is -> cause`` (or ``nothing``), then each
+The reports are in ``lookalikes``, a file for each family: ``=== description -> cause`` (or ``nothing``), then each
 piece of evidence under ``--- source``.
 """
 

@@ -1,4 +1,4 @@
-"""The cost of a diagnosis in things that can be counted: patterns searched, lines parsed; never a time."""
+"""The cost of a diagnosis in countable things: patterns searched, lines parsed; never time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SAMPLE = Path(__file__).parents[3] / "gpunode/samples/debian12-gtx1080"
 JOURNAL = "journalctl -b -q --no-pager -o short-iso-precise -k -n 20000"
 ELSEWHERE = "kernel: br-0: port 2(veth1) entered forwarding state"
 LOADING = "kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module  545.23.08"
-# On 2026-11-29: 8 144, 502, 6 and 361; 2 993 where a word was located in texts that no pattern is searched in. Before
-# there was an index of words, 146 520, 20 501 and 15.
+# On 2026-11-29: 8 144, 502, 6 and 361; 2 993 if a word was located in texts without a pattern search. Before the index
+# of words, 146 520, 20 501 and 15.
 MAX_SEARCHES = 8_500
 MAX_LINES_PARSED = 600
 MAX_WHOLE_TEXTS = 8
@@ -32,7 +32,7 @@ MAX_WORDS_LOCATED = 500
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the searches of patterns, the whole texts among them, the words that are looked up in a text to its end,
+    """Count the searches of patterns, those over complete texts, the words that are looked up in a complete text,
     and the kernel's lines that are parsed.
     """
     count = Counter[str]()
@@ -78,14 +78,14 @@ def capture_with_journal(messages: int, *more: str) -> Evidence:
 
 
 def cost_of(evidence: Evidence) -> Mapping[str, int]:
-    """Return what a diagnosis of ``evidence`` takes."""
+    """Return the cost of a diagnosis of ``evidence``."""
     with counted() as count:
         diagnose(take_snapshot(evidence))
     return count
 
 
 def test_cost_of_a_fixed_capture_does_not_grow() -> None:
-    # Where a limit is passed, look for a pattern without words, or a view that reads every line of every text.
+    # If a limit is exceeded, look for a pattern without words, or a view that reads every line of every text.
     count = cost_of(capture_with_journal(20_000, *[LOADING] * 500))
     assert 0 < count["searches"] <= MAX_SEARCHES
     assert 0 < count["lines parsed"] <= MAX_LINES_PARSED

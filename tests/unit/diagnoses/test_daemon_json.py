@@ -1,4 +1,4 @@
-"""A paste of docker's file is not the file: what was left out of it, or written beside it, is no fault of docker's."""
+"""A paste of docker's file is not the file: omissions and surrounding text are no fault of docker's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver by the packages of a distribution: no name that could bring one which leaves the GPU out."""
+"""The driver from a distribution's packages: no name that could install a driver without support for the GPU."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_branch_that_dropped_the_gpu_is_not_reinstalled() -> None:
 
 
 def test_removed_driver_is_not_completed_by_packages() -> None:
-    """No archive of a node after `gpunode remove` has nvidia-smi of that driver; a reboot is due."""
+    """After `gpunode remove` no archive has nvidia-smi of that driver; the node needs a reboot."""
     rows = (
         BOOKWORM,
         gpu(T4),

@@ -1,4 +1,4 @@
-"""Machines whose driver is brought by what is around them: Windows, a Jetson's image, an appliance's own interface."""
+"""Machines whose environment provides the driver: Windows, a Jetson's image, an appliance's own interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of boots before the running one: over while the GPUs work, never certain while nothing else is known."""
+"""Faults of earlier boots: over if the GPUs work, never certain if nothing else is known."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def diagnosis_with_answer(log: str, answer: str, key: str = "smi-query") -> Diag
     ],
 )
 def test_row_remapped_since_is_resolved(key: str, pending: str, *, is_over: bool) -> None:
-    """A node and a capture are asked after their logs were read; of a paste nobody knows the order."""
+    """nvidia-smi of a node or capture runs after the logs were read; the order in a paste is unknown."""
     found = diagnosis_with_answer(MARKED, REMAPPED.format(pending), key)
     assert found.is_healthy == is_over
     first = found.findings[0]

@@ -1,4 +1,4 @@
-"""A declared cause: certain, likely, suspected or ruled out, by which of its signs are seen."""
+"""A declared cause: certain, likely, suspected or ruled out, depending on the signs seen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rule(cause: str = "a-cause", **more: object) -> Rule:
 
 @pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every cause, also those that only this file knows, the same text."""
+    """Give every cause, including those of this file, the same text."""
     monkeypatch.setattr("gpunode.diagnoses.model.find_text", lambda _: CauseText("wrong", "", ()))
 
 

@@ -1,4 +1,4 @@
-"""No Xid is passed over: a code that one family leaves to another comes out somewhere."""
+"""No Xid is ignored: a code that one family leaves to another is reported somewhere."""
 
 from __future__ import annotations
 

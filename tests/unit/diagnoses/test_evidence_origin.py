@@ -1,4 +1,4 @@
-"""Words of containers about a node that was looked at, and about one that was not."""
+"""Words of containers about a node with its own evidence, and about one without."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_fault_seen_first_by_a_pod_is_likely_and_names_it() -> None:
 
 
 def test_pod_log_does_not_hide_a_fault_of_the_node() -> None:
-    """Nor does it become the root of it."""
+    """It does not become the fault's root cause either."""
     node = evidence(
         {**HEALTHY["kubeadm-with-device-plugin"](), "kernel-journal": journal(("kernel: " + FELL[16:].strip(),))}
     )

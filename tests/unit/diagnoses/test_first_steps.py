@@ -1,4 +1,4 @@
-"""The next step: never a command that takes away what was to be saved before it, nor what is done already."""
+"""The next step: never a command that removes what should be saved first, nor one that is already done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 from tests.laws.systems import SYSTEMS
 
-# Words of a warning that somebody has to act on before the command.
+# Words of a warning to follow before the command.
 WARNS = re.compile(r"\bsave the\b|\bgo(?:es)? with it\b|\bloses what\b|\bdeletes all\b|\bis lost\b")
 
 

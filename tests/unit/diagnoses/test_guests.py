@@ -1,4 +1,4 @@
-"""Guests of a vGPU: they are known by several traces, and their driver is none that a public repository has."""
+"""vGPU guests: several traces identify them, and no public repository has their driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look-alikes among the faults of GPUs, and what is no fault: no confident wrong answer without what decides."""
+"""Look-alikes among GPU faults, and non-faults: no confident wrong answer without the deciding evidence."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 
     ids=lambda capture: capture.outcome,
 )
 def test_unlisted_pci_bus_has_no_missing_gpu(lspci: Capture) -> None:
-    """No hand at the slot, and no power off, for a tool that gave no answer."""
+    """If a tool gave no answer, do not advise to reseat the card or power off."""
     driver = Capture("/proc/driver/nvidia/version", "ok", LOADED.encode())
     evidence = {"lspci": lspci, "nvidia-version": driver, "smi": Capture("nvidia-smi", "ok", b"No devices were found")}
     assert "no-gpu-present" not in [finding.cause for finding in diagnose(take_snapshot(evidence)).findings]

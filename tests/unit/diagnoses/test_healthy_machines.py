@@ -1,4 +1,4 @@
-"""Ordinary machines that are as their owners want them: no cause is found there."""
+"""Ordinary machines in their intended state: no cause is found there."""
 
 from __future__ import annotations
 

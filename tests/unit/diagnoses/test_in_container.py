@@ -1,4 +1,4 @@
-"""Evidence taken inside a container that has no GPU: the node's driver is not to be judged by it."""
+"""Evidence from inside a container without a GPU: it does not show the state of the node's driver."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NO_FILE = ("modinfo nvidia", "modinfo: ERROR: Module nvidia not found.")
 
 @pytest.mark.parametrize(("sign", "confidence"), [((), "certain"), ((NO_FILE,), "likely")])
 def test_module_without_a_file_may_be_of_another_root(sign: tuple[tuple[str, str], ...], confidence: str) -> None:
-    """Neither a container nor the node of a driver container has the file of the module that is loaded."""
+    """Neither a container nor the node of a driver container has the file of the loaded module."""
     seen = (("nvidia-smi", "bash: nvidia-smi: command not found"), ("lsmod | grep nvidia", "nvidia 62713856 0"), *sign)
     (found,) = diagnose(take_snapshot(pasted.collect_pieces(seen))).findings
     assert (found.cause, found.confidence) == ("driver-userspace-incomplete", confidence)

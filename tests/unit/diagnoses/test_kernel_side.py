@@ -1,4 +1,4 @@
-"""Drivers, kernels and modules: other wordings of each cause, its look-alikes, and what is no fault."""
+"""Drivers, kernels and modules: other wordings of each cause, its look-alikes, and non-faults."""
 
 from __future__ import annotations
 
@@ -458,7 +458,7 @@ def test_unsupported_gpu_is_found_before_the_kernel_reports_it(gpu: str, module:
     ],
 )
 def test_right_modules_that_are_installed_already_wait_for_a_reboot(gpu: str, loaded: str, package: str) -> None:
-    """A setup has replaced them; another one would find nothing to do."""
+    """A setup has replaced them, and a second setup would find nothing to do."""
     pieces = (
         ("lspci -nn", f"01:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [{gpu}] (rev a1)"),
         ("cat /proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX {loaded}  Release Build  (builder)"),

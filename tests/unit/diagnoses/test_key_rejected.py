@@ -1,4 +1,4 @@
-"""A module that the kernel refuses for its signature: the signature is the reason, and not that it is not loaded."""
+"""A module that the kernel rejects because of its signature: the cause is the signature, not the missing module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages, runtimes and the toolkit by what the probes of a live node return, where nobody complained yet."""
+"""Packages, runtimes and the toolkit in the probes of a live node, before any error message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOOLKIT_CONFIG = "file:/etc/nvidia-container-runtime/config.toml"
 
 
 def ask(name: str, changes: Mapping[str, Said | None]) -> Examination:
-    """Return doctor's answer for a healthy node after ``changes``; None removes a thing."""
+    """Return doctor's answer for a healthy node after ``changes``; None removes an item."""
     node = {**HEALTHY[name](), **{key: said for key, said in changes.items() if said is not None}}
     gone = {key for key, said in changes.items() if said is None}
     return diagnose_evidence(evidence({key: said for key, said in node.items() if key not in gone}))
@@ -37,7 +37,7 @@ def test_missing_keyring_is_found_before_apt_fails() -> None:
 
 
 def test_node_that_gpunode_has_set_up_is_asked_to_name_its_recipe() -> None:
-    """Behind a mirror a setup without it would look for the packages at NVIDIA's address."""
+    """With a mirror, a setup without the recipe would look for the packages at NVIDIA's address."""
     pins = {"/etc/apt/preferences.d/gpunode-nvidia": "Package: nvidia-*\nPin: release *\nPin-Priority: 1001\n"}
     for preferences, is_asked in ((pins, True), ({}, False)):
         found = ask("debian-12-docker", {f"file:{KEYRING}": None, "apt-preferences-d": held(preferences)})
@@ -102,7 +102,7 @@ def test_file_ignored_by_modprobe_has_no_effect() -> None:
 
 
 def test_unread_answer_about_pods_proves_no_kubelet() -> None:
-    """Stand for a docker-ce host, whose containerd.io switches the CRI plugin off."""
+    """This represents a docker-ce host, whose containerd.io disables the CRI plugin."""
     asked: dict[str, Said | None] = {
         "units": failed("Running in chroot, ignoring command 'show'\n"),
         "docker-version": None,

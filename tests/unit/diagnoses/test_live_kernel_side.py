@@ -1,4 +1,4 @@
-"""The same causes by what the probes of a live node return, without anybody's words."""
+"""The same causes in the probes of a live node, without a user's words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def symlink_of(path: str, target: str) -> bytes:
 
 
 def node(**changes: bytes | str | None) -> Evidence:
-    """Return a node that DKMS builds the driver for and that lacks nothing but a loaded module; None is absent."""
+    """Return a node with a DKMS driver that lacks only a loaded module; None means absent."""
     tree = f"/var/lib/dkms/nvidia/580.95.05/{RUNNING}/x86_64"
     data: dict[str, bytes | str | None] = {
         "kernel-release": f"{RUNNING}\n",

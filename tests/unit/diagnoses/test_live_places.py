@@ -1,4 +1,4 @@
-"""Evidence in less usual places: logs that were put away, locks, other kernels' images, LD_LIBRARY_PATH, containers."""
+"""Evidence in less usual places: rotated logs, locks, other kernels' images, LD_LIBRARY_PATH, containers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_dnf_version_locks_are_read() -> None:
 
 
 def test_keyring_with_a_custom_name_is_checked() -> None:
-    """Written by hand, as many guides for NVIDIA's archives have it: below /etc/apt/keyrings."""
+    """Created manually below /etc/apt/keyrings, as in many guides for NVIDIA's archives."""
     own = "/etc/apt/keyrings/nvidia.gpg"
     entry = f"deb [signed-by={own}] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
     node = {**HEALTHY["debian-12-docker"](), "apt-sources-d": held({"/etc/apt/sources.list.d/own.list": entry})}
@@ -186,7 +186,7 @@ def test_initramfs_of_another_kernel_is_no_evidence() -> None:
 
 
 def inspect_line(error: str, **host: object) -> str:
-    """Return a line of the answer of docker 26 to what the probe asks of a container with GPUs."""
+    """Return a line of docker 26's answer to the probe of a container with GPUs."""
     container = {
         "Name": "/trainer",
         "Created": "2026-11-16T06:20:00.306732184Z",
@@ -235,7 +235,7 @@ def test_unit_state_is_cited_with_its_line() -> None:
 
 
 def lspci(lanes: int) -> Snapshot:
-    """Return an A100 that runs at eight of its sixteen lanes, in a slot with so many."""
+    """Return an A100 that runs at eight of its sixteen lanes, in a slot with ``lanes`` lanes."""
     shown = (
         "40:01.0 PCI bridge [0604]: Intel Corporation Device [8086:347a] (prog-if 00 [Normal decode])\n"
         "\tBus: primary=40, secondary=41, subordinate=41, sec-latency=0\n"

@@ -1,4 +1,4 @@
-"""Cost of texts that nobody writes: words of kilobytes, numbers of thousands of digits."""
+"""Cost of pathological texts: words of kilobytes, numbers of thousands of digits."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios/doctor"
     ],
 )
 def test_very_long_word_does_not_slow_the_rules(source: str, text: str) -> None:
-    """These took from 38 s to four minutes; ``tests/fuzz/slow_patterns.py`` looks for what would again."""
+    """These took from 38 s to four minutes; ``tests/fuzz/slow_patterns.py`` looks for similar cases."""
     assert diagnose(take_snapshot(pasted.collect_pieces([(source, text)])), guarded=True).bugs == ()
 
 
 def test_very_long_number_crashes_no_rule() -> None:
-    """Twelve rules ended in it as a bug of gpunode's."""
+    """Twelve rules once crashed on it."""
     node = f"apiVersion: v1\nkind: Node\nstatus:\n  capacity:\n    nvidia.com/gpu: {'1' * 5000}\n"
     found = diagnose(take_snapshot(pasted.collect_pieces([("kubectl get node gpu1 -o yaml", node)])), guarded=True)
     assert found.bugs == ()
@@ -39,7 +39,7 @@ def test_very_long_number_crashes_no_rule() -> None:
 
 @pytest.mark.parametrize("name", ["039-pcie-width-downgraded-x1.json", "095-uvm-not-loaded-llama.json"])
 def test_very_long_numbers_in_reports_crash_no_rule(name: str) -> None:
-    """Every number of a report, as long as nobody counts."""
+    """Every number of a report is replaced by a very long one."""
     (path,) = SCENARIOS.rglob(name)
     for number in (r"(?<![\w.])\d{1,4}(?![\w.])", r"\b\d+(?=\.)"):
         pieces = [
@@ -51,14 +51,14 @@ def test_very_long_numbers_in_reports_crash_no_rule(name: str) -> None:
 
 
 def test_integers_and_versions_are_parsed_with_limits() -> None:
-    """Digits of other alphabets are none, although ``isdigit`` says so."""
+    """Digits of other alphabets do not count, although ``isdigit`` accepts them."""
     assert [parse_int(text) for text in ("0", "12", "²", "", "-1", "1" * 5000)] == [0, 12, None, None, None, None]
     assert parse_version("1.2.3") == (1, 2, 3)
     assert parse_version("1" * 5000 + ".2") == (int("1" * 18), 2)
 
 
 def test_nvidia_smi_q_of_many_gpus_crashes_no_rule() -> None:
-    """A line continues a sentence if the line above does: a thousand of them recursed too deeply."""
+    """A line continues a sentence if the line above does: a thousand of them caused too deep a recursion."""
     (path,) = SCENARIOS.rglob("pending-query-section.json")
     pieces = [(one["source"], f"{one['text']}\n" * 120) for one in json.loads(path.read_text())["evidence"]]
     assert diagnose(take_snapshot(pasted.collect_pieces(pieces)), guarded=True).bugs == ()

@@ -33,7 +33,7 @@ def test_lost_program_is_installed_again(lost: tuple[str, ...], cause: str, pack
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_incomplete_toolkit_is_installed_by_all_four_names(*, is_whole: bool) -> None:
-    # apt installs nothing that a package needs which it only installs anew; and the next step has to be short.
+    # apt does not install new dependencies of a reinstalled package, and the next step must be short.
     there = {key: said for key, said in HEALTHY[NODE]().items() if key != "toolkit-program"}
     if not is_whole:
         status = there["dpkg-status"]

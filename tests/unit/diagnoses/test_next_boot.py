@@ -12,7 +12,7 @@ from tests.scenarios.healthy.nodes import HEALTHY
 
 
 def live(node: str, kernel: str) -> Examination:
-    """Return that healthy node with one more kernel in /boot."""
+    """Return the named healthy node with one more kernel in /boot."""
     healthy = {**HEALTHY[node]()}
     images = healthy["boot-images"]
     assert isinstance(images, tuple)

@@ -1,4 +1,4 @@
-"""Symptoms of several causes: a question while nothing decides, the cause where something does."""
+"""Symptoms of several causes: a question while nothing decides, the cause once something does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILS = ("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate wi
 RUNS = ("uname -r", "6.18.48-amd64")
 
 PENDING = "driver-library-mismatch-reboot-pending"
-# What is shown, which causes stay open, and what decides for which.
+# The evidence, the causes that stay open, and the evidence that decides for each.
 OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...], str], ...]]] = {
     "an error counted": (
         (("nvidia-smi -q -d ECC", COUNTED),),

@@ -1,4 +1,4 @@
-"""GPU Operator's driver pod: the host's driver, running clients and a missing image are told apart."""
+"""The GPU Operator's driver pod: the host's driver, running clients and a missing image are distinguished."""
 
 from __future__ import annotations
 

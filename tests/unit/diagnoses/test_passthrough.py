@@ -1,4 +1,4 @@
-"""GPUs that are given to virtual machines on purpose: that is no fault, and no fault of a GPU that the host keeps."""
+"""GPUs passed through to virtual machines on purpose: no fault, neither of them nor of the host's own GPUs."""
 
 from __future__ import annotations
 

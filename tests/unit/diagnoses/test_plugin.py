@@ -1,4 +1,4 @@
-"""The device plugin: what decides between its causes, and that nothing is claimed without it."""
+"""The device plugin: the evidence that decides between its causes, and no claim without it."""
 
 from __future__ import annotations
 

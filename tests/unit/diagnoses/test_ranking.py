@@ -1,4 +1,4 @@
-"""Order of findings: roots by the rules' edges, by GPU, by time; and which of several roots comes first."""
+"""Order of findings: roots by the rules' edges, by GPU and by time, and the order of several roots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fault_onset(seconds: float, gpu: str = "", clock: str = "boot 0 dmesg") -> F
 
 
 def ranked_causes(*findings: Finding, **explains: str) -> dict[str, str]:
-    """Return each cause in its place, with the root that explains it."""
+    """Return each cause in order, with the root that explains it."""
     edges = {one.cause: frozenset(explains.get(one.cause, "")) for one in findings}
     return {one.cause: one.explained_by for one in rank_findings(findings, edges)}
 
@@ -42,7 +42,7 @@ def ranked_causes(*findings: Finding, **explains: str) -> dict[str, str]:
     [
         (fault_onset(10), fault_onset(100), True),
         (fault_onset(100), fault_onset(10), False),
-        (fault_onset(100), fault_onset(100 - LATE_S), True),  # a GSP is called dead after it was waited for
+        (fault_onset(100), fault_onset(100 - LATE_S), True),  # a GSP is called dead after a timeout
         (fault_onset(100), fault_onset(99 - LATE_S), False),
         (fault_onset(100), fault_onset(10, clock="zoned"), True),
         (fault_onset(100), fault_onset(10, clock="boot 1 dmesg"), True),  # of another boot, or another log
@@ -66,7 +66,7 @@ def test_fault_explains_only_later_faults_of_its_gpu(
 def test_faults_of_two_boots_do_not_explain_each_other(past: str) -> None:
     one, other = (make_finding(cause, fault_onset(100, ONE, cause), is_past=cause == past) for cause in "ab")
     assert list(ranked_causes(one, other, a="b").items()) == [("b" if past == "a" else "a", ""), (past, "")]
-    # What has no time may be of now, and come from then.
+    # An undated fault may be current, and caused by the earlier one.
     lasting = make_finding("b", severity="warning")
     assert ranked_causes(make_finding("a", fault_onset(100), is_past=True), lasting, a="b") == {"a": "", "b": "a"}
     assert ranked_causes(make_finding("c", fault_onset(100), is_past=True), lasting) == {"c": "", "b": ""}

@@ -1,4 +1,4 @@
-"""Recovery of a GPU as the driver asks for it: no less, no more, and nothing once it was done."""
+"""Recovery of a GPU as the driver requests it: no less, no more, and nothing once it is done."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ ASKED = "GPU 00000000:1B:00.0\n    Product Name : NVIDIA H100\n    GPU Recovery 
 
 
 def diagnosis_of_capture(log: str, key: str, answer: str) -> Diagnosis:
-    """Return the diagnosis of a node or a capture whose nvidia-smi was asked after its logs were read."""
+    """Return the diagnosis of a node or a capture whose nvidia-smi ran after its logs were read."""
     evidence = {"dmesg": ("dmesg -T", log), key: ("nvidia-smi", answer)}
     return diagnose(take_snapshot({one: Capture(said, "ok", text.encode()) for one, (said, text) in evidence.items()}))
 

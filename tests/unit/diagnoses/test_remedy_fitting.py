@@ -1,4 +1,4 @@
-"""Remedies fit what is there: the driver of the operator, a lock, the branch of the libraries, installed headers."""
+"""Remedies fit the node: the operator's driver, a lock, the branch of the libraries, installed headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which GPU something is done: on all those that are at fault, and on no other."""
+"""Remedies act on all faulty GPUs, and on no other."""
 
 from __future__ import annotations
 

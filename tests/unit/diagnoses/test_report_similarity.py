@@ -1,4 +1,4 @@
-"""Suspects are ordered by the words of reports, which are of what people chose to show; no cause is found by them."""
+"""The words of reports order suspects; since people choose what to show, they prove no cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that was seen at work after a fault: what ends a GPU's work until its reset is over then."""
+"""A GPU that worked after a fault: a fault that stops a GPU until its reset is then over."""
 
 from __future__ import annotations
 

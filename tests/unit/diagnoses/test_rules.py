@@ -74,7 +74,7 @@ def test_rule_has_a_well_formed_id_title_and_story(rule: Rule) -> None:
     assert not text.title.endswith(".")
     assert len(text.story.split()) >= 20, "a story has two to four sentences"
     assert text.story.endswith((".", ")"))
-    # What Markdown would take for markup stands in backticks.
+    # Text that Markdown would treat as markup is in backticks.
     assert not re.search(r"[*<>|#\\]|\[\S*\]|(?<!\w)_|_(?!\w)", re.sub(r"`[^`]+`", "", f"{text.title} {text.story}"))
 
 

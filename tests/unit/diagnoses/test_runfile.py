@@ -93,7 +93,7 @@ BROKEN_BUILD: list[Row] = [
 
 
 def test_debians_cleanup_package_is_no_trace_of_an_installer() -> None:
-    """It comes with every driver of Debian's own; what broke is the build, whose first error is quoted."""
+    """It is installed with every driver of Debian's own; the build failed, and its first error is quoted."""
     (found,) = diagnose(take_snapshot(pasted.collect_pieces(BROKEN_BUILD))).roots
     assert found.cause == "dkms-build-kernel-api"
     assert ERROR in found.citations[0].text

@@ -1,4 +1,4 @@
-"""Reasons why a pod gets no GPU: look-alikes are told apart, and without the deciding piece nothing is claimed."""
+"""Reasons why a pod gets no GPU: look-alikes are distinguished, and without deciding evidence nothing is claimed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def roots(*pieces: tuple[str, str]) -> list[str]:
 
 
 def node(capacity: int | None, allocatable: int | None, used: int | None = None, head: str = "") -> tuple[str, str]:
-    """Return a described node: None leaves the resource out, where the section is shown."""
+    """Return a described node: None omits the resource from the section."""
     lines = [head, "Capacity:", "  cpu:  8", *([f"  nvidia.com/gpu:  {capacity}"] if capacity is not None else [])]
     lines += ["Allocatable:", "  cpu:  8", *([f"  nvidia.com/gpu:  {allocatable}"] if allocatable is not None else [])]
     lines += ["Allocated resources:", "  cpu  1  1"]
@@ -128,7 +128,7 @@ def test_working_nested_node_has_no_finding() -> None:
     assert not diagnose_pieces(("shell", "minikube start --driver=docker"), node(1, 1, 0)).findings
 
 
-# Clusters in which all is as it should be.
+# Healthy clusters.
 
 MIG = 'status:\n  capacity:\n    nvidia.com/mig-1g.5gb: "7"\n  allocatable:\n    nvidia.com/mig-1g.5gb: "7"'
 OFFERS = "Capacity:\n  cpu: 8\n  nvidia.com/gpu: 4\nAllocatable:\n  cpu: 8\n  nvidia.com/gpu: 4"

@@ -1,4 +1,4 @@
-"""The sharing of GPUs: whether a configuration of time-slicing is applied, and what is done where it is not."""
+"""GPU sharing: whether a time-slicing configuration is applied, and the remedy if it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two entries for one archive with different keys: only the entry that is too many goes, wherever it stands."""
+"""Two entries for one archive with different keys: only the surplus entry is removed, wherever it is."""
 
 from __future__ import annotations
 

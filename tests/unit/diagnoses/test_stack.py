@@ -1,4 +1,4 @@
-"""Stack layer of each cause, and what the stack of a broken node shows of it."""
+"""Stack layer of each cause, and the stack of a broken node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_package_layer_names_the_package_manager() -> None:
 
 
 def test_base_package_alone_is_a_toolkit() -> None:
-    """It has the runtime and nvidia-ctk; the other package adds the hook of old."""
+    """It has the runtime and nvidia-ctk; the other package only adds the legacy hook."""
     listed = "ii  nvidia-container-toolkit-base  1.17.8-1  amd64  base\nii  vim  2:9.0  amd64  editor\n"
     asked = "dpkg-query: no packages found matching nvidia-container-toolkit\n"
     layers = layer_states((("dpkg -l | grep -e nvidia -e vim", listed), ("dpkg -l nvidia-container-toolkit", asked)))

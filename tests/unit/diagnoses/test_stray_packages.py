@@ -1,4 +1,4 @@
-"""Libraries of another version than the driver, where nvidia-smi works: the packages tell, before CUDA fails."""
+"""Libraries of another version than the driver, although nvidia-smi works: the packages show it before CUDA fails."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_error_803_without_a_package_list_suggests_a_compat_package() -> None:
     "packages",
     [
         WHOLE,
-        {**WHOLE, "nvidia-persistenced": "580.65.06-1"},  # it looks for no library's version
+        {**WHOLE, "nvidia-persistenced": "580.65.06-1"},  # it does not check the library's version
         {**WHOLE, "libxnvctrl0": "535.171.04-1"},
         {**WHOLE, "libnvidia-egl-wayland1": "1:1.1.13-1"},
         {**WHOLE, "libnvidia-compute-535": "535.171.04-0ubuntu1"},

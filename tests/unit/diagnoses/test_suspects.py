@@ -1,4 +1,4 @@
-"""The likeliest causes where no sign decides, the answer where one stands alone, and what a found fault leaves over."""
+"""The likeliest causes if no sign decides, the answer if only one is likely, and what a found fault leaves open."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_nouveau_is_certain_where_no_blacklist_may_have_missed_it(
     ],
 )
 def test_snapshotter_that_a_host_has_no_use_for_is_no_symptom(said: str) -> None:
-    """Every containerd of Debian says so at its start."""
+    """Every containerd of Debian logs this at its start."""
     found = of(
         ("journalctl -u containerd", f'Nov 29 10:00:00 node containerd[700]: time="2026-11-29T10:00:00Z" {said}')
     )

@@ -1,4 +1,4 @@
-"""Two kinds of GPU in one node: the driver that drives the one is not taken away because of the other."""
+"""Two kinds of GPU in one node: the driver of one is not removed because of the other."""
 
 from __future__ import annotations
 

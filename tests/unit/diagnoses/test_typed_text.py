@@ -1,4 +1,4 @@
-"""Typed words are not output of programs; a program's own line proves, wherever it was pasted."""
+"""Typed words are not output of programs; a program's own line is proof, wherever it was pasted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is healthy where nothing complains; a complaint that no rule knows is told, and is no health."""
+"""A node without error messages is healthy; an error that no rule knows is reported, and is not healthy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CDI specifications: what a file says, and which of several specifications counts."""
+"""CDI specifications: the content of a file, and which of several files counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpunode.facts import cdi
 
 RUN, ETC = "/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
-# As nvidia-ctk 1.20 lays it out; shortened.
+# In the layout of nvidia-ctk 1.20, shortened.
 WRITTEN = b"""\
 ---
 cdiVersion: 0.7.0
@@ -59,7 +59,7 @@ containerEdits:
         - containerPath: /run/nvidia-persistenced/socket
           hostPath: /run/nvidia-persistenced/socket
 """
-# As nvidia-ctk 1.13 to 1.17 lay it out: sorted, and lists at their key's own indent.
+# In the layout of nvidia-ctk 1.13 to 1.17: sorted, and lists at their key's own indent.
 FORMER = b"""\
 cdiVersion: 0.5.0
 containerEdits:

@@ -32,7 +32,7 @@ def listing(source: str, *found: GlobMatch) -> Capture:
 
 
 def node(**changed: Capture | None) -> Evidence:
-    """Return a converged-looking node; keys with ``_`` for ``-``; None takes the capture away."""
+    """Return a converged-looking node; keys use ``_`` for ``-``; None removes the capture."""
     usual = {probe.key: Capture(probe.source, "absent") for probe in PROBES}
     usual |= {
         "os-release": ok("/etc/os-release", 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nNAME="Debian"\n'),
@@ -64,7 +64,7 @@ def test_facts_of_an_ordinary_node() -> None:
 
 
 def test_small_program_in_place_of_the_toolkits_is_known_by_its_checksum() -> None:
-    """Neither one that its package shipped so nor a program of no package is meant."""
+    """A file as its package shipped it, or one of no package, does not count."""
     shipped = md5(b"shipped").hexdigest()
     names = ("bin/nvidia-ctk", "bin/nvidia-cx", "bin/nvidia-container-runtime", "lib/libnvidia-container.so.1")
     sums = "".join(f"{shipped}  usr/{name}\n" for name in names).encode()

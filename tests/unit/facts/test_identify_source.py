@@ -1,4 +1,4 @@
-"""Kind of a piece of evidence, in the ways in which people write where it comes from."""
+"""Kind of a piece of evidence, from the ways in which people name its source."""
 
 from __future__ import annotations
 

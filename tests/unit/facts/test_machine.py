@@ -1,4 +1,4 @@
-"""KubernetesProvider of a Kubernetes node: recognised by files that only one product makes."""
+"""The product that provides Kubernetes on a node, recognised by files that only this product creates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.facts.probes import PROBES
 
 
 def node(mark: str = "", os_release: str = "ID=ubuntu\nVERSION_ID=24.04\n") -> Evidence:
-    """Return the evidence of a node that has the one mark."""
+    """Return the evidence of a node with only this mark."""
     looks = {key: Capture(place, "ok", b"") for key, (_, place) in PROVIDER_MARK_PATHS.items()}
     if mark:
         looks[mark] = Capture(

@@ -1,4 +1,4 @@
-"""The key that DKMS signs modules with, and what the firmware knows of it, from evidence alone."""
+"""The key that DKMS signs modules with, and its state in the firmware, from evidence alone."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def every_pattern() -> tuple[Pattern, ...]:
     for package in (gpunode.facts, gpunode.diagnoses):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             import_module(module.name)
-    gc.unfreeze()  # a fleet that another test looked at has taken all that was there out of its sight
+    gc.unfreeze()  # a fleet of another test has already frozen every existing object
     found = [one for one in gc.get_objects() if isinstance(one, Pattern)]
     return tuple({(one.pattern, one.flags): one for one in found}.values())
 
@@ -80,7 +80,7 @@ def lines_of_reports() -> list[str]:
 
 def test_prefilter_rejects_no_real_match() -> None:
     lines = lines_of_reports()
-    # All lines at once, as if each were alone.
+    # All lines at once, with the same result as each line alone.
     whole = "\n".join(lines)
     for pattern in every_pattern():
         for match in re.finditer(pattern.pattern, whole, pattern.flags | re.MULTILINE) if pattern.words else ():

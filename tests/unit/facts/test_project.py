@@ -92,7 +92,7 @@ def test_deferred_file_is_promised(facts: Facts) -> None:
 
 
 def test_planned_file_has_no_change_time(facts: Facts) -> None:
-    """A daemon is taken to have read a file that a plan writes, since the change owes its restart."""
+    """A daemon counts as having read a file that a plan writes, since the change triggers its restart."""
     node = replace(facts, changed_at={"/etc/a": 1.0, "/etc/b": 2.0})
     for after in (FileState(b""), None, Deferred("what the package ships", "the transaction")):
         assert project_changes(node, [FileChange("/etc/a", None, after)]).changed_at == {"/etc/b": 2.0}

@@ -1,4 +1,4 @@
-"""Start of a service by systemd, read from its files as systemd reads them."""
+"""The start of a service by systemd, read from unit files as systemd does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpunode.facts.systemd import find_start_command, unit_source_patterns
 
 UNIT = "docker.service"
 LIB, ETC, RUN = (f"{folder}/systemd/system/{UNIT}" for folder in ("/lib", "/etc", "/run"))
-# As Debian's docker.io has it.
+# As in Debian's docker.io.
 DEBIAN = b"""\
 [Unit]
 Description=Docker Application Container Engine

@@ -146,9 +146,9 @@ def with_extended_headers(path: Path, body: bytes, number: int = 1) -> Path:
 
 @pytest.mark.parametrize(("size", "number"), [(80_000, 1), (2_000, 400)])
 def test_long_extended_headers_are_refused_unread(tmp_path: Path, size: int, number: int) -> None:
-    """Pythons without the mend of CVE-2024-6232 take a time that grows with the square of such a header's length.
+    """Pythons without the fix for CVE-2024-6232 need time quadratic in the length of such a header.
 
-    Those with it, as Debian's, find such a header invalid by themselves.
+    Those with it, such as Debian's, reject such a header themselves.
     """
     with pytest.raises(Refused) as caught:
         load_capture(with_extended_headers(tmp_path / "x.tgz", b"1" * size, number))
@@ -287,7 +287,7 @@ def test_newer_schema_is_refused_with_an_upgrade_hint(tmp_path: Path) -> None:
 
 
 def test_schema_1_is_read(tmp_path: Path) -> None:
-    """It has other names for the probes, the kind of a content and the times of a file."""
+    """It has other names for the probes, the content kind and a file's times."""
     owner = {"mode": "0644", "uid": 0, "gid": 0}
     rows = {
         "file:/etc/x": {
@@ -373,7 +373,7 @@ def test_named_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
 
 
 def test_capture_keeps_the_change_time_of_configuration_files(tmp_path: Path) -> None:
-    """So a capture tells of a daemon that is older than its file; of other files it would only be noise."""
+    """This shows that a daemon is older than its file; for other files it would only be noise."""
     own = Ownership(0o644, 0, 0, 1795247197.25)
     evidence = {
         "file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "ok", b"{}", ownership=own),
@@ -396,7 +396,7 @@ def test_capture_keeps_the_change_time_of_configuration_files(tmp_path: Path) ->
     ],
 )
 def test_damaged_index_is_explained(tmp_path: Path, row: dict[str, object], said: str) -> None:
-    """Python's own words were 'uid', with its quotes, and no more."""
+    """Python's own message was only 'uid', with the quotes."""
     index = tmp_path / "capture.json"
     index.write_text(json.dumps({"schema": 2, "probes": {"x": row}}))
     with pytest.raises(Refused, match="is damaged") as caught:

@@ -17,7 +17,7 @@ ENDED = "Id=cloud-config.service\nActiveState=failed\n\nId=cloud-final.service\n
 
 
 class Node:
-    """A node's /run and /proc; this process has the number 40."""
+    """A node's /run and /proc; this process has pid 40."""
 
     def __init__(self, root: Path, cgroup: str = SSH) -> None:
         self.root = root
@@ -41,7 +41,7 @@ class Node:
             path.write_text("{}")
 
     def wait(self, limit_s: float = 3.0, *, ends_with: str = "") -> list[str]:
-        """Return the words reported during the wait; cloud-init ends at the first word, if it has ``ends_with``."""
+        """Return the messages during the wait; with ``ends_with``, cloud-init ends at the first one."""
 
         def hear(progress: Progress) -> None:
             self.heard.append(progress.detail)
@@ -128,7 +128,7 @@ def test_pending_cloud_init_stage_is_waited_for(tmp_path: Path, tools: Tools) ->
 
 
 def test_crashed_cloud_init_is_not_waited_for(tmp_path: Path, tools: Tools) -> None:
-    """It says for ever that it runs: it died before it wrote its result."""
+    """It reports forever that it runs, because it died before it wrote its result."""
     tools.add("systemctl", f"cat <<'.'\n{ENDED}.")
     node = Node(tmp_path)
     node.has("status.json")
@@ -167,7 +167,7 @@ def test_unit_that_blocks_the_boot_does_not_wait_for_cloud_init(
     ],
 )
 def test_unit_that_does_not_block_the_boot_waits_for_cloud_init(tmp_path: Path, tools: Tools, states: str) -> None:
-    """Such a unit comes after the boot, as the one that goes on after a reboot, or a daemon that is up."""
+    """Such a unit runs after the boot, like the one that resumes after a reboot, or like a running daemon."""
     tools.add("systemctl", f"cat <<'.'\n{states}.")
     node = Node(tmp_path, "0::/system.slice/ours.service")
     node.has("status.json")

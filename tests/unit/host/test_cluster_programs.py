@@ -1,4 +1,4 @@
-"""Choice of kubectl and Helm, and what of the caller's environment they get."""
+"""Choice of kubectl and Helm, and the part of the caller's environment that they get."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.host.cluster import _KUBECTL_COMMANDS_TO_TRY, Cluster, find_kubectl
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import HelmMissing, ProgramMissing, caller_environment, find_program
 
-# What the login programs of clouds read, and none of them can be known in advance.
+# Variables that the clouds' login programs read; they cannot be known in advance.
 LOGIN = {
     "HOME": "/builds/me",
     "KUBECONFIG": "/builds/me/config",
@@ -38,7 +38,7 @@ def program(folder: Path, name: str, text: str = "exit 0") -> str:
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return a caller who is root, with the only folder that root searches."""
+    """Return root as the caller, with the only folder that root searches."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(kubectl, "SEARCH_PATH", str(tmp_path / "fixed"))
     return tmp_path / "fixed"
@@ -87,7 +87,7 @@ def test_root_path_for_login_programs_has_only_root_owned_folders(
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str, server: str = "v1.36.2") -> Path:
-    """Make a kubectl of a version, and return the file in which it writes its words, a line for each call."""
+    """Create a kubectl of a version, and return the file in which it logs its arguments, a line for each call."""
     said = {"clientVersion": {"gitVersion": client}, "serverVersion": {"gitVersion": server}}
     asked = tmp_path / "asked"
     program(tmp_path / "bin", "kubectl", f"echo \"$@\" >> {asked}; echo '{json.dumps(said)}'")
@@ -132,7 +132,7 @@ def test_missing_kubeconfig_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_helm_reaches_the_cluster_of_a_distributions_own_kubectl(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, link: str
 ) -> None:
-    """By itself it would take ~/.kube/config, which may lead to another cluster."""
+    """By default it would use ~/.kube/config, which may name another cluster."""
     name = link.partition(".")[0] or "k3s"
     own = program(tmp_path, f"{name}.yaml")
     monkeypatch.setitem(_KUBECTL_COMMANDS_TO_TRY, (name, "kubectl"), own)
@@ -149,7 +149,7 @@ def test_helm_reaches_the_cluster_of_a_distributions_own_kubectl(
     hint = ClusterRef(kubeconfig="x.yaml").adapt_hint("look: kubectl get nodes")
     assert hint == f"look: {'' if link else f'{name} '}kubectl --kubeconfig x.yaml get nodes"
     monkeypatch.setenv("KUBECONFIG", "/theirs")
-    # microk8s' kubectl alone ignores it.
+    # Only microk8s' kubectl ignores it.
     assert Cluster().helm.program == ((helm,) if name == "k3s" else (helm, "--kubeconfig", own))
 
 

@@ -24,7 +24,7 @@ A, B = (f"GPU-0000000{n}-aaaa-bbbb-cccc-0123456789ab" for n in (1, 2))
 
 @pytest.fixture(autouse=True)
 def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Make a host with nvidia-smi, whose files are not looked at here."""
+    """Make a host with nvidia-smi; its files do not matter here."""
     smi = tmp_path / "nvidia-smi"
     smi.touch()
     monkeypatch.setattr(container, "read_libraries", lambda runner, program: {})

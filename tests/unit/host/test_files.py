@@ -1,4 +1,4 @@
-"""Files: what a crash, a full disk, a hostile link or a pipe in the wrong place would cost the user."""
+"""Files: the user loses nothing to a crash, a full disk, a hostile link or a pipe in the wrong place."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def _refuse_label(*_args: object, **_named: object) -> None:
 
 
 def test_attribute_that_the_new_file_already_has_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container nobody may set a label; the folder gives the same one to both."""
+    """In a container no process may set a label; the folder gives both files the same one."""
     (tmp_path / "file").write_bytes(b"old")
     monkeypatch.setattr(os, "listxattr", lambda *_, **__: ["security.selinux"])
     monkeypatch.setattr(os, "getxattr", lambda *_, **__: b"system_u:object_r:etc_t:s0\0")
@@ -395,7 +395,7 @@ def test_path_writable_by_others_is_reported_unless_sticky(tmp_path: Path) -> No
     (tmp_path / "sticky").chmod(0o1777)
     os.chown(tmp_path / "theirs", 1000, 0)
     (tmp_path / "closed/to-theirs").symlink_to("/theirs/file")
-    (tmp_path / "closed/by-other").symlink_to("/closed/his")  # one that leads to what is not his is not followed
+    (tmp_path / "closed/by-other").symlink_to("/closed/his")  # a link to another user's file is not followed
     (tmp_path / "closed/his").write_text("x")
     os.chown(tmp_path / "closed/his", 1000, 0)
     os.chown(tmp_path / "closed/by-other", 1000, 0, follow_symlinks=False)

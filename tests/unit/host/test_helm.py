@@ -1,4 +1,4 @@
-"""Helm as gpunode runs it, against a program that answers as Helm does; the real one: e2e/kubernetes/test_helm.py."""
+"""Helm as gpunode runs it, with a stand-in for Helm; e2e/kubernetes/test_helm.py uses the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of kubectl and their meaning for gpunode: words of 1.20 and 1.36, as they were seen."""
+"""Answers of kubectl and their meaning for gpunode: messages as observed from 1.20 and 1.36."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ It looks like you are trying to use a client-go credential plugin that is not in
 To learn more about this feature, consult the documentation available at:
       https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
 """
-# Before its words kubectl prints client-go's log: the same error for each of five tries, some over several lines.
+# Before its message kubectl prints client-go's log: the same error for each of five tries, some on several lines.
 LOGGED = "".join(
     (
         'E1128 06:38:19.852205    2381 memcache.go:265] "Unhandled Error" err=<\n'

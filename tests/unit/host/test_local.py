@@ -1,4 +1,4 @@
-"""The local host: what it looks at, what it changes, and what it will not touch."""
+"""The local host: what it reads, what it changes, and what it does not touch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Tools(Protocol):
 
 
 class Apt:
-    """Stands in for the package manager and writes down what is asked of it."""
+    """Replaces the package manager and records its calls."""
 
     def __init__(self, key: bytes = b"") -> None:
         self.asked: list[Any] = []
@@ -174,7 +174,7 @@ def test_edited_file_is_left_alone(tmp_path: Path, edited: FileState | None) -> 
 def test_file_edited_during_the_change_is_left_alone(
     tmp_path: Path, after: FileState | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first look saw the old file; the edit comes while the new one is written, or right before the removal."""
+    """The first read saw the old file; the edit happens while the new one is written, or right before the removal."""
     files.replace_file("/x", file_state(b"old"), root=str(tmp_path))
     checked = files._replaceable_status
 
@@ -390,7 +390,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def busy_root(tmp_path: Path, allow_subprocess: None) -> Iterator[str]:
-    """Yield a root folder in which somebody else is at work on the packages."""
+    """Yield a root folder in which another process changes the packages."""
     (tmp_path / "var/lib/dpkg").mkdir(parents=True)
     argv = [sys.executable, "-c", HOLD, str(tmp_path / "var/lib/dpkg/lock-frontend")]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -401,7 +401,7 @@ def busy_root(tmp_path: Path, allow_subprocess: None) -> Iterator[str]:
 
 
 def test_command_waits_for_the_package_lock(busy_root: str) -> None:
-    """dpkg --configure beside unattended-upgrades, or the apt that a killed run left behind, would only fail."""
+    """dpkg --configure during unattended-upgrades, or during an apt that a killed run left behind, would only fail."""
     host = LocalHost(busy_root, lock_timeout_s=0)
     with pytest.raises(Busy, match="lock-frontend is locked by process"):
         host.apply([CommandChange(("dpkg", "--configure", "-a"), "it was interrupted")])

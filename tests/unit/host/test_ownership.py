@@ -1,4 +1,4 @@
-"""Writers of what root reads: the file, its links, and every folder above both."""
+"""Users who can write what root reads: the file, its links, and every folder above both."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_trusted_user_may_own_the_file(file: Path) -> None:
 def test_group_write_matters_if_the_group_has_members(file: Path) -> None:
     file.chmod(0o664)
     assert explain_writable_by_others(file) == ""
-    os.chown(file, 0, 54321)  # a group that nobody knows may have anybody in it
+    os.chown(file, 0, 54321)  # an unknown group may have any member
     assert "54321" in explain_writable_by_others(file)
 
 
@@ -65,7 +65,7 @@ USER, GROUP_OBJ, GROUP, MASK = 0x02, 0x04, 0x08, 0x10
 
 
 def set_acl(place: Path, *entries: tuple[int, int, int], mask: int = 6) -> None:
-    """Give ``place`` an ACL of these entries (tag, rights, id) beside those that every ACL has."""
+    """Give ``place`` an ACL of these entries (tag, rights, id) in addition to the mandatory ones."""
     nobody, group = 0xFFFFFFFF, () if any(tag == GROUP_OBJ for tag, _, _ in entries) else ((GROUP_OBJ, 4, 0),)
     every = sorted([(0x01, 6, nobody), *group, *entries, (MASK, mask, nobody), (0x20, 4, nobody)])
     try:

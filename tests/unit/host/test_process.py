@@ -1,4 +1,4 @@
-"""Commands: what a stuck, missing, chatty or ill-behaved program would cost the user."""
+"""Commands: a stuck, missing, chatty or misbehaving program costs the user nothing."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_status_pipe_is_passed_and_its_lines_returned() -> None:
 
 
 class TestDetachedCommands:
-    """Commands that are to reach their end whatever becomes of gpunode."""
+    """Commands that must complete whatever happens to gpunode."""
 
     def test_output_and_status_arrive_while_it_runs(self) -> None:
         lines: list[str] = []
@@ -193,7 +193,7 @@ class TestDetachedCommands:
         assert (done.exit_status, done.timed_out, done.stdout) == (124, True, b"said\n")
 
     def test_it_completes_after_gpunode_is_killed(self, tmp_path: Path) -> None:
-        """A pipe would break under its next line, and dpkg then stops in its middle."""
+        """A pipe would break at its next line, and dpkg would stop midway."""
         script = f"echo > {tmp_path}/begun; sleep 1; echo more && echo > {tmp_path}/ended"
         source = "import sys; from gpunode.host.process import Runner; Runner().run(('sh', '-c', sys.argv[1]), "
         gpunode = subprocess.Popen([sys.executable, "-c", f"{source}timeout_s=60, survives_gpunode=True)", script])
@@ -377,7 +377,7 @@ def test_text_without_secrets_is_unchanged(text: str) -> None:
 
 @pytest.mark.parametrize("part", ["9", "a", "-", "token", "x-", "key=", "://", "auth ", "bearer ", '"', "headers"])
 def test_redaction_is_linear_in_the_length_of_a_word(part: str) -> None:
-    """By the square of its length this would take long: a line of a build log, or one value of a configuration."""
+    """Quadratic time would be long for a line of a build log or a configuration value."""
     text = part * (100_000 // len(part))
     assert len(redact(f"{text}\npassword=s3cr3t")) >= 8
 

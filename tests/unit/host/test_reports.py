@@ -113,7 +113,7 @@ def test_capture_is_read_from_standard_input(tmp_path: Path, monkeypatch: pytest
 
 
 def harmful(*, link: bool = False, padding: int = 0) -> bytes:
-    """Return a packed capture, its first member perhaps a link, or with zeros behind it."""
+    """Return a packed capture, optionally with a link as its first member, or followed by zeros."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         if link:
@@ -302,7 +302,7 @@ def test_json_list_in_a_windows_encoding_is_read(encoding: str, tmp_path: Path) 
 
 
 def deny_even_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deny root access to ``folder``, as its mode denies it to others."""
+    """Deny root access to ``folder``, as its mode denies it to other users."""
     folder.chmod(0)
     scandir, look_up = os.scandir, Path.stat
 

@@ -1,4 +1,4 @@
-"""A disk without room for what a run needs is refused before anything is changed."""
+"""A run that needs more disk space than is free is refused before anything is changed."""
 
 from __future__ import annotations
 

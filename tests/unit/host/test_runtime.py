@@ -1,4 +1,4 @@
-"""The runtime's own parser decides before a configuration is used; stand-ins answer in the real tools' words."""
+"""The runtime's own parser checks a configuration before use; stand-ins print the real tools' messages."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_crio_reads_its_files_in_a_temporary_folder(tools: Tools, tmp_path: Path
 def test_default_that_crio_prints_as_a_comment_is_read(
     tools: Tools, tmp_path: Path, shown: str, *, is_read: bool
 ) -> None:
-    """Since 1.24 its parser prints what equals its own defaults so, and since 1.31 that is crun."""
+    """Since 1.24 its parser prints default values as comments, and since 1.31 the default is crun."""
     tools.add("crio", f'[ "$1" = --version ] || sed "s/^default_runtime/{shown}/" "$2"')
     wanted = RuntimeExpectation("crio", str(tmp_path / "etc/config"), frozenset(), "crun")
     candidate = change(tmp_path, f'[crio.runtime]\ndefault_runtime = "crun"\n{CRIO}')
@@ -322,7 +322,7 @@ def test_docker_error_with_another_order_of_names_is_the_same(tools: Tools, tmp_
 
 def test_written_files_are_read_back_with_their_imports(tools: Tools, written_config: str) -> None:
     expectation = RuntimeExpectation("containerd", written_config, HANDLERS)
-    runtime.check_written_config(Runner(), expectation)  # containerd is not installed to ask
+    runtime.check_written_config(Runner(), expectation)  # containerd is not installed, so it cannot be queried
     tools.add("containerd", f"cat <<'E'\n{CONTAINERD}E")
     runtime.check_written_config(Runner(), expectation)
     assert tools.calls[-1] == f"containerd --config {written_config} config dump"

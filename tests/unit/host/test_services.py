@@ -1,4 +1,4 @@
-"""Units: a restart is done when the daemon is still there a while later, and what it said is shown when it is not."""
+"""Units: a restart is done if the daemon still runs a while later; otherwise its log is shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 RESTART = Trigger("restart", "containerd.service")
 START = Trigger("start", "nvidia-dcgm.service")
 RELOAD = Trigger("reload", "docker.service")
-# The unit's properties stand in a file, which another replaces once they were read; a verb runs the script of its name.
+# The unit's properties are in a file, which another replaces after a read; a verb runs the script of that name.
 SYSTEMCTL = """
 for last; do :; done
 verb=$1
@@ -48,7 +48,7 @@ def unit(active: str = "active", pid: int = 1, load: str = "loaded", reload: str
 @pytest.fixture
 def systemd(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     tools.add("systemctl", SYSTEMCTL)
-    # As with -r: the newest line first.
+    # As with ``-r``: newest line first.
     tools.add("journalctl", "echo 'containerd: exiting'; echo 'containerd: failed to load plugin'")
     (tools.folder / "unit").write_text(unit())
     monkeypatch.setattr(services, "_SYSTEMD_RUN_FOLDER", tmp_path)
@@ -127,7 +127,7 @@ def test_reload_falls_back_to_sighup(systemd: Tools, can_reload: str, verb: str)
 
 def test_reload_rejected_by_dockerd_fails_with_its_log_line(systemd: Tools) -> None:
     line = 'level=error msg="unable to configure the Docker daemon with file /etc/docker/daemon.json: bad"'
-    # What came before the reload is not about it, and the rejection may take its time.
+    # Lines before the reload are unrelated, and the rejection may be delayed.
     systemd.add(
         "journalctl",
         f"case $* in *--since=@*) ;; *--sync*) exit;; *) echo '{line}'; exit;; esac\n"
@@ -266,7 +266,7 @@ def test_unit_is_enabled_started_disabled_and_stopped(systemd: Tools) -> None:
     Services(Runner()).apply(ServiceChange("x.service", off, on))
     Services(Runner()).apply(ServiceChange("x.service", on, off))
     Services(Runner()).apply(ServiceChange("x.service", on, on))
-    # What has used up its start limit could not be started otherwise, and what failed would call the system degraded.
+    # Otherwise a unit at its start limit could not start, and a failed unit would mark the system as degraded.
     verbs = ("enable", "reset-failed", "start", "disable", "stop", "reset-failed")
     assert systemd.calls == [f"systemctl {verb} x.service" for verb in verbs]
 

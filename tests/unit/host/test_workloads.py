@@ -1,4 +1,4 @@
-"""Users of the GPUs who would be disturbed, by the kernel's process list."""
+"""GPU users who would be disturbed, from the kernel's process list."""
 
 from __future__ import annotations
 

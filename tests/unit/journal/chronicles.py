@@ -1,4 +1,4 @@
-"""Journals as runs leave them, for the tests of what is told of them."""
+"""Journals as runs leave them, for the tests of reports about them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def state(content: bytes, mode: int = 0o644) -> FileState:
 
 
 def entries(*, ended: bool = True) -> tuple[Entry, ...]:
-    """Return a run of six kinds of changes: one fails, one is only intended where the run did not end."""
+    """Return a run of six kinds of changes: one fails, and one is only intended if the run did not end."""
     changes: tuple[Change, ...] = (
         FileChange(CONFIG, state(b"old"), state(b"new", 0o600), frozenset({RESTART}), ("/etc/containerd",)),
         PackageChange(PackageId("nvidia-driver"), PackageState("470"), PackageState("595", auto=True, origin=CUDA)),

@@ -46,7 +46,7 @@ def run(
     failed: Sequence[int] = (),
     step: str = "x",
 ) -> RunRecord:
-    """Return a run, which with an end has made every change that did not fail; without one nobody knows."""
+    """Return a run; with an end, it made every change that did not fail; without one, that is unknown."""
     begin = Begin(str(number), 0.0, verb, "", "", "", "", "", (), str(of) if of else "")
     entries: list[Entry] = [begin, *(Intent(n, "runtime", step, change) for n, change in enumerate(changes))]
     entries += [Failed(n, "no") if n in failed else Done(n) for n in range(len(changes)) if result or n in failed]
@@ -116,7 +116,7 @@ def test_package_state_before_is_that_of_the_first_run() -> None:
 
 
 class TestInterruptedUndo:
-    """A run that was cut short has announced that it takes something back, and maybe it did not."""
+    """An interrupted run announced that it undoes something, and may not have done it."""
 
     def test_file_is_still_owned(self) -> None:
         back = run(2, wrote("1", "0"), verb="rollback", of=1, result=None)
@@ -189,7 +189,7 @@ def test_interrupted_or_undone_removal_ends_nothing() -> None:
 
 
 class TestUndoneUnconfigure:
-    """An unconfigure takes gpunode's entry out; undone, it is gpunode's again, and nobody else's ever was."""
+    """An unconfigure removes gpunode's entry; undone, the entry is gpunode's again, as it always was."""
 
     @pytest.mark.parametrize("result", ["done", None])
     def test_entry_that_comes_back_is_owned_again(self, result: Result | None) -> None:
@@ -209,7 +209,7 @@ class TestUndoneUnconfigure:
 
 
 class TestForcedRollback:
-    """It takes an edit away together with what gpunode had written before; undone, it brings the edit back."""
+    """It removes an edit together with gpunode's earlier change; undone, it restores the edit."""
 
     def test_edit_is_not_restored(self) -> None:
         first, forced = run(1, wrote("0", "1")), run(2, wrote("1 edited", "0"), verb="rollback", of=1)
@@ -262,7 +262,7 @@ def test_mig_layout_made_between_runs_is_not_ours() -> None:
 
 
 def test_file_removed_after_two_runs_differs_from_the_first_result() -> None:
-    """They removed what the second one wrote; what the first one removed does not come back for that."""
+    """They removed the second run's file; the file that the first run removed does not return."""
     first, second = wrote("0", None), wrote(None, "1")
     (span,) = footprint_of_node([run(1, first), run(2, second)]).files["/a"]
     assert (span.may_have_left(state("1")), span.may_have_left(None)) == (True, False)
@@ -275,7 +275,7 @@ def _one_instance(profile: str) -> tuple[MigInstance, ...]:
 
 
 def test_created_file_is_listed_before_the_file_that_names_it() -> None:
-    """Undone from the last to the first, nothing names a file that is gone."""
+    """Undoing from last to first never leaves a reference to a removed file."""
     drop_in, named, updated = wrote(None, "1", "/drop-in"), wrote("0", "1", "/config"), wrote("1", "2", "/drop-in")
     at_once = run(1, drop_in, named, updated)
     for found in (footprint_of_run(at_once), footprint_of_node([at_once])):

@@ -77,7 +77,7 @@ def test_stale_lock_content_is_harmless(tmp_path: Path, content: bytes) -> None:
 
 
 def test_process_reusing_the_pid_of_a_dead_holder_is_not_blamed(tmp_path: Path) -> None:
-    """This very process is alive and has this pid, but it was not started then."""
+    """This process is alive and has this pid, but started at another time."""
     path = tmp_path / "run/gpunode/lock"
     with Store(tmp_path).lock():
         path.write_text(f"{os.getpid()} 1\ngpunode setup\n")

@@ -82,7 +82,7 @@ def line_of(version: int, body: bytes, previous_line: bytes = b"") -> bytes:
 
 
 def test_format_3_is_read_as_what_it_says() -> None:
-    """Its line of a trigger, of an end and of a file have other names."""
+    """Its lines for a trigger, an end and a file have other names."""
     former = Path(__file__).with_name("format-3.jsonl").read_bytes()
     now = Path(__file__).with_name(f"format-{JOURNAL_FORMAT}.jsonl").read_bytes()
     contents = {digest(b"{}"): b"{}"}.__getitem__
@@ -147,7 +147,7 @@ def test_a_run_may_be_begun_in_format_3_and_ended_in_format_4() -> None:
 
 @pytest.mark.parametrize("name", ["dkms", "libcuda1:i386"])
 def test_package_is_encoded_by_its_name(name: str) -> None:
-    """The format has had it from the beginning; the architecture behind it where it is a foreign one."""
+    """The format always had the name, followed by the architecture if it is a foreign one."""
     entry = Intent(1, "packages", "driver", PackageChange(PackageId.of(name), None, None))
     body = b'"change":{"type":"package","name":"%s","before":null,"after":null,"triggers":[]}' % name.encode()
     assert body in encode(entry)
@@ -223,7 +223,7 @@ def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
 
 
 class TestLineSeals:
-    """A line vouches for the one before it, so nobody can take whole lines away, or bring others, unseen."""
+    """Each line seals the previous one, so lines cannot be removed or added unnoticed."""
 
     WRITTEN = encode_lines((BEGIN, Done(1), Done(2), Commit("done")))
 
@@ -334,7 +334,7 @@ class TestUnsettledChanges:
         assert untriggered_changes((*entries, Failed(1, "no"))) == (self.ONE,)
 
     def test_change_that_was_put_back_waits_for_no_daemon(self) -> None:
-        """The next run whose daemon fails would make it again, and remove it again."""
+        """The next run whose daemon fails would repeat the change, and undo it again."""
         back = FileChange(self.ONE.path, FileState(b"1"), None, self.ONE.triggers)
         entries = (BEGIN, Intent(1, "runtime", "x", self.OTHER), Intent(2, "runtime", "x", self.ONE))
         assert untriggered_changes((*entries, Intent(3, "recovery", "put-back", back))) == (self.OTHER,)
@@ -380,7 +380,7 @@ class TestPendingTriggers:
         assert pending_triggers((*entries, Failed(1, "put back"))) == (RESTART,)
 
     def test_trigger_is_pending_since_its_last_change(self) -> None:
-        """A daemon that started after that owes nothing any more."""
+        """A daemon that started after that needs no restart."""
         one, other = (Intent(n, "runtime", "x", write("/a", None, b"1", RESTART), at=float(n)) for n in (1, 2))
         assert pending_trigger_times((BEGIN, one, other)) == {RESTART: 2.0}
         assert pending_trigger_times((BEGIN, one, other, Done(1, 3.0))) == {RESTART: 3.0}

@@ -23,7 +23,7 @@ CONFIG = FileChange("/etc/containerd/config.toml", BEFORE, FileState(b"version =
 
 
 def newest(store: Store, *, verb: str = "", undone: bool = False) -> RunRecord | None:
-    """Return the newest run that changed something, of ``verb`` alone when one is named, undone ones when asked for."""
+    """Return the newest run that changed something; only of ``verb`` if given, including undone ones if requested."""
     fitting = (run for run in reversed(store.read_runs()) if run.subjects and verb in ("", run.verb))
     return next((run for run in fitting if undone or not run.undone_by), None)
 
@@ -226,7 +226,7 @@ def test_journal_in_another_runs_folder_is_damage(store: Store) -> None:
 
 
 class Disk:
-    """Fails the n-th write or fsync, half of a write done, as a full or dying disk would."""
+    """Fails the n-th write or fsync, with half of a write done, like a full or failing disk."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, call: str, nth: int, code: int) -> None:
         self.left = nth
@@ -333,7 +333,7 @@ def test_journal_of_an_image_does_not_land_on_the_host(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "runs", "runs/ID", "objects", "objects/XX"])
 def test_folder_that_an_image_exchanges_meanwhile_leads_nowhere(tmp_path: Path, name: str) -> None:
-    """Its own programs run between two records of one run."""
+    """The image's programs run between two records of one run."""
     host, content = tmp_path / "host", b"* * * * * root touch /pwned"
     digits = digest(content)[:2]
     image = tmp_path / "image"
@@ -445,7 +445,7 @@ def make_endless_file(path: Path) -> None:
 
 @pytest.mark.parametrize("planted", [make_pipe, make_folder, make_link, make_endless_file])
 class TestSpecialFilesInTheJournalFolder:
-    """Neither waited for nor followed nor read whole: it is damage, and its place is named."""
+    """gpunode does not wait for, follow or fully read it, but reports damage and its path."""
 
     def test_special_file_in_place_of_a_journal_is_damage(self, store: Store, planted: Callable[[Path], None]) -> None:
         run = setup_run(store)
@@ -486,7 +486,7 @@ def test_unrelated_name_is_ignored_and_a_run_that_is_no_folder_is_damage(store: 
 @pytest.mark.parametrize("name", ["var/lib/gpunode", "var/lib/gpunode/runs", "var/lib/gpunode/objects"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a folder to another user")
 class TestJournalFolderWritableByOthers:
-    """A journal that others can write would have root put any file anywhere at the next rollback."""
+    """A journal that others can write could make root write any file anywhere at the next rollback."""
 
     def refuse(self, store: Store, folder: Path, why: str) -> None:
         for act in (

@@ -22,7 +22,7 @@ os.write(1, b"THE EFFECT")
 run.record_done(seq)
 """
 TRACED = "trace=write,pwrite64,fsync,fdatasync,rename,renameat,renameat2"
-# What a call is about, by what strace -y prints of its path or data.
+# The subject of a call, from its path or data as printed by strace -y.
 EVENTS = (
     ("effect", r'write\(1\b.*"THE EFFECT"'),
     ("object written", r'write\(\d+<.*objects/.*"(old|new) bytes"'),

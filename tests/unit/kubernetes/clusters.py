@@ -17,7 +17,7 @@ _A100, _H100, _H200, _B200, _T4, _GTX = "20b2", "2330", "2335", "2901", "1eb8", 
 
 
 def node(name: str, device: str, count: int, **more: object) -> ClusterNode:
-    """Return a node with so many GPUs of a model."""
+    """Return a node with this number of GPUs of a model."""
     return ClusterNode(name, (find_model(device),) * count, **{"driver": "595.91.07", "toolkit": True, **more})  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def text_of(recipe: str, cluster: str, form: RenderForm) -> str:
 
 
 def golden() -> Mapping[Path, str]:
-    """Return every golden file with what belongs in it."""
+    """Return every golden file with its expected content."""
     return {GOLDEN / f"{r}-{c}-{f}.txt": text_of(r, c, f) for r, c, f in _GOLDEN}
 
 

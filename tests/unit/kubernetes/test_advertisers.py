@@ -1,4 +1,4 @@
-"""Existing offers of GPUs in a cluster, recognised by what they are and not by what runs today."""
+"""Existing GPU offers in a cluster, recognised by their definition and not by what runs today."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATOR = render_cluster(builtin.read_recipe("gpu-operator"), CLUSTERS["one"])
 NODE = {"metadata": {"name": PLUGIN.nodes[0].node, "labels": {"pool": "gpu"}}}
 RELEASED = {"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"}
 NOWHERE = {"observedGeneration": 1, "desiredNumberScheduled": 0}
-# The affinity of the device plugin's own chart: any of what NFD and GFD find, or the label that gpunode sets.
+# The affinity of the device plugin's own chart: any label of NFD and GFD, or the label that gpunode sets.
 CHART = [
     {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
     for key, value in (
@@ -81,7 +81,7 @@ PLUGINS = {"volumes": [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/devi
         (daemon_set("k8s-device-plugin:1", status=NOWHERE), "kubectl delete"),
         (daemon_set("k8s-device-plugin:1", pod=affinity(*CHART), status=NOWHERE), "kubectl delete"),
         (daemon_set("k8s-device-plugin:1", pod={"nodeSelector": {"pool": "gpu"}}, status=NOWHERE), "delete"),
-        # A person sets this label when they want HAMi's plugin on a node, and a taint can go any day.
+        # Administrators set this label to get HAMi's plugin on a node, and a taint may be removed any time.
         (daemon_set("hami:1", pod={"nodeSelector": {"gpu": "on"}}, status=NOWHERE), "kubectl delete"),
         (custom("ClusterPolicy"), "kubectl delete clusterpolicy one"),
         (custom("ClusterPolicy", spec={"devicePlugin": {"enabled": True}}), "delete clusterpolicy one"),
@@ -105,7 +105,7 @@ def test_existing_advertiser_is_refused_with_a_hint(one: dict[str, Any], hint: s
         [daemon_set("quay.io/prometheus/node-exporter:v1")],
         [daemon_set("nvidia/kubevirt-gpu-device-plugin:v1", pod=PLUGINS)],
         [daemon_set("ghcr.io/sriov-network-device-plugin:v3", pod=PLUGINS)],
-        # As HAMi's documentation has people set the operator.
+        # The operator's settings according to HAMi's documentation.
         [custom("ClusterPolicy", spec={"devicePlugin": {"enabled": False}}), custom("NVIDIADriver"), DEPLOYMENT],
     ],
 )
@@ -133,7 +133,7 @@ def test_plugin_whose_selector_fits_no_node_is_a_note(pod: dict[str, Any]) -> No
 def test_gpu_operator_is_no_second_advertiser_of_itself() -> None:
     policy = custom("ClusterPolicy")
     assert look(OPERAND, policy, DEPLOYMENT, wanted=OPERATOR) == ()
-    # What it made is made again when it is deleted.
+    # Objects that it created are recreated when deleted.
     with pytest.raises(Refused, match="ClusterPolicy one has the GPU Operator offer"):
         look(OPERAND, policy, DEPLOYMENT)
     policy["metadata"]["annotations"] = RELEASED
@@ -156,7 +156,7 @@ def test_release_to_be_upgraded_is_no_second_advertiser() -> None:
 
 
 def test_chart_within_another_is_not_to_be_kept_by_the_same_recipe() -> None:
-    """No recipe finds a release by a chart that another chart brings, so that the hint led in a circle."""
+    """No recipe finds a release by a subchart, so the hint led in a circle."""
     wanted = render_cluster(builtin.read_recipe("hami"), CLUSTERS["sixteen"])
     theirs = daemon_set("projecthami/hami:v2.10.0", annotations={**RELEASED, "meta.helm.sh/release-name": "platform"})
     with pytest.raises(Refused) as refused:

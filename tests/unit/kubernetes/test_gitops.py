@@ -1,4 +1,4 @@
-"""Objects that Argo CD, Flux and kustomize take from git: as their controllers define them, without apply.sh."""
+"""Objects that Argo CD, Flux and kustomize read from git: as their controllers define them, without apply.sh."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_controller_applies_every_file_but_the_test_pod(name: str, cluster: str,
 
 
 def test_kustomize_hashes_the_name_of_the_plugin_configuration() -> None:
-    """It rewrites a reference only where name and namespace agree with the generator's."""
+    """It rewrites a reference only if name and namespace match the generator's."""
     found, made = render('extends = "k8s-containerd"', "eight", "kustomize")
     (generator,) = yaml.safe_load(made["kustomization.yaml"])["configMapGenerator"]
     (plugin,) = (one.body for one in found.objects if one.kind == "DaemonSet")
@@ -127,7 +127,7 @@ def test_node_feature_rule_sets_the_labels_and_taint_of_apply() -> None:
 
 
 def test_label_without_a_prefix_is_set_by_kubectl() -> None:
-    """Node Feature Discovery would put its own prefix before it."""
+    """Node Feature Discovery would add its own prefix."""
     found, made = render('extends = "k8s-mps"\n[kubernetes.labels]\npool = "a100"', "eight", "kustomize")
     assert "pool" not in str([one.body for one in found.objects if one.kind == "NodeFeatureRule"])
     assert "kubectl label node gpu-01 pool=a100" in made["README.md"]

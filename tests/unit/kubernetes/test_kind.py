@@ -1,4 +1,4 @@
-"""kind clusters: how the GPUs are shared out, and the script that makes the cluster, run with recorded commands."""
+"""kind clusters: the distribution of the GPUs, and the script that creates the cluster, with recorded commands."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_apply_script_only_uses_the_kind_context(form: str) -> None:
 
 
 def run(script: str, folder: Path, **environment: str) -> tuple[int, str, list[str]]:
-    """Return exit status, complaints, and what was run."""
+    """Return the exit status, the errors, and the commands that ran."""
     for name, body in COMMANDS.items():
         (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$LOG"\n{body}\n')
         (folder / name).chmod(0o755)
@@ -120,7 +120,7 @@ def test_kind_script_stops_with_a_reason(more: dict[str, str], why: str, tmp_pat
 
 
 class Elsewhere(Cluster):
-    """Another cluster than kind's, which must not be asked for more than its name; no kubectl is needed."""
+    """A cluster other than kind's: only its name may be queried, and no kubectl is needed."""
 
     def __init__(self) -> None:
         self.kubectl = ("kubectl",)

@@ -1,4 +1,4 @@
-"""Rendered objects compared with a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""Rendered objects compared with a cluster; tests/e2e/kubernetes/test_apply.py uses a real API server."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ TREES = st.recursive(
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of whoever applied ``value`` as the API server writes them; lists are one field each here."""
+    """Return the fields that applying ``value`` owns, as the API server writes them; each list is one field here."""
     return {f"f:{name}": fields_of(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
 
 
 def live(body: Mapping[str, Any], manager: str = FIELD_MANAGER, **metadata: object) -> dict[str, Any]:
-    """Return the object as it is once ``manager`` has applied ``body``."""
+    """Return the object after ``manager`` has applied ``body``."""
     fields = fields_of({name: value for name, value in body.items() if name not in {"apiVersion", "kind"}})
     place = {f"f:{name}" for name in ("name", "namespace", "uid")}
     owned_metadata = {name: held for name, held in fields.pop("f:metadata").items() if name not in place}
@@ -224,7 +224,7 @@ def test_co_owned_namespace_is_given_up_and_not_deleted() -> None:
     assert plan_field_removal({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
 
 
-# As for a cluster of another context: whoever copies a command that deletes must not meet the current one.
+# As for a cluster of another context: a copied command that deletes must not reach the current cluster.
 RELEASE = OPERATOR.releases[0]
 
 
@@ -260,7 +260,7 @@ def test_existing_release_is_adopted_under_its_own_name(there: HelmRelease | Non
         undo = item.change.undo or ()
         assert undo[1] == ("rollback" if there else "uninstall")
         assert not there or str(there.revision) in undo
-        # By the label ``k8s remove`` uninstalls a release; one that was there is not gpunode's to uninstall.
+        # ``k8s remove`` uninstalls releases by the label; a release that existed before is not gpunode's.
         assert ("--labels" in words) == (there is None)
 
 

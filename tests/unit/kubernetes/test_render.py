@@ -1,4 +1,4 @@
-"""Rendering for a cluster: golden files, and laws over every shipped recipe and every sort of cluster."""
+"""Rendering for a cluster: golden files, and laws for every shipped recipe and every kind of cluster."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recipe_of(text: str) -> Recipe:
 
 
 def unknown_keys(release: ChartRelease) -> list[str]:
-    """Return the keys that the chart does not have: Helm drops them without a word."""
+    """Return the keys that the chart does not have: Helm drops them silently."""
     rows = csv.DictReader(line for line in KEYS.read_text().splitlines() if not line.startswith("#"))
     known = tuple(f"{row['key']}." for row in rows if row["chart"] == release.chart)
     return [path for path in paths(release.values) if not f"{path}.".startswith(known)]
@@ -62,7 +62,7 @@ def paths(values: Any, above: str = "") -> list[str]:
 
 
 def plugin_files(found: RenderedCluster) -> list[str]:
-    """Return the device plugin's files, wherever they stand."""
+    """Return the device plugin's files, wherever they are."""
     plain = [one.body["data"]["config.yaml"] for one in found.objects if one.kind == "ConfigMap"]
     chart = [one.values.get("config", {}).get("map", {}) for one in found.releases]
     operator = [one.values.get("devicePlugin", {}).get("config", {}).get("data", {}) for one in found.releases]
@@ -384,13 +384,13 @@ def test_taint_is_tolerated_by_everything_that_must_run_there() -> None:
             [r.values for r in found.releases]
         )
         wanted = str({"key": "team/gpu", "operator": "Exists", "effect": "NoExecute"})
-        # The test pod, and whatever offers the GPUs.
+        # The test pod, and the objects that offer the GPUs.
         assert everything.count(wanted) >= 2, name
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_control_plane_taint_is_tolerated_only_on_request(name: str) -> None:
-    """kubeadm taints the one node of a cluster, and the device plugin would want none."""
+    """kubeadm taints the only node of a cluster, so the device plugin would have no node."""
     key = "node-role.kubernetes.io/control-plane"
     for is_asked in (True, False):
         found = render_cluster(
@@ -419,7 +419,7 @@ def test_registry_mirror_replaces_every_registry() -> None:
 
 
 def test_hami_scheduler_image_has_the_mirror_path_once() -> None:
-    """Rendered by Helm, the path of the mirror stood there twice."""
+    """Rendered by Helm, the mirror's path appeared twice."""
     (release,) = render_cluster(
         recipe_of('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]
     ).releases
@@ -438,7 +438,7 @@ NODES = (node("a", "2330", 8), node("b", "2330", 8), node("c", "20b2", 8), node(
 @pytest.mark.parametrize("recipe", ["k8s-containerd", "gpu-operator"])
 @pytest.mark.parametrize("nodes", [NODES, NODES[:3], NODES[:1], NODES[2:3], NODES[3:], NODES[1:]])
 def test_unlabelled_nodes_get_the_recipe_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
-    """It was that of most nodes: one node more gave all unlabelled ones another configuration."""
+    """It used to be that of most nodes: one more node gave all unlabelled ones another configuration."""
     found = render_cluster(recipe_of(f'extends = "{recipe}"\n{SHARED}'), nodes)
     if found.releases:
         values = found.releases[0].values
@@ -446,7 +446,7 @@ def test_unlabelled_nodes_get_the_recipe_sharing(recipe: str, nodes: Sequence[Cl
         data = config.get("map") or config["data"]
         assert {edit.labels.get(PLUGIN_CONFIG_LABEL, config["default"]) for edit in found.nodes} <= data.keys()
         text = data[config["default"]]
-    else:  # only nodes that no table is for: one configuration, which the plugin mounts
+    else:  # only nodes without a table: one configuration, which the plugin mounts
         (text,) = [one.body["data"]["config.yaml"] for one in found.objects if one.kind == "ConfigMap"]
     assert yaml.safe_load(text)["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
 
@@ -498,7 +498,7 @@ def test_kubelet_folder_of_the_node_is_used_everywhere(name: str) -> None:
     wanted = recipe_of(f'extends = "{name}"\n[kubernetes.extras]\ndcgm_exporter = true')
     found = render_cluster(wanted, CLUSTERS["microk8s"])
     root = "/var/snap/microk8s/common/var/lib/kubelet"
-    # Every chart mounts the kubelet's folder; of the plain objects the plugin does.
+    # Every chart mounts the kubelet's folder; of the plain objects, the plugin does.
     mounting = [
         *(str(one.values) for one in found.releases),
         *(str(o.body) for o in found.objects if o.kind == "DaemonSet"),
@@ -541,7 +541,7 @@ def test_yaml_document_round_trips_through_pyyaml(value: dict[str, Any]) -> None
     ],
 )
 def test_static_cpu_manager_makes_the_plugin_pass_device_specs(name: str, form: RenderForm, key: str) -> None:
-    """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
+    """Otherwise the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
     nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
     found = render_cluster(builtin.read_recipe(name), nodes, form)
     text = "".join(make_files(found, form).values())

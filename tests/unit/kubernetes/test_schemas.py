@@ -1,4 +1,4 @@
-"""Every kind of object that is rendered is one that the API servers of the oldest and the newest version take."""
+"""The API servers of the oldest and the newest version accept every kind of rendered object."""
 
 from __future__ import annotations
 

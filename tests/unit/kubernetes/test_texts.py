@@ -1,6 +1,6 @@
-"""Words of a real kubelet and scheduler about each fault, by containerd's version: they are understood.
+"""Messages of a real kubelet and scheduler about each fault, by containerd's version, are understood.
 
-Seen and written by tests/e2e/kubernetes/test_kubelet_node.py.
+Recorded by tests/e2e/kubernetes/test_kubelet_node.py.
 """
 
 from __future__ import annotations

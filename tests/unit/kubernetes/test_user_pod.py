@@ -1,4 +1,4 @@
-"""A user's own pod that asks for a GPU, and that the device plugin serves it so."""
+"""A user's own pod that requests a GPU, and a device plugin that serves it in this way."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_runtime_class_is_required_only_without_cdi_or_default(
 
 
 def classes(found: RenderedCluster) -> dict[str, str]:
-    """Return the RuntimeClass that a pod has to name, by the resource that it asks for."""
+    """Return the RuntimeClass that a pod must name, by the resource that it requests."""
     limits = [(own, own.spec["containers"][0]["resources"]["limits"]) for own in found.user_pods]
     return {resource: own.spec.get("runtimeClassName", "") for own, asked in limits for resource in asked}
 
@@ -99,11 +99,11 @@ def classes(found: RenderedCluster) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("recipe", "table", "expected"),
     [
-        # A pod may run on either node, so the one that reads no CDI decides.
+        # A pod may run on either node, so the node without CDI decides.
         ("k8s-time-slicing", "", {"nvidia.com/gpu": "nvidia"}),
         ("k8s-time-slicing", 'mode = "mps"\nreplicas = 2', {"nvidia.com/gpu": "nvidia"}),
         ("k8s-containerd", MIG, {"nvidia.com/mig-1g.10gb": "", "nvidia.com/gpu": "nvidia"}),
-        # Its plugin hands GPUs over alike on both nodes.
+        # Its plugin passes GPUs in the same way on both nodes.
         ("gpu-operator", MIG, {"nvidia.com/mig-1g.10gb": "nvidia", "nvidia.com/gpu": "nvidia"}),
     ],
 )
@@ -147,7 +147,7 @@ def test_plugin_offers_cdi_and_envvar_where_one_node_reads_cdi() -> None:
     assert (places["cdi-root"], places["driver-root"]) == ("/var/run/cdi", "/")
     mounts = {one["name"]: one for one in pod["containers"][0]["volumeMounts"]}
     assert mounts["driver-root"] == {"name": "driver-root", "mountPath": "/driver-root", "readOnly": True}
-    # It asks for the driver itself by its class.
+    # It requests the driver itself by its class.
     assert pod["runtimeClassName"] == "nvidia"
 
 

@@ -1,4 +1,4 @@
-"""k8s verify's decisions: what a cluster says → checks, and the pods that try its GPUs."""
+"""k8s verify's decisions: a cluster's state → checks, and the pods that test its GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EIGHT = node("gpu-1", "2330", 8)
 
 
 def live(capacity: int = 8, allocatable: int | None = None, resource: str = GPU, **status: Any) -> dict[str, Any]:
-    """Return a Node as the API server has it."""
+    """Return a Node in the API server's form."""
     given = capacity if allocatable is None else allocatable
     offers = {"capacity": {resource: str(capacity)}, "allocatable": {resource: str(given)}}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -173,7 +173,7 @@ def test_resource_slices_are_counted(published: int, status: str, version: str) 
 def test_kubelet_settings_are_checked(settings: Mapping[str, Any], wanted: Kubernetes, status: str) -> None:
     taints = settings.get("registerWithTaints", ())
     assert check_kubelet("gpu-1", settings, wanted, taints, passes_devices=False).status == status
-    if taints:  # Those of the start, which an agent has taken off by now, keep no pod away.
+    if taints:  # Startup taints that an agent has removed by now keep no pod away.
         assert check_kubelet("gpu-1", settings, wanted, (), passes_devices=False).status == "passed"
     if "cpuManagerPolicy" in settings:
         assert check_kubelet("gpu-1", settings, wanted, taints, passes_devices=True).status == "passed"
@@ -252,7 +252,7 @@ def test_daemon_set_of_an_older_generation_is_not_ready() -> None:
     assert states("k8s-containerd", [old]) == {"DaemonSet nvidia-device-plugin": "failed"}
 
 
-# The pods that try.
+# The test pods.
 
 
 def made_for(recipe: str, one: ClusterNode, body: Mapping[str, Any], image: str = "") -> tuple[GpuTestPod, ...]:
@@ -310,7 +310,7 @@ def test_hami_test_pod_requests_and_reports_memory() -> None:
     assert "memory.total" in one.pod["spec"]["containers"][0]["command"][2]
 
 
-# What their end tells.
+# The results of the test pods.
 
 
 def pod_result(
@@ -420,7 +420,7 @@ ONE, OTHER = (f"GPU 0: H100 (UUID: GPU-{number}0000000-0000-0000-0000-0000000000
         ((ONE, ONE), ((0, 10), (2, 12)), "passed"),
         ((ONE, OTHER), ((0, 10), (2, 12)), "skipped"),
         ((ONE, ONE), ((0, 10), (10, 20)), "skipped"),
-        # Their seconds are whole: these may not have met.
+        # Times are in whole seconds: these pods may not have overlapped.
         ((ONE, ONE), ((0, 10), (9, 20)), "skipped"),
         (("Test PASSED", "Test PASSED"), ((0, 10), (0, 10)), "skipped"),
         ((ONE,), ((0, 10),), "skipped"),

@@ -1,4 +1,4 @@
-"""Configurations of the device plugin, and whether it obeys every word of them.
+"""Configurations of the device plugin, and whether it obeys all of them.
 
 Source: NVIDIA/k8s-device-plugin 0.20.0, api/config/v1, and its issue 1433.
 """

@@ -1,4 +1,4 @@
-"""generalise.sh: what it takes out of an image, and that no link in one leads it to the machine that builds."""
+"""generalise.sh: what it removes from an image, and that no link in it affects the build machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
 SCRIPT = Path(__file__).parents[3] / "recipes/images/generalise.sh"
-# Every folder that it empties, and one file that is its own.
+# Every folder that it empties, and one file of its own.
 FOLDERS = {
     "etc/ssh": "ssh_host_rsa_key",
     "var/lib/dbus": "machine-id",

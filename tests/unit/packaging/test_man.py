@@ -1,4 +1,4 @@
-"""The man pages: one for every command, with what its --help says."""
+"""The man pages: one for every command, with the content of its --help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that gpunode.pyz runs from: whole, kept while it is used, and no user makes root wait or run another's."""
+"""The folder that gpunode.pyz runs from: complete, kept while in use, and safe from other users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence for the page: a large node with switches and NVLinks, and one whose evidence means harm."""
+"""Evidence for the page: a large node with switches and NVLinks, and one with malicious evidence."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def evidence(*pieces: tuple[str, str]) -> Evidence:
 
 
 def large() -> Evidence:
-    """Return eight GPUs, one of which fell off the bus; a narrow link and an inactive NVLink beside it."""
+    """Return eight GPUs: one fell off the bus; there are also a narrow link and an inactive NVLink."""
     return evidence(
         ("hostname", "gpu-17"),
         ("uname -r", "5.15.0-119-generic"),
@@ -119,7 +119,7 @@ HOSTILE = (
 
 
 def hostile() -> Evidence:
-    """Return evidence of which every text is meant to harm, also names; and it holds a password and a token."""
+    """Return evidence in which every text, even a name, is malicious, with a password and a token."""
     return evidence(
         ("hostname", HOSTILE),
         (
@@ -140,7 +140,7 @@ def hostile() -> Evidence:
 
 
 def examined() -> Examination:
-    """Return the large node with findings that no rule made, so that pages stay the same when rules are reworded."""
+    """Return the large node with fixed findings, so that pages stay the same when rules are reworded."""
     seen = take_snapshot(large())
     lost = Finding(
         cause="sample-lost",
@@ -208,14 +208,14 @@ def examined() -> Examination:
 
 
 def healthy() -> Examination:
-    """Return the large node, had nothing happened to it."""
+    """Return the large node without faults."""
     layers = tuple(replace(layer, state="works", findings=()) for layer in _layers()[:-1])
     absent = LayerState("kubernetes", "Kubernetes", "absent", "no kubelet")
     return Examination(take_snapshot(large()), Diagnosis((), ()), (*layers, absent), True)
 
 
 def untold() -> Examination:
-    """Return an examination with too little of it to tell what is wrong."""
+    """Return an examination with too little evidence for a diagnosis."""
     doubt = OpenQuestion(
         "why the module does not load: its own message was not seen",
         (Shell("sudo dmesg | grep -i nvrm"),),

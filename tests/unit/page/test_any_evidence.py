@@ -1,4 +1,4 @@
-"""Whatever stands in evidence, and wherever it was cut, a page is made and is whole."""
+"""Any evidence, even truncated anywhere, gives a complete page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ words = st.sampled_from(WORDS)
 
 
 def render_page(*pieces: tuple[str, str]) -> str:
-    """Return the page of that evidence; what no rule found is not asked here, so that the page alone is tried."""
+    """Return the page of that evidence without running the rules, so that only the page is tested."""
     return node_page(
         replace(nodes.healthy(), snapshot=take_snapshot(nodes.evidence(*pieces)), diagnosis=Diagnosis((), ())), ABOUT
     )

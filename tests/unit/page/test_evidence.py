@@ -14,7 +14,7 @@ ROW = re.compile(
 
 
 def figure(seen: Snapshot, *citations: Citation) -> tuple[list[str], list[str]]:
-    """The rows of the one piece, and those that are folded: a gap by how many lines it has, a line by its number."""
+    """Return the rows of the only piece, and the folded ones: gaps as line counts, lines as numbers."""
     (found,) = render_citations(citations, seen)
     parts = found.partition("<details>")
     rows, folded = ([match[4] or f"{match[1]}{match[2]}" for match in ROW.finditer(part)] for part in parts[::2])

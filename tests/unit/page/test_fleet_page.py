@@ -74,7 +74,7 @@ def test_every_filter_button_has_a_css_rule_and_rows() -> None:
 
 
 def test_page_of_5000_worst_case_nodes_is_below_5_mb() -> None:
-    """Each with everything that can be said of a node, in characters that are escaped."""
+    """Each has everything that can be said of a node, in characters that need escaping."""
     long = "<&'\"é" * 100
     bad = replace(
         BROKEN, summary=long, other_causes=("nouveau-in-initramfs",) * 4, drift=(Drift("x", long, "change", long),),

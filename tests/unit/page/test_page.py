@@ -155,12 +155,12 @@ def test_page_of_many_findings_shows_less_of_each_piece() -> None:
 
 
 def test_page_matches_its_golden_file() -> None:
-    """``python -m tests.unit.page.test_page`` writes it anew; look at it in a browser before you commit."""
+    """``python -m tests.unit.page.test_page`` rewrites it; check it in a browser before you commit."""
     assert sample() == (GOLDEN / "sample.html").read_text()
 
 
 def sample() -> str:
-    """Return a page with every part, an element a line."""
+    """Return a page with every part, one element per line."""
     return node_page(nodes.examined(), ABOUT).replace("><", ">\n<")
 
 

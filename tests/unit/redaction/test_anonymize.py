@@ -221,7 +221,7 @@ def test_ambiguous_host_name_is_masked_only_as_a_host(name: str) -> None:
     assert anonymized_text(text) == "Nov 21 20:02:04 host-1 kernel: nvidia: docker on this gpu, H100, localhost\n"
 
 
-# Where Kubernetes and k3s name a node.
+# Places where Kubernetes and k3s name a node.
 NODES: str = """\
 {0} k3s[1]: level=info msg="Waiting for control-plane node {0} startup: nodes \\"{0}\\" not found"
 certificate CN={0} signed by CN=k3s-server-ca@1700000000

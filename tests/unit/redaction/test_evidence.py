@@ -118,7 +118,7 @@ def test_known_settings_are_kept_and_parse() -> None:
 
 
 def test_configuration_written_by_gpunode_is_unchanged() -> None:
-    """A node that is as its recipe wants it is so in its capture, too."""
+    """A node in the state of its recipe must look so in its capture, too."""
     table = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]'
     toml = f'version = 3\n\n{table}\n  runtime_type = "io.containerd.runc.v2"\n'
     assert redacted_text(toml) == toml
@@ -153,7 +153,7 @@ def test_base64_padding_is_no_assignment(written: str) -> None:
     ],
 )
 def test_redacted_json_stays_valid(value: object, content_kind: ContentKind) -> None:
-    """Else what parses a daemon.json of a capture would call it broken."""
+    """Otherwise the parser would call a capture's daemon.json broken."""
     for indent in (None, 1):
         kept = redact_content(json.dumps(value, indent=indent).encode(), content_kind).decode()
         assert type(json.loads(kept)) is type(value)
@@ -225,14 +225,14 @@ def test_diff_shows_unknown_settings_but_no_secret() -> None:
 
 
 def test_every_probe_declares_its_content_class() -> None:
-    """Text that a person writes is never a table: in tables, nothing is looked for."""
+    """Text that people write is never a table: tables are not searched for secrets."""
     tables = [
         probe
         for probe in (*PROBES, *DOCTOR_PROBES)
         if probe.content_kind == "table" and (not probe.glob or probe.contents)
     ]
     written = [one.source for one in tables if one.source.startswith(("/etc/", "/root", "/home", "journalctl"))]
-    # A keyring is binary: a table is kept whole, and apt alone writes it.
+    # A keyring is binary: a table is kept unchanged, and only apt writes it.
     assert written == ["/etc/os-release", "/etc/nv_tegra_release", "/etc/apt/trusted.gpg"]
 
 
@@ -247,5 +247,5 @@ def test_masked_pieces_are_counted() -> None:
 
 @pytest.mark.parametrize("path", OWN_FILES)
 def test_files_that_gpunode_writes_are_captured_as_they_are(path: str) -> None:
-    """Else a plan for the capture finds the node drifted."""
+    """Otherwise a plan for the capture would find drift."""
     assert redact_content(OWN_FILES[path], _classify_file(path)) == OWN_FILES[path]

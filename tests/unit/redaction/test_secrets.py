@@ -1,4 +1,4 @@
-"""Secrets that leaked out of captures, and words that were taken for secrets: a colleague needs those."""
+"""Secrets that leaked into captures, and words that were wrongly redacted although readers need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpunode.redaction.secrets import (
 HEX = "0123456789abcdef0123456789abcdef"
 TOKENS = ("gsk_", "xai-", "r8_", "rpa_", "pplx-")
 CUT = "-----END RSA PRIVATE KEY-----"
-# By the numbers of the review: each line with what must be gone.
+# By the numbers of the review: each line with the text that must be redacted.
 LEAKS = {
     "1": ("BOOT_IMAGE=/vmlinuz inst.sshpw=hunter2xx quiet", "hunter2"),
     "2": ("HTTPS_PROXY=http://bob:p@ss#w0rd@proxy:3128", "ss#w0rd"),
@@ -48,7 +48,7 @@ LEAKS = {
     "18 spoken": ("munge key: q7Wk2nVx9Lr4Tz8P", "q7Wk2nVx"),
     "19": ("sqlcmd -S db -U sa -P hunter2xx", "hunter2"),
     "20": ("//srv/share /mnt cifs user=bob%hunter2xx", "hunter2"),
-    # The same kinds, elsewhere.
+    # The same kinds in other places.
     "21": ("<adminPassword>hunter2xx</adminPassword>", "hunter2"),
     "22": ("helm registry login -u bob -p hunter2xx reg", "hunter2"),
     "23": ("az login --service-principal -u x -p hunter2xx", "hunter2"),
@@ -59,7 +59,7 @@ LEAKS = {
     "28": ("openssl enc -aes256 -k hunter2xx", "hunter2"),
     "29": ("ssh-keygen -t ed25519 -N hunter2xx", "hunter2"),
     "30": ("rhc connect -a hunter2xx -o 1", "hunter2"),
-    # What a breaker found: standard input of more lines, command substitution, operands, paths that are tokens.
+    # Found by an attacker's review: multi-line standard input, command substitution, operands, tokens as paths.
     "31": ("echo 'root:hunter2xx\nbob:hunter2xx' | chpasswd", "hunter2"),
     "32": ("cat <<EOF | chpasswd\nroot:hunter2xx\nEOF", "hunter2"),
     "33": ("rootpw --plaintext hunter2xx", "hunter2"),
@@ -71,7 +71,7 @@ LEAKS = {
     "39": ("password: `echo -n hunter2xx | base64`", "hunter2"),
     "40": ('kubectl create secret generic x --from-literal=password="$(printf "hunter2xx" | base64)"', "hunter2"),
     "41": ("curl https://h/v3/import/q7Wk2nVx9Lr4_c-m-abcd1234.yaml", "q7Wk2nVx"),
-    # Forms that no test asked for.
+    # Forms that no test covered.
     "42": (f"PRIVATE_KEY=0x{HEX}{HEX}", HEX),
     "43": ("root:$6$rounds=5000$abcdefgh$q7Wk2nVx9Lr4:19000:0", "q7Wk2nVx"),
     "44": ("Set-Cookie: a=bc; sid=q7Wk2nVx; Path=/", "q7Wk2nVx"),
@@ -79,7 +79,7 @@ LEAKS = {
     "46": (f"Using certificate key:\n{HEX}{HEX}\n", HEX),
     "47": ("crictl pull --creds bob:hunter2xx img", "hunter2"),
     "48": ("ctr images pull -u bob:hunter2xx img", "hunter2"),
-    # The PIN of the machine's module signing key, as Debian's and the kernel's documentation have it set.
+    # The PIN of the machine's module signing key, as set in Debian's and the kernel's documentation.
     "pin": ("sudo KBUILD_SIGN_PIN=hunter2xx sign-file sha256 MOK.priv MOK.der nvidia.ko", "hunter2"),
     "pin of make": ("make KBUILD_SIGN_PIN=hunter2xx modules_install", "hunter2"),
     "wandb": (f"wandb login {HEX}01234567", HEX),
@@ -100,7 +100,7 @@ LEAKS = {
     "sssd": ("ldap_default_authtok = hunter2xx", "hunter2"),
     "several words": ("password: correct horse battery staple", "battery"),
     "a quote in quotes": (r"PASS='it'\''s hunter2xx'", "hunter2"),
-    # Mutations that no test of the former redactor noticed.
+    # Mutants that no test of the former redactor detected.
     "a path is no excuse": ("password=/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
     "a path is none of a token": ("API_TOKEN: /usr/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
     "regcode": ("regcode=A1B2C3D4E5F6", "A1B2"),
@@ -166,7 +166,7 @@ def test_webhook_path_is_redacted(place: str) -> None:
 
 
 def test_every_pattern_has_lowercase_prefilter_words() -> None:
-    """No second list decides what is searched."""
+    """No second list determines what is searched."""
     assert all(
         words and all(word == word.lower() for word in words) for words, _ in (*CONTEXT_FREE_FORMS, *CONTEXTUAL_FORMS)
     )
@@ -188,7 +188,7 @@ def test_private_key_keeps_its_line_structure() -> None:
 
 @pytest.mark.usefixtures("allow_subprocess")
 def test_no_pattern_is_compiled_before_it_is_needed() -> None:
-    """A screen of gpunode's own words compiles none either."""
+    """A screen of gpunode's own text compiles none either."""
     script = (
         "from gpunode.redaction import config, evidence, patterns, secrets\n"
         "secrets.redact_known_shapes('containerd 1.7.28 restarts; see https://docs.nvidia.com')\n"

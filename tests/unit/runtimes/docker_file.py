@@ -1,4 +1,4 @@
-"""docker's configuration where nothing but daemon.json says anything: bytes in, bytes out."""
+"""docker's configuration if there is only daemon.json: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpunode.runtimes.model import DOCKER_CONFIG
 
 
 def configure(data: bytes | None, desired: DesiredConfig) -> bytes:
-    """Return the file as desired."""
+    """Return the file after configuring it."""
     files = {} if data is None else {DOCKER_CONFIG: data}
     return apply_edits(files, docker.configure(files, desired)).get(DOCKER_CONFIG, b"")
 

@@ -1,4 +1,4 @@
-"""containerd's configuration where it is one file, edited in place: bytes in, bytes out."""
+"""containerd's configuration as one file, edited in place: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpunode.runtimes import DesiredConfig, ObservedConfig, apply_edits, contain
 
 
 def configure(data: bytes | None, desired: DesiredConfig, path: str = containerd.CONFIG) -> bytes:
-    """Return the file as desired."""
+    """Return the file after configuring it."""
     files = {} if data is None else {path: data}
     edited = containerd.configure(files, replace(desired, mode="in-place", config=path))
     return apply_edits(files, edited).get(path, b"")

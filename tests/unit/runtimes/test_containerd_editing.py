@@ -1,4 +1,4 @@
-"""containerd's configuration: nothing is lost, nothing is done twice, and what cannot be read is refused."""
+"""containerd's configuration: nothing is lost, nothing is done twice, and unreadable files are refused."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Writer:
-    """Writes a document with a layout drawn for each table, and a numbered comment wherever one may stand."""
+    """Writes a document with a random layout for each table, and a numbered comment wherever one is allowed."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw, self.comments = draw, 0
@@ -163,9 +163,9 @@ def files(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[bytes, DesiredConfig]:
-    """Return a file, and what is desired of a containerd that reads its schema."""
+    """Return a file, and the desired configuration of a containerd that reads its schema."""
     data, desired = draw(files()), draw(all_desired)
-    # tomlkit 0.15.2 loses the space between a date and the brace behind it, so an edit is refused.
+    # tomlkit 0.15.2 loses the space between a date and a following brace, so an edit is refused.
     assume(not re.search(rb"\{[^\n]*\d\d[-:]\d\d", data))
     is_too_old = desired.version is not None and desired.version < FIRST_VERSION_BY_SCHEMA[read(data)["version"]]
     return data, replace(desired, version=None) if is_too_old else desired
@@ -177,7 +177,7 @@ def read(data: bytes) -> dict[str, Any]:
 
 
 def without_ours(document: dict[str, Any], desired: DesiredConfig) -> dict[str, Any]:
-    """Return the document without what a desired may change; made apart from the code under test."""
+    """Return the document without the keys that configuring may change; independent of the code under test."""
     cri = dict(document.get("plugins", {}).get(CRI[document["version"]], {}))
     containerd = dict(cri.pop("containerd", {}))
     runtimes = {name: dict(table) for name, table in containerd.pop("runtimes", {}).items()}
@@ -252,13 +252,13 @@ def test_comments_on_their_own_line_stay_in_order(case: tuple[bytes, DesiredConf
 @given(cases())
 def test_unrelated_lines_stay_byte_for_byte(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
-    # Line ends have a test of their own, and a last line without one gets one when something follows it.
+    # Line ends have their own test; a last line without one gets one if something is appended.
     former, new = data.splitlines(), configure(data, desired).splitlines()
     edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
     lost = [line for kind, start, end, _, _ in edits if kind in {"replace", "delete"} for line in former[start:end]]
     stale = read(data).get("plugins", {}).get(CRI[read(data)["version"]], {}).get("containerd", {})
     words = [b"default_runtime_name", b"enable_cdi", b"SystemdCgroup", b"BinaryName"]
-    # A stale entry is replaced; an inline table changes in its line, which may be any.
+    # A stale entry is replaced; an inline table changes in its line, which can be any line.
     if "nvidia" not in stale.get("runtimes", {}) and b"= {" not in data:
         assert all(any(word in line for word in words) for line in lost), lost
 
@@ -691,7 +691,7 @@ def test_cri_plugin_is_enabled_on_request_with_a_note() -> None:
     assert any("is enabled" in note for note in edited.notes)
 
 
-# As a node of EKS has it: NVIDIA's runtime is the default, and alone says what pods need.
+# As on a node of EKS: NVIDIA's runtime is the default, and only its entry has the settings that pods need.
 THEIRS = """[plugins."CRI".containerd]
 default_runtime_name = "DEFAULT"
 [plugins."CRI".containerd.runtimes.runc]

@@ -1,4 +1,4 @@
-"""Removal of what configure added, over files, modes and edits made since; no node is left without its CRI plugin."""
+"""Removal of configure's additions, for all files, modes and later edits; the CRI plugin always still loads."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_drop_in_with_nothing_else_is_deleted() -> None:
 
 
 def test_remaining_runtimes_keep_a_default() -> None:
-    """Without a runc table beside kata's, containerd 1.7 does not load the CRI plugin."""
+    """Without a runc table besides kata's, containerd 1.7 does not load the CRI plugin."""
     nvidia = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia").split(b"\n", 1)[1]
     nvidia += f"[{CRI}.containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n".encode()
     default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
@@ -101,7 +101,7 @@ def test_default_set_by_others_is_removed_with_its_handler() -> None:
 
 
 def test_drop_in_of_another_schema_is_rewritten() -> None:
-    """containerd 2 stops reading the root's settings by one, or does not start (aicr issue 1688)."""
+    """It makes containerd 2 ignore the root file's settings, or not start (aicr issue 1688)."""
     stray = b'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n  runtime_type = "x"\n'
     after, _ = configure({CONFIG: RUNC, DROP_IN: stray}, DesiredConfig(mode="drop-in", exact=True))
     assert parse_toml(after[DROP_IN].decode())["version"] == 2
@@ -109,7 +109,7 @@ def test_drop_in_of_another_schema_is_rewritten() -> None:
 
 
 def test_drop_in_of_an_incompatible_schema_does_not_count() -> None:
-    """containerd 2.1.9 ignores a schema 2 drop-in of a schema 3 root."""
+    """containerd 2.1.9 ignores a schema 2 drop-in of a schema 3 root file."""
     cri = "plugins.'io.containerd.cri.v1.runtime'"
     root = f"version = 3\nimports = ['conf.d/*.toml']\n[{cri}.containerd.runtimes.runc]\nruntime_type = 'x'\n".encode()
     stale = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia")
@@ -184,7 +184,7 @@ def test_entry_of_another_shim_does_not_run_the_nvidia_binary() -> None:
 
 
 def test_settings_hidden_by_a_drop_in_are_noted() -> None:
-    """A drop-in that containerd 2.1 merged takes the place of the whole table in 1.7."""
+    """containerd 2.1 merges a drop-in, but in 1.7 it replaces the whole table."""
     root = RUNC + f'[{CRI}.registry]\nconfig_path = "/etc/certs"\n'.encode()
     after, _ = configure({CONFIG: root}, DesiredConfig(version=(2, 1)))
     older = containerd.configure(after, DesiredConfig(version=(1, 7)))
@@ -192,7 +192,7 @@ def test_settings_hidden_by_a_drop_in_are_noted() -> None:
 
 
 def test_implicit_import_of_conf_d_is_made_explicit() -> None:
-    """containerd 2.2 reads conf.d where the root file says nothing of imports; an import of ours must not end that."""
+    """containerd 2.2 reads conf.d if the root file has no imports; our import must not change that."""
     files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
     desired = DesiredConfig(version=(2, 2, 1))
     after, former = configure(files, desired)
@@ -214,7 +214,7 @@ def test_import_needed_by_others_is_kept_with_a_note() -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "in-place", "drop-in"])
 def test_containerd_2_edits_schema_2_under_the_plugin_name_in_use(mode: EditMode) -> None:
-    """A common mistake after the upgrade: with the new name there, 2.1.9 reads nothing under the old one."""
+    """A common mistake after the upgrade: if the new name exists, 2.1.9 reads nothing under the old one."""
     new = "plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes"
     files = {CONFIG: f"version = 2\n[{new}.runc]\nruntime_type = 'io.containerd.runc.v2'\n".encode()}
     desired = DesiredConfig(mode=mode, version=(2, 1, 9), exact=True)

@@ -1,4 +1,4 @@
-"""containerd as its unit starts it: the configuration that is named there is the one that counts."""
+"""containerd as its unit starts it: the configuration named there counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = b"version = 2\n"
 
 
 def node(**more: bytes) -> dict[str, bytes]:
-    """Return a node whose unit a drop-in points at another file than the usual one, which is there as well."""
+    """Return a node whose unit's drop-in names another file than the usual one, which also exists."""
     return {LIB: USUAL, DROP_IN: POINTED, OWN: ROOT, CONFIG: ROOT, **more}
 
 

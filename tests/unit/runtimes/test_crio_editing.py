@@ -1,4 +1,4 @@
-"""crio.conf and crio.conf.d: read as CRI-O merges them, edited where it takes effect, and taken back."""
+"""crio.conf and crio.conf.d: read as CRI-O merges them, edited where it takes effect, and undone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CTK = DesiredConfig(exact=True)
 
 
 def configure(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
-    """Return the files after configure, of which a second one finds nothing to do."""
+    """Return the files after configure; assert that a second one finds nothing to do."""
     after = dict(apply_edits(files, crio.configure(files, desired)))
     assert crio.configure(after, desired).edits == ()
     return after
@@ -73,7 +73,7 @@ def undone(
     now: dict[str, bytes],
     desired: DesiredConfig = DesiredConfig(),  # noqa: B008
 ) -> dict[str, bytes]:
-    """Return ``now`` after unconfigure, whose journal holds ``edited``."""
+    """Return ``now`` after unconfigure, with ``edited`` in the journal."""
     return dict(apply_edits(now, unconfigure("crio", now, desired, edited.edits)))
 
 
@@ -269,7 +269,7 @@ def test_hidden_files_and_subfolders_of_crio_conf_d_are_read() -> None:
     )
 
 
-# Taken back.
+# Undone.
 
 
 def test_unconfigure_keeps_later_edits() -> None:
@@ -327,7 +327,7 @@ VALUES = st.sampled_from(['"a"', "1", "true", '["x", "y"]', "{ k = 1 }"])
 
 @st.composite
 def documents(draw: st.DrawFn) -> bytes:
-    """Return a file of CRI-O's, written by hand: comments, either line end, any order, inline tables."""
+    """Return a manually written file of CRI-O's: comments, either line end, any order, inline tables."""
     lines = [draw(st.sampled_from(["", "# top\n", "[crio]\nlog_dir = '/l'\n"]))]
     if draw(st.booleans()):
         lines.append(f"[crio.runtime] # here\ndefault_runtime = '{draw(NAMES)}'\n")
@@ -341,7 +341,7 @@ def documents(draw: st.DrawFn) -> bytes:
 
 
 PATHS = (CONF, PACKAGED, DROP_IN)
-# crio.conf makes a VM runtime the default; it has the very options of the runc that the handler is made after.
+# crio.conf makes a VM runtime the default; it has the same options as the runc from which the handler is derived.
 LIKE_A_VM = {
     CONF: b"[crio.runtime]\ndefault_runtime = 'x.y'\n",
     DROP_IN: b"""\

@@ -1,4 +1,4 @@
-"""docker's daemon.json: nothing is lost, nothing is done twice, and what cannot be read is refused."""
+"""docker's daemon.json: nothing is lost, nothing is done twice, and unreadable files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docker as it is installed and started: the file that counts, and what its command line has said already."""
+"""docker as installed and started: the file that counts, and settings already on its command line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_config(files: dict[str, bytes], document: Any, path: str = CONFIG) -> d
 
 
 def configure_one_file(files: dict[str, bytes], desired: DesiredConfig) -> tuple[str, Any]:
-    """Return path and content of the one file that is edited."""
+    """Return path and content of the only edited file."""
     (edit,) = configure(files, desired).edits
     assert edit.after is not None
     return edit.path, json.loads(edit.after)
@@ -276,7 +276,7 @@ def test_live_restore_is_read_from_file_and_flags() -> None:
 @pytest.mark.parametrize("path", ["nvidia-container-runtime", BINARY])
 @pytest.mark.parametrize("binary", ["nvidia-container-runtime", BINARY])
 def test_equivalent_entry_is_not_rewritten(path: str, binary: str, exact: bool) -> None:
-    """The package nvidia-docker2 wrote the bare name and runtimeArgs; dockerd looks the name up in its PATH."""
+    """The package nvidia-docker2 wrote the bare name and runtimeArgs; dockerd finds the name in its PATH."""
     files = with_config({}, {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}, "kata": {"path": "/k"}}})
     assert configure(files, DesiredConfig(binary=binary, exact=exact)).edits == ()
 

@@ -1,4 +1,4 @@
-"""daemon.json without NVIDIA's handler: as it was, or as others have made it since, and one that dockerd takes."""
+"""daemon.json without NVIDIA's handler: as it was, or with later edits, and always accepted by dockerd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_later_keys_are_kept_and_ours_restored(before: bytes, desired: DesiredCo
     after = configured_file(before, desired)
     if after == before:
         return
-    # Somebody adds a key, so that the bytes are gpunode's no more.
+    # A user adds a key, so the bytes are no longer gpunode's.
     now = after.rstrip().removesuffix(b"}").rstrip() + (b"," if read(after) else b"") + b' "written-since": [1]}\n'
 
     out = file_after_undo(now, undone(now, before=before, after=after, desired=desired))
@@ -134,7 +134,7 @@ def test_former_entry_is_restored_as_written() -> None:
 @pytest.mark.parametrize(
     ("now", "expected", "note"),
     [
-        # An entry that somebody added to is still gpunode's; without a path dockerd would not start.
+        # An entry with a user's addition is still gpunode's; without a path dockerd would not start.
         ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "is removed with"),
         ({"runtimes": {"nvidia": {"path": "/mine"}}, "default-runtime": "nvidia"},
          {"runtimes": {"nvidia": {"path": "/mine"}}}, "is kept"),

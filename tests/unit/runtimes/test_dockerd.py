@@ -1,4 +1,4 @@
-"""dockerd's command line: what it says, and what a file must not say again."""
+"""dockerd's command line: its settings, which a file must not repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON edited as text: a new member is written as its neighbours are, and every other byte stays."""
+"""JSON edited as text: a new member is formatted like its neighbours, and every other byte stays."""
 
 from __future__ import annotations
 

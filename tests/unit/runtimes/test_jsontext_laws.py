@@ -1,4 +1,4 @@
-"""JSON edited as text, over generated documents of every shape: nothing but the member changes, and Python agrees."""
+"""JSON edited as text, with generated documents of every shape: only the member changes, and Python agrees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpunode.runtimes.documents import Path, is_same_value
 from gpunode.runtimes.jsontext import MalformedJson, Number, Object, drop_member, edit_json, parse, put_member
 
-# Every character that JSON, Python or Go treats in a way of its own, beside all others.
+# Every character that JSON, Python or Go treats specially, besides all others.
 ODD = "\"\\/\b\f\n\r\t{}[]:,'#<>&\u2028\u2029\ufeff\x7f\xa0ü日🚀 "
 strings = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(ODD), max_size=6)
 keys = st.sampled_from(["a", "b", "runtimes", "nvidia", ""]) | strings
@@ -78,7 +78,7 @@ def documents(draw: st.DrawFn) -> str:
 
 @st.composite
 def places(draw: st.DrawFn) -> tuple[str, Path]:
-    """Return a document, and the path of an object in it with a key after it, which may be there or not."""
+    """Return a document, and the path of an object in it followed by a key, which may or may not exist."""
     text = draw(documents())
     here = parse(text)
     path: Path = ()
@@ -99,7 +99,7 @@ values = st.recursive(
 
 
 def read(text: str) -> Any:
-    """Return what Python reads, which knows nothing of the code under test."""
+    """Return the value as read by Python, independently of the code under test."""
 
     def pairs(members: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in members}) != len(members):
@@ -113,7 +113,7 @@ def read(text: str) -> Any:
 
 
 def written(text: str, path: Path) -> str:
-    """Return the value at ``path`` as it is written."""
+    """Return the text of the value at ``path``."""
     member = holder(parse(text), path).members[path[-1]]
     return text[member.value : member.end]
 
@@ -171,7 +171,7 @@ def test_put_changes_one_member_and_no_other_byte(place: tuple[str, Path], value
     elif here:
         assert differing_parts(text, after)[0] == ""
         assert drop_member(after, path) == text
-    else:  # white space in an object that was empty is the one thing that does not come back
+    else:  # only white space in an empty object is not restored
         assert drop_member(after, path) == text[: here.start] + "{}" + text[here.end :]
 
 

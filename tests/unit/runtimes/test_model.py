@@ -1,4 +1,4 @@
-"""Checks that a runtime is as desired: the handler, the default, and one cgroup driver for all pods of a node."""
+"""Checks of a runtime's state: the handler, the default, and one cgroup driver for all pods of a node."""
 
 from __future__ import annotations
 

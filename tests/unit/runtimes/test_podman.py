@@ -1,4 +1,4 @@
-"""podman: no file of its own changes; where it looks for CDI specifications, and which of them it takes."""
+"""podman: its own files stay; the folders of CDI specifications, and the ones that it accepts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_podman_files_are_not_edited() -> None:
     ("version", "files", "where"),
     [
         ((4, 3, 1), {}, BOTH),
-        ((5, 4, 2), folders('["/opt/cdi"]'), BOTH),  # not heeded yet
+        ((5, 4, 2), folders('["/opt/cdi"]'), BOTH),  # not in effect yet
         ((5, 5, 1), {}, ("/etc/cdi",)),
         ((5, 5, 1), folders('["/etc/cdi", "/var/run/cdi"]'), BOTH),
         ((5, 6, 0), {}, BOTH),

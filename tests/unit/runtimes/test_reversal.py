@@ -1,4 +1,4 @@
-"""A configuration without what gpunode made of it: what was written into it since stays, and nobody guesses."""
+"""A configuration without gpunode's changes: later edits stay, and nothing is guessed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DAEMON_WITH = configure_docker(DAEMON, DesiredConfig(default=True, enable_cdi=Tr
 def taken_back(
     before: bytes | None, after: bytes | None, now: bytes, path: str, whole: Collection[tuple[str, ...]] | None = None
 ) -> bytes | None:
-    """``now`` as it is left; None where somebody has changed what gpunode set, or nobody can tell."""
+    """Return the remaining configuration; None if gpunode's settings were changed or that is unknown."""
     reversal = revert_edit(Edit(path, before, after), now, whole)
     return None if reversal is None or reversal.changed else reversal.content
 
 
 def removed_keys(before: bytes, after: bytes, now: bytes, path: str) -> tuple[tuple[str, ...], ...]:
-    """The keys of somebody else's that go with gpunode's tables."""
+    """Return foreign keys that are removed with gpunode's tables."""
     reversal = revert_edit(Edit(path, before, after), now)
     assert reversal is not None
     return reversal.removed
@@ -67,7 +67,7 @@ def test_lines_added_beside_ours_stay_with_their_comments() -> None:
 
 
 def test_keys_added_to_our_table_are_removed_with_it_and_named() -> None:
-    """A handler without its type is one that containerd does not start with."""
+    """containerd does not start with a handler without a type."""
     key = b"BinaryName"
     line = next(line for line in WITH.splitlines(keepends=True) if key in line)
     now = WITH.replace(line, line + b'      CriuPath = "/opt/criu"\n')
@@ -113,7 +113,7 @@ def test_list_keeps_additions_and_regains_removed_items() -> None:
     assert taken_back(b"l = [1, 2]\n", b"l = [2, 1]\n", b"l = [2, 1, 3]\n", TOML) is None
 
 
-# What `containerd config migrate` of 2.1.9 makes of a file with these entries, the rest of its defaults left out.
+# The result of `containerd config migrate` of 2.1.9 for a file with these entries, without other defaults.
 MIGRATED = """\
 version = 3
 
@@ -198,7 +198,7 @@ def test_json_numbers_keep_their_spelling() -> None:
 
 
 def test_lines_are_not_removed_where_the_rest_would_change_meaning() -> None:
-    """Below our last table they belong to it: without its header they would be somebody else's values."""
+    """Below our last table they belong to it: without its header they would belong to the table above."""
     before = b"[plugins]\n  a = 1\n"
     after = before + b'\n[plugins.nvidia]\n  path = "/usr/bin/nvidia"\n'
     assert taken_back(before, after, after + b"  debug = true\n", TOML) == before
@@ -230,7 +230,7 @@ def test_table_replaced_by_others_is_kept_or_a_conflict() -> None:
     assert taken_back(before, after, b"b = 7\n", TOML) == b"b = 7\n"
     assert taken_back(before, b"[a]\nx = 2\n", b"b = 7\n", TOML) is None
     assert taken_back(b"", b"[a.b]\nx = 2\n", b"a = 7\n", TOML) == b"a = 7\n"
-    # A value that we set in a table of ours, changed since: it is theirs, if the table is no entry.
+    # A value that we set in our table and the user changed since is the user's, unless the table is an entry.
     assert taken_back(b"", b"[a]\nx = 2\n[a.b.c]\ny = 1\n", b"[a]\nx = 3\n[a.b.c]\ny = 1\n", TOML) == b"[a]\nx = 3\n"
 
 

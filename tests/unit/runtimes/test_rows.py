@@ -1,4 +1,4 @@
-"""Required contents of every row of the container runtimes, so that a new one cannot be half there."""
+"""Required contents of every row of the container runtimes, so that a new row cannot be incomplete."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_row_is_complete(row: Runtime) -> None:
     assert row.config_validator in get_args(ConfigValidatorKind)
     assert row.live_config_source in get_args(LiveConfigSource)
     assert row.container_client in get_args(ContainerClientKind)
-    # What is registered in no file has no daemon that would read it.
+    # A runtime that is registered in no file has no daemon to read it.
     assert bool(row.config) == bool(row.unit) == bool(row.socket) == (row.cdi_support != "only")
     assert not row.drop_in or row.config
 
@@ -81,7 +81,7 @@ def test_unit_and_file_of_a_row_are_probed(row: Runtime) -> None:
 
 
 def test_no_code_compares_runtime_names() -> None:
-    """The rules of a runtime, and doctor, whose causes are about one runtime each, may."""
+    """Exceptions: the rules of a runtime, and doctor, whose causes concern one runtime each."""
     found = [
         f"{path.relative_to(_PACKAGE)}:{node.lineno}"
         for path in sorted(_PACKAGE.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""TOML edited as text: what is new stands where its neighbours do, and every foreign line stays."""
+"""TOML edited as text: new lines are placed next to related ones, and every foreign line stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The container toolkit's config.toml: what --set means, and that nothing else of the file changes."""
+"""The container toolkit's config.toml: the meaning of --set; nothing else in the file changes."""
 
 from __future__ import annotations
 
@@ -146,12 +146,12 @@ def test_last_setting_wins() -> None:
          'a = """\n#disable-require = false\n"""\ndisable-require = true\n'),
         ("[site]\n#disable-require = false\n", "disable-require",
          "disable-require = true\n\n[site]\n#disable-require = false\n"),
-        # The value alone changes; of another type, too, and though Python takes 1 for true.
+        # Only the value changes, even to another type, although in Python 1 equals true.
         ("disable-require = false # why\n", "disable-require", "disable-require = true # why\n"),
         ("disable-require = 1 # why\n", "disable-require", "disable-require = true # why\n"),
         ("nvidia-container-cli = {root = '/x'}\n", "nvidia-container-cli.root=/y",
          "nvidia-container-cli = {root = '/y'}\n"),
-        # nil takes out.
+        # nil removes the key.
         ("x = 1\n\n[features]\ndisable-imex-channel-creation = true\n", "features.disable-imex-channel-creation=nil",
          "x = 1\n"),
         ("[features]\n", "features.disable-imex-channel-creation=nil", "[features]\n"),

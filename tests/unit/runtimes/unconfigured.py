@@ -1,4 +1,4 @@
-"""Effect of ``ctk runtime unconfigure`` on files: bytes in, bytes out, with the recorded edits of them."""
+"""Effect of ``ctk runtime unconfigure`` on files: bytes in, bytes out, with recorded edits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file that a step reads in a test is one that a node is asked for."""
+"""Every file that a step reads in a test is one that gpunode reads from a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunode.change import FileState
 from gpunode.facts.model import Fact, Facts
 from gpunode.facts.probes import FILES, FOLDERS
 
-# What a runtime's files name is looked at once they are read, and the file of `[mig]` once the recipe is known.
+# Files named in a runtime's files are read after those, and the file of `[mig]` once the recipe is known.
 _OF_THE_RECIPE = "/etc/mig.yaml"
 _READ_RUNTIMES = frozenset(
     f"gpunode.{name}" for name in ("facts.access", "runtimes.found", "runtimes.installations", "steps.runtime")

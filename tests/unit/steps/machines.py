@@ -54,7 +54,7 @@ def gpu(device: str = T4, **more: Any) -> PciDevice:
 
 
 def unit(*, active: bool = True, enabled: bool = True, **more: Any) -> Unit:
-    """Return a unit that is there."""
+    """Return an existing unit."""
     return Unit(ServiceState(enabled, active), **more)
 
 
@@ -66,7 +66,7 @@ def machine(
     units: Mapping[str, Unit] | None = None,
     **more: Any,
 ) -> Facts:
-    """Return the machine, with what differs: installed packages (by version), files, units, and any other fact."""
+    """Return the machine with differences: installed packages (by version), files, units, and any other fact."""
     installed = {n: PackageState(s) if isinstance(s, str) else s for n, s in (packages or {}).items()}
     states = {p: FileState(s) if isinstance(s, bytes) else s for p, s in (files or {}).items()}
     lists = [(path, state) for path, state in states.items() if apt_sources.is_source_list(path)]
@@ -129,7 +129,7 @@ def with_driver(version: str = "580.95.05", *, open_module: bool = True, **more:
 
 
 def recipe(runtime: str = "none", **driver: Any) -> Recipe:
-    """Return a recipe, with what is said of the driver."""
+    """Return a recipe with these driver settings."""
     return Recipe("test", driver=Driver(**driver), runtime=RuntimeSettings(name=runtime))
 
 

@@ -1,4 +1,4 @@
-"""A node whose kubelet uses a containerd that a product brings: the distribution's is neither installed nor edited."""
+"""A node whose kubelet uses a product's own containerd: the distribution's is neither installed nor edited."""
 
 from __future__ import annotations
 

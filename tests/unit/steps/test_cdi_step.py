@@ -1,4 +1,4 @@
-"""The CDI specification: written where it is needed, and written anew when it is of another driver or layout."""
+"""The CDI specification: written if needed, and rewritten if the driver or layout changed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_version_that_only_begins_like_the_loaded_one_is_another() -> None:
     ("written", "layout"),
     [
         (spec(caps=(12, 13)), GpuLayout(frozenset({0}), frozenset(), frozenset({12, 13}))),
-        (spec(uuid=UUID), GpuLayout(frozenset({0}), frozenset())),  # nobody has woken the GPU yet
+        (spec(uuid=UUID), GpuLayout(frozenset({0}), frozenset())),  # no program has woken the GPU yet
         (spec("535.104.05"), None),
     ],
 )
@@ -223,7 +223,7 @@ def test_podman_that_does_not_search_the_cdi_folder_is_noted() -> None:
     ],
 )
 def test_runtime_that_looks_elsewhere_has_no_specification(name: str, file: str, text: bytes, key: str) -> None:
-    """A specification in the standard's folder is of no use to a runtime that does not look there."""
+    """A specification in the standard folder is useless for a runtime that does not read it."""
     of = replace(recipe(name, version="none"), runtime=RuntimeSettings(name, cdi=True))
     assert "offers all" in plan(node({RUN: spec(uuid=UUID)}), of).reason
     outcome = plan(node({RUN: spec(uuid=UUID), file: text}), of)
@@ -243,7 +243,7 @@ def test_standard_folder_is_known_however_it_is_written(folders: str) -> None:
 
 
 def test_outdated_cdi_file_without_a_refresh_unit_is_noted() -> None:
-    """The recipe does not ask for CDI and the toolkit has no unit: docker and podman still read what is there."""
+    """The recipe does not request CDI and the toolkit has no unit: docker and podman still read the old file."""
     outcome = plan(node({ETC: spec("535.104.05")}), CONTAINERD)
     assert outcome.changes == ()
     (note,) = outcome.notes

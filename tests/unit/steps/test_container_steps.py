@@ -69,7 +69,7 @@ runtime_type = "io.containerd.runc.v2"
 
 
 def test_keys_hidden_by_a_drop_in_are_noted_with_or_without_a_change() -> None:
-    """containerd 1.6 takes the CRI table of the last file alone, so nvidia-ctk's drop-in hides the site's own keys."""
+    """containerd 1.6 uses only the last file's CRI table, so nvidia-ctk's drop-in hides the site's own keys."""
     right = machine(
         packages={"containerd": "1.6.20~ds1-1+b1"},
         files={CONTAINERD: PAUSE, DROP_IN: NVIDIA_CTKS},
@@ -336,7 +336,7 @@ def test_world_writable_runtime_config_is_restricted(name: str, open_to_others: 
     assert path in outcome.reason
     assert "root relies on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG_STEP.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
-    # One that is edited besides is closed by the same change.
+    # A file that is edited anyway gets its permissions in the same change.
     wanted = Recipe("test", runtime=RuntimeSettings(name, set_as_default=False))
     (both,) = files(planned(RUNTIME_CONFIG_STEP.plan(wanted, node)).changes).values()
     assert isinstance(both.after, FileState)
@@ -387,7 +387,7 @@ def test_stopped_runtime_is_started() -> None:
 
 
 def test_runtime_is_enabled_but_not_started_in_an_image() -> None:
-    """Else the image is never as the plan wants it."""
+    """Otherwise the image would never reach the planned state."""
     for enabled, expected in ((True, 0), (False, 1)):
         image = machine(
             packages=DOCKER,
@@ -412,7 +412,7 @@ def docker_node(flags: str, **more: bytes) -> Facts:
 
 
 def without_file(path: str, node: Facts) -> Facts:
-    """Return ``node``, on which nothing was found at ``path``."""
+    """Return ``node`` without a file at ``path``."""
     return replace(node, files={**node.files, path: Known(None, f"file:{path}")})
 
 
@@ -436,7 +436,7 @@ def test_docker_that_cannot_start_with_its_config_is_not_started() -> None:
 
 @pytest.mark.parametrize("probe", ["units", "unit-wants"])
 def test_runtime_is_not_started_without_systemd_and_a_note_says_so(probe: str) -> None:
-    """Systemd's folders tell which units there are; a start that was planned could never be seen to be done."""
+    """systemd's folders show which units exist, but a planned start could never be verified."""
     node = machine(packages=DOCKER)
     node = replace(node, units={"docker.service": Known(unit(active=False), probe)})
     outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
@@ -470,7 +470,7 @@ def test_docker_snap_is_refused_and_no_second_docker_installed() -> None:
     assert (installed.changes, installed.reason) == ((), "the docker snap includes its own docker")
     refused = refusal(RUNTIME_CONFIG_STEP.plan(recipe("docker"), node))
     assert "docker is a snap here" in refused.what
-    # Beside the engine it is another one.
+    # With the engine installed, the daemon is another one.
     both = docker_node("", **snap)
     assert list(files(planned(RUNTIME_CONFIG_STEP.plan(recipe("docker"), both)).changes)) == [DAEMON_JSON]
 
@@ -511,7 +511,7 @@ def test_runtime_config_is_idempotent(runtime: str) -> None:
 
 
 def test_docker_configured_by_nvidia_ctk_needs_no_change() -> None:
-    """nvidia-ctk writes the bare name, which dockerd looks up where the package puts it."""
+    """nvidia-ctk writes the bare name, which dockerd finds where the package installs it."""
     bare = b'{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime", "runtimeArgs": ["--x"]}}}\n'
     node = machine(files={DAEMON_JSON: bare}, packages={"docker.io": "26.1-1"}, units={"docker.service": unit()})
     outcome = RUNTIME_CONFIG_STEP.plan(recipe("docker"), node)
@@ -520,7 +520,7 @@ def test_docker_configured_by_nvidia_ctk_needs_no_change() -> None:
 
 
 def test_step_needs_only_earlier_steps() -> None:
-    """Dependencies are made first, and removed last; a name that no step has would guard nothing."""
+    """Dependencies are applied first and undone last; the name of a missing step would have no effect."""
     ids = [step.id for step in STEPS]
     for step in STEPS:
         assert set(step.needs) <= set(ids[: ids.index(step.id)]), step.id

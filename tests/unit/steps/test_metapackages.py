@@ -1,4 +1,4 @@
-"""CUDA's metapackages, which leave with the driver that they brought, and the toolkit, which stays."""
+"""CUDA's metapackages, which are removed with their driver, and the toolkit, which stays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def node(
 
 
 def plan_conflicts(facts: Facts, **driver: str) -> tuple[Planned, list[str], list[str]]:
-    """Return the plan, what it purges, and what it marks as installed by hand."""
+    """Return the plan, the packages that it purges, and those that it marks as manual."""
     plan = planned(CONFLICTS_STEP.plan(recipe(**driver), facts))
     changes = PackageChange.of_kind(plan.changes)
     purged = names(tuple(one for one in changes if one.after is None))
@@ -78,7 +78,7 @@ def test_metapackage_leaves_with_modules_of_the_other_flavour() -> None:
         **dict.fromkeys(("cuda-drivers", "nvidia-kernel-dkms", "nvidia-driver-cuda"), PackageState("580.178.04-1")),
     }
     modules = "nvidia-kernel-dkms (= 580.178.04-1)"
-    # nvidia-driver-cuda, which the recipe asks for, does with the open modules as well.
+    # nvidia-driver-cuda, which the recipe requests, also works with the open modules.
     others = {"cuda-drivers": modules, "nvidia-driver-cuda": f"{modules} | nvidia-kernel-open-dkms (= 580.178.04-1)"}
     facts = node(there, {**DEPENDS, **others}, "1eb8")
     _, purged, marked = plan_conflicts(facts, version="580", kernel_module_type="open")

@@ -23,7 +23,7 @@ from tests.unit.steps.machines import H100, T4, gpu, planned, refusal, unit, wit
 
 OFF = MigLayout(enabled=False)
 FILE = "/etc/mig.yaml"
-# NVIDIA MIG User Guide and mig-parted's example for the DGX Station: one GPU that has no MIG beside others that do.
+# NVIDIA MIG User Guide and mig-parted's example for the DGX Station: one GPU without MIG among others with it.
 CONFIG = b"""\
 version: v1
 mig-configs:
@@ -111,7 +111,7 @@ def test_other_number_of_compute_instances_is_another_layout() -> None:
 
 @pytest.mark.parametrize(("models", "says"), [((T4,), "leave [mig] out"), ((T4, H100), "device-filter for the others")])
 def test_refused_layout_names_what_helps_on_this_node(models: tuple[str, ...], says: str) -> None:
-    """No file of mig-parted gives a layout to a node whose GPUs all have no MIG."""
+    """A mig-parted file has no layout for a node without MIG-capable GPUs."""
     assert says in refusal(MIG_STEP.plan(mig_recipe(), node(models=models, loaded_driver=None))).hint
 
 

@@ -31,7 +31,7 @@ def with_file(path: str, text: str) -> Facts:
         (ARGUMENTS, "module_blacklist=nvidia-drm", "keeps nvidia_drm from being loaded"),
         (GRUB, "# x\nGRUB_CMDLINE_LINUX_DEFAULT='quiet nouveau.modeset=2'\n", f"{GRUB}:2 has nouveau.modeset=2"),
         (GRUB_D, "GRUB_CMDLINE_LINUX='nouveau.modeset=1'", f"{GRUB_D}:1 has nouveau.modeset=1"),
-        # As Ubuntu's prime-select writes it.
+        # As written by Ubuntu's prime-select.
         (LIB, "blacklist nvidia\n", f"{LIB}:1 keeps nvidia from being loaded"),
         ("/run/modprobe.d/x.conf", "alias nvidia off", "/run/modprobe.d/x.conf:1 disables nvidia"),
     ],

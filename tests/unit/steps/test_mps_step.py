@@ -1,4 +1,4 @@
-"""The MPS control daemon: its unit, when it starts, and where it is refused."""
+"""The MPS control daemon: its unit, when it starts, and when it is refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_mps_is_refused_where_a_kubelet_starts_pods() -> None:
     found = refusal(MPS_STEP.plan(WANTED, node(of_cluster)))
     assert found.what.endswith("off the GPUs, and this host runs a kubelet (k3s.service)")
     assert planned(MPS_STEP.plan(replace(WANTED, mps=Mps(enabled=True, exclusive=False)), node(of_cluster))).changes
-    # Files of a cluster that was left, or a package for one that never came.
+    # Files of a former cluster, or a package for one that was never created.
     left = replace(at_rest, units={**at_rest.units, "k3s.service": Known(unit(enabled=False, active=False), "units")})
     assert planned(MPS_STEP.plan(WANTED, node(left))).changes
 

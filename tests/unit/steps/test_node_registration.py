@@ -48,7 +48,7 @@ def node(environment: bytes | None, *, kubelet: Kubelet | None = OWN, joined: bo
 
 
 def flags(content: bytes) -> dict[str, str]:
-    """Return the kubelet's flags, as systemd and kubeadm's unit file hand them over."""
+    """Return the kubelet's flags, as passed by systemd and kubeadm's unit file."""
     last = [line for line in content.decode().splitlines() if line.startswith("KUBELET_EXTRA_ARGS=")][-1]
     words = shlex.split(shlex.split(last.partition("=")[2])[0])
     return dict(word.partition("=")[::2] for word in words)

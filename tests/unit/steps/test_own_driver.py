@@ -1,4 +1,4 @@
-"""The distribution's own driver: never mixed with NVIDIA's packages, and refused where its branch does not fit."""
+"""The distribution's own driver: never mixed with NVIDIA's packages, and refused if its branch does not fit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pin_text(facts: Facts, wanted: Recipe = NO_OPTION) -> str:
 
 
 def with_own_driver(**more: str) -> Facts:
-    """Return Debian 12 with its own driver as it is there: tools and helpers have versions of their own."""
+    """Return Debian 12 with its own driver, whose tools and helpers have their own versions."""
     of_driver = ("libcuda1", "libnvidia-ml1", "nvidia-smi", "nvidia-kernel-dkms", "nvidia-alternative")
     packages: dict[str, PackageState | str] = {
         **dict.fromkeys(of_driver, OWN),
@@ -140,7 +140,7 @@ STANZA = "Types: deb\nURIs: http://mirror.example/debian\nSuites: {}\nComponents
         (STANZA.format("bookworm bookworm-updates", "main"), "contrib and non-free and non-free-firmware"),
         (STANZA.format("bookworm", "main contrib non-free"), "non-free-firmware"),
         (STANZA.format("bookworm", "main contrib non-free non-free-firmware"), ""),
-        # An entry for source packages brings no driver.
+        # An entry for source packages provides no driver.
         (
             STANZA.format("bookworm", "main")
             + STANZA.format("bookworm", "main contrib non-free non-free-firmware").replace("deb", "deb-src", 1),
@@ -204,7 +204,7 @@ def test_nvidias_driver_leaves_for_the_distributions() -> None:
     )
     facts = machine(packages=packages, loaded_driver=LoadedDriver("580.95.05", open_module=True))
     gone = set(names(planned(CONFLICTS_STEP.plan(NO_OPTION, facts)).changes))
-    # What Debian has under the same name is brought to its version; the pin lets it go back.
+    # Packages that Debian has under the same name get its version; the pin permits the downgrade.
     assert gone == {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-modprobe"}
     brought = {"libcuda1", "nvidia-kernel-dkms", "nvidia-persistenced"}
     assert brought <= set(names(planned(DRIVER_STEP.plan(NO_OPTION, facts)).changes))
@@ -227,7 +227,7 @@ def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, 
     for step in (DRIVER_STEP, CONFLICTS_STEP, MODULE_BUILD_STEP):
         refused = refusal(step.plan(recipe(source=source, version="535"), facts))
         assert named in refused.what
-        # Where packages of both are there already, the other source would be refused as well.
+        # If packages of both are installed already, the other source would be refused as well.
         assert ("take another branch" in refused.hint) is (source == "nvidia"), "Debian has one"
         is_mixed = len({version == OWN for version in packages.values()}) > 1
         assert (f"--driver-source {'distro' if source == 'nvidia' else 'nvidia'}" in refused.hint) is not is_mixed
@@ -236,7 +236,7 @@ def test_packagers_of_one_branch_are_not_mixed(source: str, packages: dict[str, 
 
 
 def test_planned_driver_is_no_mixture() -> None:
-    """Of its packages a plan knows the branch alone."""
+    """A plan knows only the branch of its packages."""
     facts = machine(gpus=(gpu(GTX_1080),), packages=dict.fromkeys(("nvidia-kernel-dkms", "libcuda1"), "580."))
     for source, version in (("nvidia", "580"), ("distro", "535")):
         planned(MODULE_BUILD_STEP.plan(recipe(source=source, version=version), facts))
@@ -279,7 +279,7 @@ def test_ubuntu_gets_signed_modules_without_dkms_and_without_a_key() -> None:
 
 
 def test_kernels_of_the_virtual_metapackage_get_the_generic_modules() -> None:
-    """Cloud images have linux-image-virtual: the kernels of linux-image-generic, for which alone there are modules."""
+    """Cloud images have linux-image-virtual: the kernels of linux-image-generic, the only name with modules."""
     facts = noble()
     packages = {one: state for one, state in packages_of(facts).items() if one.name != "linux-image-generic"}
     virtual = {**packages, PackageId("linux-image-virtual"): PackageState("6.8.0-88.89")}

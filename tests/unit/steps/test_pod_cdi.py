@@ -1,4 +1,4 @@
-"""Pods get their GPUs by CDI: setup switches that on where containerd has it, and a capture tells that it is on."""
+"""Pods get their GPUs by CDI: setup enables it if containerd has it, and a capture shows that it is enabled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def node(version: str, text: str, socket: str = SOCKET) -> Facts:
 
 
 def project_setup(recipe: Recipe, facts: Facts) -> tuple[Facts, str]:
-    """Return the node with the files that setup writes, and what its plan says."""
+    """Return the node with the files that setup writes, and the plan's text."""
     plan = planned(RUNTIME_CONFIG_STEP.plan(recipe, facts))
     written: dict[str, Known[FileState | None]] = {
         one.path: Known(one.after, "file")
@@ -72,7 +72,7 @@ def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str
     assert isinstance(state, Known)
     assert isinstance(state.value, FileState)
     written = {path: one.value.content for path, one in facts.files.items() if isinstance(one, Known) and one.value}
-    # What containerd does by itself is written nowhere.
+    # Nothing is written that containerd does by default.
     is_written = containerd.inspect(written).cdi is True
     assert is_written is (reads and (version.startswith("1.7") or text == DUMPED))
     again = planned(RUNTIME_CONFIG_STEP.plan(builtin.read_recipe("k8s-containerd"), facts))
@@ -87,7 +87,7 @@ def test_setup_enables_cdi_in_containerd_where_supported(version: str, text: str
         ("k8s-containerd", "[runtime]\nset_as_default = true", V2, None),
         ("k8s-containerd", "[runtime]\ncdi = false", V2, None),
         ("k8s-containerd", "[runtime]\ncdi = true", V2 + OFF, True),
-        # Without CDI its pods could get no GPU at all.
+        # Without CDI its pods could not get a GPU.
         ("dra", "", V2 + OFF, True),
         ("gpu-operator", "", V2, True),
         ("k8s-mps", "", V2, True),

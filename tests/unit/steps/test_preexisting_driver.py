@@ -1,4 +1,4 @@
-"""A working driver of somebody else's packages, such as Ubuntu's own, stays as it is until another is asked for."""
+"""A working driver from other packages, such as Ubuntu's own, stays until another is requested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REVISION = "0ubuntu0.24.04.2"
 
 
 def of_branch_580(name: str) -> Facts:
-    """Return a healthy node of that name, whose driver is of a branch that is still maintained."""
+    """Return the healthy node of that name, with a driver of a maintained branch."""
     names = ((b"535.274.02", b"580.95.05"), (b"-535-", b"-580-"), (b"-535 ", b"-580 "), (b"-535\n", b"-580\n"))
     seen = evidence(HEALTHY[name]())
     for old, new in names:

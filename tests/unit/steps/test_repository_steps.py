@@ -1,4 +1,4 @@
-"""NVIDIA's archives on a machine that somebody has worked on before."""
+"""NVIDIA's archives on a machine that was changed before."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _packet(body: bytes) -> bytes:
 KEY, EXTRA = _packet(b"\x04one key"), _packet(b"\x04another")
 FINGERPRINT = openpgp.list_key_fingerprints(KEY)[0]
 ARMORED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQAIBG9uZSBrZXk=\n-----END PGP PUBLIC KEY BLOCK-----\n"
-# A mirror's own key stands in for NVIDIA's: its bytes can be made here.
+# A mirror's own key replaces NVIDIA's, since its bytes can be made here.
 MINE = Recipe(
     "test",
     repositories=Repositories(cuda_key_fingerprint=FINGERPRINT, toolkit_key_fingerprint=FINGERPRINT),
@@ -88,7 +88,7 @@ def test_same_archive_in_a_deb822_file_is_accepted() -> None:
 
 
 def test_new_key_refreshes_the_file_that_names_the_archive() -> None:
-    """apt reads one list file at a time; the one of gpunode's own name is not there."""
+    """gpunode refreshes a single list file; the one with gpunode's own name does not exist."""
     path = "/etc/apt/sources.list.d/nvidia.sources"
     entry = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
     outcome = planned(CUDA_REPOSITORY_STEP.plan(MINE, machine(files={path: entry, CUDA_KEYRING: EXTRA})))
@@ -356,7 +356,7 @@ def test_keyring_folder_closed_to_apt_is_refused_before_a_list_is_written() -> N
 
 
 def unfinished(packages: dict[str, str], *also: str) -> Facts:
-    """Return a node on which these packages are unpacked, and none of them configured."""
+    """Return a node on which these packages are unpacked but not configured."""
     cut = machine(packages=packages, packages_interrupted=Known(value=True, probe="x"))
     return replace(cut, unconfigured=frozenset(map(PackageId, (*packages, *also))))
 

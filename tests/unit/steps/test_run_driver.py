@@ -1,4 +1,4 @@
-"""--remove-runfile-driver: the uninstaller is run in a stage before the packages, and only where it may be."""
+"""--remove-runfile-driver: the uninstaller runs in a stage before the packages, and only if permitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that the runtime is told to run must be there, or come before."""
+"""The program configured for the runtime must exist, or be installed before."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_program_deleted_from_the_toolkit_is_installed_anew() -> None:
 
 
 def test_setup_that_restores_a_program_leaves_nothing_of_the_toolkit_to_do() -> None:
-    """A mark that waits, or an upgrade that brings no newer version, would end the setup in its middle."""
+    """A pending mark, or an upgrade without a newer version, would end the setup midway."""
     packages = {one: PackageState("1.18.0-1", auto=True) for one in map(str, TOOLKIT_PACKAGES)}
     lost = machine(packages=packages, lost_programs=("/usr/bin/nvidia-ctk",), toolkit_program=True)
     for upgrade in (False, True):
@@ -71,7 +71,7 @@ def test_setup_that_restores_a_program_leaves_nothing_of_the_toolkit_to_do() -> 
 
 @pytest.mark.parametrize("version", ["auto", "1.19.1"])
 def test_program_lost_beside_another_version_comes_back_in_one_run(version: str) -> None:
-    """apt unpacks no package that has the version already, so the change of the others would not bring it back."""
+    """apt does not unpack a package that already has the version, so changing the others would not restore it."""
     packages = {**dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.19.1-1"), str(TOOLKIT_PACKAGES[3]): "1.18.0-1"}
     asked = replace(recipe("docker"), toolkit=Toolkit(version))
     facts = machine(packages=packages, lost_programs=("/usr/bin/nvidia-ctk",))
@@ -84,7 +84,7 @@ def test_program_lost_beside_another_version_comes_back_in_one_run(version: str)
 
 
 def test_diverted_program_of_the_toolkit_is_not_installed_again() -> None:
-    """dpkg would write it to the other place once more."""
+    """dpkg would write it to the diverted place again."""
     path = "/usr/bin/nvidia-container-runtime-hook"
     diverted = machine(
         packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.18.0-1"),

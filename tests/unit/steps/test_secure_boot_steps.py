@@ -1,4 +1,4 @@
-"""Under Secure Boot the key comes first, is confirmed at the console, and only then comes the driver."""
+"""Under Secure Boot the key comes first and is confirmed at the console; the driver follows."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_half_a_key_is_refused(gone: str, *, empty: bool) -> None:
 
 
 def test_key_whose_certificate_was_not_named_yet_is_finished() -> None:
-    """A run was killed between the two renames, and the key is refused no longer."""
+    """A run was killed between the two renames; the key is no longer refused."""
     firmware = Firmware().with_key()
     firmware.files[f"{DKMS_KEY_FILES[1]}.new"] = firmware.files.pop(DKMS_KEY_FILES[1])
     assert commands(node(firmware))[0][-2:] == DKMS_KEY_FILES
@@ -137,7 +137,7 @@ def test_driver_steps_change_nothing_until_the_key_is_enrolled(step: object) -> 
 def test_steps_after_the_driver_wait_for_its_key_and_refuse_nothing() -> None:
     wanted = replace(recipe(), gpudirect=GpuDirect(gds=True, rdma="peermem"), cuda=CudaToolkit("auto"))
     old = {**TOOLS, "nvidia-kernel-open-dkms": "580.95.05-1", "libcuda1": "580.95.05-1"}
-    # A driver may have come before its key; the toolkit is one that the driver after the key supports.
+    # The driver may have been installed before its key; the toolkit is one that the later driver supports.
     for there, release in ((TOOLS, "13-2"), (old, "13-0")):
         facts = node(Firmware().with_key(), machine(packages=there, files={CUDA_PROFILE_SCRIPT: b""}))
         stage = plan_stage(wanted, facts, "packages")
@@ -244,7 +244,7 @@ def test_module_whose_key_the_firmware_lacks_is_not_loaded() -> None:
     skips = replace(recipe(), skip=("secure-boot",))
     outcome = MODULE_LOAD_STEP.plan(skips, node(Firmware().with_key()))
     assert isinstance(outcome, Blocked)
-    assert outcome.waits_for == "console"  # which no reboot that setup does suffices for
+    assert outcome.waits_for == "console"  # a reboot by setup is not enough for this
     enrolled = node(Firmware(enrolled=[make_certificate()]).with_key())
     assert planned(MODULE_LOAD_STEP.plan(skips, enrolled)).changes
 

@@ -1,4 +1,4 @@
-"""Kernel modules of nobody's, which a kernel may load in place of the driver's own."""
+"""Kernel modules without an owner, which a kernel may load instead of the driver's own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_module_that_comes_first_is_refused_with_its_commands() -> None:
 
 @pytest.mark.parametrize("place", ["updates/old", "updates/old/470", "updates/dkms/470"])
 def test_module_in_a_folder_below_comes_as_early(place: str) -> None:
-    """Seen with depmod 30 and 34: of two modules below updates the order of the file system decides."""
+    """Seen with depmod 30 and 34: of two modules below updates, the file system's order decides."""
     links = [GlobMatch("/var/lib/dkms/nvidia/kernel-k-x86_64", f"595.91.07/{KERNEL}/x86_64")]
     paths = [f"/lib/modules/{KERNEL}/{folder}/nvidia.ko" for folder in ("updates/dkms", place)]
     no = refusal(CONFLICTS_STEP.plan(recipe(), machine(module_files=find_module_files(map(GlobMatch, paths), links))))
@@ -74,7 +74,7 @@ def test_module_of_a_kernel_that_will_not_run_is_noted() -> None:
         (f"override nvidia {KERNEL} extra", True),
         (f"override nvidia {OLD_KERNEL} extra", False),
         ("override nvidia_uvm * extra", False),
-        # An override is of that very folder, and its kernel is a regular expression: seen with depmod 30.
+        # An override applies to exactly that folder, and its kernel is a regular expression: seen with depmod 30.
         ("search extra updates\noverride nvidia * updates", True),
         ("search extra updates\noverride nvidia * updates/dkms", False),
         ("override nvidia 6.1 extra", True),

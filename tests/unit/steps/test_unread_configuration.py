@@ -1,4 +1,4 @@
-"""A daemon that is older than its configuration file reads it again; where nobody can tell, nothing is done."""
+"""A daemon that is older than its configuration file reads it again; if that is unknown, nothing is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}
 
 
 def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
-    """Return a node whose runtime is configured, with a file that was changed then."""
+    """Return a node whose runtime is configured, with a file that changed at the given time."""
     content = apply_edits({}, find_runtime(name).configure({}, DesiredConfig(version=(1, 6))))[FILES[name]]
     facts = machine(files={FILES[name]: content}, packages={name: "1.6-1"}, units={f"{name}.service": unit(**more)})
     return facts if changed is None else replace(facts, changed_at={FILES[name]: changed})

@@ -1,4 +1,4 @@
-"""A cluster in memory, and somebody who runs gpunode against it."""
+"""A cluster in memory, and a user who runs gpunode on it."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def server() -> ApiServer:
 def user(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> User:
-    """Return a person with all rights in that cluster."""
+    """Return a user with all rights in that cluster."""
     return User(server, tmp_path, monkeypatch, capsys)

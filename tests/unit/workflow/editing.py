@@ -1,4 +1,4 @@
-"""A node whose configuration is edited by itself, and the ways to have that done."""
+"""A node for edits of a single runtime's configuration, and functions that make such edits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DOCKER = DesiredConfig(binary="nvidia-container-runtime", exact=True)
 
 
 class Machine(Node):
-    """A node in memory whose patterns find files, and whose commands print what a test says."""
+    """A node in memory with globs over its files, whose commands print what a test sets."""
 
     def __init__(self, files: Mapping[str, FileState | bytes], says: Mapping[str, str] | None = None) -> None:
         states = {path: FileState(file) if isinstance(file, bytes) else file for path, file in files.items()}

@@ -1,4 +1,4 @@
-"""A node in memory whose solver, daemons and containers do as a test says."""
+"""A node in memory whose solver, daemons and containers behave as a test sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Solver = Callable[[Sequence[PackageChange]], Simulation]
 
 
 class Node(RehearsalHost):
-    """Remembers what it was asked to do; a daemon comes up when ``accepts`` takes its file."""
+    """Records its calls; a daemon starts if ``accepts`` is true for its file."""
 
     def __init__(
         self,
@@ -54,6 +54,6 @@ class Node(RehearsalHost):
         return tuple(TriggerResult(trigger, 0.1) for trigger in triggers)
 
     def bytes_of(self, path: str) -> bytes | None:
-        """Return the content of the file now."""
+        """Return the current content of the file."""
         state = self.files.get(path)
         return state.content if isinstance(state, FileState) else None

@@ -1,4 +1,4 @@
-"""A package archive whose solver does as apt's: it upgrades what it may, and removes what it must."""
+"""A package archive with a solver like apt's: it upgrades what it may, and removes what it must."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """Installed packages, the archive's, and the needs of each; the driver's want each other in one version.
+    """Installed and available packages with their dependencies; the driver's packages must have one version.
 
     Attributes:
-        installed: with what each needs.
-        archive: with what the newest version of each needs.
-        others: those of the installed that want any version of what they need.
+        installed: the installed packages with their dependencies.
+        archive: the newest versions with their dependencies.
+        others: the installed packages that accept any version of their dependencies.
     """
 
     installed: Mapping[str, Depends]
@@ -42,7 +42,7 @@ class Solver:
             return Simulation((), f"The following packages have unmet dependencies:\n {refused}")
 
     def states(self) -> dict[str, PackageState]:
-        """Return the states of what is installed."""
+        """Return the states of the installed packages."""
         return {name: PackageState(self.old) for name in self.installed}
 
     def _actions(self, named: Sequence[str], purged: set[str]) -> list[Action]:
@@ -82,7 +82,7 @@ class Solver:
         brought |= coming
 
     def _broken(self, gone: set[str], brought: set[str]) -> dict[str, str]:
-        """Return each package that lacks something, with what it lacks."""
+        """Return each package with unmet dependencies, and those."""
         staying = self.installed.keys() - gone - brought
         return {
             name: lacking[0]

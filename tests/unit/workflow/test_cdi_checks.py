@@ -1,4 +1,4 @@
-"""verify's look at CDI: what podman and CRI-O find when a container asks for a GPU."""
+"""verify's check of CDI: what podman and CRI-O find when a container requests a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End of an apply to a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""The end of an apply to a cluster; tests/e2e/kubernetes/test_apply.py uses a real API server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_apply_reports_a_workload_that_is_not_ready_and_what_is_left(
 
 
 class Moved(Unready):
-    """A cluster in which another gpunode was at work since the plan was made."""
+    """A cluster that another gpunode has changed since the plan was made."""
 
     def get(self, _: Sequence[Body]) -> tuple[Body, ...]:
         fields: dict[str, Any] = {"f:data": {"f:theirs": {}}}
@@ -85,7 +85,7 @@ def test_apply_refuses_objects_changed_since_the_plan(tmp_path: Path) -> None:
 
 
 def test_context_switched_meanwhile_does_not_switch_the_cluster(server: ApiServer, user: User) -> None:
-    """Somebody uses another context while apply waits for consent."""
+    """A user switches to another context while apply waits for consent."""
     other = ApiServer(uid="cluster-2")
     other.add({"apiVersion": "v1", "kind": "Node", **server.get("Node", "", "gpu-1")})
     other.controllers.append(run_daemon_sets)

@@ -1,4 +1,4 @@
-"""Objects of which somebody else set fields, too: gpunode gives up its own, and goes on with the rest."""
+"""Objects with fields of other managers: gpunode gives up its own fields and continues with the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIABLE = 'spec.template.spec.containers[name="plugin"].env[name="CONFIG_FILE"]
 
 @pytest.fixture
 def co_owned(server: ApiServer, user: User) -> dict[str, Any]:
-    """Return the plugin of the recipe, of which alice sets one variable, too."""
+    """Return the recipe's plugin, in which alice also sets one variable."""
     user.apply("k8s-time-slicing")
     for value in ("/x", "/config/config.yaml"):
         former = server.get(*PLUGIN)

@@ -1,4 +1,4 @@
-"""Fields that somebody else set: shown with both values, never forced."""
+"""Fields set by another manager: shown with both values, never forced."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_conflict_shows_field_owner_and_both_values_and_is_not_forced(server: Ap
 
 
 def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(server: ApiServer, user: User) -> None:
-    """By ``kubectl edit`` the field would be theirs, too, even with gpunode's value."""
+    """With ``kubectl edit`` the user would own the field, too, even with gpunode's value."""
     before = everything(server)
     user.apply()
     set_image(server)
@@ -97,7 +97,7 @@ def test_label_of_another_manager_is_a_conflict(server: ApiServer, user: User) -
 
 
 def test_conflict_after_the_plan_shows_both_values(server: ApiServer, user: User) -> None:
-    """The fields in question are not gpunode's yet, so that nothing of its own has moved."""
+    """The fields in question are not gpunode's yet, so none of its own fields has changed."""
 
     def write_first(words: tuple[str, ...]) -> FinishedCommand | None:
         if words[0] == "apply" and "gpunode-labels" in words and "--dry-run=server" not in words:
@@ -172,7 +172,7 @@ def test_taint_set_by_others_after_the_plan_is_a_conflict(server: ApiServer, use
 def test_apply_of_another_gpunode_meanwhile_leaves_no_orphaned_taint(
     server: ApiServer, user: User, tmp_path: Any, moment: str
 ) -> None:
-    """The other one's recipe has no taint; whose taint it is tells an annotation, which that one drops."""
+    """The other recipe has no taint, and drops the annotation that records the taint's owner."""
     (recipe := tmp_path / "tainted.toml").write_text(TAINT)
     other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1", "labels": {f"{GPU}.present": "true"}}}
 

@@ -1,4 +1,4 @@
-"""Messages for a user who lacks permissions, and that the printed command leads on."""
+"""Messages for a user who lacks permissions; the printed command resolves the problem."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_runtime_class_with_another_handler_names_its_owner_and_a_fix(
 def test_right_that_an_undo_lacks_is_named_before_anything_is_done(
     server: ApiServer, user: User, words: tuple[str, ...]
 ) -> None:
-    """A plugin that cannot be deleted would go on without its configuration."""
+    """A plugin that cannot be deleted would keep running without its configuration."""
     user.apply()
     before = everything(server)
     server.denied = {"delete daemonsets"}
@@ -44,7 +44,7 @@ def test_right_that_an_undo_lacks_is_named_before_anything_is_done(
 @pytest.mark.parametrize("words", [("k8s", "remove"), ("rollback", "k1")])
 def test_right_for_objects_by_their_names_suffices(server: ApiServer, user: User, words: tuple[str, ...]) -> None:
     user.apply()
-    server.denied = {"delete namespaces "}  # where a Role has resourceNames, only the question without a name is denied
+    server.denied = {"delete namespaces "}  # if a Role has resourceNames, only the query without a name is denied
     user(*words, "--yes")
     assert "gpu-system" not in {one["metadata"]["name"] for one in server.peek("Namespace")}
 

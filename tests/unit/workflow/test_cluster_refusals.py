@@ -1,4 +1,4 @@
-"""Early ends of a plan, an apply or a removal, by the words of kubectl and the API server."""
+"""Early ends of a plan, an apply or a removal, with messages of kubectl and the API server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.clusters import GPU, NAMESPACE, NODE, PLUGIN, User, everything,
 from tests.fakes.runners import ended
 
 KUBELET = "system:node:gpu-1"
-# What RBAC's role system:node leaves out.
+# Actions that RBAC's role system:node does not permit.
 NO_KUBELET = {"list daemonsets", "list configmaps", "get daemonsets", "get configmaps", "get runtimeclasses"}
 
 
@@ -83,7 +83,7 @@ def test_missing_rights_are_named_before_anything_changes(
 def test_reader_gets_the_same_plan_and_the_rights_that_apply_needs(
     server: ApiServer, user: User, former: str, verb: str, needed: str
 ) -> None:
-    """A person who may change nothing asks what an administrator would change."""
+    """A user without write permissions asks what an administrator would change."""
     needed = needed.format(verb, NAMESPACE)
     if former:
         user.apply(former)
@@ -187,7 +187,7 @@ def test_object_that_is_made_anew_and_deleted_again_is_not_waited_for(server: Ap
 
 
 def test_hanging_namespace_counts_where_its_contents_may_no_longer_be_read(server: ApiServer, user: User) -> None:
-    """The cluster deletes a namespace's RoleBindings early, and with them the right to read the rest."""
+    """The cluster deletes a namespace's RoleBindings early, and so the right to read the rest."""
     user.apply()
     (namespace,) = (one for one in server.peek("Namespace") if one["metadata"]["name"] == NAMESPACE)
     namespace["metadata"]["finalizers"] = ["example.org/keep"]
@@ -242,7 +242,7 @@ disallow-default-namespace:
     ],
 )
 def test_dry_run_refusal_in_namespace_default_is_only_a_note(server: ApiServer, user: User, said: str) -> None:
-    """Objects of a namespace that is yet to be made can only be tried out in a namespace that is there."""
+    """Objects of a namespace that does not exist yet can only be dry-run in an existing one."""
     dry_runs = 0
 
     def refuse_moved(words: tuple[str, ...]) -> FinishedCommand | None:
@@ -281,7 +281,7 @@ def test_missing_right_hides_no_refusal_of_what_can_be_tried(server: ApiServer, 
 UNREACHABLE = b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n"
 
 
-# kubectl has tried again by then, as often as the server asked it to.
+# By then kubectl has retried as often as the server requested.
 BUSY = b"Error from server (TooManyRequests): the server has received too many requests and has asked us to try again"
 
 
@@ -320,7 +320,7 @@ def test_kubectl_answer_that_is_not_json_is_reported(user: User) -> None:
 
 
 def test_nodes_that_the_changed_plugin_serves_are_named(server: ApiServer, user: User) -> None:
-    """All labelled Nodes are served by one DaemonSet, whichever of them the command names."""
+    """A single DaemonSet serves all labelled Nodes, whichever of them the command names."""
     server.add(node("gpu-2"))
     user("k8s", "apply", "k8s-containerd", *NODE, "--node", "gpu-2=debian12-gtx1080", "--yes")
     assert user.plan().envelope["result"]["notes"] == []
@@ -357,7 +357,7 @@ def test_namespace_note_lists_the_first_few_foreign_objects(server: ApiServer, u
 
 
 def test_namespace_filled_after_the_plan_is_not_deleted(server: ApiServer, user: User) -> None:
-    """Another one's objects would be deleted with it."""
+    """Another user's objects would be deleted with it."""
     user.apply()
     theirs = config_map("theirs")
     user.kubectl.intercept = intercept_once("delete", lambda: server.add(theirs, "bob"))

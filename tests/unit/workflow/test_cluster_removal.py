@@ -1,4 +1,4 @@
-"""Removal from a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+"""Removal from a cluster; tests/e2e/kubernetes/test_apply.py uses a real API server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHER = HelmRelease("metrics", "dcgm-exporter", "dcgm-exporter", "4.8.2", 1, "de
 
 @dataclass
 class StandInHelm:
-    """Helm over a table of releases, which cannot get some charts."""
+    """Helm with a table of releases, which cannot fetch some charts."""
 
     there: dict[tuple[str, str], HelmRelease]
     unreachable: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class StandInHelm:
 
 @dataclass
 class StandInCluster:
-    """A cluster that holds releases of gpunode's, and no object."""
+    """A cluster that holds releases of gpunode's, but no objects."""
 
     helm: StandInHelm
     may_see_secrets: bool = True
@@ -129,7 +129,7 @@ def test_foreign_release_in_place_of_ours_is_refused(tmp_path: Path) -> None:
     cluster.helm.there = {PLACE: replace(LIVE, revision=1)}
     assert [one.state for one in plan_rollback(cast(Cluster, cluster), store, back).items] == ["delete"]
     cluster.are_ours = False
-    for run in (removed, back):  # to bring ours back, or to take it away again
+    for run in (removed, back):  # to restore ours, or to remove it again
         with pytest.raises(Conflict, match="gpu-operator/gpu-operator is not gpunode's"):
             plan_rollback(cast(Cluster, cluster), store, run)
 

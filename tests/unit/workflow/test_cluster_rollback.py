@@ -1,4 +1,4 @@
-"""A rollback of what changed a cluster."""
+"""Rollback of a run that changed a cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user:
 
 
 def test_rollback_makes_no_plugin_before_the_other_has_ended(server: ApiServer, user: User, tmp_path: Path) -> None:
-    """The end of one unlinks the other's socket, and the kubelet then calls the GPUs unhealthy."""
+    """When one ends, it unlinks the other's socket, and the kubelet marks the GPUs as unhealthy."""
     recipe = tmp_path / "moved.toml"
     recipe.write_text('schema = 1\nextends = "k8s-containerd"\n[kubernetes]\nnamespace = "gpus"\n')
     user.apply()
@@ -97,7 +97,7 @@ def test_rollback_in_another_cluster_is_refused_and_names_both(server: ApiServer
     assert "it changed the cluster cluster-1; the context staging leads to the cluster cluster-2" in refused["why"]
 
 
-# What RBAC and the node authorizer deny to a kubelet.
+# Actions that RBAC and the node authorizer deny to a kubelet.
 OF_KUBELETS = {
     f"{verb} {what}"
     for verb in ("get", "list", "patch", "create", "delete")
@@ -134,7 +134,7 @@ def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
     user.apply()
     user.kubectl.switch("staging", ApiServer(uid="cluster-2"))
     assert "! this is not the cluster of your last run" in user.screen("k8s", "remove", "--yes")
-    # Root has a journal of its own, so the log of one's own runs is asked for without sudo.
+    # Root has its own journal, so users read the log of their own runs without sudo.
     assert "details: gpunode log RUN\n" in user.screen("log")
 
 
@@ -142,7 +142,7 @@ def test_removal_in_another_cluster_than_the_last_run_warns(user: User) -> None:
 def test_commands_after_sudo_name_sudo_too(
     server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Kubeconfig and journal are root's, as on k3s, whose kubeconfig root alone reads."""
+    """Kubeconfig and journal are root's, as on k3s, whose kubeconfig only root can read."""
     monkeypatch.setenv("SUDO_UID", "1000")
     (home := tmp_path / "root").mkdir()
     root = pwd.struct_passwd(("root", "x", 0, 0, "", str(home), "/bin/sh"))
@@ -159,7 +159,7 @@ def test_commands_after_sudo_name_sudo_too(
     assert "(sudo gpunode log)" in hint
     assert ": sudo kubectl get DaemonSet" in hint
     user.apply("k8s-time-slicing")
-    # Of `sudo -E` or a root shell of sudo's; the next sudo would drop both.
+    # Set by `sudo -E` or in sudo's root shell; the next sudo would drop both.
     monkeypatch.setenv("HOME", "/home/me")
     (config := tmp_path / "my config").touch()
     monkeypatch.setenv("KUBECONFIG", str(config))
@@ -174,7 +174,7 @@ def test_commands_after_sudo_name_sudo_too(
 
 
 def test_cluster_under_another_address_is_not_called_another(server: ApiServer, user: User) -> None:
-    """By kubeadm a kubelet goes to its own machine's API server, and an administrator through the load balancer."""
+    """With kubeadm a kubelet uses its own machine's API server, an administrator the load balancer."""
     server.denied.add("get namespaces kube-system")
     user.apply()
     server.denied.clear()

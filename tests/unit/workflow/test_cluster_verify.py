@@ -1,4 +1,4 @@
-"""Verdicts of ``k8s verify`` on a cluster, and that its pods are gone afterwards."""
+"""Verdicts of ``k8s verify`` on a cluster, and the removal of its pods afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PASSED = "[Vector addition of 50000 elements]\nTest PASSED\nDone\n"
 
 @pytest.fixture
 def applied(server: ApiServer, user: User) -> ApiServer:
-    """Return a cluster in which the recipe was applied, and test pods run and pass."""
+    """Return a cluster in which the recipe was applied and test pods run and pass."""
     user.apply()
     server.controllers.append(run_test_pods)
     user.kubectl.pod_log = PASSED
@@ -48,7 +48,7 @@ def test_passing_test_pod_verifies_the_node_and_is_deleted(applied: ApiServer, u
 
 
 def test_job_deadline_ends_the_pods_of_a_killed_run(applied: ApiServer, user: User) -> None:
-    """A pod that no node has room for never starts, so its own limit would never begin."""
+    """A pod that fits on no node never starts, so its own limit would never begin."""
     seen: dict[str, Any] = {}
 
     def look(words: tuple[str, ...]) -> FinishedCommand | None:
@@ -94,7 +94,7 @@ def test_pods_that_cannot_be_deleted_are_reported_with_the_command(applied: ApiS
 
 
 def pods_with(applied: ApiServer, status: dict[str, Any], spec: dict[str, Any] | None = None) -> None:
-    """Have each test pod end up like this instead."""
+    """Make each test pod end like this instead."""
     applied.controllers.remove(run_test_pods)
 
     def set_status(server: ApiServer) -> None:
@@ -136,7 +136,7 @@ def test_gpu_in_use_is_reported_as_not_run(applied: ApiServer, user: User) -> No
 def test_image_that_cannot_be_pulled_fails_without_waiting_for_timeout(
     applied: ApiServer, user: User, seconds: str
 ) -> None:
-    """A pod whose kubelet says why it does not start is not waited for to the end."""
+    """If the kubelet says why a pod does not start, gpunode stops waiting for it."""
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "pull access denied"}}
     containers = [{"name": "vectoradd", "image": "x", "ready": False, "state": waiting}]
     pods_with(applied, {"phase": "Pending", "containerStatuses": containers}, {"nodeName": "gpu-1"})
@@ -233,7 +233,7 @@ def verified(recipe: Recipe, nodes: tuple[ClusterNode, ...]) -> VerifyReport:
 
 
 def verify_recipe(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
-    """Return the checks of a recipe for nodes that no shipped sample has, by the first part of their ids."""
+    """Return the checks of a recipe for nodes without a shipped sample, by the first part of their ids."""
     nodes = CLUSTERS[on]
     for one in nodes:
         user.server.add(node(one.name))
@@ -257,7 +257,7 @@ def test_mig_without_a_layout_has_no_resource_to_request(applied: ApiServer, use
 
 
 def test_runtime_class_hint_is_the_same_on_all_nodes_of_the_operator(applied: ApiServer, user: User) -> None:
-    """Its plugin hands out CDI devices on every node or on none."""
+    """Its plugin uses CDI devices on every node or on none."""
     applied.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator"}})
     applied.add(node("gpu-2"))
     nodes = tuple(replace(CLUSTERS["one"][0], name=f"gpu-{n}", reads_cdi=n == 1) for n in (1, 2))

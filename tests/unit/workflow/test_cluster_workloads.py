@@ -1,4 +1,4 @@
-"""A plugin that does not run is told by every plan and every apply, also where nothing is left to change."""
+"""Every plan and every apply reports a plugin that does not run, even if nothing is left to change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unready(server: ApiServer, user: User) -> ApiServer:
 
 
 def break_pods(server: ApiServer) -> None:
-    """Have the image of each DaemonSet's pods missing."""
+    """Make the image of each DaemonSet's pods unavailable."""
     for one in server.peek("DaemonSet"):
         one["status"]["numberReady"] = 0
         if not server.peek("Pod"):
@@ -76,7 +76,7 @@ def test_plugin_that_no_node_runs_is_reported(server: ApiServer, user: User) -> 
 
 
 def choose_no_node(server: ApiServer) -> None:
-    """Have each DaemonSet find no node for it."""
+    """Make each DaemonSet match no node."""
     for one in server.peek("DaemonSet"):
         one["status"] = {"observedGeneration": one["metadata"]["generation"], "desiredNumberScheduled": 0}
 
@@ -98,7 +98,7 @@ def test_label_that_the_plan_sets_is_not_reported_as_missing(unready: ApiServer,
 
 @dataclass
 class Helm:
-    """Helm for one release, whose chart makes objects by ``make``; ``--wait`` is content with no pod of one node."""
+    """Helm for one release, whose chart creates objects with ``make``; ``--wait`` accepts one node without a pod."""
 
     make: Callable[[], object]
     there: tuple[HelmRelease, ...] = ()
@@ -125,7 +125,7 @@ def helm_daemon_set(name: str = PLUGIN[2], **selector: str) -> Body:
 
 @pytest.fixture
 def helm(server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch) -> Helm:
-    """Return Helm in that cluster; the chart makes the plugin, and an MPS daemon that no node has to run."""
+    """Return Helm in that cluster; the chart creates the plugin, and an MPS daemon that no node needs."""
 
     def make() -> None:
         server.add(helm_daemon_set(), "helm")

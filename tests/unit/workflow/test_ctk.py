@@ -1,4 +1,4 @@
-"""A runtime's configuration by itself: journaled, all of it or nothing, and undone in every way there is."""
+"""Editing only a runtime's configuration: journaled, all or nothing, and undone by every command that can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of several handlers the one that is named goes; what nobody has on record is not taken for ours by its name."""
+"""Of several handlers only the named one is removed; an unrecorded one is not ours because of its name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def handlers(host: Machine, name: str) -> set[str]:
 
 
 def edit_by_hand(host: Machine) -> None:
-    """Write something of a user's own into every file."""
+    """Write a user's own lines into every file."""
     for path, content in dict(host.contents).items():
         mine = content.replace(b"{", b'{ "mine": 1,', 1) if path.endswith(".json") else content + b"# mine\n"
         host.files[path] = FileState(mine)
@@ -195,7 +195,7 @@ SOMEBODY_ELSES = {
 
 @pytest.mark.parametrize("name", SOMEBODY_ELSES)
 def test_removed_foreign_lines_are_not_put_back(name: str, store: Store) -> None:
-    """By unconfigure run again, which a play does every night, nor by a removal."""
+    """Neither by a repeated unconfigure, which a play may run every night, nor by a removal."""
     host = Machine(dict(SOMEBODY_ELSES[name]))
     for _ in range(3):
         unconfigured(host, store, DesiredConfig(), name)
@@ -208,7 +208,7 @@ def test_removed_foreign_lines_are_not_put_back(name: str, store: Store) -> None
 
 
 def test_own_drop_in_follows_its_root_file_and_keeps_foreign_lines(store: Store) -> None:
-    """nvidia-ctk makes it anew at every run; people's scripts rely on that."""
+    """nvidia-ctk recreates it at every run, and scripts rely on that."""
     root, drop_in = "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"
     desired = DesiredConfig(exact=True, mode="drop-in")
     secret = f'[{CRI}.registry.configs."r.io".auth]\npassword = "{{}}"\n'
@@ -227,7 +227,7 @@ def test_own_drop_in_follows_its_root_file_and_keeps_foreign_lines(store: Store)
 @pytest.mark.parametrize("version", [(1, 7, 24), (2, 1, 9)], ids=["in-place", "drop-in"])
 @pytest.mark.parametrize("name", FIRST)
 def test_later_configure_with_fewer_options_removes_nothing(name: str, version: tuple[int, ...], store: Store) -> None:
-    """The default, CDI and the cgroup driver stay: guides' plain command does nothing."""
+    """The default, CDI and the cgroup driver stay: the guides' plain command changes nothing."""
     host = Machine(dict(FIRST[name]))
     desired = DesiredConfig(default=True, enable_cdi=True, systemd_cgroup=True, version=version)
     configured(host, store, desired, name)
@@ -246,7 +246,7 @@ def test_refreshed_drop_in_keeps_what_gpunode_set_in_it(store: Store) -> None:
 def test_unconfigure_of_the_default_restores_a_foreign_entry(
     binary: str, version: tuple[int, ...], store: Store
 ) -> None:
-    """The drop-in repeats the entry: a rehearsal, which asks no containerd, reads the drop-in alone."""
+    """The drop-in repeats the entry: a rehearsal, which runs no containerd, reads only the drop-in."""
     text = SOMEBODY_ELSES["containerd"]["/etc/containerd/config.toml"].decode()
     text = text.replace('default_runtime_name = "nvidia"\n', "").replace("/usr/bin/nvidia-container-runtime", binary)
     root = {"/etc/containerd/config.toml": text.encode()}

@@ -1,4 +1,4 @@
-"""ctk on a node whose containerd is part of a product: what is owed, and what is asked of whom."""
+"""ctk on a node whose containerd is part of a product: the pending triggers, and the programs that it runs."""
 
 from __future__ import annotations
 

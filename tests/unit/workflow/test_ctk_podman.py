@@ -1,4 +1,4 @@
-"""ctk for podman, which takes no handler: a CDI specification instead, written at once and looked at."""
+"""ctk for podman, which has no handlers: it writes and checks a CDI specification instead."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_denied_evidence_is_named() -> None:
 
 
 def test_log_that_an_ordinary_user_may_not_see_says_nothing() -> None:
-    """Its refusal was taken for words of RKE2, so doctor --npd told of a fault."""
+    """Its refusal was taken for a log of RKE2, so doctor --npd reported a fault."""
     refused = "No journal files were opened due to insufficient permissions.\n"
     journals = {
         probe.key: Capture(probe.source, "failed", error=refused, exit_status=1)
@@ -56,7 +56,7 @@ def test_text_of_a_wrapper_script_is_not_cited_as_an_error() -> None:
 
 
 def test_deeply_nested_answers_do_not_crash_doctor() -> None:
-    """Whoever writes one file of a node could otherwise end doctor, plan and render with "a bug in gpunode"."""
+    """A user who can write one file of a node could otherwise crash doctor, plan and render with "a bug in gpunode"."""
     deep = b'{"a":' * 3000
     evidence = {
         probe.key: Capture(probe.source, "ok", deep, content_kind=probe.content_kind)
@@ -69,7 +69,7 @@ def test_deeply_nested_answers_do_not_crash_doctor() -> None:
 
 
 def test_partially_visible_evidence_is_named_as_denied() -> None:
-    """Debian 13 answers such a user so: journalctl and lslocks with success, nvidia-smi on its standard output."""
+    """On Debian 13, for such a user journalctl and lslocks succeed, and nvidia-smi prints to standard output."""
     hint = "Hint: You are currently not seeing messages from other users and the system.\n"
     files = (GlobMatch("/etc/modprobe.d/a.conf", data=b""), GlobMatch("/etc/modprobe.d/b.conf", denied=True))
     evidence = {
@@ -128,7 +128,7 @@ def test_fault_fixed_by_the_power_cycle_of_another_has_no_own_steps() -> None:
 
 
 def test_runtime_that_crio_left_out_names_no_snap_and_no_old_specification() -> None:
-    """The snap's file was looked for and is not there; the missing file is no mount of the specification."""
+    """The snap's file does not exist; the missing file is no mount of the specification."""
     said = (
         b'crio[1]: level=warning msg="Runtime handler \\"nvidia\\" is being ignored due to: invalid runtime_path for '
         b"runtime 'nvidia': stat /usr/bin/nvidia-container-runtime: no such file or directory\"\n"

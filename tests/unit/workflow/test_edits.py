@@ -1,4 +1,4 @@
-"""Edits that will be written, found by looking; none is written yet."""
+"""Planned edits, found by reading the node; none is written yet."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_rootless_drop_in_belongs_to_the_user(store: Store) -> None:
 
 
 def test_unconfigure_undoes_two_runs_through_the_edit_between_them() -> None:
-    """Byte for byte from the last of them, else what was written in between would be lost."""
+    """Byte for byte from the last of them; otherwise the edit in between would be lost."""
     other = replace(IN_PLACE, handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
     first = written(PLAIN, IN_PLACE)
     between = first + b"# theirs, in between\n"
@@ -73,7 +73,7 @@ def test_unconfigure_undoes_two_runs_through_the_edit_between_them() -> None:
 
 
 def written(content: bytes, desired: DesiredConfig) -> bytes:
-    """containerd's file once it is as desired."""
+    """Return containerd's file as configured."""
     files = {CONTAINERD: content}
     return apply_edits(files, find_runtime("containerd").configure(files, desired))[CONTAINERD]
 

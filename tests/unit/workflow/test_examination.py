@@ -31,7 +31,7 @@ def listing(*paths: str) -> Capture:
     return Capture(paths[0], "ok", encode_matches(GlobMatch(path) for path in paths))
 
 
-# A node on which every later look has its reason.
+# A node on which every later probe has a reason to run.
 EVERYTHING = {
     "kernel-release": Capture("uname -r", "ok", b"6.1.0-18-amd64\n"),
     "dev-nvidia": listing("/dev/nvidiactl"),
@@ -115,7 +115,7 @@ def test_every_file_read_by_a_rule_is_probed() -> None:
 
 
 def test_doctor_runs_only_read_only_commands() -> None:
-    """Each command is allowed word by word: a new one is added here after somebody has thought about it."""
+    """Each command is allowed word by word: add a new one here after review."""
     allowed = {
         *("apt-get", "ausearch", "containerd", "dkms", "dmesg", "docker", "ibstat", "journalctl", "ldconfig", "ls"),
         *("lslocks", "lspci", "modinfo", "mokutil", "nvidia-container-cli", "nvidia-ctk", "nvidia-smi", "ofed_info"),
@@ -143,7 +143,7 @@ def test_doctor_runs_only_read_only_commands() -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set every limit to a small part of what it is; nothing is asked but what the tests put there."""
+    """Reduce every limit to a small fraction; only the tests' own probes run."""
 
     def few(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
         wanted = {"smi", "smi-query", "dmesg", "kernel-journal"}

@@ -79,7 +79,7 @@ def test_a_machine_without_switches_is_not_checked() -> None:
 
 
 class _Answering(RehearsalHost):
-    """Gives one NVML answer after another; the last for ever."""
+    """Gives one NVML answer after another, and repeats the last."""
 
     def run_probe(self, probe: Probe, /) -> Capture:
         data = json.dumps(self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]).encode()

@@ -66,7 +66,7 @@ def test_crash_of_a_report_process_affects_only_its_row(tmp_path: Path, monkeypa
 
 
 def test_parallel_reports_share_half_of_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen with 3 GiB each were 48, on whatever machine."""
+    """Sixteen with 3 GiB each took 48 GiB on any machine."""
     found = [report(tmp_path / f"{name}.json") for name in "abcd"]
     monkeypatch.setattr(parallel_jobs, "available_memory_bytes", lambda: 4 << 30)
     given: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""recipe from-node: whatever was built by hand, the recipe written from it asks for nothing."""
+"""recipe from-node: the recipe of a manually built node requests no change."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_recipe_has_the_installed_cuda_toolkit(packages: tuple[str, ...], found:
 
 
 def test_refused_step_does_not_hide_later_steps() -> None:
-    """The archive is named with another key in a file that serves others too; the steps after it still differ."""
+    """A file with other archives, too, names the archive with another key; the later steps still differ."""
     rival = (
         b"deb [signed-by=/mine.gpg] https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /\n"
         b"deb http://mirror.example.org/debian bookworm main\n"

@@ -1,4 +1,4 @@
-"""A GPU is taken from nobody unasked: its users are counted and named, NVIDIA's services stopped and started."""
+"""No GPU is taken away without consent: its users are counted and named, NVIDIA's services stopped and started."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_services_stop_against_the_order_in_which_they_start() -> None:
     [
         ([LAYOUT], {DCGM: unit(), "nvidia-fabricmanager.service": unit()}, [DCGM]),  # the GPU's reset needs the manager
         ([UPGRADE], {DCGM: unit(active=False)}, []),
-        ([UPGRADE, ServiceChange(DCGM, RUNNING, STOPPED)], {DCGM: unit()}, []),  # it is to stay stopped
+        ([UPGRADE, ServiceChange(DCGM, RUNNING, STOPPED)], {DCGM: unit()}, []),  # it must stay stopped
         ([OTHER], {DCGM: unit()}, []),
     ],
 )
@@ -191,7 +191,7 @@ def test_each_kind_of_client_is_named_with_what_ends_it() -> None:
 
 
 def test_a_service_that_no_plan_stops_is_a_client() -> None:
-    """DCGM in a container, or a unit of which systemd did not tell."""
+    """DCGM in a container, or a unit that systemd did not report."""
     with pytest.raises(DrainRequired, match="1 process"):
         refuse_gpu_clients(Busy(GpuClient(5, "nv-hostengine", unit=DCGM)), [UPGRADE])
 
@@ -268,7 +268,7 @@ def test_service_that_does_not_start_keeps_no_other_from_starting(store: Store) 
 
 
 class PowerCut(BaseException):
-    """The machine is gone."""
+    """The machine has lost power."""
 
 
 def test_services_stopped_by_a_killed_run_are_started_by_the_next(store: Store) -> None:
@@ -276,7 +276,7 @@ def test_services_stopped_by_a_killed_run_are_started_by_the_next(store: Store) 
     kept: dict[Path, bytes] = {}
 
     def cut() -> None:
-        # What handlers of this process write afterwards, a machine without power does not write.
+        # A machine without power would not write what handlers of this process write afterwards.
         kept.update({path: path.read_bytes() for path in store.folder.rglob("journal.jsonl")})
         if any(one.subject == PERSISTENCED for one in host.made):
             raise PowerCut

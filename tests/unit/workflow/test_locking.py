@@ -1,4 +1,4 @@
-"""A node's versions as a lock; what the archive lacks is told as the lock's fault."""
+"""A node's versions as a lock; a version missing from the archive is reported as the lock's fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files with gpunode's mark of which no journal tells."""
+"""Files with gpunode's mark that no journal records."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_journaled_files_are_not_reported_as_lost_records(store: Store) -> None:
 
 
 def test_marked_file_older_than_the_journal_is_a_lost_record(store: Store) -> None:
-    """After a removal its former text, which is gpunode's own, too, is there again."""
+    """A removal restores its former text, which is also gpunode's own."""
     run = store.begin("setup", version="test")
     run.record_done(
         run.record_intent(

@@ -41,7 +41,7 @@ deb [trusted=yes] http://deb.example/debian-security bookworm-security/updates m
 
 
 class Node:
-    """Answers what it was given and counts what it is asked."""
+    """Returns given answers and counts the queries."""
 
     def __init__(self, table: str = TABLE, files: Mapping[str, bytes] = {}) -> None:
         self.table, self.files = table, files

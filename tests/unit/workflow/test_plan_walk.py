@@ -1,4 +1,4 @@
-"""plan: which steps are taken, in which order, and what stands in the plan before the index is known."""
+"""plan: the steps, their order, and the content of the plan before the index is known."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_steps_are_ordered_by_stage_with_unique_ids() -> None:
     assert len({step.id for step in STEPS}) == len(STEPS)
 
 
-# It completes what other steps have installed, whatever that is.
+# It completes whatever other steps have installed.
 COMPLETES = "missing-dependencies"
 
 
 @given(facts(), recipes())
 @settings(max_examples=50, deadline=None)
 def test_every_installed_package_belongs_to_its_step(node: Facts, desired: Recipe) -> None:
-    """Else a lock file leaves it out, or takes it for a part of the driver."""
+    """Otherwise a lock file omits it, or treats it as part of the driver."""
     for stage in plan(desired, node, Node(node)):
         for row in stage.steps:
             outcome = row.outcome
@@ -80,7 +80,7 @@ def test_refused_step_ends_the_plan() -> None:
 
 
 def test_only_headers_are_resolved_before_the_driver_index_is_read() -> None:
-    """Headers come from the distribution, whose index is there; the driver from sources that are still to come."""
+    """Headers come from the distribution, whose index exists; the driver from sources that are not added yet."""
     asked: set[str] = set()
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:

@@ -75,7 +75,7 @@ def test_unreadable_kubelet_checkpoint_counts_as_a_gpu_pod(tmp_path: Path) -> No
 def test_mig_layout_is_not_changed_under_a_pod_that_holds_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVML names no process of it."""
+    """NVML lists no process of the pod."""
     monkeypatch.setattr(live_state, "list_gpus", lambda _: {})
     text = json.dumps({"Data": {"PodDeviceEntries": [entry({"0": [GPU]})]}})
     change = MigChange(GPU, MigLayout(enabled=False), MigLayout(enabled=True))

@@ -1,4 +1,4 @@
-"""The unit that goes on after a reboot: its words, read by systemd's own rules."""
+"""The unit that resumes after a reboot: its arguments, read by systemd's own rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpunode.errors import UsageError
 from gpunode.workflow.setup import resume_unit
 from tests.needs import lacking
 
-# Anything that a file name may be on a UTF-8 system, but for what the unit cannot hold.
+# Any file name on a UTF-8 system, except those that the unit cannot contain.
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1)
 
 

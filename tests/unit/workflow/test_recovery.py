@@ -100,14 +100,14 @@ def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
 
 
 class TestRecordOfInterruptedChanges:
-    """The next command checks what an interrupted run has changed, and records it."""
+    """The next command checks what an interrupted run changed, and records it."""
 
     PATH, OURS = "/etc/apt/preferences.d/gpunode-nvidia", FileState(b"ours")
     STATUS = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        """Return the store of a setup that brought a file and a package, and of a killed remove of both."""
+        """Return the store of a setup that added a file and a package, and of a killed remove of both."""
         store = Store(tmp_path)
         brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
         run = store.begin("setup", version="test")
@@ -128,7 +128,7 @@ class TestRecordOfInterruptedChanges:
         return node
 
     def test_packages_removed_by_a_killed_remove_are_not_owned_any_more(self, store: Store) -> None:
-        """So a later remove does not take what somebody has installed or written since."""
+        """A later remove must not take what a user has installed or written since."""
         record_change_outcomes(store, self.node())
         record_change_outcomes(store, self.node("dkms", file=FileState(b"theirs")))
         assert (store.footprint().packages, store.footprint().files) == ({}, {})
@@ -138,7 +138,7 @@ class TestRecordOfInterruptedChanges:
 
     @pytest.fixture
     def cut(self, store: Store) -> Store:
-        """Return the store of a later setup that took dkms away, and of a killed rollback that was to bring it back."""
+        """Return the store of a later setup that removed dkms, and of a killed rollback that should restore it."""
         run = store.begin("setup", version="test")
         away = PackageChange(PackageId("dkms"), PackageState("3"), None)
         run.record_done(run.record_intent("packages", "x", away))
@@ -206,7 +206,7 @@ class TestRecordOfInterruptedChanges:
 
 @pytest.mark.parametrize("verb", ["setup", "rollback", "remove"])
 def test_auto_marks_of_packages_an_interrupted_run_kept_are_restored(verb: Verb) -> None:
-    """apt writes down that they are no more so before dpkg starts."""
+    """apt clears the marks before dpkg starts."""
     begun = tuple(
         PackageChange(PackageId(name), PackageState("1", auto=name != "asked"), None)
         for name in ("asked", "needed", "gone", "newer")

@@ -1,4 +1,4 @@
-"""Changes of earlier runs that a removal names at its end: nothing of the user's own is to be removed."""
+"""Changes of earlier runs that a removal names at its end: nothing of the user's own is removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record_run(store: Store, verb: Verb, *changes: Change) -> None:
 
 
 def find_kept(store: Store, file: FileState | None = None) -> dict[str, str]:
-    """Return what is named of a node with docker, enabled, where docker's configuration is ``file``."""
+    """Return the named items of a node with docker enabled and ``file`` as its configuration."""
     contents = {DAEMON_JSON: file} if file else {}
     facts, host = machine(files=contents, units={DOCKER_UNIT: unit()}), Machine(contents)
     return {
@@ -61,7 +61,7 @@ def test_content_restored_by_a_run_belongs_to_the_user(store: Store, verb: Verb)
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_file_made_from_the_users_is_named_with_its_backup(store: Store, *, is_first: bool) -> None:
-    """Also where the user made the file after gpunode's own had gone again."""
+    """Also if the user created the file after gpunode's own was removed."""
     if not is_first:
         record_run(store, "setup", FileChange(DAEMON_JSON, None, OURS))
         record_run(store, "remove", FileChange(DAEMON_JSON, OURS, None))
@@ -73,7 +73,7 @@ def test_file_made_from_the_users_is_named_with_its_backup(store: Store, *, is_f
 
 
 def test_handler_copied_to_another_file_is_named_with_its_remedy(store: Store) -> None:
-    """`containerd config migrate` writes what drop-ins say into the file itself, and then ignores those."""
+    """`containerd config migrate` copies the drop-ins' settings into the file and then ignores the drop-ins."""
     host = Machine({CONTAINERD: PLAIN})
     configured(host, store)
     _, head, entry = host.contents[DROP_IN].partition(

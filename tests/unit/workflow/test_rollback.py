@@ -1,4 +1,4 @@
-"""rollback: what comes back, what is refused, and what is chosen."""
+"""rollback: what is restored, what is refused, and which run is chosen."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ DOCKER_RUNS = FileState(b'{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-cont
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_runtime_whose_program_has_gone_is_not_registered_again(store: Store, host: Node, *, is_there: bool) -> None:
-    """After a removal, docker would start no container if its configuration alone came back."""
+    """After a removal, docker could start no container if only its configuration were restored."""
     host.files["/usr/bin/nvidia-container-runtime"] = FileState(b"") if is_there else None
     removal = store.begin("remove", version="test")
     change = FileChange(DAEMON_JSON, DOCKER_RUNS, None)
@@ -423,7 +423,7 @@ def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(
 
 
 def test_file_that_a_later_run_had_read_again_can_be_undone(store: Store, host: Node) -> None:
-    # That run, which was to be undone first, has nothing to undo.
+    # That run, which should be undone first, has nothing to undo.
     cut = write(host, store, finish=False)
     reread = store.begin("configure", version="test")
     reread.record_done(
@@ -527,7 +527,7 @@ def test_run_that_only_packages_undo_is_named_as_the_next(store: Store, host: No
 
 
 def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -> None:
-    # Its module stays until the next boot, so it hinders no undo of the run that installed the driver.
+    # Its module stays until the next boot, so it does not block the undo of the run that installed the driver.
     driver = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("1"))
     module = ModuleChange("nvidia", before=False, after=True)
     for stage, step, change in (("packages", "driver", driver), ("kernel", "module-load", module)):
@@ -582,7 +582,7 @@ PLAIN = FileState(b'{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}
 def test_rollback_restarts_docker_where_a_reload_keeps_a_stale_default(
     former: FileState | None, ours: FileState, kind: str, store: Store
 ) -> None:
-    """dockerd keeps the default runtime that its file names no more, whose entry it has then dropped."""
+    """dockerd keeps a default runtime that its file no longer names, although it has dropped the entry."""
     host = Node(machine(files={DAEMON_JSON: former} if former else {}), docker_ps=Capture("docker ps", "ok"))
     run = write(host, store, ours, path=DAEMON_JSON, trigger=Trigger("reload", "docker.service"))
     notes = undo(host, store, run).plan.notes

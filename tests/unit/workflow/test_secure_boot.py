@@ -40,7 +40,7 @@ def node(firmware: Firmware, facts: Facts | None = None, **more: object) -> Fact
 
 
 class Machine:
-    """A machine with a firmware, on which setup runs, and which boots."""
+    """A machine with a firmware that can run setup and boot."""
 
     def __init__(self, firmware: Firmware, folder: Path) -> None:
         self.firmware, self.store = firmware, Store(folder)
@@ -116,7 +116,7 @@ def test_missed_confirmation_is_said_and_queued_again(tmp_path: Path) -> None:
 
 
 def test_request_that_no_boot_has_met_is_not_said_to_be_missed(tmp_path: Path) -> None:
-    # As after `mokutil --revoke-import`, or a run that was killed before it came to queue the key.
+    # As after `mokutil --revoke-import`, or a run that was killed before it queued the key.
     one = Machine(Firmware(), tmp_path)
     one.setup()
     one.firmware.queued.clear()

@@ -1,4 +1,4 @@
-"""setup on nodes where something goes wrong, and on those where no action needed."""
+"""setup on nodes where something goes wrong, and on those where no action is needed."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_stopped_daemon_that_fails_to_start_gets_its_old_file_back(store: Store)
 
 
 def test_only_the_file_of_the_failed_daemon_is_put_back(store: Store) -> None:
-    """docker's restart is owed by a run that was cut short; it is not containerd's file that docker refused."""
+    """An interrupted run owes docker's restart; docker did not reject containerd's file."""
     cut = store.begin("setup", version="test")
     owe(cut, Trigger("restart", "docker.service"))
     cut.close()
@@ -309,7 +309,7 @@ def test_failed_write_leaves_neither_of_two_runtime_files(store: Store) -> None:
 
 
 def test_rejected_docker_reload_stays_pending_and_keeps_a_foreign_edit(store: Store) -> None:
-    """The file was edited since docker read it: gpunode only has it read again."""
+    """The file was edited since docker read it: gpunode only makes docker read it again."""
     node = converged_node(1.0, "docker")
     state = node.files[DAEMON_JSON]
     assert isinstance(state, Known)
@@ -322,7 +322,7 @@ def test_rejected_docker_reload_stays_pending_and_keeps_a_foreign_edit(store: St
         assert host.bytes_of(DAEMON_JSON) == state.value.content
         assert "nothing was restored" in caught.value.why
         assert set(store.find_pending_triggers()) == {Trigger("reload", "docker.service")}
-        # systemd takes the signal for a reload that was done.
+        # systemd counts the signal as a completed reload.
         node = replace(node, changed_at={DAEMON_JSON: 0.5})
 
 
@@ -506,7 +506,7 @@ def test_change_that_had_no_effect_fails_the_run(store: Store) -> None:
 
 
 def solver_with(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]], Simulation]:
-    """Return a solver that does as it is asked, and ``more``; it does nothing without ``needs``."""
+    """Return a solver that does what is requested plus ``more``, but nothing without ``needs``."""
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
         if any(str(change.id) == needs and change.after is None for change in changes):
@@ -562,7 +562,7 @@ def test_index_without_the_packages_is_refreshed_once(store: Store) -> None:
 
 @pytest.mark.parametrize("has_index", [True, False])
 def test_lost_version_is_told_once_before_the_transaction(store: Store, has_index: bool) -> None:
-    """Before the question where the index is known, else once it is read."""
+    """Before the question if the index is known, else once it is read."""
     node = with_driver("595.91.07")
     newest, said = "595.99.01-1", list[str]()
 
@@ -594,7 +594,7 @@ def test_lost_version_is_told_once_before_the_transaction(store: Store, has_inde
 
 
 def _settle(host: Node) -> Callable[[Facts, StagePlan], Facts]:
-    """Return how the node advances; afterwards the solver finds nothing to do."""
+    """Return a function that advances the node, after which the solver finds nothing to do."""
 
     def advance(facts: Facts, stage: StagePlan) -> Facts:
         host.solver = lambda _changes: Simulation(())

@@ -1,4 +1,4 @@
-"""status: what it says of a runtime."""
+"""status: its words about a runtime."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNIT = "containerd.service"
     ],
 )
 def test_runtime_activity_is_shown_only_where_it_is_known(probe: str, exists: bool, said: str) -> None:
-    """Without systemd, its folders show that there is a unit, and a daemon may run all the same."""
+    """Without systemd, its folders show that there is a unit, and a daemon may still run."""
     unit = Unit(ServiceState(enabled=True, active=False), exists=exists)
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Known(unit, probe)})
@@ -62,7 +62,7 @@ def test_the_fabrics_service_is_shown_as_far_as_it_is_known(device: str, unit: s
 
 
 def test_nvidia_x_library_is_not_shown_as_a_driver() -> None:
-    """OpenMPI and Slurm bring libxnvctrl0 along, by way of libhwloc-plugins."""
+    """OpenMPI and Slurm depend on libxnvctrl0 through libhwloc-plugins."""
     bare = replace(nodes.facts(), packages=Known(by_id({"libxnvctrl0": PackageState("525.85.05-3~deb12u1")}), "dpkg"))
     found = status(bare, nodes.host(bare), Backlog())
     assert (found.driver, found.kernels_without_module) == ("", ())
@@ -106,7 +106,7 @@ def test_unit_state_that_systemctl_does_not_report_is_unknown() -> None:
     [("libxnvctrl0", ""), ("nvidia-detect", ""), ("libcuda1", "525.85.05"), ("nvidia-kernel-dkms", "525.85.05")],
 )
 def test_driver_is_recognized_by_its_module_or_libcuda(package: str, shown: str) -> None:
-    """Libhwloc-plugins, and so OpenMPI and Slurm, bring an X library of NVIDIA's along."""
+    """libhwloc-plugins, and so OpenMPI and Slurm, depends on an X library of NVIDIA's."""
     facts = machine(packages={package: "525.85.05-3"})
     found = status(facts, nodes.host(facts), Backlog())
     assert found.driver == shown
@@ -145,7 +145,7 @@ def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: t
 
 
 def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None:
-    """NVML's library went with the driver: to install it is no advice right after a removal."""
+    """NVML's library was removed with the driver: right after a removal, do not advise installing it."""
     facts = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True))
     found = replace(
         status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts)), nvml=NvmlFailure(12, "x", "")

@@ -1,4 +1,4 @@
-"""Plans of apt, compared with gpunode's; the solver's answers are written here."""
+"""apt's plans, compared with gpunode's; the solver's answers are written here."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ _NAMES = tuple(f"libcuda1{letter}" for letter in "abcdefgh")
 
 @st.composite
 def _solvers(draw: st.DrawFn) -> Solver:
-    """An old driver, a new one with other relations under some of the same names, and packages that need either."""
+    """Return an old driver, a new one with other relations and partly the same names, and packages that need them."""
 
     def needs(number: int) -> Depends:
         return (
@@ -172,7 +172,7 @@ def test_announced_purges_are_what_apt_purges(solver: Solver) -> None:
     """Dependencies of the new driver or of a package that stays are upgraded, nothing else; all else is purged."""
     needs = {**solver.installed, **solver.archive}
     needed = _reachable([str(BRING.id), *solver.others], needs)
-    # apt upgrades nothing for the sake of a package that any version is good enough for: such a node is refused.
+    # apt upgrades nothing for a package that accepts any version: such a node is refused.
     assume(needed <= {str(action.id) for action in solver([BRING]).actions})
 
     found = resolve([BRING, *purges(_NAMES)], solver.states(), solver)
@@ -217,7 +217,7 @@ def test_helper_packages_of_the_old_driver_are_removed_with_it() -> None:
 
 
 def test_refusal_names_what_a_package_that_must_stay_needs() -> None:
-    """And no command that would only be refused again."""
+    """It names no command that would only be refused again."""
     other = PackageState("570.1.1-1")
     installed = by_id({"nvidia-utils-570": other, "site-tool": PackageState("1")})
     rows = (
@@ -313,7 +313,7 @@ def test_triggers_survive_the_resolution_of_a_version() -> None:
 
 
 def _simulate_newest(fabric: str) -> Callable[[Sequence[PackageChange]], Simulation]:
-    """An archive whose fabric manager is newer than its driver; ``fabric`` is its other version."""
+    """Return an archive's answer whose fabric manager is newer than its driver; ``fabric`` is its other version."""
 
     def simulate(changes: Sequence[PackageChange]) -> Simulation:
         actions = []

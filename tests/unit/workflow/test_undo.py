@@ -112,7 +112,7 @@ def paragraph(name: str, depends: str = "", conffile: str = "") -> str:
 
 
 HALF = "Package: half\nStatus: install reinstreq half-installed\nArchitecture: amd64\n\n"
-# What a setup does: archive, packages, blacklist, unit, configuration.
+# The changes of a setup: archive, packages, blacklist, unit, configuration.
 CHANGES: tuple[tuple[str, Change], ...] = (
     ("sources", FileChange(CUDA_LIST, None, FileState(b"deb x\n"), frozenset({REFRESH}))),
     ("packages", FileChange(BLACKLIST, None, FileState(b"blacklist nouveau\n"), frozenset({INITRAMFS}))),
@@ -132,7 +132,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def host(store: Store) -> Machine:
-    """Return a node on which that setup has run."""
+    """Return a node after that setup."""
     made = Machine(machine(files={CONTAINERD: FORMER}))
     run = store.begin("setup", version="test")
     for stage, change in CHANGES:
@@ -156,7 +156,7 @@ def newest(store: Store) -> str:
 
 
 def plan(verb: Verb, host: Machine, store: Store, run: str = "", *, loaded: bool = False) -> UndoPlan:
-    """Return the plan of a removal, or of a whole rollback of ``run``, the newest by default."""
+    """Return the plan of a removal, or of a complete rollback of ``run``, the newest by default."""
     facts = facts_now(loaded=loaded)
     return (
         plan_removal(store, host, facts)
@@ -253,7 +253,7 @@ class TestWholeRollback:
     def test_file_that_a_package_has_by_now_stays(
         self, host: Machine, store: Store, verb: Verb, content: bytes
     ) -> None:
-        """cuda-keyring, installed since, has the same list, or one of its own."""
+        """cuda-keyring, installed since, has the same list, or its own."""
         packaged = FileState(content)
         host.owned, host.files[CUDA_LIST] = {"nvidia-smi": (CUDA_LIST,)}, packaged
         note_checksum(host, "nvidia-smi", CUDA_LIST, packaged)
@@ -296,7 +296,7 @@ class TestWholeRollback:
         assert f"{CONTAINERD} stays: it belongs to the package containerd.io now" in back.remarks[0]
 
     def test_undo_of_an_undo_edits_the_file_of_a_package_again(self, host: Machine, store: Store) -> None:
-        """Debian's containerd ships the file that setup edits, and which a rollback makes what it was."""
+        """Debian's containerd ships the file that setup edits and a rollback restores."""
         shipped, ours = FileState(b"version = 2\n"), FileState(b"version = 2\n[nvidia]\n")
         run = store.begin("setup", version="test")
         run.record_done(run.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, shipped, ours)))
@@ -727,7 +727,7 @@ class TestWholeRollback:
 
     @pytest.mark.parametrize("active", [False, True])
     def test_service_that_the_run_stopped_is_started_again(self, host: Machine, store: Store, *, active: bool) -> None:
-        """It waited for the reboot that the upgrade needed, and that its undo makes needless."""
+        """It waited for the upgrade's reboot, which the undo makes unnecessary."""
         newer, start = PackageState("595.91.07-1"), Trigger("start", UNIT)
         run = store.begin("setup", version="test")
         for stage, change in (
@@ -963,7 +963,7 @@ class TestWholeRollback:
         assert [change.subject for change in kept] == [paths["nvidia-smi"]]
 
     def test_folder_in_the_place_of_a_packages_file_fails_no_transaction(self, host: Machine, store: Store) -> None:
-        """Meet what dpkg warns of and leaves alone."""
+        """dpkg only warns about it and leaves it alone."""
         path = "/etc/nvidia/new.conf"
         host.globs = {path: Capture(path, "failed", error="it is a folder")}
         host.after_packages = {STATUS: FileState(paragraph("nvidia-driver", conffile=path).encode())}
@@ -1003,13 +1003,13 @@ class TestWholeRollback:
         host.after_packages = {STATUS: FileState(f"{text} obsolete\n".encode())}
         done = undo(host, store, back)
         assert (host.files[path] is None) is not is_edited
-        host.after_packages = {}  # dpkg takes a missing configuration file for one that somebody deleted
+        host.after_packages = {}  # dpkg treats a missing configuration file as deleted by the user
         undo(host, store, plan_rollback(store, host, done.run, facts_now({"driver": OLD})))
         assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
         assert path not in store.footprint().files
 
     def test_folder_in_the_place_of_a_leaving_packages_file_stops_no_removal(self, host: Machine, store: Store) -> None:
-        """Meet what dpkg warns of and leaves alone: of a package that goes, and of one that was edited by a setup."""
+        """dpkg only warns about it and leaves it alone: for a removed package, and for one edited by a setup."""
         path, said = "/etc/dkms/framework.conf", list[Event]()
         host.globs = {one: Capture(one, "failed", error="it is a folder") for one in (path, CONTAINERD)}
         host.files[STATUS] = FileState(
@@ -1035,7 +1035,7 @@ class TestWholeRollback:
 
 
 def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) -> None:
-    """Packages that it never reached may have been installed by somebody since."""
+    """Packages that it never reached may have been installed by a user since."""
     host = Node(machine(), refuses=PackageChange)
     host.files[STATUS] = FileState("".join((paragraph("dpkg"), paragraph("dkms"), HALF)).encode())
     run = store.begin("setup", version="test")
@@ -1049,7 +1049,7 @@ def test_only_packages_touched_by_a_failed_transaction_are_undone(store: Store) 
 
 
 def test_package_in_dpkgs_journal_counts_as_touched(store: Store) -> None:
-    """A killed dpkg leaves what it did last there, and not in its database."""
+    """A killed dpkg leaves its last actions there, not in its database."""
     host = Machine(machine())
     host.refuses = PackageChange
     host.files[STATUS] = FileState(paragraph("dpkg").encode())
@@ -1163,7 +1163,7 @@ class TestRemove:
     def test_file_is_removed_in_either_state_of_a_killed_rollback(
         self, host: Machine, store: Store, is_made: bool
     ) -> None:
-        """Two setups wrote the file, and a rollback of the second was killed before or after it put the first back."""
+        """Two setups wrote the file, and a rollback of the second was killed before or after it restored the first."""
         second = FileState(b"# mine\nnvidia = 2\n")
         run = store.begin("setup", version="test")
         run.record_done(
@@ -1353,7 +1353,7 @@ class TestRemove:
     def test_change_failure_is_reported_even_when_the_journal_is_full(
         self, host: Machine, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """On a full disk nobody says that a change was made which was not."""
+        """On a full disk, no change is reported that was not made."""
         back = plan_removal(store, host, facts_now())
         host.files[STATUS] = FileState(
             "".join(
@@ -1416,7 +1416,7 @@ def test_undone_removal_loads_the_driver_before_its_services(
 
 
 def test_undone_setup_loads_no_module_of_the_driver_that_leaves(store: Store) -> None:
-    """A driver that does not load is what is rolled back: modprobe would fail, or load it beside older libraries."""
+    """The driver that is rolled back does not load: modprobe would fail, or load it with older libraries."""
     run = store.begin("setup", version="test")
     change = PackageChange(PackageId("nvidia-kernel-dkms"), OLD, NEW)
     run.record_done(run.record_intent("packages", "step", change))
@@ -1428,7 +1428,7 @@ def test_undone_setup_loads_no_module_of_the_driver_that_leaves(store: Store) ->
 
 
 class TestLeftoversOfARemoval:
-    """The leftovers that a removal finds at its end, by looking."""
+    """The leftovers that a removal finds at its end."""
 
     def removed(self, host: Machine, store: Store) -> UndoPlan:
         back = plan_removal(store, host, facts_now())

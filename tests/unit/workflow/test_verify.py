@@ -1,4 +1,4 @@
-"""verify: what is passed, what is failed, and what is never called passed because nobody could look."""
+"""verify: what passes, what fails, and what is never called passed because it could not be checked."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_no_failed_check_sends_back_to_verify(module: str) -> None:
 
 
 def test_driver_is_not_missed_without_a_gpu_and_unwanted() -> None:
-    """A machine that compiles, or that is made ready for a GPU, is finished without a driver."""
+    """A build machine, or one prepared for a GPU, is complete without a driver."""
     without = {"schema": 1, "error": {"code": 12, "name": "LibraryNotFound", "text": "x"}, "libcuda_error": "y"}
     none = Recipe("test", driver=Driver(version="none"))
     bare = machine(devices=Known((), "pci-modalias"))
@@ -265,14 +265,14 @@ def test_residue_of_a_removed_driver_is_no_installed_version() -> None:
 
 
 def test_versions_are_not_compared_where_only_the_module_has_one() -> None:
-    """A node between a removal and its reboot is so."""
+    """A node between a removal and its reboot is in this state."""
     silent = {"error": "LibraryNotFound", "code": 12, "loaded": False}
     node = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True), device_nodes=NODES)
     assert check(report(node=node, answer=silent), "versions").status == "skipped"
 
 
 def test_runtime_whose_program_its_package_has_lost_fails() -> None:
-    """containerd reads its configuration as ever, and no container starts."""
+    """containerd still reads its configuration, but no container starts."""
     toolkit = {"nvidia-container-toolkit": "1.20.1-1", "containerd": "1.7.24"}
     lost = Known(value=False, probe="toolkit-program")
     node = replace(with_driver("580.95.05", packages=toolkit, device_nodes=NODES), toolkit_program=lost)
@@ -283,7 +283,7 @@ def test_runtime_whose_program_its_package_has_lost_fails() -> None:
 
 
 def test_handler_that_crio_leaves_out_is_explained_by_its_program() -> None:
-    """A restart, which would otherwise be the hint, changes nothing about it."""
+    """A restart, which would otherwise be the hint, does not help."""
     config = b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
     files = {"/etc/crio/crio.conf": config}
     node = with_driver("580.95.05", packages={"cri-o": "1.37.0"}, device_nodes=NODES, files=files)
@@ -294,7 +294,7 @@ def test_handler_that_crio_leaves_out_is_explained_by_its_program() -> None:
 
 
 def test_hints_name_the_setup_of_this_recipe() -> None:
-    """``sudo gpunode setup`` alone takes another recipe, and with it other archives than the site's mirror."""
+    """``sudo gpunode setup`` alone uses another recipe, and so other archives than the site's mirror."""
     again = "sudo gpunode setup /root/site.toml"
     wanted = expecting(driver="535")
     facts = machine(device_nodes=NODES)
@@ -305,7 +305,7 @@ def test_hints_name_the_setup_of_this_recipe() -> None:
 
 
 def test_hint_with_steps_of_its_own_stays_as_it_is() -> None:
-    """The recipe may skip these steps, and then its own setup does nothing about them."""
+    """The recipe may skip these steps, and then its own setup does not help."""
     missing = replace(machine(), toolkit_program=Known(value=False, probe="toolkit-program"))
     skipped = ("toolkit-repository", "toolkit")
     wanted = Recipe("site", runtime=RuntimeSettings("docker", set_as_default=True), skip=skipped)
@@ -416,7 +416,7 @@ def test_unknown_virtualization_does_not_hide_the_driver_checks() -> None:
 
 
 def test_only_the_selected_steps_are_checked() -> None:
-    """``setup --only runtime-config`` on a node without a driver: nobody asked for one, so its absence is no fault."""
+    """``setup --only runtime-config`` on a node without a driver: none was requested, so its absence is no fault."""
     wanted = Recipe("test", runtime=RuntimeSettings(name="containerd"), expect=Expect(gpus=8))
     broken = Capture("nvml", "absent")
     reads = ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, "runc")

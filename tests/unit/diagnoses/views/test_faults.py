@@ -74,7 +74,7 @@ def test_independent_faults_of_two_gpus_are_two_incidents() -> None:
 
 
 def test_fault_in_another_log_without_a_common_clock_is_no_consequence() -> None:
-    """Which piece of a report stands first says nothing about what happened first."""
+    """The order of pieces in a report says nothing about the order of events."""
     dated = ("dmesg -T", "[Mon Aug  3 04:31:17 2026] NVRM: Xid (PCI:0000:4b:00): 95, pid=1, Uncontained: DRAM")
     bare = ("journalctl -k -o cat", "NVRM: Xid (PCI:0019:01:00): 121, pid='<unknown>', C2C Link corrected error")
     for order in ((dated, bare), (bare, dated)):

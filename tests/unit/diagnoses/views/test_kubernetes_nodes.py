@@ -1,4 +1,4 @@
-"""Nodes, pods and the rest are read from what was pasted of them: described, as YAML or JSON, as a table, in part."""
+"""Nodes, pods and other objects are read from pastes: described, as YAML, JSON or a table, even incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""apt in an image, which chooses its own answers, links, pipes and devices: nothing of this machine is touched."""
+"""apt in an image that controls its own answers, links, pipes and devices: this machine stays untouched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIST = "/etc/apt/sources.list.d/cuda.list"
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """Return a folder of this machine beside the image."""
+    """Return a folder of this machine outside the image."""
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / INDEX).write_text("mine")
     return tmp_path / "host"

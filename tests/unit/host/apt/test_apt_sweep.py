@@ -1,4 +1,4 @@
-"""Leftovers of a killed run where gpunode lets apt work."""
+"""Leftovers of a killed run in the folders that gpunode gives apt."""
 
 from __future__ import annotations
 

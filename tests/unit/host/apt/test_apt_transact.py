@@ -1,4 +1,4 @@
-"""Commands of a transaction, and what follows each failure; the commands themselves are scripted."""
+"""Commands of a transaction, and the reaction to each failure; the commands are scripted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INST = "Inst driver (580.1-1 Lab:1 [all])\n"
 
 
 class Scripted(Runner):
-    """Answers by the command's verb, one answer after the other; without one left, the command went well."""
+    """Answers by the command's verb, one after the other; when none is left, the command succeeds."""
 
     def __init__(self, root: Path, **answers: list[tuple[int, str, str]]) -> None:
         super().__init__(str(root))
@@ -87,7 +87,7 @@ def test_transaction_is_one_install_with_safe_options(tmp_path: Path) -> None:
 
 
 def test_dpkg_signature_check_is_not_disabled_by_the_host(tmp_path: Path) -> None:
-    """dpkg takes the last of its options, and apt gives it those of its own files first."""
+    """dpkg uses the last of its options, and apt passes those of its own files first."""
     bench = Bench(tmp_path)
     bench.apt.transact((DRIVER,))
     (argv,) = bench.runner.made("install")
@@ -188,7 +188,7 @@ def test_auto_mark_is_restored_after_a_failed_removal(tmp_path: Path) -> None:
 
 
 def test_dpkg_is_waited_for_after_apt_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on without apt: what it has installed by then must be known, and marked as apt would have."""
+    """It continues without apt: gpunode must record what it installed, and mark it as apt would have."""
     bench = Bench(tmp_path, install=[(137, "", "")])
     waits: list[int] = []
     monkeypatch.setattr("gpunode.host.apt.wait_until_free", lambda *_, **__: waits.append(len(bench.runner.commands)))

@@ -78,7 +78,7 @@ def test_planned_versions_satisfy_relations_within_their_branch() -> None:
 
 
 def test_dependency_changed_by_the_plan_is_not_requested_again() -> None:
-    """``libcuda1:any`` stays unmet by a package that does not say that it is for every architecture."""
+    """A package that does not declare ``Multi-Arch: allowed`` never satisfies ``libcuda1:any``."""
     more = "libcuda1:any"
     assert [str(one.package) for one in missing(more=more) or ()] == ["libcuda1", "ptxjit"]
     for after in (PackageState("580."), PackageState("580.2-1", config_files_only=True)):

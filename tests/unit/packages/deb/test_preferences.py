@@ -1,4 +1,4 @@
-"""Records of apt's preferences, read as apt reads them, so that the one that overrules is named rightly."""
+"""Records of apt's preferences, read as apt does, so that the overriding one is named correctly."""
 
 from __future__ import annotations
 
