@@ -38,8 +38,10 @@ def test_words_are_lowercase_without_numbers() -> None:
     assert extract_words(["NVRM: Xid 79", "xid 0000:01:00"]) == {"nvrm", "xid"}
 
 
-def test_word_scores_rank_suspects_only_while_the_driver_fails() -> None:
+def test_word_scores_rank_suspects_only_where_driver_and_report_fail() -> None:
     typed = {"source": "grep -rl nvidia.github.io /etc/apt/sources.list.d", "text": "nvidia-docker.list"}
+    assert not diagnosis([typed]).suspects
+    typed["text"] += "\napt does not work"
     found = diagnosis([typed])
     assert not found.findings
     assert found.suspects[0].cause == "apt-signed-by-conflict"
