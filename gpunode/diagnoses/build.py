@@ -374,7 +374,12 @@ _TOOLCHAIN_PACKAGES: Final[dict[PackageManager, tuple[str, ...]]] = {
 
 
 def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
-    yield install(snapshot, "install the build tools", *_TOOLCHAIN_PACKAGES[snapshot.view(system.package_manager)])
+    manager = snapshot.view(system.package_manager)
+    if manager == "apt" and snapshot.view(symptoms.PACKAGES_BROKEN):
+        # Where a dependency is gone, apt-get installs no other package before it is back.
+        text = "bring back the dependencies that are gone"
+        yield run_step("install", text, Shell("sudo apt-get --fix-broken install"))
+    yield install(snapshot, "install the build tools", *_TOOLCHAIN_PACKAGES[manager])
     yield build_module(snapshot, build_target_kernel(snapshot))
 
 
@@ -403,6 +408,16 @@ def _clean_dkms_tree(snapshot: Snapshot) -> Iterable[Fix]:
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
         text = f"remove the rest of {match['module']} {match['version']} from DKMS's tree, if its source is gone"
         yield run_step("remove", text, join_commands(sound, Shell("||"), command("sudo", "rm", "-r", place)))
+        # Without the entry, autoinstall knows nothing of a source that is still there.
+        source = f"/usr/src/{match['module']}-{match['version']}"
+        add = command("sudo", "dkms", "add", "-m", match["module"], "-v", match["version"])
+        is_there = any(source in _DRIVER_SOURCE_FOLDER.findall(item.text) for item in snapshot.items_of("listing"))
+        yield run_step(
+            "rebuild",
+            "give DKMS the source again",
+            join_commands(sound, Shell("||"), add),
+            when="" if is_there else f"{source}/dkms.conf exists",
+        )
     else:
         find = Shell("find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
         yield run_step("inspect", "find the version in DKMS's tree whose source link is broken", find)

@@ -407,7 +407,7 @@ RULES: Final = (
             _CONTAINERD_OF_RANCHER,
         ),
         typical=unless(_CRI_UNIMPLEMENTED, _NVIDIA_DEFAULT_REJECTED),
-        symptoms=(_CRI_UNIMPLEMENTED,),
+        symptoms=(_CRI_UNIMPLEMENTED, all_of(_CRI_PLUGIN_DISABLED, _KUBELET_USES_CONTAINERD)),
         against=(unless(_OTHER_KUBELET_RUNTIME, _CRI_UNIMPLEMENTED),),
         may_be_normal=True,
         look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),

@@ -57,6 +57,11 @@ _DAEMON_JSON_INVALID: Final = unless(
     unless(_DOCKER_RUNS, predicate(is_examined_by_gpunode, "gpunode examined the node itself")),
 )
 _FLAGS_WITH_DAEMON_JSON_KEY: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
+# The log keeps the refusals of a start that was repaired.
+_DOCKER_UNIT_ACTIVE: Final = predicate(
+    lambda node: isinstance(unit := node.facts.unit(runtimes.DOCKER_UNIT), Known) and unit.value.state.active,
+    "docker.service runs",
+)
 
 
 def _dockerd_flag(names: str) -> Sign:
@@ -226,7 +231,7 @@ _rule = partial(Rule, layer="runtime", disruption="restart-service")
 RULES: Final = (
     _rule(
         cause="daemon-json-invalid",
-        decisive=any_of(_DAEMON_JSON_INVALID, _CONFIG_REJECTED_BY_DOCKERD),
+        decisive=any_of(_DAEMON_JSON_INVALID, unless(_CONFIG_REJECTED_BY_DOCKERD, _DOCKER_UNIT_ACTIVE)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
         summary=_summarize_config_fault,
@@ -243,17 +248,20 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-directive-conflict",
-        decisive=message_line(r"directives are specified (?:both )?as a flag and in the config"),
+        decisive=unless(
+            message_line(r"directives are specified (?:both )?as a flag and in the config"), _DOCKER_UNIT_ACTIVE
+        ),
         typical=any_of(all_of(symptoms.RUNTIME_DAEMON_DOWN, _HOSTS_SET), unless(_SET_BY_FLAG_AND_FILE, _DOCKER_RUNS)),
         symptoms=(symptoms.RUNTIME_DAEMON_DOWN,),
         context=any_of(_HOSTS_SET, _dockerd_flag("-H|--host|--add-runtime")),
         against=(_DAEMON_JSON_INVALID,),
         look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
         remedy=make_fixed_remedy(
-            run_step(
+            # `systemctl edit` waits in an editor, so it is no command to carry out as printed.
+            manual_step(
                 "configure",
-                "remove the flag from dockerd's command line with a drop-in, or remove the setting from daemon.json",
-                Shell("sudo systemctl edit docker.service"),
+                "remove the setting from daemon.json, or its flag from dockerd's command line with a drop-in "
+                "(systemctl edit docker.service)",
             ),
             _START_DOCKER,
         ),

@@ -39,19 +39,6 @@ from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-
-def _not_loaded_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the evidence that the module is not loaded."""
-    if driver.is_loaded(snapshot) is not False:
-        return ()
-    if snapshot.items_of("lsmod"):
-        return modules.lsmod_line(snapshot, "nvidia")
-    known, file = snapshot.facts.modules, snapshot.file("/proc/driver/nvidia/version")
-    if isinstance(known, Known):
-        return (cite_fact("/proc/modules", "nvidia is not among them", known.probe),)
-    return (cite(file),) if file is not None else ()
-
-
 # The machine signed the module itself; the kernel may refuse its key.
 _MODULE_SIGNED_BY_MACHINE: Final = message_line(
     r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo"
@@ -341,7 +328,7 @@ RULES: Final = (
         layer="driver",
         share=4,
         decisive=any_of(
-            all_of(custom_sign(_not_loaded_lines), any_of(symptoms.NO_DRIVER, _MODULE_BUILT, _DRIVER_PACKAGED)),
+            all_of(custom_sign(driver.not_loaded_lines), any_of(symptoms.NO_DRIVER, _MODULE_BUILT, _DRIVER_PACKAGED)),
             unless(_NVIDIA_BLACKLISTED, kernel_line(r"loading NVIDIA UNIX")),
         ),
         typical=unless(
@@ -349,7 +336,7 @@ RULES: Final = (
             unless(_MODULE_SIGNED_BY_MACHINE, secureboot.SECURE_BOOT_OFF),
         ),
         symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _MODULE_NOT_LOADED),
-        context=any_of(custom_sign(_not_loaded_lines), _MODULE_BUILT),
+        context=any_of(custom_sign(driver.not_loaded_lines), _MODULE_BUILT),
         against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _MODULE_NOT_NEEDED, secureboot.SIGNATURE_REFUSED),
         summary=lambda snapshot: (
             f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_NVIDIA_BLACKLISTED) else ''}"
@@ -364,7 +351,8 @@ RULES: Final = (
         share=4,
         check=_find_missing_at_next_boot,
         decisive=any_of(unless(_MODULE_INCOMPATIBLE, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _ONLY_OTHER_KERNELS)),
-        typical=any_of(_ONLY_OTHER_KERNELS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
+        # On the node itself the modules of every kernel are listed.
+        typical=any_of(_ONLY_OTHER_KERNELS, unless(all_of(_NOT_FOUND, symptoms.NO_DRIVER), symptoms.DRIVER_NOT_LOADED)),
         symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _MODULE_INCOMPATIBLE),
         context=unless(symptoms.KERNEL_UPGRADED, symptoms.DRIVER_WORKS),
         against=(_MODULE_NOT_NEEDED,),

@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, edit_matching_files
 from gpunode.diagnoses.consequences import GPU_NOT_STARTED, NO_DRIVER, TRANSFERS_LOST
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     add_kernel_argument,
@@ -54,17 +55,12 @@ _GPU_REPORTED: Final = kernel_line(
 )
 
 
-def _installed_driver_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the evidence of an installed driver."""
-    disk = driver.on_disk_version(snapshot)
-    return tuple(one.citation for one in (*driver.kernel_packages(snapshot)[:1], *((disk,) if disk else ())))
-
-
 def _smi_no_device_lines(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield the node's own nvidia-smi errors; a pod may see no GPU by design."""
     return (place for state, place in snapshot.view(driver.smi_states) if state in {"no-driver", "no-devices"})
 
 
+_DRIVER_HAS_NO_GPU: Final = any_of(custom_sign(_smi_no_device_lines), symptoms.DRIVER_NOT_LOADED)
 _GPU_ON_BUS: Final = predicate(
     lambda snapshot: bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots)), "a GPU is on the bus"
 )
@@ -80,10 +76,13 @@ def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- who owns it
 
-_GPU_RESERVED_FOR_VFIO: Final = any_of(*(
-    file_line(path, r"\b(?:vfio-pci|pci-stub)\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:")
-    for path in ("/proc/cmdline", "*modprobe.d/*", "/etc/default/grub*", "/etc/kernel/cmdline")
+_VFIO_KERNEL_ARGUMENT: Final = any_of(*(
+    file_line(path, r"\b(?:vfio-pci|pci-stub)\.ids=\S*10de:")
+    for path in ("/proc/cmdline", "/etc/default/grub*", "/etc/kernel/cmdline")
 ))  # fmt: skip
+_GPU_RESERVED_FOR_VFIO: Final = any_of(
+    _VFIO_KERNEL_ARGUMENT, file_line("*modprobe.d/*", r"^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:")
+)
 _BOUND_TO_PASSTHROUGH_DRIVER: Final = kernel_line(
     r"GPU \S+ is already bound to (?:vfio-pci|pci-stub|xen-pciback|nvgrace.gpu.vfio.pci)"
 )
@@ -152,8 +151,11 @@ def _release_gpu(snapshot: Snapshot) -> Iterable[Fix]:
         text,
         edit_matching_files("(vfio-pci|pci-stub).*10de:", _REMOVE_NVIDIA_VFIO_IDS_EXPRESSION, *_VFIO_CONFIG_PATHS),
     )
-    entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
-    yield run_step("rebuild", "regenerate the boot loader's configuration", entries)
+    # Only a paste may leave out the kernel's arguments; and not every node has GRUB.
+    if snapshot.view(_VFIO_KERNEL_ARGUMENT) or not is_examined_by_gpunode(snapshot):
+        refresh = Shell("sudo proxmox-boot-tool refresh")
+        entries = refresh if system.is_proxmox(snapshot) else update_boot_loader(snapshot)
+        yield run_step("rebuild", "regenerate the boot loader's configuration", entries)
     yield rebuild_initramfs(snapshot)
     yield reboot_node()
 
@@ -293,7 +295,7 @@ RULES: Final = (
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=all_of(
             symptoms.NO_GPU_ON_BUS,
-            any_of(_NO_GPU_REPORTED, custom_sign(_smi_no_device_lines), custom_sign(_installed_driver_lines)),
+            any_of(_NO_GPU_REPORTED, custom_sign(_smi_no_device_lines), custom_sign(driver.installed_lines)),
         ),
         typical=_NO_GPU_REPORTED,
         context=all_of(symptoms.NO_GPU_ON_BUS, command_run(r"lspci\b.*(?:nvidia|10de)", empty=True)),
@@ -316,7 +318,7 @@ RULES: Final = (
         check=_find_intended_passthrough,
         decisive=any_of(
             all_of(_PASSTHROUGH_BOUND, any_of(_MODPROBE_FOUND_NO_DEVICE, _BOUND_TO_PASSTHROUGH_DRIVER)),
-            unless(all_of(_PASSTHROUGH_BOUND, custom_sign(_smi_no_device_lines)), _PASSTHROUGH_MAY_BE_INTENDED),
+            unless(all_of(_PASSTHROUGH_BOUND, _DRIVER_HAS_NO_GPU), _PASSTHROUGH_MAY_BE_INTENDED),
         ),
         typical=unless(
             any_of(_PASSTHROUGH_BOUND, _GPU_RESERVED_FOR_VFIO), _PASSTHROUGH_MAY_BE_INTENDED, symptoms.DRIVER_WORKS

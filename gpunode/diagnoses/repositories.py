@@ -27,7 +27,9 @@ RepositoryOwner: TypeAlias = Literal["cuda", "toolkit", "other"]
 _URL_PATTERN_BY_OWNER: Final[tuple[tuple[RepositoryOwner, Pattern], ...]] = (
     ("cuda", Pattern(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
     ("toolkit", Pattern(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
-    ("cuda", Pattern(r"/compute/cuda/repos/")),  # a mirror keeps the path
+    # A mirror keeps the path.
+    ("cuda", Pattern(r"/compute/cuda/repos/")),
+    ("toolkit", Pattern(r"/libnvidia-container/stable/")),
 )
 
 

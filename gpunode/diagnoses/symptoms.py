@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpunode.diagnoses.signs import any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.views import driver, in_container, pci
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
+from gpunode.diagnoses.views import driver, in_container, pci, system
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 from gpunode.facts.patterns import Pattern
 
@@ -39,7 +40,16 @@ NOTHING_FAILS: Final = predicate(
 )
 MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
 IN_CONTAINER: Final = custom_sign(in_container.container_marks)
-NO_DRIVER: Final = message_line(
+# gpunode runs no nvidia-smi on such a node, since that could load the module.
+DRIVER_NOT_LOADED: Final = unless(
+    all_of(
+        custom_sign(driver.not_loaded_lines),
+        custom_sign(driver.installed_lines),
+        predicate(is_examined_by_gpunode, "gpunode examined the node"),
+    ),
+    predicate(system.has_external_driver, "the driver is not one of Linux's"),
+)
+_NO_DRIVER_MESSAGE: Final = message_line(
     r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"
     r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?(?:loaded|found)|[Ff]ailed to load the NVIDIA kernel module"
@@ -53,6 +63,7 @@ NO_DRIVER: Final = message_line(
     # RPM Fusion's nvidia-fallback.service.
     r"|NVIDIA kernel module missing\. Falling back"
 )
+NO_DRIVER: Final = any_of(_NO_DRIVER_MESSAGE, DRIVER_NOT_LOADED)
 _NO_MODULE_MESSAGE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
     r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"

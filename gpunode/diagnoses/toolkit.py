@@ -45,7 +45,14 @@ _TOOLKIT_MENTIONED: Final = any_line(
     r"(?i)nvidia-(?:container|docker|ctk)|libnvidia-container|container[- ]toolkit|\bsnap\b|docker desktop|nvidia ctk"
     r"|(?<!cuda[ -])\btoolkit\b"
 )
-_GPU_REQUEST_SYMPTOMS: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS)
+# The operator's runtime is in another folder.
+_RUNTIME_REGISTERED: Final = any_of(*(
+    file_line(path, r"[\"']?(?:BinaryName|path)[\"']?\s*[=:]\s*[\"'](?:/usr/bin/)?nvidia-container-runtime[\"']")
+    for path in ("*containerd/*.toml", "*daemon.json")
+))  # fmt: skip
+_GPU_REQUEST_SYMPTOMS: Final = (
+    *(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS, _RUNTIME_REGISTERED),
+)
 # The operator provides its own toolkit, which is not in the node's packages.
 _GPU_OPERATOR_SEEN: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 

@@ -375,3 +375,21 @@ def is_loaded(snapshot: Snapshot) -> bool | None:
     if own is not None and own.was_answered and not own.source.is_mixed:
         return re.fullmatch(VERSION, own.text.strip()) is not None
     return None
+
+
+def not_loaded_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence that the module is not loaded."""
+    if is_loaded(snapshot) is not False:
+        return ()
+    if snapshot.items_of("lsmod"):
+        return modules.lsmod_line(snapshot, "nvidia")
+    known, file = snapshot.facts.modules, snapshot.file("/proc/driver/nvidia/version")
+    if isinstance(known, Known):
+        return (cite_fact("/proc/modules", "nvidia is not among them", known.probe),)
+    return (cite(file),) if file is not None else ()
+
+
+def installed_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the evidence of an installed driver."""
+    disk = on_disk_version(snapshot)
+    return tuple(one.citation for one in (*kernel_packages(snapshot)[:1], *((disk,) if disk else ())))

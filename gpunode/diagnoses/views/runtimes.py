@@ -37,12 +37,21 @@ def container_engine(snapshot: Snapshot) -> Engine:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return "crio" if "crio" in kubelet.value.socket else "containerd"
+    # gpunode's own probes name every engine's files, and so do descriptions of packages.
+    is_examined = is_examined_by_gpunode(snapshot)
+    engines: tuple[Engine, ...] = ("docker", "containerd", "crio") if is_examined else ()
+    for engine in engines:
+        if any("nvidia-container-runtime" in item.text for item in snapshot.files(CONTAINER_RUNTIMES[engine].config)):
+            return engine
+    items = [item for item in snapshot.items if item.was_answered and not (is_examined and not _is_answer(item))]
     for found, pattern in _ENGINE_PATTERNS:
-        if any(
-            pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.was_answered
-        ):
+        if any(pattern.search(item.text) or (not is_examined and pattern.search(item.written)) for item in items):
             return found
     return "docker"
+
+
+def _is_answer(item: EvidenceItem) -> bool:
+    return item.outcome == "ok" and not (item.is_package_record or item.kind in _SOURCE_KINDS_WITHOUT_PRODUCT)
 
 
 DOCKER_UNIT: Final = "docker.service"

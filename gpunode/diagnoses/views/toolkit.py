@@ -13,6 +13,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
 from gpunode.diagnoses.views import packages
 from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
+from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 # Each of these provides the hook that dockerd needs, itself or through a dependency.
@@ -71,11 +72,15 @@ def _presence_signs(snapshot: Snapshot) -> Iterator[Presence]:
             yield Presence(True, package.citation)
     if (presence := find_program(snapshot, *_TOOLKIT_PROGRAMS)) is not None:
         yield presence
+    # The package database knows what became of an installation.
+    is_database_read = isinstance(snapshot.facts.packages, Known)
+    records = {item.key for item in snapshot.items_of("packages", "package-history") if is_database_read}
     for citation in (
         *snapshot.matching_lines(_TOOLKIT_PRESENT_MESSAGE),
         *snapshot.matching_lines(_TOOLKIT_PRESENT_MESSAGE, "packages", "package-history"),
     ):
-        yield Presence(True, citation)
+        if citation.key not in records:
+            yield Presence(True, citation)
     lists = snapshot.items_of("packages", "package-output", "package-policy")
     yield from (Presence(False, cite(item)) for item in lists if _shows_absence(item))
     if packages.is_installed(snapshot, _PACKAGES[0]) is False:
