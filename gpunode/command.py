@@ -35,7 +35,7 @@ class Shell(Command):
 
 
 def command(*words: str) -> Command:
-    """Return the command with these words; each except ``Shell`` is one word to the shell, whatever it contains."""
+    """Return the command with these words; each except ``Shell`` is quoted as one word of the shell."""
     return Command(" ".join(word if isinstance(word, Shell) else quote_word(word) for word in words))
 
 

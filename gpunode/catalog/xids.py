@@ -53,7 +53,7 @@ class Xid:
 
     @property
     def advice(self) -> str:
-        """Return the advice of NVIDIA's catalog as text; empty if there is none, or if it is to ignore the Xid."""
+        """Return the advice in NVIDIA's catalog as text; empty if there is none, or if it is to ignore the Xid."""
         steps = (word for word in (self.action, self.follow_up) if word and word != "ignore")
         return ", then ".join(dict.fromkeys(_TEXT_BY_ACTION.get(word, word.replace("-", " ")) for word in steps))
 

@@ -295,7 +295,7 @@ def verdict_lines(
     plan: CtkPlan, verdict: ConfigStatus, argv: Sequence[str], next_step: str, *, verbose: bool
 ) -> Iterator[Line]:
     """Yield whether files and daemon match the request; ``next_step`` reloads a daemon that does not match."""
-    if verdict.is_reload_pending:
+    if verdict.differs_from_request:
         yield from edit_plan_lines("configure", plan, verbose=verbose)
         yield next_command_line(configure_command(plan, argv))
         return
@@ -538,7 +538,7 @@ def _plan_check(host: LocalHost, request: RuntimeRequest, footprint: Footprint) 
 def _check_envelope(plan: CtkPlan, verdict: ConfigStatus, next_step: str) -> Envelope:
     failure: GpunodeError | None = None
     has_daemon = bool(find_runtime(plan.target_name).unit)
-    if verdict.is_reload_pending:
+    if verdict.differs_from_request:
         again = str(configure_command(plan, sys.argv[1:]))
         failure = ChangesPending(f"{plan.target_name} is not configured as requested", hint=again)
     elif plan.missing_program:

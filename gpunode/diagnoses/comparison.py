@@ -305,7 +305,7 @@ class Census:
 
 
 def _common_values(nodes: Counter[frozenset[Feature]]) -> Mapping[FeatureKey, tuple[str | None, int]]:
-    """Return by feature the most frequent value (None: absent) and the number of nodes that have it."""
+    """Return by feature the most frequent value (None: absent) and the number of nodes with it."""
     counted: dict[FeatureKey, Counter[str | None]] = defaultdict(Counter)
     for features, number in nodes.items():
         for trait, name, value in features:

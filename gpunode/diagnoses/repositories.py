@@ -239,7 +239,7 @@ _CONFLICTING_ENTRY_URL: Final = Pattern(rf"{_CONFLICTING_OPTION_MESSAGE} (?P<url
 
 
 def _duplicate_archive(snapshot: Snapshot) -> str:
-    """Return the archive with two entries, preferably one of NVIDIA's; empty if unknown."""
+    """Return the archive with two entries, preferably an archive run by NVIDIA; empty if unknown."""
     lines = (_CONFLICTING_ENTRY_URL.search(line.line) for line in snapshot.matching_lines(_CONFLICTING_ENTRY_URL))
     urls = [match["url"] for match in (*lines, snapshot.match(_CONFLICTING_ENTRY_URL)) if match]
     urls += [same[0].source.uri for same in snapshot.view(conflicting_entries)]

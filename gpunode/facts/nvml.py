@@ -59,7 +59,7 @@ class Gpu:
         index: NVML's, in the order of the PCI bus.
         pci: the address as sysfs writes it (``0000:0f:00.0``).
         memory_mib: the total, as nvidia-smi counts it.
-        ecc: whether it is on now; ``ecc_pending`` after the next reset. ``mig`` likewise.
+        ecc: whether it is on now; ``ecc_pending`` after the next reset. The same holds for ``mig``.
         instances: the MIG instances, if MIG is on.
         fabric: how far it is in registering with the NVSwitches: ``not supported``, ``not started``, ``in progress``,
             ``completed``, or ``failed with`` an error.

@@ -1,4 +1,4 @@
-"""Trust checks of gpunode's folders and files: root must not act on what another user can put there."""
+"""Trust checks for gpunode's folders and files: root must not act on what another user can put there."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ChangeRecord:
 
     @property
     def may_have_been_made(self) -> bool:
-        """False if the node is known not to have it, as with a package that a failed transaction never touched."""
+        """False if it is known to be missing on the node, as with a package that a failed transaction never touched."""
         return self.outcome != "failed" or not self.change.leaves_node_unchanged_on_failure
 
 

@@ -141,7 +141,7 @@ def refuse_second_advertiser(
     Raises:
         Refused: something else offers them; names it and what to do about it.
     """
-    has_plugin = any(rendered.kind == "DaemonSet" for rendered in rendered.objects)
+    has_plugin = any(one.kind == "DaemonSet" for one in rendered.objects)
     if not has_plugin and all(release.chart == "dcgm-exporter" for release in rendered.releases):  # only metrics
         return ()
     kept = [find_release_of_chart(release, releases) or release for release in rendered.releases]
@@ -149,7 +149,7 @@ def refuse_second_advertiser(
     is_operator = any(release.chart == "gpu-operator" for release in kept)
     advertisers = [
         advertiser
-        for advertiser in find_advertisers(objects, [object_key(rendered.body) for rendered in rendered.objects])
+        for advertiser in find_advertisers(objects, [object_key(one.body) for one in rendered.objects])
         if advertiser.release not in own_releases and not (is_operator and advertiser.kind == "gpu-operator")
     ]
     new_labels = {edit.node: edit.labels for edit in rendered.nodes}

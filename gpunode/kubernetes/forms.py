@@ -80,7 +80,7 @@ def may_leave_objects(path: str, rendered: RenderedCluster) -> bool:
 
 def _object_files(rendered: RenderedCluster, form: RenderForm) -> Iterator[tuple[str, str]]:
     """Yield the plain objects, one file each; kustomize generates the ConfigMaps itself."""
-    objects = (rendered for rendered in rendered.objects if form != "kustomize" or rendered.kind != "ConfigMap")
+    objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")
     for number, one in enumerate(objects, 1):
         folder = gitops.RULES if form == "flux" and one.wave > EXTRAS_WAVE else gitops.BASE
         yield f"{folder}/{number:02d}-{_file_stem(one)}.yaml", _join_objects([one], form)
@@ -142,7 +142,7 @@ def _flux_files(rendered: RenderedCluster, plain: Sequence[str]) -> Mapping[str,
 
 
 def _kustomization_files(rendered: RenderedCluster, paths: Sequence[str]) -> Mapping[str, str]:
-    configs = [rendered for rendered in rendered.objects if rendered.kind == "ConfigMap"]
+    configs = [one for one in rendered.objects if one.kind == "ConfigMap"]
     resources = [path for path in paths if path.startswith("manifests/")]
     body = make_kustomization(resources, configs, rendered.releases)
     about = f"{HEADER}\nThe charts need helm: kubectl kustomize --enable-helm ." if rendered.releases else HEADER

@@ -210,7 +210,7 @@ def complete_removal(removal: Removal, desired: DesiredConfig) -> Removal:
 
 
 def with_absolute_paths(desired: DesiredConfig, path: str) -> DesiredConfig:
-    """Return ``desired`` with the installed path of NVIDIA's runtime: containerd does not search PATH.
+    """Return ``desired`` with NVIDIA's runtime by its installed path: containerd does not search PATH.
 
     Raises:
         Refused: one of its paths is relative to an unknown folder, or its drop-in is the file at ``path``.

@@ -230,7 +230,7 @@ INSTALLED_TOOLKIT_PROGRAM: Final = f"/usr/bin/{TOOLKIT_PROGRAM_NAME}"
 
 
 def require_absolute_binary(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
-    """Return ``desired`` with the installed path of NVIDIA's runtime in place of its bare name.
+    """Return ``desired`` with NVIDIA's runtime by its installed path instead of its bare name.
 
     Raises:
         Refused: its binary is another relative path; ``why`` says why that does not work.

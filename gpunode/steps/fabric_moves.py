@@ -18,7 +18,7 @@ from gpunode.steps.selection import WantedDriver, kept_driver_version
 def plan_moves_of_skipped_step(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageChange, ...]:
     """Return the changes that bring the installed parts to the driver's version, if their own step is skipped.
 
-    They work only with the driver of their exact version, whoever installed them.
+    They work only with the driver of their exact version, no matter who installed them.
     """
     if FABRIC_STEP.id not in recipe.skip:
         return ()

@@ -174,7 +174,7 @@ def _read_live_state(
     # First, so that a missing Helm fails before thousands of Nodes are read.
     charts = {release.chart for release in rendered.releases}
     releases = cluster.helm.list_releases(charts=charts) if charts else ()
-    objects = cluster.get([rendered.body for rendered in rendered.objects])
+    objects = cluster.get([one.body for one in rendered.objects])
     refuse_other_handler(rendered, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     if len(edits) > _LIST_ALL_NODES_ABOVE:  # one request instead of one for each
@@ -186,7 +186,7 @@ def _read_live_state(
     operators, unseen = _find_operators(cluster)
     notes = (*refuse_second_advertiser(rendered, (*workloads, *operators), nodes, releases), *unseen)
     ours = [workload for workload in workloads if is_labelled(workload)]
-    if any(rendered.kind == "ConfigMap" for rendered in rendered.objects) or ours:
+    if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
         ours += cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     # A dry run needs rights, which nobody should need for unchanged objects.
     changed = [one for one in rendered.objects if not is_as_wanted(one.body, objects)]

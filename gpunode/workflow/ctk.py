@@ -149,13 +149,13 @@ class ConfigStatus:
     """The state of a runtime compared with the requested configuration.
 
     Attributes:
-        is_reload_pending: whether its files differ from the requested ones.
+        differs_from_request: whether its files differ from the requested ones.
         difference: how the running daemon differs from its files; empty if it does not.
         unverified: why the daemon was not queried; empty if it was.
         failed: whether that is because its service has failed.
     """
 
-    is_reload_pending: bool = False
+    differs_from_request: bool = False
     difference: str = ""
     unverified: str = ""
     failed: bool = False
@@ -191,7 +191,7 @@ def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig,
         Undetermined: the daemon answers only root.
     """
     if plan.changed_files:
-        return ConfigStatus(is_reload_pending=True)
+        return ConfigStatus(differs_from_request=True)
     if not is_live:
         return ConfigStatus(unverified="nothing runs in an image")
     if plan.target and not plan.target.is_default_config:

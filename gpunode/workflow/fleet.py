@@ -258,7 +258,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class CauseTally:
-    """A cause, and the reports that have it as a root cause.
+    """A cause, and the reports of which it is a root cause.
 
     Attributes:
         advice: the first thing to do about it, on any of these nodes.

@@ -181,7 +181,7 @@ class _Resolver:
     def _simulate_purges(self, simulation: Simulation) -> Simulation | None:
         """Simulate the complete transaction, with as few of the ``purges`` upgraded instead as the solver allows.
 
-        First ask the solver to purge all of them. Then upgrade whatever it says it needs, until it agrees. A package
+        First ask the solver to purge all of them. Then upgrade each one that it needs, until it agrees. A package
         that it would also remove is requested by name, so that the solver reports what that package needs.
         """
         installs = (action for action in simulation.actions if action.verb == "install")

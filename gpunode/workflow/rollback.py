@@ -56,7 +56,7 @@ def plan_rollback(
         Conflict: a later run touched or needs the same things, somebody edited a file since, or a runtime's program
             is missing.
         DrainRequired: containers would be stopped, or processes lose the driver.
-        Undetermined: a file, or the list of docker's containers, cannot be read.
+        Undetermined: a file, or docker's list of containers, cannot be read.
         Refused: the package manager would do something else.
     """
     footprint, runs = store.read_run_footprint(run_id), {run.run: run for run in store.read_runs()}

@@ -219,7 +219,7 @@ def _load_returning_driver(
 
 
 def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
-    """Yield the stops of NVIDIA's services before ``steps`` take the GPUs from them."""
+    """Yield the stops for NVIDIA's services before ``steps`` take the GPUs from them."""
     pauses = plan_service_stops([step.change for step in steps], facts)
     yield from (UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
 
@@ -385,7 +385,7 @@ def _plan_conffile_restores(
 def edit_conflict_error(change: FileChange, current: FileState | None, keep: str = "") -> Conflict:
     """Return the error for a file that somebody edited or deleted, or wrote where gpunode had removed it.
 
-    It shows two diffs of gpunode's version: to the present file, ``current``, and to the former one, by ``change``.
+    It shows two diffs from the file as gpunode wrote it: to the ``current`` file, and to the former one by ``change``.
     ``keep`` is the command that removes gpunode's part and keeps the edits; empty if there is none.
     """
     edit, back = (

@@ -267,7 +267,7 @@ def _check_handler(row: Runtime, recipe: Recipe, observed: ObservedConfig, title
 def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Facts) -> tuple[str, str]:
     """Return why a runtime does not know NVIDIA's handler, and what to do; setup only if it would change something.
 
-    Its files tell why: they lack the handler, or have it but were not read since, or the CRI plugin, which alone reads
+    Its files tell why: they lack the handler, or name it but were not read since, or the CRI plugin, which alone reads
     them, is disabled.
     """
     detail = f"it knows: {', '.join(sorted(observed.handlers)) or 'none'}"

@@ -208,7 +208,7 @@ def driver_dkms_rows(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
 
 
 def modules_on_disk(snapshot: Snapshot) -> tuple[InstalledModule, ...]:
-    """Return the files of NVIDIA's main module for any kernel, each once."""
+    """Return each file of the module nvidia, for any kernel, once."""
     modules: dict[tuple[str, str], InstalledModule] = {}
     for module in _find_modules(snapshot):
         modules.setdefault((module.kernel, module.place), module)

@@ -132,7 +132,7 @@ def _find_functions(snapshot: Snapshot) -> Iterator[PciFunction]:
 
 
 def is_nvidia(function: PciFunction) -> bool:
-    """Return whether it is a device of NVIDIA's."""
+    """Return whether NVIDIA made the device."""
     match = _VENDOR_AND_DEVICE_ID.search(function.name)
     return "nvidia" in function.name.lower() or bool(match and match["vendor"].lower() == "10de")
 

@@ -235,5 +235,5 @@ def _has_unrelated_entries(repository: Repository, sources: Sequence[PackageSour
 
 
 def source_list(uri: str, signed_by: str) -> bytes:
-    """Return a one-line source list of a flat repository, in the form of NVIDIA's own packages and instructions."""
+    """Return a one-line source list of a flat repository, in the form that NVIDIA's own packages use."""
     return f"deb [signed-by={signed_by}] {uri} /\n".encode()

@@ -287,7 +287,7 @@ def effective(handlers: Mapping[str, str]) -> ctk.ReadEffectiveConfig:
 
 def test_config_status_compares_files_before_it_asks_the_daemon(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
-    assert ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).is_reload_pending
+    assert ctk.compare_with_plan(plan_of(host), effective({}), is_live=True).differs_from_request
     configured(host, store)
     plan = plan_of(host)
     good = effective(HAS)
