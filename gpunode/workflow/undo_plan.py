@@ -385,7 +385,7 @@ def _plan_conffile_restores(
 def edit_conflict_error(change: FileChange, current: FileState | None, keep: str = "") -> Conflict:
     """Return the error for a file that somebody edited or deleted, or wrote where gpunode had removed it.
 
-    It shows two diffs from the file as gpunode wrote it: to the ``current`` file, and to the previous one by ``change``.
+    It shows two diffs from the file as gpunode wrote it: to the ``current`` one, and to the previous one by ``change``.
     ``keep`` is the command that removes gpunode's part and keeps the edits; empty if there is none.
     """
     edit, back = (
