@@ -56,6 +56,7 @@ _SET_DOCKER: Final = (
     'whole = json.load(open(path)); name, _, value = sys.argv[1].partition("="); whole[name] = [value]; '
     'json.dump(whole, open(path, "w"))\' "$1"; }; set_docker '
 )
+_JSON: Final = "python3 -c \"import json; path = '/etc/docker/daemon.json'; whole = json.load(open(path)); "
 _SECURE_BOOT: Final = (
     'printf \'#!/bin/sh\\n[ "$1" = --sb-state ] && echo "SecureBoot enabled"\\n[ "$1" = --list-enrolled ] && '
     'echo "Subject: CN=Debian Secure Boot CA"\\n\' > /usr/local/bin/mokutil; chmod +x /usr/local/bin/mokutil; '
@@ -78,7 +79,8 @@ FAULTS: Final = (
           f"{_UNBUILT}; dpkg --purge --force-depends gcc gcc-12; ! dkms install {_DKMS}",
           "dkms-build-toolchain-missing"),
     Fault("dkms-tree", "DKMS's tree has lost the link to the source",
-          f"{_UNBUILT}; rm /var/lib/dkms/nvidia/580.178.04/source; dkms autoinstall", "dkms-tree-corrupt"),
+          f"{_UNBUILT}; rm /var/lib/dkms/nvidia/580.178.04/source; dkms autoinstall", "dkms-tree-corrupt",
+          core=True),
     Fault("index-empty", "the kernel's module index is empty",
           f"modprobe -r nvidia; cd {_KERNEL}; for name in modules.dep modules.dep.bin modules.alias modules.alias.bin; "
           "do : > $name; done", "depmod-index-missing"),
@@ -115,7 +117,7 @@ FAULTS: Final = (
           'lab-nonfree; apt-get -y install nvidia-driver "linux-headers-$(uname -r)"; lab-boot',
           "gpu-too-new-for-driver", node="fresh", gpus=("H100",)),
     Fault("closed-on-blackwell", "the proprietary module on a GPU that takes the open one only",
-          "lab-boot", "proprietary-module-on-blackwell", gpus=("B200",)),
+          "lab-boot", "proprietary-module-on-blackwell", gpus=("RTX_PRO_6000",)),
     Fault("upgraded-not-rebooted", "the driver was upgraded under the loaded module",
           "sed -i s/580.178.04/580.65.06/ /proc/driver/nvidia/version /sys/module/nvidia/version",
           "driver-library-mismatch-reboot-pending", core=True),
@@ -124,7 +126,7 @@ FAULTS: Final = (
           "driver-userspace-incomplete"),
     Fault("no-toolkit", "the container toolkit was removed, but the runtimes still name it",
           "dpkg --purge --force-depends nvidia-container-toolkit nvidia-container-toolkit-base "
-          "libnvidia-container-tools libnvidia-container1", "toolkit-not-installed"),
+          "libnvidia-container-tools libnvidia-container1", "toolkit-not-installed", core=True),
     Fault("half-configured", "dpkg was stopped between unpacking and configuring the driver",
           "cd /root; apt-get download nvidia-driver-cuda; dpkg --unpack nvidia-driver-cuda_*.deb; rm *.deb",
           "dpkg-unconfigured-packages", core=True),
@@ -200,7 +202,8 @@ FAULTS: Final = (
           hand="echo '{\"live-restore\": true}' > /etc/docker/daemon.json", booted=True),
     Fault("docker-directives", "docker does not start: hosts stand in its file and on its command line",
           f"{_SET_DOCKER}hosts=unix:///var/run/docker.sock; ! systemctl restart docker", "docker-directive-conflict",
-          node="docker", booted=True),
+          node="docker", mended="hand", hand=f"{_JSON}whole.pop('hosts'); json.dump(whole, open(path, 'w'))\"",
+          booted=True),
     Fault("docker-not-restarted", "docker was started before its file had NVIDIA's runtime",
           "cd /etc/docker; mv daemon.json aside; systemctl restart docker; sleep 1; cat aside > daemon.json; rm aside",
           "docker-not-restarted", node="docker", booted=True),

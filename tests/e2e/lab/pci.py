@@ -75,6 +75,7 @@ H100 = Device("0000:17:00.0", 0x2330, device_class=0x030200, subsystem=(NVIDIA, 
 NVSWITCH = Device("0000:0b:00.0", 0x22A3, device_class=0x068000, subsystem=(NVIDIA, 0x0001))
 H200 = Device("0000:17:00.0", 0x2335, device_class=0x030200, subsystem=(NVIDIA, 0x18BE))
 B200 = Device("0000:17:00.0", 0x2901, device_class=0x030200, subsystem=(NVIDIA, 0x1999))
+RTX_PRO_6000 = Device("0000:01:00.0", 0x2BB1, subsystem=(NVIDIA, 0x204B))
 GB200 = Device("0009:01:00.0", 0x2941, device_class=0x030200, subsystem=(NVIDIA, 0x2046))
 RADEON = Device("0000:03:00.0", 0x73BF, vendor=0x1002, subsystem=(0x1002, 0x0E3A))
 

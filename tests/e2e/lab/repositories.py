@@ -37,6 +37,13 @@ _PIN: Final = "Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n"
 _KEYRING: Final = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 
 
+# As Debian's depend, less what no module of the lab needs.
+_TOOLCHAIN: Final = (
+    Package("build-essential", "12.9", depends=("gcc", "make", "libc6-dev")),
+    Package("libelf-dev", "0.188-2.1"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys, by the repository they sign; ``stranger`` signs nothing."""
@@ -184,6 +191,7 @@ def _make_archives(root: Path, bases: tuple[Base, ...], key: Key) -> None:
         folder = root / base.archive
         folder.mkdir(parents=True)
         _link(base.debs, folder)
+        build_all(_TOOLCHAIN, folder)
         publish(folder, Release("Debian", "Debian", "stable", base.codename), key)
     nonfree = root / "debian-nonfree"
     build_all(distro.old_driver(), nonfree)
