@@ -52,6 +52,19 @@ def test_fault_seen_first_by_a_pod_is_likely_and_names_it() -> None:
     assert one.container_log == "the log of pod tenant/my-nvidia-app"
 
 
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("device 0 has an invalid MIG configuration\n", "mig-enabled-no-instances"),
+        ("MIG mode is in pending enable state\n", "mig-mode-pending-reset"),
+        ("visiting device 0: NVML_ERROR_NO_PERMISSION\n", "mig-capabilities-permission"),
+    ],
+)
+def test_device_plugin_log_shows_what_is_wrong_with_mig(said: str, cause: str) -> None:
+    (one,) = diagnose(take_snapshot(with_pods(healthy(), {"app": said}))).findings
+    assert (one.cause, one.confidence) == (cause, "likely")
+
+
 def test_pod_log_does_not_hide_a_fault_of_the_node() -> None:
     """It does not become the fault's root cause either."""
     node = evidence(
