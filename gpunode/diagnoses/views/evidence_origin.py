@@ -20,12 +20,9 @@ from gpunode.facts.patterns import Pattern
 _NODE_LAYERS: Final[frozenset[StackLayer]] = frozenset({"pci", "gpu", "kernel", "packages", "driver", "fabric"})
 # Programs suffer from these, but the driver reports them in the kernel's log.
 _NODE_CAUSES: Final = frozenset({"xid-13-graphics-exception", "xid-31-mmu-fault", "xid-109-ctx-switch-timeout"})
-# Programs show these: one that needs a newer driver, or one that was to get a GPU or MIG instance.
+# Only programs show these: one that needs a newer driver, or one that does not get a GPU or MIG instance.
 _PROGRAM_CAUSES: Final = frozenset(
-    {
-        *("driver-too-old-for-image", "compute-mode-exclusive"),
-        *("mig-mode-pending-reset", "mig-enabled-no-instances", "mig-capabilities-permission"),
-    }
+    {"driver-too-old-for-image", "compute-mode-exclusive", "mig-capabilities-permission"}
 )
 # Containers can write into these journals, under an id or tag chosen by a user.
 _ENGINE_UNITS: Final = frozenset({"docker.service", "podman.service"})
