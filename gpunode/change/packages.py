@@ -82,7 +82,8 @@ class PackageChange(BaseChange):
     def outcome_text(self) -> str:
         before, after = self.states
         if self.is_mark:
-            return f"{before}, {_name_marks(self.before)} → {_name_marks(self.known_final_state)}"
+            marks = dict.fromkeys(map(_name_marks, (self.before, self.known_final_state)))
+            return f"{before}, {' → '.join(marks)}"
         return f"{before} → {after}" if before and after else f"{after or before} {self.participle}"
 
     @property

@@ -17,7 +17,7 @@ from gpunode.command import command
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output as output_files
 from gpunode.host.capture import CAPTURE_INDEX_NAME
-from gpunode.kubernetes.forms import OUTPUT_FOLDERS, is_rendered_file, make_files, may_leave_objects
+from gpunode.kubernetes.forms import OUTPUT_FOLDERS, RENDERED_PATHS, has_header, make_files, may_leave_objects
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.render import GITOPS_FORMS, RENDER_FORMS, render_cluster
 from gpunode.kubernetes.user_pod import format_user_pod
@@ -150,8 +150,11 @@ def _is_own_folder(folder: Path, inner: str) -> bool:
 def _read_rendered_file(folder: Path, path: str) -> str | None:
     """Return the content of ``path``; None unless it is a plain file, and no link, that gpunode rendered."""
     place = folder / path
-    text = place.read_bytes().decode("utf-8", "replace") if place.is_file() and not place.is_symlink() else ""
-    return text if is_rendered_file(path, text) else None
+    # Nothing else in the folder is read: it may be larger than the memory, or unreadable.
+    if RENDERED_PATHS.fullmatch(path) is None or not place.is_file() or place.is_symlink():
+        return None
+    text = place.read_bytes().decode("utf-8", "replace")
+    return text if has_header(text) else None
 
 
 def _blocked_path_error(place: Path, why: str) -> Conflict:

@@ -28,7 +28,8 @@ FAILURE_WORDS: Final = (
 )
 _ANY_FAILURE_WORD: Final = Pattern(
     rf"(?i)\b(?:{FAILURE_WORDS}|fail\w*|not working|pending|crashloop\w*|false|out of memory|hangs?|slow(?!down)\w*"
-    r"|stuck|does(?: not|n't)|won't|problem|why|panic\w*|crash\w*|broken?|freez\w*)\b"
+    r"|stuck|do(?:es)?(?: not|n't)|won't|problem|why|panic\w*|crash\w*|broken?|freez\w*|wrong|rejected|killed"
+    r"|segfault\w*|timed out|disappear\w*|unresponsive|not (?:detected|recogni[sz]ed|visible|available))\b"
 )
 FAILURE_MENTIONED: Final = predicate(
     lambda node: any(_ANY_FAILURE_WORD.search(item.text) for item in node.items),

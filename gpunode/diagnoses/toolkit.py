@@ -47,7 +47,7 @@ _TOOLKIT_MENTIONED: Final = any_line(
 )
 # The operator's runtime is in another folder.
 _RUNTIME_REGISTERED: Final = any_of(*(
-    file_line(path, r"[\"']?(?:BinaryName|path)[\"']?\s*[=:]\s*[\"'](?:/usr/bin/)?nvidia-container-runtime[\"']")
+    file_line(path, r"^[^#\n]*\b(?:BinaryName|path)[\"']?\s*[=:]\s*[\"'](?:/usr/bin/)?nvidia-container-runtime[\"']")
     for path in ("*containerd/*.toml", "*daemon.json")
 ))  # fmt: skip
 _GPU_REQUEST_SYMPTOMS: Final = (

@@ -88,6 +88,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
         unconfigured=installed.unconfigured,
+        selected_for_removal=installed.selected_for_removal,
         sources=installed.sources,
         dependencies=installed.dependencies,
         headers=derive_fact(

@@ -423,6 +423,7 @@ class Facts:
         dependencies: what the installed packages depend on.
         packages_interrupted: whether a change of packages was interrupted.
         unconfigured: the packages that are unpacked but not configured, if nothing worse is unfinished.
+        selected_for_removal: the installed packages whose removal is noted as wanted, and was not made.
         package_system: the ``PackageSystem`` by its id.
         mig: how the GPUs are partitioned, from NVML; None if it was not queried, as only some recipes need it.
         observed_on: the date of the evidence, in UTC, by the node's own clock.
@@ -477,6 +478,7 @@ class Facts:
     observed_on: Fact[date] = Unknown("not captured", "clock")
     dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
     unconfigured: frozenset[PackageId] = frozenset()
+    selected_for_removal: frozenset[PackageId] = frozenset()
     package_system: Literal["deb"] = "deb"
 
     @property

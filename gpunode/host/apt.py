@@ -530,12 +530,15 @@ def remove_temporary_folders(root: str) -> None:
 def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
     """Return the arguments of ``apt-mark`` after a transaction, by verb.
 
-    A package whose state is known only afterwards keeps the hold that it had.
+    A package whose state is known only afterwards keeps the hold that it had. One that is marked as it is, or as
+    automatic, may still be selected for removal by an apt that was killed: ``install`` selects it again.
     """
     kept = [change for change in changes if change.exists_after]
     held = {str(change.id): change.before is not None and change.before.held for change in kept}
     known = {str(change.id): change.after for change in kept if isinstance(change.after, PackageState)}
+    stays = [change for change in kept if change.is_mark and not known[str(change.id)].held]
     return {
+        "install": tuple(str(one.id) for one in stays if one.before == one.after or known[str(one.id)].auto),
         "auto": tuple(name for name, state in known.items() if state.auto),
         "manual": tuple(
             str(change.id) for change in kept if _was_auto(change) and change.is_mark and not known[str(change.id)].auto

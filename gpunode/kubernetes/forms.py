@@ -30,8 +30,8 @@ from gpunode.kubernetes.user_pod import format_user_pod
 _TAINTS_TEMPLATE: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
 # Folders below the output folder, which also contains files.
 OUTPUT_FOLDERS: Final = ("manifests", "helm", "applications", gitops.RELEASES, gitops.RULES)
-# The paths of rendered files.
-_RENDERED_PATHS: Final = re.compile(
+# The paths of rendered files below the output folder.
+RENDERED_PATHS: Final = re.compile(
     r"(?:manifests|rules)/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|(?:applications|releases)/[a-z-]+\.yaml"
     r"|(?:test-pod|kustomization|kind-config|plugin-config|argocd|flux)\.yaml|(?:apply|kind)\.sh|README\.md"
 )
@@ -63,9 +63,9 @@ def make_files(rendered: RenderedCluster, form: RenderForm) -> Mapping[str, str]
     return contents
 
 
-def is_rendered_file(path: str, text: str) -> bool:
-    """Return whether the file at ``path`` below the output folder was made by ``make_files``."""
-    return _RENDERED_PATHS.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
+def has_header(text: str) -> bool:
+    """Return whether ``make_files`` made the file with this content."""
+    return f"# {HEADER}" in text.split("\n", 2)[:2]
 
 
 def may_leave_objects(path: str, rendered: RenderedCluster) -> bool:

@@ -26,6 +26,7 @@ class PackageFacts:
         architecture: in Debian's terms (``amd64``).
         interrupted: whether a change of packages was interrupted.
         unconfigured: the packages that are unpacked but not configured, if nothing worse is unfinished.
+        selected_for_removal: the installed packages whose removal is noted as wanted, and was not made.
         folder_modes: the permission bits of folders that the package manager reads as a user other than root.
         toolkit_checksums: the MD5 sums that the toolkit's packages came with, by path.
     """
@@ -38,6 +39,7 @@ class PackageFacts:
     folder_modes: Mapping[str, int]
     toolkit_checksums: Mapping[str, str]
     unconfigured: frozenset[PackageId] = frozenset()
+    selected_for_removal: frozenset[PackageId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

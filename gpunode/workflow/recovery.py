@@ -83,7 +83,7 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         JournalDamaged: a journal is damaged.
     """
     pending_triggers, cut = still_pending_triggers(store.find_pending_triggers(), facts), store.find_interrupted_run()
-    marks = find_missing_marks(cut, known(facts.packages, {})) if cut is not None else ()
+    marks = find_missing_marks(cut, facts) if cut is not None else ()
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
     verb = cut.verb if cut is not None else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
@@ -171,21 +171,23 @@ def _list_subjects(changes: Sequence[Change]) -> str:
     return join_names(dict.fromkeys(change.subject for change in changes), _MAX_SUBJECTS_NAMED)
 
 
-def find_missing_marks(run: RunRecord, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
+def find_missing_marks(run: RunRecord, facts: Facts) -> tuple[PackageChange, ...]:
     """Return the changes that restore package marks which the run removed, or did not get to set.
 
     Package managers mark every package that is named as manually installed; setup sets the marks after the transaction.
     They may also forget that a package is automatic as soon as they begin to remove it: if the removal did not happen,
-    the package gets its mark back, after any kind of run.
+    the package gets its mark back, after any kind of run. A killed one may also leave it selected for removal, which
+    somebody's next transaction would then make: such a package is marked as it is.
     """
+    installed = known(facts.packages, {})
     begun = PackageChange.of_kind(run.changes("unknown", "failed"))
     meant = ((change.id, installed.get(change.id), _intended_marks(run, change, installed)) for change in begun)
-    return tuple(
-        PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))
+    changes = (
+        PackageChange(package, now, replace(now, auto=now.auto or marks.auto, held=now.held or marks.held))
         for package, now, marks in meant
         if now is not None and marks is not None
-        if (marks.auto and not now.auto) or (marks.held and not now.held)
     )
+    return tuple(one for one in changes if one.before != one.after or one.id in facts.selected_for_removal)
 
 
 def _intended_marks(

@@ -189,7 +189,7 @@ class _SetupRun:
 
     def _restore_marks(self) -> None:
         """Set the marks of packages that an interrupted run installed but did not mark."""
-        if self.left.cut is not None and (missing := find_missing_marks(self.left.cut, known(self.facts.packages, {}))):
+        if self.left.cut is not None and (missing := find_missing_marks(self.left.cut, self.facts)):
             self.applier.apply_packages("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 

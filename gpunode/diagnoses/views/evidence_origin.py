@@ -20,8 +20,10 @@ from gpunode.facts.patterns import Pattern
 _NODE_LAYERS: Final[frozenset[StackLayer]] = frozenset({"pci", "gpu", "kernel", "packages", "driver", "fabric"})
 # Programs suffer from these, but the driver reports them in the kernel's log.
 _NODE_CAUSES: Final = frozenset({"xid-13-graphics-exception", "xid-31-mmu-fault", "xid-109-ctx-switch-timeout"})
-# Only the program that needs a newer driver says so.
-_PROGRAM_CAUSES: Final = frozenset({"driver-too-old-for-image"})
+# Only programs show these: one that needs a newer driver, or one that does not get a GPU or MIG instance.
+_PROGRAM_CAUSES: Final = frozenset(
+    {"driver-too-old-for-image", "compute-mode-exclusive", "mig-capabilities-permission"}
+)
 # Containers can write into these journals, under an id or tag chosen by a user.
 _ENGINE_UNITS: Final = frozenset({"docker.service", "podman.service"})
 _POD_LOG_PATH: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")

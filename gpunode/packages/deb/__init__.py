@@ -102,6 +102,7 @@ def _read_package_facts(reader: EvidenceReader) -> PackageFacts:
             )
         ),
         unconfigured=known(derive_fact("dpkg-updates", lambda: status.find_unconfigured(rows, updates())), frozenset()),
+        selected_for_removal=known(derive_fact(key, lambda: status.find_selected_for_removal(rows)), frozenset()),
     )
 
 

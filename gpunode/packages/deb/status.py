@@ -129,6 +129,13 @@ def find_unconfigured(found: Sequence[DpkgEntry], updates: Iterable[str]) -> fro
     return frozenset(package_id_of(entry, native) for entry in found if entry.status in {"unpacked", "half-configured"})
 
 
+def find_selected_for_removal(found: Sequence[DpkgEntry]) -> frozenset[PackageId]:
+    """Return the installed packages that ``dpkg --purge --pending`` or dselect would remove."""
+    native = native_architecture(found)
+    chosen = (one for one in found if one.want in {"purge", "deinstall"} and one.status in PRESENT_STATES)
+    return frozenset(package_id_of(entry, native) for entry in chosen)
+
+
 def list_journaled(text: str) -> frozenset[str]:
     """Return the names of the packages in a file of dpkg's journal, which may be cut off."""
     return frozenset(_PACKAGE_NAME_FIELD.findall(f"\n{text}"))

@@ -238,6 +238,26 @@ def test_killed_reinstallation_leaves_packages_on_hold(
         assert held.differences(state(node)) == ""
 
 
+def test_setup_selects_packages_again_that_a_killed_remove_would_purge(
+    prepared: Callable[[str], Prepared],
+) -> None:
+    """apt tells dpkg what it will purge before it starts it; `dpkg --purge --pending` would go on with that."""
+    found = prepared("toolkit")
+    with found.node() as node:
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        installed = state(node)
+        purge_status = "Status: purge ok installed"
+        start(node, "remove", "--yes").kill_once(
+            lambda: purge_status in node.read("/var/lib/dpkg/status"), "everything"
+        )
+        assert purge_status in node.read("/var/lib/dpkg/status")
+
+        done = node.gpunode("setup", RECIPE, "--yes")
+
+        assert done.returncode in {0, 7}, done.stderr
+        assert installed.differences(state(node)) == ""
+
+
 @pytest.mark.long
 def test_killed_rollback_to_the_distributions_driver_is_repeated(bases: dict[str, Bases], chroots: Lab) -> None:
     """gpunode's pin, which goes last, leaves a package that is half-installed by then without a candidate."""

@@ -113,6 +113,21 @@ def test_copy_of_a_rendered_file_is_kept(fleet: Path, tmp_path: Path) -> None:
     assert not (out / "helm" / "gpu-operator.values.yaml").exists()
 
 
+def test_other_files_in_the_output_folder_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.bin").touch()
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+
+    def note_and_read(path: Path) -> bytes:
+        read.append(path.name)
+        return b"" if path.name == "model.bin" else read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", note_and_read)
+    render_recipe("k8s-containerd", (SAMPLE,), str(tmp_path), "manifests", OutputOptions(quiet=True))
+    assert "model.bin" not in read
+    assert (tmp_path / "apply.sh").is_file()
+
+
 @pytest.mark.parametrize("way", ["file", "link", "link for a folder", "file for a folder"])
 def test_obstacle_in_the_output_folder_is_named_and_nothing_written(way: str, tmp_path: Path) -> None:
     out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"

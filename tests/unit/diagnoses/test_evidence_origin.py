@@ -52,6 +52,22 @@ def test_fault_seen_first_by_a_pod_is_likely_and_names_it() -> None:
     assert one.container_log == "the log of pod tenant/my-nvidia-app"
 
 
+def test_program_in_a_pod_shows_that_an_exclusive_gpu_is_busy() -> None:
+    node = healthy()
+    modes = node["smi-query"].data.replace(b": Default", b": Exclusive_Process")
+    node = {**node, "smi-query": replace(node["smi-query"], data=modes)}
+    assert not causes(diagnose(take_snapshot(node)))
+    busy = "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable\n"
+    (one,) = diagnose(take_snapshot(with_pods(node, {"app": busy}))).findings
+    assert (one.cause, one.confidence) == ("compute-mode-exclusive", "likely")
+
+
+def test_program_in_a_pod_shows_that_it_may_not_use_mig() -> None:
+    said = "visiting device 0: NVML_ERROR_NO_PERMISSION\n"
+    (one,) = diagnose(take_snapshot(with_pods(healthy(), {"app": said}))).findings
+    assert (one.cause, one.confidence) == ("mig-capabilities-permission", "likely")
+
+
 def test_pod_log_does_not_hide_a_fault_of_the_node() -> None:
     """It does not become the fault's root cause either."""
     node = evidence(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpunode.diagnoses.report_similarity import extract_words, parse_report_words, score_causes
 from tests.scenarios.reports import diagnosis, reports
 from tests.scenarios.words import FILE, MIN_REPORTS, count_words, dump_words, words_of
@@ -36,6 +38,20 @@ def test_word_of_all_reports_scores_zero() -> None:
 
 def test_words_are_lowercase_without_numbers() -> None:
     assert extract_words(["NVRM: Xid 79", "xid 0000:01:00"]) == {"nvrm", "xid"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "containers do not see the GPU in docker compose",
+        "the A100 is not detected after the upgrade to kernel 6.8, driver 535",
+        "NVRM: GPU at 0000:31:00 rejected by driver",
+        "nvidia-smi shows a wrong CUDA version, 11.4 instead of 12",
+        "libcuda segfaults: docker run, then the pod is killed",
+    ],
+)
+def test_everyday_words_for_a_failure_get_suspects(said: str) -> None:
+    assert diagnosis([{"source": "post", "text": said}]).suspects
 
 
 def test_word_scores_rank_suspects_only_where_driver_and_report_fail() -> None:

@@ -244,3 +244,11 @@ def test_suspect_contradicts_nothing_in_the_report(pieces: tuple[tuple[str, str]
 
 def test_error_999_of_another_program_names_no_cause() -> None:
     assert not of(BANNER, SUSPENDED, ("./scrape.sh", "the server returned HTTP status 999")).roots
+
+
+@pytest.mark.parametrize(("comment", "confidence"), [("", "certain"), ("# ", "likely")])
+def test_only_a_registered_runtime_makes_a_missing_toolkit_certain(comment: str, confidence: str) -> None:
+    absent = "dpkg -l nvidia-container-toolkit", "dpkg-query: no packages found matching nvidia-container-toolkit\n"
+    line = f'version = 2\n  {comment}BinaryName = "nvidia-container-runtime"\n'
+    (one,) = of(absent, ("cat /etc/containerd/config.toml", line)).findings
+    assert (one.cause, one.confidence) == ("toolkit-not-installed", confidence)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger
+from gpunode.facts.model import Facts, Known
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Done, Failed, Intent, Verb
@@ -37,6 +38,12 @@ def interrupted(
     done = (Done(n) for n in range(len(made)))
     no = (Failed(n, "no") for n in range(len(made), len(made) + len(failed)))
     return RunRecord((replace(BEGIN, verb=verb), *intents, *done, *no))
+
+
+def having(installed: Mapping[str, PackageState], selected_for_removal: Collection[str] = ()) -> Facts:
+    """Return the facts of a node with these packages."""
+    selected = frozenset(map(PackageId, selected_for_removal))
+    return replace(machine(), packages=Known(by_id(installed), "test"), selected_for_removal=selected)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +100,10 @@ def test_auto_marks_missing_after_an_interrupted_setup_are_set() -> None:
     cut = interrupted(begun=(FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
-    assert find_missing_marks(cut, by_id(installed)) == (
+    assert find_missing_marks(cut, having(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
-    assert find_missing_marks(interrupted(begun=(FILE, *begun), verb="rollback"), by_id(installed)) == ()
+    assert find_missing_marks(interrupted(begun=(FILE, *begun), verb="rollback"), having(installed)) == ()
 
 
 class TestRecordOfInterruptedChanges:
@@ -213,6 +220,23 @@ def test_auto_marks_of_packages_an_interrupted_run_kept_are_restored(verb: Verb)
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
     cut = interrupted(begun=begun[:1], failed=begun[1:], verb=verb)
-    assert find_missing_marks(cut, by_id(installed)) == (
+    assert find_missing_marks(cut, having(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
+
+
+def test_package_that_a_killed_run_left_selected_for_removal_is_marked() -> None:
+    """``dpkg --purge --pending`` would remove it; somebody else's selections stay."""
+    manual, auto = PackageState("1"), PackageState("1", auto=True)
+    names = {"manual": manual, "auto": auto, "lost-mark": auto, "not-selected": manual, "now-auto": manual}
+    cut = interrupted(begun=[PackageChange(PackageId(name), was, None) for name, was in names.items()], verb="remove")
+    installed = {**names, "lost-mark": manual, "now-auto": auto, "foreign": manual}
+
+    found = find_missing_marks(cut, having(installed, installed.keys() - {"not-selected"}))
+
+    assert [(str(one.id), one.before, one.after) for one in found] == [
+        ("manual", manual, manual),
+        ("auto", auto, auto),
+        ("lost-mark", manual, auto),
+        ("now-auto", auto, auto),
+    ]

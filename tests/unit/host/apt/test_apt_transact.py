@@ -262,11 +262,14 @@ def test_marks_follow_the_package_states() -> None:
         PackageChange(PackageId("kept"), PackageState("1", held=True), KnownAfter("2")),
         PackageChange(PackageId("purged"), PackageState("1", held=True), None),
         PackageChange(PackageId("asked-for"), PackageState("1", auto=True), PackageState("1")),
+        PackageChange(PackageId("selected-for-removal"), PackageState("1"), PackageState("1")),
+        PackageChange(PackageId("held-again"), PackageState("1"), PackageState("1", held=True)),
     )
     assert plan_marks(plan) == {
+        "install": ("selected-for-removal",),
         "auto": ("auto",),
         "manual": ("asked-for",),
-        "hold": ("held", "kept"),
+        "hold": ("held", "kept", "held-again"),
         "unhold": ("released",),
     }
 

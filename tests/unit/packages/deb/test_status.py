@@ -202,3 +202,9 @@ def test_obsolete_conffiles_are_listed() -> None:
 
 def test_name_at_the_end_of_a_cut_journal_counts_for_nothing() -> None:
     assert dpkg.list_journaled("Package: nvidia-alternative\nStatus: x\n\nPackage: nvid") == {"nvidia-alternative"}
+
+
+def test_installed_packages_selected_for_removal_are_found() -> None:
+    wants = {"purged": "purge ok installed", "removed": "deinstall ok unpacked", "gone": "deinstall ok config-files"}
+    text = "".join(f"\n\nPackage: {name}\nStatus: {words}\nArchitecture: amd64\n" for name, words in wants.items())
+    assert dpkg.find_selected_for_removal(dpkg.parse_status(DPKG + text)) == ids("purged", "removed")
