@@ -252,3 +252,11 @@ def test_only_a_registered_runtime_makes_a_missing_toolkit_certain(comment: str,
     line = f'version = 2\n  {comment}BinaryName = "nvidia-container-runtime"\n'
     (one,) = of(absent, ("cat /etc/containerd/config.toml", line)).findings
     assert (one.cause, one.confidence) == ("toolkit-not-installed", confidence)
+
+
+def test_missing_runtime_of_cri_o_is_not_called_containerds() -> None:
+    said = "Failed to create pod sandbox: failed to find runtime handler nvidia from runtime list map[runc:0xc1]"
+    (one,) = of(("kubectl describe pod", said), ("crio --version", "crio version 1.30.1\n")).findings
+    assert one.cause == "containerd-nvidia-runtime-missing"
+    assert "CRI-O" in one.summary
+    assert "--runtime=crio" in str(one.remedy)
