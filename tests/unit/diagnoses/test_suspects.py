@@ -260,3 +260,13 @@ def test_missing_runtime_of_cri_o_is_not_called_containerds() -> None:
     assert one.cause == "containerd-nvidia-runtime-missing"
     assert "CRI-O" in one.summary
     assert "--runtime=crio" in str(one.remedy)
+
+
+def test_pod_of_a_user_is_not_called_the_device_plugins() -> None:
+    (one,) = of(
+        ("kubectl describe pod my-app", "Failed: nvidia-smi: executable file not found in $PATH\n"),
+        ("docker info", " Runtimes: nvidia runc\n Default Runtime: runc\n"),
+        ("kubectl get pod my-app -o yaml", "runtimeClassName: null\n"),
+    ).findings
+    assert one.cause == "nvidia-runtime-not-default-no-runtimeclass"
+    assert "device plugin" not in one.summary
