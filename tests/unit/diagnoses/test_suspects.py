@@ -252,3 +252,21 @@ def test_only_a_registered_runtime_makes_a_missing_toolkit_certain(comment: str,
     line = f'version = 2\n  {comment}BinaryName = "nvidia-container-runtime"\n'
     (one,) = of(absent, ("cat /etc/containerd/config.toml", line)).findings
     assert (one.cause, one.confidence) == ("toolkit-not-installed", confidence)
+
+
+def test_missing_runtime_of_cri_o_is_not_called_containerds() -> None:
+    said = "Failed to create pod sandbox: failed to find runtime handler nvidia from runtime list map[runc:0xc1]"
+    (one,) = of(("kubectl describe pod", said), ("crio --version", "crio version 1.30.1\n")).findings
+    assert one.cause == "containerd-nvidia-runtime-missing"
+    assert "CRI-O" in one.summary
+    assert "--runtime=crio" in str(one.remedy)
+
+
+def test_pod_of_a_user_is_not_called_the_device_plugins() -> None:
+    (one,) = of(
+        ("kubectl describe pod my-app", "Failed: nvidia-smi: executable file not found in $PATH\n"),
+        ("docker info", " Runtimes: nvidia runc\n Default Runtime: runc\n"),
+        ("kubectl get pod my-app -o yaml", "runtimeClassName: null\n"),
+    ).findings
+    assert one.cause == "nvidia-runtime-not-default-no-runtimeclass"
+    assert "device plugin" not in one.summary
