@@ -393,7 +393,6 @@ _NVML_DENIED_IN_CONTAINER: Final = unless(
 )
 
 _rule = partial(Rule, layer="runtime")
-_config_rule = partial(Rule, layer="runtime")
 
 RULES: Final = (
     _rule(
@@ -420,7 +419,7 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
-    _config_rule(
+    _rule(
         cause="containerd-config-invalid",
         disruption="restart-service",
         decisive=_CONFIG_REJECTED_BY_CONTAINERD,
@@ -438,7 +437,7 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing", "containerd-cri-disabled"},
     ),
-    _config_rule(
+    _rule(
         cause="containerd-runtime-entry-incomplete",
         disruption="restart-service",
         decisive=_RUNTIME_TYPE_MISSING,
@@ -454,7 +453,7 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
-    _config_rule(
+    _rule(
         cause="containerd-cni-folder-replaced",
         disruption="restart-service",
         decisive=message_line(r"failed to find plugin [\\\"']*gke[\\\"']* in path \[/opt/cni/bin\]"),
@@ -498,7 +497,7 @@ RULES: Final = (
         remedy=_register_runtime,
         explains=NO_RUNTIME,
     ),
-    _config_rule(
+    _rule(
         cause="cgroup-driver-mismatch",
         disruption="restart-service",
         decisive=any_of(
@@ -545,7 +544,7 @@ RULES: Final = (
         ),
         explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
-    _config_rule(
+    _rule(
         cause="crio-config-invalid",
         disruption="restart-service",
         decisive=_CONFIG_REJECTED_BY_CRIO,
@@ -611,7 +610,7 @@ RULES: Final = (
             ),
         ),
     ),
-    _config_rule(
+    _rule(
         cause="selinux-denies-gpu",
         disruption="restart-container",
         decisive=_SELINUX_DENIAL,
