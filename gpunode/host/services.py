@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from gpunode.change import ServiceChange, Trigger
 from gpunode.command import command
 from gpunode.errors import ChangeFailed
 from gpunode.facts.kernels import parse_nvrm_version
-from gpunode.facts.probes import CDI_KIND, CDI_REFRESH_ENVIRONMENT_FILE, find_cdi_output_path
+from gpunode.facts.probes import CDI_FOLDERS, CDI_KIND, CDI_REFRESH_ENVIRONMENT_FILE, find_cdi_output_path
 from gpunode.facts.systemd import has_unit_failed
 from gpunode.host.port import TriggerResult
 from gpunode.host.process import FinishedCommand, Runner
@@ -189,7 +190,8 @@ class Services:
         if self._runner.root != "/":
             return TriggerResult(trigger, 0.0, "it is written after the image has booted")
         started = time.monotonic()
-        generate = ("nvidia-ctk", "cdi", "generate", f"--output={_read_cdi_output_path()}")
+        path = _read_cdi_output_path()
+        generate = ("nvidia-ctk", "cdi", "generate", f"--output={path}")
         if not self._run_cdi_unit():
             done = self._runner.run(generate, timeout_s=_START_TIMEOUT_S)
             if done.is_program_missing:
@@ -198,7 +200,9 @@ class Services:
                 raise _missing_specification_error(
                     done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}", generate
                 )
-        listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
+        # Of its own accord it looks only into the standard folders.
+        elsewhere = () if posixpath.dirname(path) in CDI_FOLDERS else (f"--spec-dir={posixpath.dirname(path)}",)
+        listed = self._runner.run(("nvidia-ctk", "cdi", "list", *elsewhere), timeout_s=_SYSTEMCTL_TIMEOUT_S)
         # It also succeeds without any device, and reports that only on standard error.
         if not any(line.startswith(f"{CDI_KIND}=") for line in listed.text.splitlines()):
             raise _missing_specification_error(listed.last_lines(6), generate)

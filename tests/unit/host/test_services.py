@@ -211,6 +211,19 @@ def test_specification_is_written_where_the_refresh_unit_would_write_it(
     assert "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml" in systemd.calls
 
 
+def test_specification_is_looked_for_where_the_refresh_unit_writes_it(
+    systemd: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-ctk lists only /etc/cdi and /var/run/cdi unless it is told otherwise."""
+    settings = tmp_path / "nvidia-cdi-refresh.env"
+    settings.write_text("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/opt/cdi/nvidia.yaml\n")
+    monkeypatch.setattr("gpunode.host.services.CDI_REFRESH_ENVIRONMENT_FILE", str(settings))
+    (systemd.folder / "unit").write_text(unit().replace("exit-code", "success"))
+    systemd.add("nvidia-ctk", 'case "$*" in *--spec-dir=/opt/cdi) echo nvidia.com/gpu=all;; esac')
+    ((_, skipped),) = settle(Trigger("cdi"))
+    assert skipped == ""
+
+
 def test_missing_refresh_unit_makes_nvidia_ctk_generate_cdi(systemd: Tools) -> None:
     (systemd.folder / "unit").unlink()
     assert settle(Trigger("cdi")) == [(0.0, "nvidia-ctk is not installed")]
