@@ -84,7 +84,18 @@ def test_resumed_setup_restores_the_proxy_variables(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b'{"recipe": "schema = 1"}', b'"s3cr3t-word'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b'{"recipe": "schema = 1"}',
+        b'"s3cr3t-word',
+        b'{"recipe": null, "lock": "", "proxies": {}}',
+    ],
+)
 def test_damaged_request_is_refused_and_not_shown(tmp_path: Path, content: bytes) -> None:
     store = Store(tmp_path)
     run = run_with_request(store, content)
