@@ -237,7 +237,8 @@ _VIRTUAL_HARDWARE: Final = Pattern(
     r"VMware (?:SVGA|Virtual)|"
     r"QEMU (?:Standard PC|Virtual)|Hyper-V virtual VGA|Amazon EC2|\bDMI: (?:QEMU|VMware|Xen|OpenStack|Google Compute)"
     # In a physical machine a card is behind a bridge.
-    r"|(?m:^)(?:0000:)?00:[0-9a-f]{2}\.0 (?:VGA|3D)[^\n]{0,40} NVIDIA(?![^\n]*\b(?:C[56]\d\w*|MCP\w+|nForce|ION)\b)"
+    r"|^(?:0000:)?00:[0-9a-f]{2}\.0 (?:VGA|3D)[^\n]{0,40} NVIDIA(?![^\n]*\b(?:C[56]\d\w*|MCP\w+|nForce|ION)\b)",
+    re.MULTILINE,
 )
 _HYPERVISOR_FLAG: Final = Pattern(r"(?m)^flags\s*:.*\bhypervisor\b")
 _HYPERVISOR_SOURCE_KINDS: Final[tuple[SourceKind, ...]] = (
