@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from typing import Any
 from unittest.mock import patch
 
+import gpunode.diagnoses
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import kernel
@@ -113,3 +117,11 @@ def test_lines_of_one_endless_message_are_each_visited_a_few_times() -> None:
         return count["visits"]
 
     assert visits(2_000) < 12 * visits(200)
+
+
+def test_no_group_with_flags_hides_the_words_of_a_pattern() -> None:
+    """Such a pattern is searched in every text, as in all of dpkg's status."""
+    modules = (import_module(one.name) for one in walk_packages(gpunode.diagnoses.__path__, "gpunode.diagnoses."))
+    patterns = {f"{module.__name__}.{name}": one for module in modules for name, one in vars(module).items()}
+    hidden = [name for name, one in patterns.items() if isinstance(one, Pattern) and not one.words]
+    assert [name for name in hidden if re.search(r"\(\?[imsx]+:", patterns[name].pattern)] == []
