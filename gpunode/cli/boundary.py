@@ -74,7 +74,7 @@ def _refuse_empty_arguments(arguments: list[str]) -> None:
 
         raise UsageError(
             f"an argument is empty: {gpunode(*arguments)}",
-            why="a script's unset variable leaves one, and what it was for is not guessed",
+            why="an unset variable in a script leaves one, and gpunode does not guess what it was for",
             hint="give it a value, or leave the option out",
         )
 

@@ -121,6 +121,7 @@ def _write_folder(folder: Path, rendered_files: Mapping[str, str]) -> RenderOutc
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             output_files.write_output(folder / path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
         former = sorted(present.keys() - rendered_files.keys())
+        # Somebody may have edited such a file since.
         removed = tuple(path for path in former if _read_rendered_file(folder, path) is not None)
         for path in removed:
             output_files.remove_output(folder / path)

@@ -69,26 +69,20 @@ def load_request(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
     from gpunode import lockfile
 
     begin = next(entry for entry in store.entries(run) if isinstance(entry, Begin))
-    content = store.read_request(run)
     try:
-        text, lock, proxies = _decode_request(content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise JournalDamaged(
-            f"what was kept for run {run} is damaged, so the setup was not continued",
-            why=f"it is not the JSON that gpunode wrote: {type(error).__name__}",
-            hint="run `gpunode setup` with the recipe that you want",
-        ) from error
-    recipe = replace(parse(text, f"the recipe of run {run}", builtin.load_recipe_text), name=begin.recipe)
-    return replace(recipe, lock=lockfile.parse(lock, f"the lock of run {run}")) if lock else recipe, proxies
-
-
-def _decode_request(content: bytes) -> tuple[str, str, Mapping[str, str]]:
-    """Return recipe, lock and proxies; ValueError, KeyError or TypeError if ``content`` is no request."""
-    request = json.loads(content)
-    recipe, lock, proxies = (request[key] for key in ("recipe", "lock", "proxies"))
-    if not (isinstance(recipe, str) and isinstance(lock, str) and isinstance(proxies, dict)):
-        raise TypeError("recipe and lock are no texts, or proxies no object")
-    return recipe, lock, proxies
+        request = json.loads(store.read_request(run))
+    except ValueError:
+        request = None
+    match request:
+        case {"recipe": str(text), "lock": str(lock), "proxies": dict(proxies)}:
+            recipe = replace(parse(text, f"the recipe of run {run}", builtin.load_recipe_text), name=begin.recipe)
+            return replace(recipe, lock=lockfile.parse(lock, f"the lock of run {run}")) if lock else recipe, proxies
+        case _:
+            raise JournalDamaged(
+                f"what was kept for run {run} is damaged, so the setup was not continued",
+                why="it is not what gpunode wrote",
+                hint="run `gpunode setup` with the recipe that you want",
+            )
 
 
 def boot_resume_command(run: str, options: Sequence[str]) -> tuple[str, ...]:

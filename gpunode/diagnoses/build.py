@@ -377,7 +377,7 @@ def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
     manager = snapshot.view(system.package_manager)
     if manager == "apt" and snapshot.view(symptoms.PACKAGES_BROKEN):
         # Where a dependency is gone, apt-get installs no other package before it is back.
-        text = "bring back the dependencies that are gone"
+        text = "install the missing dependencies"
         yield run_step("install", text, Shell("sudo apt-get --fix-broken install"))
     yield install(snapshot, "install the build tools", *_TOOLCHAIN_PACKAGES[manager])
     yield build_module(snapshot, build_target_kernel(snapshot))
@@ -414,7 +414,7 @@ def _clean_dkms_tree(snapshot: Snapshot) -> Iterable[Fix]:
         is_there = any(source in _DRIVER_SOURCE_FOLDER.findall(item.text) for item in snapshot.items_of("listing"))
         yield run_step(
             "rebuild",
-            "give DKMS the source again",
+            "add the source to DKMS again",
             join_commands(sound, Shell("||"), add),
             when="" if is_there else f"{source}/dkms.conf exists",
         )

@@ -17,7 +17,6 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 _NOT_LOADED: Final = predicate(lambda snapshot: driver.is_loaded(snapshot) is False, "NVIDIA's module is not loaded")
-_DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 # Device nodes and the daemon that holds them open.
 
@@ -272,7 +271,10 @@ RULES: Final = (
             all_of(unless(_DEVICE_FILES_NOT_FOUND, _PERSISTENCED_FAILED), symptoms.MODULE_LOADED),
         ),
         symptoms=(_DEVICE_FILES_NOT_FOUND, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_FINDS_NO_DEVICE),
-        against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _DRIVER_FROM_PLATFORM, _MODULE_LOADED_LATE, _NO_GPU),
+        against=(
+            *(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, symptoms.DRIVER_FROM_PLATFORM),
+            *(_MODULE_LOADED_LATE, _NO_GPU),
+        ),
         look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
         remedy=make_fixed_remedy(
             run_step(
@@ -314,7 +316,7 @@ RULES: Final = (
             symptoms.CUDA_NOT_INITIALISED,
         ),
         context=any_of(_NO_UVM, _UVM_COMMAND_RUN),
-        against=(_UVM_LOADED, _NOT_LOADED, _DRIVER_FROM_PLATFORM, symptoms.IN_CONTAINER),
+        against=(_UVM_LOADED, _NOT_LOADED, symptoms.DRIVER_FROM_PLATFORM, symptoms.IN_CONTAINER),
         may_be_normal=True,
         look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
         remedy=_LOAD_UVM,
@@ -333,7 +335,7 @@ RULES: Final = (
         ),
         symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
         context=unless(any_of(_SUSPENDED_OR_RESUMED, _UVM_COMMAND_RUN), symptoms.NOTHING_FAILS),
-        against=(_UVM_DEVICE_FILE_MISSING, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, _DRIVER_FROM_PLATFORM),
+        against=(_UVM_DEVICE_FILE_MISSING, _NO_UVM, _UVM_LOAD_FAILED, _NOT_LOADED, symptoms.DRIVER_FROM_PLATFORM),
         look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
         remedy=_RELOAD_UVM,
     ),

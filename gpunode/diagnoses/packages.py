@@ -139,7 +139,7 @@ _PACKAGES_HALF_INSTALLED: Final = unless(
     any_of(
         custom_sign(lambda snapshot: (one.citation for one in _half_done_packages(snapshot))),
         _DPKG_INTERRUPTED,
-        predicate(_has_pending_dpkg_updates, "dpkg has not finished what it began"),
+        predicate(_has_pending_dpkg_updates, "dpkg did not finish its last run"),
     ),
     # Whoever has the lock is about to finish them.
     custom_sign(lambda snapshot: chain.from_iterable(proof.citations for proof in _find_held_lock(snapshot))),

@@ -64,7 +64,6 @@ _DRIVER_HAS_NO_GPU: Final = any_of(custom_sign(_smi_no_device_lines), symptoms.D
 _GPU_ON_BUS: Final = predicate(
     lambda snapshot: bool(pci.has_gpu(snapshot) or snapshot.view(pcie_links.nvidia_slots)), "a GPU is on the bus"
 )
-_DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "the driver is not one of Linux's")
 
 
 def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
@@ -303,7 +302,7 @@ RULES: Final = (
             _GPU_ON_BUS,
             _GPU_REPORTED,
             any_line(r"^(?:nouveau|nova[_-]drm) dev="),
-            _DRIVER_FROM_PLATFORM,
+            symptoms.DRIVER_FROM_PLATFORM,
             unless(custom_sign(_passthrough_owner_lines), symptoms.NO_GPU_ON_BUS),
         ),
         may_be_normal=True,

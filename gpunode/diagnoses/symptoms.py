@@ -33,7 +33,7 @@ _ANY_FAILURE_WORD: Final = Pattern(
 )
 FAILURE_MENTIONED: Final = predicate(
     lambda node: any(_ANY_FAILURE_WORD.search(item.text) for item in node.items),
-    "somebody or a program tells of a failure",
+    "the report mentions a failure",
 )
 NOTHING_FAILS: Final = predicate(
     lambda node: driver.works(node) and not node.view(FAILURE_MENTIONED),
@@ -41,6 +41,7 @@ NOTHING_FAILS: Final = predicate(
 )
 MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
 IN_CONTAINER: Final = custom_sign(in_container.container_marks)
+DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "Windows or the Jetson's image provides the driver")
 # gpunode runs no nvidia-smi on such a node, since that could load the module.
 DRIVER_NOT_LOADED: Final = unless(
     all_of(
@@ -48,7 +49,7 @@ DRIVER_NOT_LOADED: Final = unless(
         custom_sign(driver.installed_lines),
         predicate(is_examined_by_gpunode, "gpunode examined the node"),
     ),
-    predicate(system.has_external_driver, "the driver is not one of Linux's"),
+    DRIVER_FROM_PLATFORM,
 )
 _NO_DRIVER_MESSAGE: Final = message_line(
     r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"

@@ -312,7 +312,7 @@ class MigGpu:
 
 
 MOK_TIMEOUT_S: Final = 10
-"""How long MokManager waits at the console by default."""
+"""The default time for which MokManager waits at the console."""
 
 
 @dataclass(frozen=True, slots=True)

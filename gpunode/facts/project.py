@@ -41,7 +41,7 @@ from gpunode.facts.model import (
 )
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import list_reinstalled, system
 
 T = TypeVar("T")
 PLAN_PROBE_KEY: Final = "plan"
@@ -96,7 +96,7 @@ def _with_command(facts: Facts, change: CommandChange) -> Facts:
         return _with_built_modules(facts, is_rebuilt=True)
     if change.runs_command(*system(facts).repair_change.argv):
         return replace(facts, packages_interrupted=Known(False, PLAN_PROBE_KEY), unconfigured=frozenset())
-    if change.runs_command(*system(facts).reinstall_change({}, "").argv[:3]):
+    if list_reinstalled(change):
         lost: Fact[tuple[str, ...]] = Known((), PLAN_PROBE_KEY)
         return replace(facts, toolkit_program=Known(True, PLAN_PROBE_KEY), lost_programs=lost)
     if facts.module_key is not None:

@@ -119,9 +119,9 @@ def _reports_in_folder(top: Path) -> Iterator[FleetReport]:
     """Yield the reports below ``top`` by name, without hidden or other files; no link is followed."""
     if is_folder(top / "etc") and is_folder(top / "usr/bin"):
         raise UsageError(
-            f"{top} holds a system, and is no folder of reports",
-            why="it has etc and usr/bin; doctor examines the machine that runs, and reports",
-            hint=f"what a setup would do to that system:\n{gpunode('plan', '--root', str(top))}",
+            f"{top} is a root file system, not a folder of reports",
+            why="it has etc and usr/bin; doctor examines the running machine, or reports",
+            hint=f"to see what setup would do there:\n{gpunode('plan', '--root', str(top))}",
         )
     left = _MAX_ENTRIES
     folders = [(top, 0)]

@@ -136,8 +136,8 @@ def explain_kept_runtimes(before: Files, after: Files, desired: DesiredConfig) -
     if not kept or left is not None or not applies_on_reload(before, after, desired):
         return ""
     return (
-        f"a running dockerd knows {join_names(sorted(kept))} until its next restart, for a reload leaves its runtimes "
-        f"alone where {path} has none"
+        f"a running dockerd keeps {join_names(sorted(kept))} until its next restart: a reload removes runtimes only if "
+        f"{path} still has some"
     )
 
 

@@ -14,7 +14,6 @@ from gpunode.change import (
     OVERWRITTEN_STEP_ID,
     SET_ASIDE_STEP_ID,
     Change,
-    CommandChange,
     FileChange,
     FileState,
     PackageChange,
@@ -31,6 +30,7 @@ from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.outcome import Planned
+from gpunode.packages import list_reinstalled
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
@@ -251,10 +251,10 @@ class Applier:
         self.on_event(Applied(stage, step, (concrete,), time.monotonic() - started, note))
 
     def _list_holds_at_risk(self, change: Change) -> Iterator[PackageChange]:
-        """Yield the held packages ``NAME=VERSION`` of a command, as they are: killed, it may not hold them again."""
-        named = {word for word in change.argv[4:] if "=" in word} if isinstance(change, CommandChange) else ()
+        """Yield the held packages that a command reinstalls, as they are: if killed, it may not hold them again."""
+        named = dict(list_reinstalled(change))
         for package, state in live_state.read_package_database(self.host).packages().items() if named else ():
-            if state.held and f"{package}={state.version}" in named:
+            if state.held and named.get(package) == state.version:
                 yield PackageChange(package, state, state)
 
     def apply_packages(

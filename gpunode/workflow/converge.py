@@ -84,8 +84,8 @@ class StagePlan:
         """The words that tell people why it is ``unresolved``; empty where it is not."""
         if not self.unresolved or self.unresolved.startswith(NOT_SIMULATED_PREFIX):
             return self.unresolved
-        does = "the package index that the node has cannot do this; setup reads it anew before it decides"
-        return f"{does}:\n{self.unresolved}"
+        reason = "the node's package index does not allow this; setup refreshes it before it decides"
+        return f"{reason}:\n{self.unresolved}"
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from gpunode.catalog.conflicts import STANDALONE_TOOL_PACKAGES, driver_packages, upstream
 from gpunode.catalog.fabric import is_version_locked
-from gpunode.change import Change, CommandChange, KnownAfter, PackageChange, PackageState
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.outcome import Planned, StepOutcome
 from gpunode.package_id import PackageId
-from gpunode.packages import system
+from gpunode.packages import list_reinstalled, system
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differences_from_plan
 from gpunode.packages.system import list_versions
 from gpunode.recipe import Recipe, VersionLock
@@ -226,7 +226,7 @@ class _Resolver:
             raise Refused(
                 f"{simulation.manager} would not do what was planned; no package was changed",
                 why="\n".join(wrong),
-                hint=f"gpunode takes nothing along unasked: if {join_names(map(str, lost))} may go, remove it "
+                hint=f"gpunode removes nothing else unasked: if {join_names(map(str, lost))} may go, remove it "
                 "yourself; else choose the driver that it needs (driver.version in the recipe); then run the same "
                 "command again"
                 if lost
@@ -354,13 +354,12 @@ def _exact_transaction(
 def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: VersionLock | None = None) -> StagePlan:
     """Return ``plan`` as ``resolve_stage`` does, after checking that the host's archives have what is reinstalled."""
     exact = resolve_stage(plan, facts, host.simulate, lock)
-    start = system(facts).reinstall_change({}, "").argv[:3]
-    again = [change.argv for change in CommandChange.of_kind(plan.ordered_changes) if change.runs_command(*start)]
-    if exact.unresolved or not again:
+    reinstalled = [named for change in plan.ordered_changes for named in list_reinstalled(change)]
+    if exact.unresolved or not reinstalled:
         return exact
     from gpunode.workflow.reinstallation import explain_lost_versions  # loaded on use: few nodes lack a program
 
-    return replace(exact, unresolved=explain_lost_versions(again, exact, host, facts))
+    return replace(exact, unresolved=explain_lost_versions(reinstalled, exact, host, facts))
 
 
 def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: VersionLock | None = None) -> StagePlan:

@@ -13,29 +13,26 @@ from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.plan import INDEX_SAMPLE_SIZE, make_version_lookup
 
 
-def explain_lost_versions(commands: Sequence[Sequence[str]], exact: StagePlan, host: HostView, facts: Facts) -> str:
-    """Return the packages of ``commands`` whose version no archive of ``host`` has; empty if none is known.
+def explain_lost_versions(
+    reinstalled: Sequence[tuple[PackageId, str]], exact: StagePlan, host: HostView, facts: Facts
+) -> str:
+    """Return the reinstalled packages whose version no archive of ``host`` has; empty if none is known.
 
     The package manager only says that it cannot reinstall such a package, and exits successfully.
 
     Args:
-        commands: reinstall packages, each named ``NAME=VERSION`` from the fifth word on.
+        reinstalled: the packages with their versions; "" for the installed or a newer one.
         exact: the stage; packages that it changes get their new version.
         host: the node.
         facts: the node's packages.
     """
-    named = [
-        (PackageId.of(name), version)
-        for words in commands
-        for name, _, version in (w.partition("=") for w in words[4:])
-    ]
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
     beside = islice(sorted(installed), INDEX_SAMPLE_SIZE)
-    offered = make_version_lookup(host, facts)(dict.fromkeys((*(package for package, _ in named), *beside)))
+    offered = make_version_lookup(host, facts)(dict.fromkeys((*(package for package, _ in reinstalled), *beside)))
     changed = {change.id for change in exact.packages}
     lost = (
         (package, version)
-        for package, version in named
+        for package, version in reinstalled
         if package not in changed and (version or installed[package].version) not in offered.get(package, ())
     )
     return "\n".join(

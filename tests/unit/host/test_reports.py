@@ -280,7 +280,7 @@ def test_mounted_image_is_no_fleet_and_its_plan_is_named(tmp_path: Path) -> None
     for name in ("etc", "usr/bin"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "etc/hosts.txt").write_text("127.0.0.1 localhost\n")
-    with pytest.raises(UsageError, match="holds a system") as refused:
+    with pytest.raises(UsageError, match="is a root file system") as refused:
         find_fleet_reports([str(tmp_path)])
     assert f"gpunode plan --root {tmp_path}" in refused.value.hint
 

@@ -588,4 +588,4 @@ def test_rollback_restarts_docker_where_a_reload_keeps_a_stale_default(
     notes = undo(host, store, run).plan.notes
     assert [trigger.kind for trigger in host.triggered] == [kind]
     assert host.files[DAEMON_JSON] == former
-    assert any("a running dockerd knows nvidia until its next restart" in note for note in notes) == (kind == "reload")
+    assert any("a running dockerd keeps nvidia until its next restart" in note for note in notes) == (kind == "reload")
