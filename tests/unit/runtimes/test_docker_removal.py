@@ -142,7 +142,7 @@ def test_former_entry_is_restored_as_written() -> None:
          {"runtimes": {"x": {"path": "/x"}}, "default-runtime": "x"}, ""),
         ({"runtimes": {"x": {"path": "/x"}}}, {"runtimes": {"x": {"path": "/x"}}}, ""),
         ({"features": {"cdi": False}, "runtimes": {"nvidia": NVIDIA}}, {"features": {"cdi": False}},
-         "knows nvidia until its next restart"),
+         "keeps nvidia until its next restart"),
         ({"features": {"cdi": True, "buildkit": True}}, {"features": {"buildkit": True}}, ""),
         ({"features": None, "runtimes": None, "x": 1}, {"features": None, "runtimes": None, "x": 1}, ""),
         ({}, None, ""),
