@@ -130,7 +130,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
                 options=options,
                 on_event=node.screen.show_event,
             )
-        argv = node.store.find_runs(flags.resume)[0].begin.argv if flags.resume else node.screen.argv
+        argv = find_requested_argv(node.store, flags.resume) or node.screen.argv
         report = _verify_setup(recipe, done, node, flags.only, argv, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""
         failure = (
@@ -149,6 +149,11 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *warnings]
         # Emit while signals are still held back: the reboot will end this process as soon as it can.
         output.emit(_setup_envelope(recipe, done, report, notes).with_failure(failure))
+
+
+def find_requested_argv(store: Store, resumed_run: str) -> Sequence[str]:
+    """Return the words that asked for ``resumed_run``, which follow-up commands repeat; () if no run is resumed."""
+    return store.find_runs(resumed_run)[0].begin.argv if resumed_run else ()
 
 
 def _workflow_options(node: Session, recipe: Recipe, flags: SetupFlags, started: float, *, image: bool) -> SetupOptions:

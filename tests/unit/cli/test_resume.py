@@ -21,6 +21,7 @@ from gpunode.cli.resume import (
     load_request_and_set_proxies,
     refuse_unsafe_program,
 )
+from gpunode.cli.setup import find_requested_argv
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import process
 from gpunode.journal.store import Store
@@ -191,3 +192,10 @@ def test_recipe_writable_by_a_user_is_noted_with_its_bases(tmp_path: Path, monke
     mine.chmod(0o666)
     assert len(list(find_input_risks(str(mine), ""))) == 1
     assert list(find_input_risks("containerd", "")) == []
+
+
+def test_follow_up_commands_repeat_what_was_typed_before_the_reboot(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = store.begin("setup", version="test", argv=("setup", "node.toml", "--reboot")).id
+    assert find_requested_argv(store, run) == ("setup", "node.toml", "--reboot")
+    assert find_requested_argv(store, "") == ()

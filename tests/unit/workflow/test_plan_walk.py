@@ -112,7 +112,11 @@ def test_apt_refusal_is_quoted_in_the_plan() -> None:
     node = with_driver("580.95.05")
     host = Node(node, solver=lambda _changes: Simulation((), "E: Unable to correct problems"))
     plans = plan(recipe("containerd"), node, host, ["runtime-install"])
-    assert [stage.unresolved for stage in plans if stage.unresolved] == ["E: Unable to correct problems"]
+    (stage,) = (stage for stage in plans if stage.unresolved)
+    assert stage.unresolved == "E: Unable to correct problems"
+    heading, quoted = stage.index_note.split("\n")
+    assert "the node's package index does not allow this; setup refreshes it" in heading
+    assert quoted == stage.unresolved
     assert has_pending_work(plans)
 
 

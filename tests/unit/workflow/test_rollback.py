@@ -509,6 +509,18 @@ def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node)
     assert told(host)[2] == "its files are already restored or gone"
 
 
+def test_many_things_that_a_later_run_changed_too_are_counted(store: Store, host: Node) -> None:
+    for before, after in ((None, PackageState("1")), (PackageState("1"), PackageState("2"))):
+        run = store.begin("setup", version="test")
+        for number in range(9):
+            change = PackageChange(PackageId(f"p{number}"), before, after)
+            run.record_done(run.record_intent("packages", "driver", change))
+        run.commit("done")
+    with pytest.raises(Conflict) as refused:
+        plan_rollback(store, host, store.read_runs()[0].run, machine())
+    assert refused.value.why.endswith("p5 and 3 more")
+
+
 def test_run_of_packages_that_a_later_one_changed_cannot_be_undone(store: Store, host: Node) -> None:
     for before, after in ((None, PackageState("1")), (PackageState("1"), PackageState("2"))):
         run = store.begin("setup", version="test")
