@@ -247,11 +247,10 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
         path for path in (*present, *_TOOLKIT_CONFIG_FILES) if path in row.own_files or path in _TOOLKIT_CONFIG_FILES
     ]
     found = {change.path: change for change in restrict_to_root(facts, own)}
-    # Write access is no setting, so a reload suffices if the runtime can reload.
-    trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
     touched = {change.path for change in FileChange.of_kind(planned.changes)}
     edited = (change.restrict_writes_to_root() if change.subject in found else change for change in planned.changes)
-    beside = (replace(change, triggers=trigger if change.path in present else frozenset()) for change in found.values())
+    # No running program reads a file's mode, so these changes restart nothing.
+    beside = (change for change in found.values() if change.path not in touched)
     others = [path for path in present if path not in own and describe_nonroot_writers(present[path])]
     notes = (
         *(
@@ -262,7 +261,7 @@ def _restrict_files(target: RuntimeTarget, planned: Planned) -> Planned:
     )
     return replace(
         planned,
-        changes=sort_changes((*edited, *(change for change in beside if change.path not in touched))),
+        changes=sort_changes((*edited, *beside)),
         reason="; ".join((explain_restriction(found.values()), planned.reason)) if found else planned.reason,
         notes=(*planned.notes, *notes),
     )

@@ -333,6 +333,7 @@ def test_world_writable_runtime_config_is_restricted(name: str, open_to_others: 
     outcome = planned(RUNTIME_CONFIG_STEP.plan(recipe(name), node))
     (change,) = files(outcome.changes).values()
     assert change.after == replace(mended, content=content)
+    assert triggers_of(outcome.changes) == set(), "no daemon reads a file's mode"
     assert path in outcome.reason
     assert "root relies on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG_STEP.plan(recipe(name), project_changes(node, outcome.changes))).changes) == {}
