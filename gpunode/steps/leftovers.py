@@ -82,8 +82,7 @@ def find_run_toolkits(facts: Facts) -> dict[str, str]:
         if not (match := _NVCC_PATH.fullmatch(path)):
             continue
         release = match["release"]
-        dashed = release.replace(".", "-")
-        if owners & {f"{prefix}{dashed}" for prefix in _COMPILER_PACKAGES}:
+        if owners & {f"{prefix}{release.replace('.', '-')}" for prefix in _COMPILER_PACKAGES}:
             continue
         folder = f"/usr/local/cuda-{release}"
         uninstallers = sorted(
@@ -92,9 +91,16 @@ def find_run_toolkits(facts: Facts) -> dict[str, str]:
         found[release] = (
             f"`{command('sudo', uninstallers[0])}` removes it"
             if uninstallers
-            else f"its uninstaller is gone: remove {folder} and /etc/ld.so.conf.d/cuda-{dashed}.conf by hand"
+            else f"it has no uninstaller: remove {' and '.join((folder, *_list_loader_lines(facts, folder)))} by hand"
         )
     return found
+
+
+def _list_loader_lines(facts: Facts, folder: str) -> Iterator[str]:
+    """Yield the lines of ld.so's configuration that lead into ``folder``."""
+    for path, number, line in _list_loader_folders(facts, LD_SO_CONFIG_FILE):
+        if line.startswith(f"{folder}/"):
+            yield f"line {number} of {path}"
 
 
 def _note_dkms(facts: Facts) -> Iterator[str]:

