@@ -70,7 +70,9 @@ def test_unpackaged_toolkit_is_noted_with_its_uninstaller() -> None:
 def test_toolkit_without_uninstaller_is_removed_by_hand(others: tuple[str, ...]) -> None:
     """A capture may call any program an uninstaller."""
     leftovers = frozenset({NVCC, *others})
-    assert only_note(machine(leftovers=leftovers)).endswith("it has no uninstaller: remove /usr/local/cuda-12.6 by hand")
+    assert only_note(machine(leftovers=leftovers)).endswith(
+        "it has no uninstaller: remove /usr/local/cuda-12.6 by hand"
+    )
     loader = {LOADER: b"# CUDA\n/usr/local/cuda-12.6/targets/x86_64-linux/lib\n/usr/local/cuda-12.60/lib\n"}
     note = only_note(machine(leftovers=leftovers, files=loader))
     assert note.endswith(f"remove /usr/local/cuda-12.6 and line 2 of {LOADER} by hand")
