@@ -128,3 +128,16 @@ def test_outdated_cdi_file_in_etc_is_overridden(machine: Machine) -> None:
     done = machine.run(IMAGE, gpunode("configure"), stale, gpunode("configure"), RUN)
     assert "/etc/cdi/nvidia.yaml is of driver 535.104.05, but 580.95.05 is loaded" in output_on_one_line(done)
     assert "void" in done.stdout, done
+
+
+def test_podman_loads_and_runs_the_image_of_the_container_check(machine: Machine) -> None:
+    words = ["/bin/busybox", "echo", "ran"]
+    build = (
+        "from gpunode.host.container import build_image; import sys; sys.stdout.buffer.write(build_image("
+        f"{{'/bin/busybox': open('/bin/busybox', 'rb').read()}}, 'x86_64', 'localhost/check:1', {words}))"
+    )
+    done = machine.run(
+        f'python3 -c "{build}" | {PODMAN} load',
+        f"{PODMAN} run --rm --network none --cgroups=disabled localhost/check:1",
+    )
+    assert "localhost/check:1\nran\n" in done.stdout, done
