@@ -336,6 +336,7 @@ RULES: Final = (
             symptoms.NO_NVML_LIBRARY,
             symptoms.NO_DEVICES,
             symptoms.CUDA_UNAVAILABLE,
+            _DRIVER_MISSING,
         ),
         decisive=all_of(_DRIVER_MISSING, _DRIVER_NOT_IN_LISTINGS),
         typical=any_of(

@@ -32,14 +32,14 @@ _MIN_SUSPECTS_SHARING_STEP: Final = 2
 _SYMPTOM_WEIGHT: Final = 3.2
 _CONTEXT_SIGN_WEIGHT: Final = 3.2
 _ANSWERED_COMMAND_WEIGHT: Final = 1.2
-_PREVALENCE_WEIGHT: Final = 0.2
-_SIMILARITY_WEIGHT: Final = 0.15
+_PREVALENCE_WEIGHT: Final = 0.25
+_SIMILARITY_WEIGHT: Final = 0.17
 # Unrelated texts reach up to this.
 _MIN_SIMILARITY: Final = 0.25
 # From these probabilities on, a first suspect without rivals is the answer, or several suspects give their common first
 # step. ``python -m tests.scenarios.promotion`` prints both.
 MIN_STAND_ALONE_PROBABILITY: Final = 0.4
-MIN_SHARED_STEPS_PROBABILITY: Final = 0.5
+MIN_SHARED_STEPS_PROBABILITY: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,11 @@ _TOOLKIT_PROGRAM_MISSING: Final = message_line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
+# apt, dnf, yum and zypper: no repository of this node has the package.
+_TOOLKIT_PACKAGE_UNKNOWN: Final = message_line(
+    r"(?:Unable to locate package|No match for argument:|No package|No provider of) '?nvidia-container-toolkit(?![\w-])"
+    r"|Package '?nvidia-container-toolkit'? has no installation candidate"
+)
 # People who describe their setup and have the toolkit mention it.
 _INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b|\b(?:docker|driver) (?:version )?\d\d")
 _GPU_NOT_SELECTED: Final = message_line(r"could not select device driver \S{0,6} ?with capabilities: \[\[gpu")
@@ -255,6 +260,7 @@ RULES: Final = (
         typical=any_of(
             _TOOLKIT_PROGRAM_MISSING,
             _TOOLKIT_SEARCHED_IN_VAIN,
+            _TOOLKIT_PACKAGE_UNKNOWN,
             unless(all_of(_GPU_NOT_SELECTED, _INSTALLATION_TOLD), _TOOLKIT_MENTIONED, _GPU_OPERATOR_SEEN),
         ),
         symptoms=_GPU_REQUEST_SYMPTOMS,
