@@ -70,6 +70,7 @@ def test_fleet_screen_names_nodes_causes_and_the_next_command(rack: Path, capsys
     assert lines[2].split()[:3] == ["2", "×", "nouveau-bound:"]
     assert lines[2].endswith("  n1.json, n2.json")
     assert lines[3].strip().startswith("next: ")
+    assert lines[3].endswith(" (the fix reboots the node)")
     assert lines[4].split()[:3] == ["1", "×", "unread:"]
     assert lines[4].endswith("  n3")
     assert lines[-1] == f"next: gpunode doctor {rack}/n1.json"
