@@ -41,7 +41,6 @@ def render_pages() -> dict[Path, str]:
         ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(render_schema(), indent=2)}\n",
         REFERENCE_FOLDER / "causes.md": render_causes(),
         REFERENCE_FOLDER / "cli.md": render_cli(),
-        REFERENCE_FOLDER / "exit-codes.md": render_exit_codes(),
         REFERENCE_FOLDER / "recipes.md": render_recipes(),
         REFERENCE_FOLDER / "what-doctor-looks-at.md": looks.render_page(_GENERATED_NOTICE),
     }
@@ -98,19 +97,30 @@ def render_causes() -> str:
 
 
 def render_cli() -> str:
-    """Return the page of the command line: every command, argument and option, as the program declares them."""
+    """Return the page of the command line: exit codes, and every command, argument and option, as declared."""
     import typer
 
+    from gpunode import errors
     from gpunode.cli.app import app
 
     root = typer.main.get_command(app)
-    return "\n".join([_GENERATED_NOTICE, "# Command line", "", _CLI_INTRO, *_render_commands(root, "gpunode")])
+    exit_codes = [f"| {code} | {_escape_cell(meaning)} |" for code, meaning in errors.exit_codes()]
+    return "\n".join(
+        [_GENERATED_NOTICE, "# Command line", "", _CLI_INTRO, *exit_codes, "", *_render_commands(root, "gpunode")]
+    )
 
 
 _CLI_INTRO = """\
-Exit codes: [exit-codes.md](exit-codes.md). What `--json` prints: [json-output.md](json-output.md).
-`NO_COLOR` is honoured. `gpunode --version` prints the version.
-"""
+`gpunode --version` prints the version. `NO_COLOR` switches colours off. See also [JSON output](json-output.md).
+
+## Exit codes
+
+Every command exits with one of these codes. `--json` has the same number in `exit_code`, and one word for it in
+`status`. If the reader of a pipe ends early (`gpunode plan | head`), the exit code is 141, as in a shell.
+`doctor --npd` exits with the codes of node-problem-detector: 0 for no fault, 1 for a fault, 2 for unknown.
+
+| exit | meaning |
+| --- | --- |"""
 
 
 def _render_commands(command: Any, path: str) -> Iterator[str]:
@@ -155,23 +165,6 @@ def _escape_cell(text: str | None) -> str:
     return (text or "").replace("|", "\\|")
 
 
-def render_exit_codes() -> str:
-    """Return the page of the exit codes, as the errors declare them."""
-    from gpunode import errors
-
-    rows = [f"| {code} | {_escape_cell(meaning)} |" for code, meaning in errors.exit_codes()]
-    return "\n".join(
-        [_GENERATED_NOTICE, "# Exit codes", "", _EXIT_CODES_INTRO, "| exit | meaning |", "| --- | --- |", *rows, ""]
-    )
-
-
-_EXIT_CODES_INTRO = """\
-Every command ends with one of these. With `--json` the same number stands in the envelope as `exit_code`, and `status`
-names it in one word. A command whose reader went away (`gpunode plan | head`) ends with 141, as the shell has it.
-`doctor --npd` ends with 0, 1 or 2, which mean what node-problem-detector takes them for: no fault, a fault, unknown.
-"""
-
-
 def render_recipes() -> str:
     """Return the page of recipes: the shipped ones, and every key."""
     from gpunode import builtin
@@ -209,11 +202,11 @@ def _render_key_row(key: RecipeKey) -> str:
 
 
 _RECIPES_INTRO = """\
-A recipe describes the desired state of a node, in TOML. `gpunode setup NAME` takes a shipped one,
+A recipe describes the desired state of a node, in TOML. `gpunode setup NAME` uses a shipped one,
 `gpunode setup ./file.toml` your own. A recipe that `extends` another sets only what differs: key by key, also inside a
 table; a list is replaced.
-`gpunode recipe check FILE` names file, line, key and the allowed values of whatever is wrong in it; an unknown key is
-an error, never ignored. `recipes/gpunode.schema.json` gives editors completion (`#:schema` in a recipe's first line).
+`gpunode recipe check FILE` shows each mistake with its line, key and the allowed values; an unknown key is an error.
+Editors complete keys with `recipes/gpunode.schema.json` (`#:schema` in a recipe's first line).
 
 ```toml
 #:schema ./gpunode.schema.json
@@ -232,20 +225,15 @@ model = "A100"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with ``--check`` name the outdated ones."""
+    """Write the outdated pages, or with ``--check`` name them."""
     texts = render_pages()
     stale = [path for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text]
-    # The page of a removed family is left over.
-    obsolete = [path for path in (REFERENCE_FOLDER / "causes").glob("*.md") if path not in texts]
     if "--check" in arguments:
-        for path in (*stale, *obsolete):
+        for path in stale:
             sys.stderr.write(f"{path.relative_to(ROOT)} is not current: run `make docs`\n")
-        return 1 if stale or obsolete else 0
+        return 1 if stale else 0
     for path in stale:
-        path.parent.mkdir(exist_ok=True)
         path.write_text(texts[path], "utf-8")
-    for path in obsolete:
-        path.unlink()
     return 0
 
 

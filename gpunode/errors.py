@@ -1,7 +1,7 @@
 """Every error with which gpunode stops, as one tree; each class has an exit code.
 
 A message has three parts: what happened, why, and what to do next. They stay separate until the command line prints
-them, so that the JSON envelope has each. ``docs/reference/exit-codes.md`` is generated from this file.
+them, so that the JSON envelope has each. ``docs/reference/cli.md`` is generated from this file.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class ChangesPending(GpunodeError):
     """A check found something that is not as requested."""
 
     exit_code, status = 4, "changes-pending"
-    meaning = "`plan --check`, `ctk runtime check`: changes pending; `compare`: a difference that may explain a fault"
+    meaning = (
+        "`plan --check`, `k8s plan --check`, `ctk runtime check`: changes pending; `compare`: a difference that may "
+        "explain a fault"
+    )
 
 
 class Conflict(GpunodeError):

@@ -126,6 +126,14 @@ def test_every_page_is_linked_from_the_index() -> None:
     assert not {page for page in pages if page not in linked and page.parent not in linked - {docs}}
 
 
+def test_every_file_named_after_gpunode_is_in_the_list_of_changes() -> None:
+    page = (ROOT / "docs/explanation/what-gpunode-changes.md").read_text("utf-8")
+    sources = "".join(path.read_text("utf-8") for path in sorted((ROOT / "gpunode").rglob("*.py")))
+    written = set(re.findall(r'"/etc/[^"{}]*/(gpunode-[a-z]+[^"{}/]*)"', sources))
+    assert len(written) >= 9
+    assert sorted(name for name in written if name not in page) == []
+
+
 def machine_traces() -> list[str]:
     """Return patterns for the traces of this machine in a file: the checkout's path, or its top folder alone."""
     top = ROOT.parts[1] if len(ROOT.parts) > 1 else ""

@@ -616,7 +616,7 @@ def recipe_list(json: JsonOption = False) -> None:
 
 
 @recipe_app.command("show")
-def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: JsonOption = False) -> None:
+def recipe_show(name: RecipeArgument, json: JsonOption = False) -> None:
     """Print a recipe, then the same with everything it extends and all defaults."""
     from gpunode.cli import recipes
 
@@ -624,7 +624,9 @@ def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: Js
 
 
 @recipe_app.command("check")
-def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: JsonOption = False) -> None:
+def recipe_check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="the recipe to check")], json: JsonOption = False
+) -> None:
     """Check a recipe; show each mistake with its line, key and allowed values."""
     from gpunode.cli import recipes
 

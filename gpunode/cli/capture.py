@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.commands import own_gpunode
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import Line, line, next_command_line, span
 from gpunode.cli.screen.words import STATE_MARK
-from gpunode.command import gpunode, sudo_gpunode
+from gpunode.command import sudo_gpunode
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.secrets import redact_text as redacted
 from gpunode.wording import count_noun
@@ -98,4 +99,4 @@ def capture_result_lines(file: str, number: int, size: int, missing: Mapping[str
         yield note_line(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
     if "permission denied" in missing.values():
         yield note_line(f"root sees more: {sudo_gpunode('capture', file)}")
-    yield next_command_line(gpunode("doctor", file))
+    yield next_command_line(own_gpunode("doctor", file))  # only who wrote the file may read it

@@ -194,7 +194,7 @@ def _report_group_lines(reports: Sequence[str], heading: str, *more: str, style:
 def _cause_lines(tally: CauseTally) -> _CountedLines:
     number, lines = _report_group_lines(tally.reports, tally.cause, tally.title)
     what = span(tally.command, "command") if tally.command else span(tally.advice)
-    words = f" ({TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
+    words = f" (the fix {TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
     return number, (*lines, line("next: ", what, span(words, "dim")))
 
 

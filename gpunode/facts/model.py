@@ -82,7 +82,7 @@ def _advise(fact: Unknown) -> str:
     if place == "image":
         return "name the GPUs of the machine that will boot it: add --gpu IDS, such as --gpu 10de:1b80"
     if "Permission denied" in fact.reason:
-        return "run the command as root"
+        return "run the command as root; if it reads a capture, first take that again as root"
     if place != fact.probe:
         look = command("ls", "-ld", place)
         return f"look at it with `{look}`; what belongs there is a file that root can read, or nothing"

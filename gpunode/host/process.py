@@ -1,8 +1,8 @@
 """Running commands to their end, however they behave; the only user of ``sh``.
 
 ``sh`` starts and reaps commands that may change a system. Commands that only read are spawned, so that a run that finds
-nothing to do need not import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). Streams,
-time limits and process groups are our own (docs/decisions/0030-sh-starts-distro-names.md).
+nothing to do need not import ``sh``, which takes as long as typer. Streams, time limits and process groups are our own
+(docs/decisions/0030-sh-starts-distro-names.md).
 """
 
 from __future__ import annotations

@@ -371,11 +371,7 @@ def _effective_podman(runner: Runner) -> ObservedConfig | None:
 def _no_answer_error(name: str, finished: FinishedCommand) -> ChangeFailed | Undetermined:
     last_lines = finished.last_lines(6)
     if "permission denied" in last_lines.lower():
-        return Undetermined(
-            f"cannot tell how {name} is configured",
-            why=last_lines,
-            hint="run the command again as root: sudo gpunode …",
-        )
+        return Undetermined(f"cannot tell how {name} is configured", why=last_lines, hint="run the command as root")
     return ChangeFailed(
         f"cannot read how {name} is configured",
         why=last_lines or f"{finished.argv[0]} exited with {finished.exit_status}",

@@ -136,7 +136,7 @@ def _render_node_groups(title: str, legend: str, kinds: Iterable[Markup], id_: s
 
 
 def _render_cause(tally: CauseTally) -> Markup:
-    disruption = f" ({TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
+    disruption = f" (the fix {TEXT_BY_DISRUPTION[tally.disruption]})" if tally.disruption != "none" else ""
     what = join_markup(tag("b", tally.title), " ", tag("code", tally.cause))
     return _render_node_group(
         what, tally.reports, tag("p", f"next: {tally.advice}{disruption}"), command_block(tally.command)

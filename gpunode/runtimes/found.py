@@ -128,7 +128,5 @@ def _probe_matches(run_probe: Callable[[Probe], Capture], pattern: str) -> State
 def _unreadable_error(place: str, capture: Capture) -> Refused | Undetermined:
     why = capture.error.strip()[:300] or capture.outcome
     if capture.outcome == "denied":
-        return Undetermined(
-            f"cannot tell what {place} holds", why=why, hint="run the command again as root: sudo gpunode …"
-        )
+        return Undetermined(f"cannot tell what {place} holds", why=why, hint="run the command as root")
     return Refused(f"{place} cannot be read as a file", why=why, hint=f"ls -ld {place} shows what it is; fix that")

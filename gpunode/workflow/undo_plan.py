@@ -398,7 +398,7 @@ def edit_conflict_error(change: FileChange, current: FileState | None, keep: str
             why=f"what a rollback of gpunode's version would do:\n{back}",
             hint="add --force: it becomes as it was before the run",
         )
-    by_hand = "undo the second by hand and keep the first"
+    by_hand = "make the second change by hand and keep the first"
     return Conflict(
         f"{change.path} was {'edited since gpunode wrote it' if change.before else 'written anew since the run'}",
         why=f"the edit of gpunode's version:\n{edit}\nwhat a rollback of gpunode's version would do:\n{back}",

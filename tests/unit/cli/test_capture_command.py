@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,17 @@ def test_capture_says_what_it_contains_and_what_is_missing(tmp_path: Path, capsy
     assert "could not read units: no systemd" in said
     assert "could not read smi: timed out" in said
     assert "could not read modules: permission denied" in said
+
+
+def test_capture_after_sudo_is_read_with_sudo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("HOME", pwd.getpwuid(0).pw_dir)
+    for caller, words in (("1000", "next: sudo gpunode doctor "), ("", "next: gpunode doctor ")):
+        monkeypatch.setenv("SUDO_UID", caller) if caller else monkeypatch.delenv("SUDO_UID")
+        capture(str(tmp_path / f"node{caller}.tgz"), OutputOptions(), anonymize=False, force=False)
+        assert words in capsys.readouterr().out
 
 
 def test_existing_capture_is_not_overwritten_without_force(tmp_path: Path) -> None:

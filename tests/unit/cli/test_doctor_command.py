@@ -70,9 +70,23 @@ def test_fleet_screen_names_nodes_causes_and_the_next_command(rack: Path, capsys
     assert lines[2].split()[:3] == ["2", "×", "nouveau-bound:"]
     assert lines[2].endswith("  n1.json, n2.json")
     assert lines[3].strip().startswith("next: ")
+    assert lines[3].endswith(" (the fix reboots the node)")
     assert lines[4].split()[:3] == ["1", "×", "unread:"]
     assert lines[4].endswith("  n3")
     assert lines[-1] == f"next: gpunode doctor {rack}/n1.json"
+
+
+def test_json_reference_names_every_key_of_a_diagnosis(rack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/json-output.md").read_text("utf-8")
+    rows = {line.split(" | ")[0].strip("| `"): line for line in page.splitlines() if line.startswith("| `")}
+    exit_code_of_doctor(str(rack / "n1.json"))
+    found = answer(capsys)
+    assert [key for key in found["findings"][0] if f"`{key}`" not in rows["findings"]] == []
+    assert [key for key in found["result"] if f"`{key}`" not in rows["doctor"]] == []
+    exit_code_of_doctor(str(rack))
+    found = answer(capsys)["result"]
+    keys = {**found, **found["reports"][0]}
+    assert [key for key in keys if f"`{key}`" not in rows["doctor` of several reports"]] == []
 
 
 def test_verbose_fleet_has_a_line_for_each_report(rack: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from gpunode.facts.model import Unknown, need
             "line 1 of /etc/apt/sources.list.d/x.list",
         ),
         (Unknown("it is a named pipe", "file:/etc/containerd/config.toml"), "`ls -ld /etc/containerd/config.toml`"),
-        (Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "as root"),
+        (Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "take that again as root"),
         (Unknown("not captured", "file:/etc/profile.d/gpunode-cuda.sh"), "take the capture again"),
         (Unknown("lspci: command not found", "lspci"), "install the tool it names"),
     ],

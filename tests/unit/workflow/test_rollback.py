@@ -188,6 +188,7 @@ def test_rollback_conflict_offers_unconfigure_where_that_keeps_the_edit(
         plan_rollback(store, host, run)
     command = f"sudo gpunode ctk runtime unconfigure --runtime=docker --root {store.root}"
     assert (command in caught.value.hint.splitlines()) is offered
+    assert caught.value.hint.startswith("make the second change by hand") is not offered
     assert "--force" in caught.value.hint
 
 
