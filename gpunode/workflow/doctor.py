@@ -112,7 +112,8 @@ def denied_sources(capture: Capture) -> tuple[str, ...]:
     """Return the sources of ``capture`` that the system did not let us read; empty if we read everything."""
     if capture.source.startswith("/") and "*" in capture.source and capture.data:
         with suppress(ValueError, KeyError, TypeError):
-            files = tuple(match.path for match in decode_matches(capture.data) if match.denied)
+            matches = decode_matches(capture.data) if b"denied" in capture.data else ()
+            files = tuple(match.path for match in matches if match.denied)
             return (*((capture.source,) if capture.outcome == "denied" else ()), *files)
     return (capture.source,) if _is_denied(capture) else ()
 
