@@ -31,6 +31,7 @@ _KINDS_WITHOUT_MESSAGES: Final[frozenset[SourceKind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
 _MAX_CITATIONS_PER_SIGN: Final = 12
+_NOT_COMPUTED: Final = object()
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class Snapshot:
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
         """Return the result of ``read`` for this snapshot, computed once."""
-        if read not in self._views:
-            self._views[read] = read(self)
-        return cast(T, self._views[read])
+        found = self._views.get(read, _NOT_COMPUTED)  # one look-up: hashing nested signs takes long
+        if found is _NOT_COMPUTED:
+            found = self._views[read] = read(self)
+        return cast(T, found)
 
     @property
     def including_earlier_boots(self) -> Snapshot | None:
