@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.change import Change, RuntimeExpectation
 from gpunode.errors import DrainRequired, GpunodeError, RebootRequired
 from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
-from gpunode.recipe import Recipe
+
+if TYPE_CHECKING:
+    from gpunode.recipe import Recipe
 
 Stage: TypeAlias = Literal["sources", "packages", "kernel", "runtime"]
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
 from gpunode.catalog.gpus import LIST_GPUS, GpuModel
 from gpunode.outcome import Refusal
-from gpunode.recipe import Driver, DriverSource
 from gpunode.wording import join_with_and
+
+if TYPE_CHECKING:
+    from gpunode.recipe import Driver, DriverSource
 
 # NVIDIA's current repositories start after Kepler's last branch.
 LAST_UNAVAILABLE_BRANCH = 470

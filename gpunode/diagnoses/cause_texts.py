@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def parse_section(section: str) -> CauseText:
 @cache
 def read_sections() -> Mapping[str, str]:
     """Return the section of every cause, unparsed, without its heading."""
-    pages = (page.read_text("utf-8") for page in (files("gpunode.diagnoses") / "causes").iterdir())
+    pages = (page.read_text("utf-8") for page in Path(__file__).with_name("causes").iterdir())
     sections = (section.partition("\n") for page in pages for section in page.split("\n## ")[1:])
     return {cause: text for cause, _, text in sections}
 

@@ -69,7 +69,7 @@ _GPU_ON_BUS: Final = predicate(
 def _attach_gpu(snapshot: Snapshot) -> Iterable[Fix]:
     guest = "attach a GPU to this virtual machine, or start an instance type that has one"
     host = "power the machine off, seat the GPU and its power cables, and enable the slot in the BIOS"
-    yield manual_step("hardware", guest if system.is_guest(snapshot) else host)
+    yield manual_step("hardware", guest if snapshot.view(system.is_guest) else host)
     yield run_step("inspect", "check whether the bus shows it now", Shell("lspci -nn -d 10de:"))
 
 
@@ -259,8 +259,8 @@ _NO_REGION_ADDRESS: Final = any_of(
 )
 REGION_WITHOUT_ADDRESS: Final = any_of(_UNPLACED, _NO_REGION_ADDRESS)
 """A memory region of a GPU has no address."""
-IS_VIRTUAL_MACHINE: Final = predicate(system.is_guest, "this is a virtual machine")
-_IS_BARE_METAL: Final = predicate(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
+IS_VIRTUAL_MACHINE: Final = predicate(lambda node: node.view(system.is_guest), "this is a virtual machine")
+_IS_BARE_METAL: Final = predicate(lambda node: node.view(system.is_guest) is False, "this is no virtual machine")
 _HAS_WINDOW_ABOVE_4G: Final = predicate(_has_window_above_4g, "the bus has addresses above 4 GiB")
 _LACKS_WINDOW_ABOVE_4G: Final = predicate(
     lambda snapshot: _has_window_above_4g(snapshot) is False, "the bus has none above 4 GiB"

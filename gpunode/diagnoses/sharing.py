@@ -69,7 +69,7 @@ _SHARING_EMPTY: Final = any_line(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)"
 
 def _sharing_configs(snapshot: Snapshot) -> Iterator[EvidenceItem]:
     """Yield configurations with replicas, except the plugin's own output."""
-    for item in snapshot.items:
+    for item in snapshot.items_with_words(_REPLICAS):
         if (
             item.was_answered
             and find_first(item, _REPLICAS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
@@ -31,6 +31,7 @@ _KINDS_WITHOUT_MESSAGES: Final[frozenset[SourceKind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
 _MAX_CITATIONS_PER_SIGN: Final = 12
+_NOT_COMPUTED: Final = object()
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,10 @@ class Snapshot:
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
         """Return the result of ``read`` for this snapshot, computed once."""
-        if read not in self._views:
-            self._views[read] = read(self)
-        return cast(T, self._views[read])
+        found = self._views.get(read, _NOT_COMPUTED)  # one look-up: hashing nested signs takes long
+        if found is _NOT_COMPUTED:
+            found = self._views[read] = read(self)
+        return cast(T, found)
 
     @property
     def including_earlier_boots(self) -> Snapshot | None:
@@ -85,17 +87,15 @@ class Snapshot:
 
     def items_of(self, *kinds: SourceKind) -> tuple[EvidenceItem, ...]:
         """Return the items of these kinds that were answered, even with "not there", in the order of the evidence."""
-        if len(kinds) == 1:
-            return self.view(_items_by_kind).get(kinds[0], ())
-        return self._memoize(kinds, lambda: (item for item in self.items if item.kind in kinds and item.was_answered))
+        by_kind = self.view(_items_by_kind)
+        return self._memoize(
+            kinds, lambda: (item for _, item in sorted(row for kind in {*kinds} for row in by_kind.get(kind, ())))
+        )
 
     def files(self, pattern: str) -> tuple[EvidenceItem, ...]:
         """Return the existing files whose path matches ``pattern``; ``*`` also matches slashes."""
-        # The text of a missing file is an error message.
-        there = (item for item in self.items if item.was_answered and item.outcome != "absent")
-        files = (item for item in there if item.kind != "listing" and not item.source.words)
-        matching = (item for item in files if fnmatchcase(item.subject, pattern))
-        return self._memoize(pattern, lambda: matching)
+        files = self.view(_existing_files)
+        return self._memoize(pattern, lambda: (item for item in files if fnmatchcase(item.subject, pattern)))
 
     def _memoize(self, key: object, find: Callable[[], Iterator[EvidenceItem]]) -> tuple[EvidenceItem, ...]:
         """Return the items that ``find`` yields, computed once for each ``key``."""
@@ -114,16 +114,16 @@ class Snapshot:
         are searched as a whole. At most a dozen lines of each item are returned.
         """
         return tuple(
-            citation for item in self._items_to_search(kinds, pattern) for citation in lines_with(item, pattern)
+            citation for item in self.items_to_search(pattern, *kinds) for citation in lines_with(item, pattern)
         )
 
     def contains(self, pattern: Pattern, *kinds: SourceKind) -> bool:
         """Return whether ``pattern`` matches; see ``matching_lines``."""
-        return any(True for item in self._items_to_search(kinds, pattern) for _ in lines_with(item, pattern))
+        return any(True for item in self.items_to_search(pattern, *kinds) for _ in lines_with(item, pattern))
 
     def match(self, pattern: Pattern, *kinds: SourceKind) -> re.Match[str] | None:
         """Return the first match of ``pattern``; see ``matching_lines``."""
-        for item in self._items_to_search(kinds, pattern):
+        for item in self.items_to_search(pattern, *kinds):
             match = next(_matches_by_line(item, pattern), None) or _search_joined(item, pattern)
             if match is not None:
                 return match
@@ -133,8 +133,12 @@ class Snapshot:
         """Return the text that contains the line; empty if unknown."""
         return next((item.text for item in self.items if item.key == citation.key), "")
 
-    def _items_to_search(self, kinds: tuple[SourceKind, ...], pattern: Pattern) -> tuple[EvidenceItem, ...]:
-        """Return the items that ``pattern`` may match."""
+    def items_with_words(self, pattern: Pattern) -> tuple[EvidenceItem, ...]:
+        """Return the items of any kind that ``pattern`` may match, without the package manager's records."""
+        return () if self.lacks_words(pattern) else self.view(_items_without_records).items_with_words(pattern)
+
+    def items_to_search(self, pattern: Pattern, *kinds: SourceKind) -> tuple[EvidenceItem, ...]:
+        """Return the items of ``kinds``, by default those with messages, that ``pattern`` may match."""
         if self.lacks_words(pattern):
             return ()
         if not kinds:
@@ -172,13 +176,24 @@ def _without_earlier_boots(item: EvidenceItem) -> EvidenceItem | None:
     return item if now == item.text else replace(item, text=now)
 
 
-def _items_by_kind(snapshot: Snapshot) -> Mapping[SourceKind, tuple[EvidenceItem, ...]]:
-    """Group the answered items by kind."""
-    items: dict[SourceKind, list[EvidenceItem]] = {}
-    for item in snapshot.items:
+def _items_by_kind(snapshot: Snapshot) -> Mapping[SourceKind, Sequence[tuple[int, EvidenceItem]]]:
+    """Group the answered items by kind, each with its number in the evidence."""
+    items: dict[SourceKind, list[tuple[int, EvidenceItem]]] = {}
+    for number, item in enumerate(snapshot.items):
         if item.was_answered:
-            items.setdefault(item.kind, []).append(item)
-    return {kind: tuple(items) for kind, items in items.items()}
+            items.setdefault(item.kind, []).append((number, item))
+    return items
+
+
+def _existing_files(snapshot: Snapshot) -> tuple[EvidenceItem, ...]:
+    # The text of a missing file is an error message.
+    there = (item for item in snapshot.items if item.was_answered and item.outcome != "absent")
+    return tuple(item for item in there if item.kind != "listing" and not item.source.words)
+
+
+def _items_without_records(snapshot: Snapshot) -> ItemGroup:
+    """Return all items but the package manager's records."""
+    return ItemGroup(item for item in snapshot.items if not item.is_package_record)
 
 
 def _message_items(snapshot: Snapshot) -> ItemGroup:

@@ -136,14 +136,15 @@ def _is_inside_container(item: EvidenceItem) -> bool:
 def mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that report a mismatch outside of containers."""
     tables = {"file", "packages", "container-inspect"}
-    items = (item for item in snapshot.items if not item.is_package_record and item.kind not in tables)
+    items = (item for item in snapshot.items_with_words(_MISMATCH) if item.kind not in tables)
     here = (item for item in items if not _is_inside_container(item))
     return tuple(line for item in here for line in lines_with(item, _MISMATCH))
 
 
 def container_mismatch_lines(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Return the lines that report a mismatch inside a container."""
-    return tuple(line for item in snapshot.items if _is_inside_container(item) for line in lines_with(item, _MISMATCH))
+    items = (item for item in snapshot.items_with_words(_MISMATCH) if _is_inside_container(item))
+    return tuple(line for item in items for line in lines_with(item, _MISMATCH))
 
 
 def shipped_driver_files(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -206,7 +207,7 @@ _VERSION_KNOWN: Final = predicate(lambda node: driver.loaded_version(node) is no
 _LIBRARY_DIFFERS_IN_CONTAINER: Final = custom_sign(_differing_container_library)
 # Phrases of users that place the failure in a container.
 _CONTAINER_TOLD: Final = message_line(
-    r"(?i)\b(?:in|inside|into|within) (?:the|my|our|an?|each) (?:\S+ ){0,2}(?:LX[CD]|container|pod)\b"
+    r"(?i)\b(?:in|inside|into|within) (?:the|my|our|an?|each) (?:\S+ ){0,2}(?:LXC|LXD|container|pod)\b"
 )
 _MISMATCH_ON_NODE: Final = unless(custom_sign(_mismatch_evidence), symptoms.DRIVER_WORKS, _CONTAINER_TOLD)
 # libnvidia-container stops if the image already has a file where it would mount one from the node.

@@ -18,7 +18,9 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 
 _LETTERS: Final = b"abcdefghijklmnopqrstuvwxyz"
-_LETTERS_ONLY_TABLE: Final = bytes(code if code in _LETTERS else 0x20 for code in range(256))
+_LETTERS_ONLY_TABLE: Final = b" " * 65 + _LETTERS + b" " * 6 + _LETTERS + b" " * 133
+# The only other character whose lower case is one of these letters. Lowering a text of many alphabets is slow.
+_KELVIN_SIGN: Final = "\u212a"
 # Shorter words are part of some word in every text.
 _MIN_INDEXED_LETTERS: Final = 3
 # Pasted messages may be wrapped; such pastes are short, and their lines no longer than a wide screen.
@@ -30,11 +32,14 @@ _KINDS_WITH_ROWS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing
 _KERNEL_MESSAGE_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
 
 
+def _letter_runs(text: str) -> list[bytes]:
+    """Return the runs of ASCII letters in the lower-case form of ``text``."""
+    return text.replace(_KELVIN_SIGN, "k").encode("ascii", "replace").translate(_LETTERS_ONLY_TABLE).split()
+
+
 @cache
 def _longest_letter_run(word: str) -> str:
-    """Return the longest run of ASCII letters in the word."""
-    runs = word.encode("ascii", "replace").translate(_LETTERS_ONLY_TABLE).split()
-    return max(runs, key=len, default=b"").decode()
+    return max(_letter_runs(word), key=len, default=b"").decode()
 
 
 class Vocabulary:
@@ -103,8 +108,8 @@ class LineIndex:
     """An index of one item's lines by word."""
 
     def __init__(self, item: EvidenceItem) -> None:
-        self._lowered = item.lowered
-        self.vocabulary = Vocabulary(self._lowered.encode("ascii", "replace").translate(_LETTERS_ONLY_TABLE).split())
+        self._item = item
+        self.vocabulary = Vocabulary(_letter_runs(item.text))
         self._line_offsets: dict[str, tuple[int, ...]] = {}
 
     def line_starts(self, word: str) -> tuple[int, ...]:
@@ -121,7 +126,7 @@ class LineIndex:
         return tuple(sorted(frozenset().union(*starts_by_word)))
 
     def _find_lines(self, word: str) -> Iterable[int]:
-        text = self._lowered
+        text = self._item.lowered
         at = text.find(word)
         while at >= 0:
             yield text.rfind("\n", 0, at) + 1

@@ -46,6 +46,12 @@ def final_follow_ups(evidence: Evidence) -> tuple[Probe, ...]:
     return tuple(probe for follow_up in FINAL_FOLLOW_UPS for probe in follow_up.probes(evidence))
 
 
+DRIVER_QUERY_CONDITION_KEYS: Final = frozenset(
+    {"dev-dxg", "nvidia-version", "dev-nvidia", "nvidia-gpus", "file:/proc/driver/nvidia/params"}
+)
+"""The probes of which ``can_query_driver`` reads the results. None runs a command, so they cost no time."""
+
+
 def can_query_driver(evidence: Evidence) -> bool:
     """Return True if NVML can be queried without changing the node.
 
@@ -78,7 +84,8 @@ def _creates_device_files(evidence: Evidence) -> bool:
         return len(existing) < len(gpus)
 
 
-def _driver_probes(evidence: Evidence) -> Iterator[Probe]:
+def driver_probes(evidence: Evidence) -> Iterator[Probe]:
+    """Yield the commands that query the driver, if that changes nothing."""
     if can_query_driver(evidence):
         yield command_probe("smi", "nvidia-smi", timeout_s=_SMI_TIMEOUT_S)
         yield command_probe("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_TIMEOUT_S)
@@ -329,7 +336,7 @@ def _queryable_node_name(evidence: Evidence) -> str:
 
 
 FOLLOW_UPS: Final = (
-    FollowUp("the driver is loaded and every GPU has its device file", _driver_probes),
+    FollowUp("the driver is loaded and every GPU has its device file", driver_probes),
     FollowUp("dockerd runs on this machine", _docker_probes),
     FollowUp("containerd or CRI-O has a socket", _cri_probes),
     FollowUp("rpm has a database", _rpm_probes),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.facts import nvml
@@ -54,7 +54,6 @@ _ABSENCE_LINE: Final = Pattern(
     r"|^zsh: command not found: \S+$|^(?:/usr/bin/)?which: no \S+ in \(|^\S+ not found$|^Command '[^'\n]+' not found",
     re.IGNORECASE,
 )
-_NEWLINE: Final = Pattern("\n")
 _PACKAGE_TABLE_FILES: Final = frozenset({"/var/lib/dpkg/status", "/var/lib/apt/extended_states"})
 
 
@@ -114,7 +113,7 @@ class EvidenceItem:
 
     @cached_property
     def _line_offsets(self) -> tuple[int, ...]:
-        return (0, *(match.end() for match in _NEWLINE.finditer(self.text)))
+        return (0, *accumulate(len(line) + 1 for line in self.lines))
 
     def line_number_at(self, offset: int) -> int:
         """Return the number of the line at ``offset`` of the text, counted from 1."""

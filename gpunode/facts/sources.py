@@ -437,8 +437,9 @@ def identify_described_sources(description: str, text: str = "") -> tuple[Source
 def identify_by_content(text: str) -> Source | None:
     """Identify ``text`` by its content; return None if it resembles nothing known."""
     head = text[:20_000]
+    lowered = head.lower()
     for row in _SOURCE_KIND_ROWS if head else ():
-        match = row.looks.search(head) if row.looks else None
+        match = row.looks.search(head) if row.looks and row.looks.may_match(lowered) else None
         if match and (row.kind not in TABLE_KINDS or head.count("\n", 0, match.start()) <= _MAX_LINES_ABOVE_TABLE):
             return _make_source(row, match)
     return None

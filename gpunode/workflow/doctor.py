@@ -18,7 +18,13 @@ from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence, decode_matches
 from gpunode.facts.examination import DOCTOR_PROBES, UNITS, trim_evidence
-from gpunode.facts.follow_ups import can_query_driver, final_follow_ups, follow_ups
+from gpunode.facts.follow_ups import (
+    DRIVER_QUERY_CONDITION_KEYS,
+    can_query_driver,
+    driver_probes,
+    final_follow_ups,
+    follow_ups,
+)
 from gpunode.facts.items import is_denial
 from gpunode.facts.probes import LSPCI_PROBE, list_probes
 from gpunode.host import nvml
@@ -35,14 +41,24 @@ _NVML_TIMEOUT_S = 10.0
 
 
 def collect_doctor_evidence(host: HostView) -> Evidence:
-    """Collect the evidence of ``host``: first the quick probes, then those that their results call for."""
+    """Collect the evidence of ``host``: first the quick probes, then those that their results call for.
+
+    The driver is queried all the while, as it may take its whole time limit.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
     from gpunode.workflow.converge import probe_with_runtimes, run_probes
 
     first = {probe.key: probe for probe in (*list_probes(UNITS), LSPCI_PROBE, *DOCTOR_PROBES)}
-    evidence = dict(probe_with_runtimes(host, tuple(first.values())))
-    driver = (nvml.make_probe(_NVML_TIMEOUT_S),) if can_query_driver(evidence) else ()
-    evidence.update(run_probes(host, (*follow_ups(evidence), *driver)))
-    evidence.update(run_probes(host, final_follow_ups(evidence)))
+    conditions = run_probes(host, [probe for key, probe in first.items() if key in DRIVER_QUERY_CONDITION_KEYS])
+    queries = (*driver_probes(conditions), nvml.make_probe(_NVML_TIMEOUT_S)) if can_query_driver(conditions) else ()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        driver_answers = pool.submit(run_probes, host, queries)
+        found = probe_with_runtimes(host, tuple(first.values()))
+        asked = {probe.key for probe in queries}
+        later = run_probes(host, [probe for probe in follow_ups(found) if probe.key not in asked])
+        last = run_probes(host, final_follow_ups({**found, **later}))
+        evidence = {**found, **driver_answers.result(), **later, **last}
     # The journal includes what the kernel's ring buffer has dropped. Reading both would count each error twice.
     if evidence["kernel-journal"].outcome == "ok" and evidence["kernel-journal"].data.strip():
         del evidence["dmesg"]
@@ -96,7 +112,8 @@ def denied_sources(capture: Capture) -> tuple[str, ...]:
     """Return the sources of ``capture`` that the system did not let us read; empty if we read everything."""
     if capture.source.startswith("/") and "*" in capture.source and capture.data:
         with suppress(ValueError, KeyError, TypeError):
-            files = tuple(match.path for match in decode_matches(capture.data) if match.denied)
+            matches = decode_matches(capture.data) if b"denied" in capture.data else ()
+            files = tuple(match.path for match in matches if match.denied)
             return (*((capture.source,) if capture.outcome == "denied" else ()), *files)
     return (capture.source,) if _is_denied(capture) else ()
 

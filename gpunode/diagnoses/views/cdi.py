@@ -117,7 +117,7 @@ _PODMAN_VERSION: Final = Pattern(
 
 def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | None:
     """Return podman's version; None if unknown."""
-    for item in snapshot.items:
+    for item in snapshot.items_with_words(_PODMAN_VERSION):
         if item.kind != "file" and (match := find_first(item, _PODMAN_VERSION)):
             place = cite(item, item.line_number_at(match.start(match.lastgroup or 0)))
             return patterns.parse_version(match[match.lastgroup or 0]), place
@@ -137,8 +137,8 @@ _PATH: Final = Pattern(r"/[\w./-]+")
 
 def search_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     """Return the folders that the engine searches, and the evidence unless they are the usual ones."""
-    for item in snapshot.items:
-        if not item.is_package_record and item.where == "host" and (match := find_first(item, _SEARCH_FOLDERS)):
+    for item in snapshot.items_with_words(_SEARCH_FOLDERS):
+        if item.where == "host" and (match := find_first(item, _SEARCH_FOLDERS)):
             folders = tuple(_canonical_path(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
             return folders, None if {*CDI_FOLDERS} <= {*folders} else cite(item, item.line_number_at(match.start()))
     podman = podman_version(snapshot)

@@ -85,7 +85,7 @@ def _find_cards(snapshot: Snapshot) -> Iterator[GpuCard]:
                 catalog.find_model(match["device"].lower()), pci.normalize_address(match["address"]), message.citation
             )
     listed = bool(snapshot.view(pci.pci_gpus))
-    for item in snapshot.items_of("text", "listing") if not listed else ():
+    for item in snapshot.items_to_search(_GPU_MODALIAS, "text", "listing") if not listed else ():
         for match in find_all(item, _GPU_MODALIAS):
             yield GpuCard(
                 catalog.find_model(match["device"].lower()), "", cite(item, item.line_number_at(match.start()))

@@ -113,7 +113,8 @@ def kube_nodes(snapshot: Snapshot) -> tuple[KubeNode, ...]:
 
 
 def _may_show_nodes(item: EvidenceItem) -> bool:
-    if item.kind in _SOURCE_KINDS_WITHOUT_NODES or not item.was_answered or "columns" in item.written:
+    is_table = item.kind in _SOURCE_KINDS_WITHOUT_NODES or item.is_package_record
+    if is_table or not item.was_answered or "columns" in item.written:
         return False
     return item.kind.startswith("kubernetes") or bool(_NODE_WORDS.search(item.written)) or "nvidia.com/" in item.text
 

@@ -131,7 +131,7 @@ def gpu_at(snapshot: Snapshot, address: str) -> str:
 def _verbose_devices(snapshot: Snapshot) -> tuple[tuple[str, list[tuple[int, str]], EvidenceItem], ...]:
     """Return address, numbered lines and item of each device in verbose lspci output; headings may be missing."""
     devices = []
-    for item in snapshot.items_of("lspci", "text", "file"):
+    for item in snapshot.items_to_search(_VERBOSE_LSPCI_LINE, "lspci", "text", "file"):
         if item.where != "host" or item.is_package_record or not find_first(item, _VERBOSE_LSPCI_LINE):
             continue
         listed = tuple(pci.parse_lspci(item))

@@ -106,7 +106,7 @@ def toolkit_versions(snapshot: Snapshot) -> tuple[ToolkitVersion, ...]:
 
 
 def _named_versions(snapshot: Snapshot) -> Iterator[ToolkitVersion]:
-    for item in snapshot.items:
+    for item in snapshot.items_with_words(_TOOLKIT_VERSION_MESSAGE):
         if item.kind in {"file", "kernel-log", "packages"}:
             continue
         for match in find_all(item, _TOOLKIT_VERSION_MESSAGE):
@@ -152,6 +152,8 @@ def _lines_ending_with(item: EvidenceItem, end: str) -> Iterator[int]:
 
 def _program_presence(item: EvidenceItem, name: str) -> Presence | None:
     if item.where == "container" or item.is_package_record or not item.was_answered:
+        return None
+    if item.kind != "listing" and name not in item.written and name not in item.text:
         return None
     line_numbers = [*_lines_ending_with(item, f"/{name}")]
     if item.kind in {"which", "listing"} and line_numbers:

@@ -37,7 +37,9 @@ def _detect_vgpu(snapshot: Snapshot) -> bool:
 
 def _has_guest_driver(snapshot: Snapshot) -> bool:
     """Return whether nvidia-gridd runs or exists; only NVIDIA's guest driver contains it."""
-    told = snapshot.items_of("unit-status", "unit-log", "journal", "listing", "which", "text")
+    told = snapshot.items_to_search(
+        _GRIDD_MESSAGE_OR_FILE, "unit-status", "unit-log", "journal", "listing", "which", "text"
+    )
     seen = (item for item in told if item.where == "host" and item.outcome == "ok")
     return any(True for item in seen for _ in find_all(item, _GRIDD_MESSAGE_OR_FILE))
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,8 +13,14 @@ from gpunode import diagnoses
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts.evidence import Capture, Evidence, GlobMatch, Probe, encode_matches
-from gpunode.facts.examination import DOCTOR_PROBES
-from gpunode.facts.follow_ups import can_query_driver, final_follow_ups, follow_ups
+from gpunode.facts.examination import DOCTOR_PROBES, command_probe
+from gpunode.facts.follow_ups import (
+    DRIVER_QUERY_CONDITION_KEYS,
+    can_query_driver,
+    driver_probes,
+    final_follow_ups,
+    follow_ups,
+)
 from gpunode.facts.probes import PROBES
 from gpunode.host.local import LocalHost
 from gpunode.workflow import doctor
@@ -99,6 +107,14 @@ def test_nvml_is_not_queried_if_that_would_create_device_files(
     params = Capture("/proc/driver/nvidia/params", "ok", b"DeviceFileMode: 438\nModifyDeviceFiles: 0\n")
     in_a_container = {**node, "file:/proc/driver/nvidia/params": params}
     assert can_query_driver(in_a_container) is ("/dev/nvidiactl" in files), "there no client makes one"
+    conditions = {key: in_a_container[key] for key in in_a_container.keys() & DRIVER_QUERY_CONDITION_KEYS}
+    assert can_query_driver(conditions) is can_query_driver(in_a_container)
+
+
+def test_no_command_is_awaited_before_the_driver_is_queried() -> None:
+    conditions = [probe for probe in (*PROBES, *DOCTOR_PROBES) if probe.key in DRIVER_QUERY_CONDITION_KEYS]
+    assert {probe.key for probe in conditions} == DRIVER_QUERY_CONDITION_KEYS
+    assert not [probe.source for probe in conditions if probe.argv]
 
 
 def test_every_file_read_by_a_rule_is_probed() -> None:
@@ -145,11 +161,12 @@ def test_doctor_runs_only_read_only_commands() -> None:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reduce every limit to a small fraction; only the tests' own probes run."""
 
-    def few(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
+    def few(probes: Iterable[Probe]) -> tuple[Probe, ...]:
         wanted = {"smi", "smi-query", "dmesg", "kernel-journal"}
         return tuple(replace(probe, timeout_s=0.3) for probe in probes if probe.key in wanted)
 
     monkeypatch.setattr(doctor, "DOCTOR_PROBES", few(DOCTOR_PROBES))
+    monkeypatch.setattr(doctor, "driver_probes", lambda _: few(driver_probes(EVERYTHING)))
     monkeypatch.setattr(doctor, "follow_ups", lambda _: few(follow_ups(EVERYTHING)))
     monkeypatch.setattr(doctor, "can_query_driver", lambda _: True)
     monkeypatch.setattr(doctor, "list_probes", lambda _: ())
@@ -166,6 +183,21 @@ def test_hanging_tool_is_given_up_and_doctor_still_answers(tools: Tools) -> None
     assert "no answer within 0.3 s" in evidence["smi"].error
     diagnosis = diagnose(take_snapshot(evidence))
     assert "gsp-rpc-timeout" in [one.cause for one in diagnosis.suspects], "that nvidia-smi hangs is no sign of health"
+
+
+@pytest.mark.usefixtures("hurried")
+def test_driver_is_queried_while_all_other_probes_run(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    tools.add("nvidia-smi", f"/bin/cat {pipe}")
+    tools.add("docker", f"echo answered >{pipe}")
+    tools.add("journalctl", "exit 1")
+    monkeypatch.setattr(doctor, "driver_probes", lambda _: (command_probe("smi", "nvidia-smi", timeout_s=60.0),))
+    monkeypatch.setattr(doctor, "follow_ups", lambda _: ())
+    monkeypatch.setattr(doctor, "final_follow_ups", lambda _: (command_probe("docker-inspect", "docker"),))
+    assert collect_doctor_evidence(LocalHost("/"))["smi"].data == b"answered\n"
 
 
 def test_dmesg_is_read_only_where_the_journal_is_unavailable(tools: Tools) -> None:
