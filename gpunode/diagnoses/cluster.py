@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.diagnoses.commands import Command, Shell, command, is_plain_name, join_commands
-from gpunode.diagnoses.model import Fix, FixKind
+from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.remedies import run_step
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kubernetes_nodes
@@ -22,23 +22,23 @@ def restart_plugin(text: str = "restart the device plugin", when: str = "") -> F
     return run_step("restart", text, _for_each_plugin(Shell('rollout restart daemonset "$name"')), when=when)
 
 
-def delete_refused_pods(text: str, reason: str = "UnexpectedAdmissionError") -> Fix:
+def delete_refused_pods(text: str) -> Fix:
     """Return the step that deletes refused pods with a controller, which never run again."""
     columns = "S:.metadata.namespace,N:.metadata.name,R:.status.reason,O:.metadata.ownerReferences[0].kind"
     named = ("--field-selector", "status.phase=Failed", "--no-headers", "-o", f"custom-columns={columns}")
     failed = command("kubectl", "get", "pods", "-A", *named)
-    owned = command("awk", f'$3 == "{reason}" && $4 != "<none>" {{print $1, $2}}')
+    owned = command("awk", '$3 == "UnexpectedAdmissionError" && $4 != "<none>" {print $1, $2}')
     delete = Shell('while read -r space name; do kubectl -n "$space" delete pod "$name"; done')
     return run_step("restart", text, join_commands(failed, Shell("|"), owned, Shell("|"), delete))
 
 
-def show_plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:
+def show_plugin_logs(text: str) -> Fix:
     """Return the step that shows the logs of the device plugins."""
     command = Shell(
         "kubectl get pods -A --no-headers | awk '$2 ~ /nvidia.*device-plugin/ {print $1, $2}' | "
         'while read -r space name; do kubectl -n "$space" logs "$name" --all-containers --tail=50; done'
     )
-    return run_step(kind, text, command)
+    return run_step("inspect", text, command)
 
 
 def set_runtime_class(text: str) -> Fix:

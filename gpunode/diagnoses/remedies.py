@@ -149,9 +149,9 @@ def removes_packages(fix: Fix) -> bool:
     return any(one.startswith(f"{remove} ") for remove in _COMMAND_BY_PURPOSE["remove"] for one in fix.commands)
 
 
-def upgrade_packages(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
+def upgrade_packages(snapshot: Snapshot, text: str, *names: str) -> Fix:
     """Return the step that upgrades installed packages to the newest version in the repositories."""
-    return _package_step(snapshot, "upgrade", "install", text, names, when)
+    return _package_step(snapshot, "upgrade", "install", text, names, "")
 
 
 def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
@@ -164,9 +164,9 @@ def unhold_packages(snapshot: Snapshot, text: str, *names: str) -> Fix:
     return _package_step(snapshot, "unhold", "configure", text, names, "")
 
 
-def align_driver_versions(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
+def align_driver_versions(snapshot: Snapshot, kind: FixKind, text: str) -> Fix:
     """Return the step that brings lagging packages to the version of the others."""
-    return Fix(kind, text, (_command_for(snapshot, "one version"),), when)
+    return Fix(kind, text, (_command_for(snapshot, "one version"),))
 
 
 _ONE_ARCHIVE_ADVICE: Final[Mapping[PackageManager, str]] = {
@@ -261,15 +261,15 @@ def setup_step(
     return Fix(kind, text, (command("sudo", "gpunode", "setup", *words),), when)
 
 
-def install_driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
+def install_driver(snapshot: Snapshot, text: str) -> Fix:
     """Return the step that installs the whole driver: by gpunode if it can, else by packages.
 
     The step ``driver`` alone would lack the repository, headers and loading.
     """
     models = snapshot.view(gpu_models.gpu_models_if_all_known)
     if can_run_setup(snapshot) and not (models and isinstance(choose(models, Driver()), Refusal)):
-        return Fix("install", text, (_GPUNODE_SETUP_COMMAND,), when)
-    return _install_from_packages(snapshot, text, when)
+        return Fix("install", text, (_GPUNODE_SETUP_COMMAND,))
+    return _install_from_packages(snapshot, text)
 
 
 _GPUNODE_SETUP_COMMAND: Final = Shell("sudo gpunode setup")
@@ -428,9 +428,9 @@ UNLOAD_MODULES_COMMAND: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nv
 """The command that unloads the driver's modules, each before the modules that it uses."""
 
 
-def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:
+def rebuild_initramfs(snapshot: Snapshot) -> Fix:
     """Return the step that rebuilds the initramfs."""
-    return Fix("rebuild", text, (_command_for(snapshot, "initramfs"),), when)
+    return Fix("rebuild", "rebuild the initramfs of every kernel", (_command_for(snapshot, "initramfs"),))
 
 
 def rebuild_initramfs_and_reboot(snapshot: Snapshot) -> Iterator[Fix]:

@@ -64,10 +64,8 @@ def _find_source_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
     if isinstance(snapshot.facts.sources, Known):
         for one in snapshot.facts.sources.value:
             file = snapshot.file(one.file)
-            place = (
-                cite(file, one.line) if file else cite_fact(one.file, _entry_line(one), snapshot.facts.sources.probe)
-            )
-            yield SourceEntry(one, place)
+            if file is not None:
+                yield SourceEntry(one, cite(file, one.line))
         return
     for item in snapshot.items:
         if item.outcome != "ok":
@@ -78,11 +76,6 @@ def _find_source_entries(snapshot: Snapshot) -> Iterator[SourceEntry]:
             for number, line in enumerate(item.lines, 1):
                 if match := _GREPPED_SOURCE_ENTRY.match(line):
                     yield from _parse_entries(item, match["file"], match["entry"], number)
-
-
-def _entry_line(source: PackageSource) -> str:
-    signed = f"signed-by={source.signed_by} " if source.signed_by else ""
-    return f"deb [{signed.strip()}] {source.uri} {source.suite}" if signed else f"deb {source.uri} {source.suite}"
 
 
 def _parse_entries(item: EvidenceItem, path: str, text: str, number: int | None = None) -> Iterator[SourceEntry]:

@@ -79,12 +79,12 @@ def _sharing_configs(snapshot: Snapshot) -> Iterator[EvidenceItem]:
             yield item
 
 
-def _sharing_nodes(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
-    """Yield nodes that offer as many GPUs as configured, or fewer."""
+def _divided_nodes(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield nodes that offer at least as many GPUs as configured."""
     desired = [int(found["count"]) for item in _sharing_configs(snapshot) for found in _REPLICAS.finditer(item.text)]
     for node in snapshot.view(kubernetes_nodes.kube_nodes):
         amount = node.capacity.get("nvidia.com/gpu")
-        if amount and amount.value and (amount.value >= min(desired, default=2)) is is_divided:
+        if amount and amount.value and amount.value >= min(desired, default=2):
             yield amount.citation
 
 
@@ -360,13 +360,13 @@ RULES: Final = (
         typical=any_of(
             unless(
                 all_of(_SHARING_CONFIGURED, _SHARING_WITHOUT_EFFECT),
-                custom_sign(lambda node: _sharing_nodes(node, is_divided=True)),
+                custom_sign(_divided_nodes),
             ),
             _EMPTY_IN_EXCERPT,
         ),
         may_be_normal=True,
         against=(
-            unless(custom_sign(lambda node: _sharing_nodes(node, is_divided=True)), _SHARING_EMPTY, _EMPTY_IN_EXCERPT),
+            unless(custom_sign(_divided_nodes), _SHARING_EMPTY, _EMPTY_IN_EXCERPT),
             _CHART_NOT_INSTALLED,
         ),
         remedy=_configure_slicing,

@@ -19,6 +19,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import driver, kernel, modules, recovery
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
+from gpunode.facts.patterns import Pattern
 from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -108,7 +109,7 @@ _EARLIER = re.compile(r"-b ?-\d|--boot[= ]-\d")
 def _machine(report: Report) -> _Machine:
     text = "\n".join(f"{piece['source']}\n{piece['text']}" for piece in report.evidence)
     seen = take_snapshot(pasted.collect_pieces(tuple((piece["source"], piece["text"]) for piece in report.evidence)))
-    stamps = [message.at for message in seen.view(kernel.kernel_messages) if message.at is not None]
+    stamps = [message.at for message in kernel.matching_messages(seen, Pattern("")) if message.at is not None]
     works = driver.works(seen)
     addresses = (next(filter(None, match.groups())).lower() for match in _ADDRESS.finditer(text))
     return _Machine(

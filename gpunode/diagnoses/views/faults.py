@@ -133,11 +133,11 @@ def gpu_label(gpu: str) -> str:
     return (gpu if gpu.startswith("GPU-") else f"GPU {gpu}") if gpu else "A GPU"
 
 
-def incident_proof(incident: Incident, description: str = "", **more: Any) -> Proof:
-    """Return the proof of ``incident``; ``description`` overrides the catalog's meaning."""
+def incident_proof(incident: Incident, **more: Any) -> Proof:
+    """Return the proof of ``incident``, with the catalog's meaning."""
     root = incident.root
     entry = xids.lookup(root.code)
-    clause = description or (entry.meaning if entry else "an error that no list explains")
+    clause = entry.meaning if entry else "an error that no list explains"
     whose = f" for {_describe_program(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
     later = dict.fromkeys(str(fault.code) for fault in incident.later_faults if fault.code != root.code)
     then = f"; Xid {', '.join(later)} followed" if later else ""

@@ -76,11 +76,6 @@ class Message:
 _MAX_MESSAGE_LENGTH: Final = 2000
 
 
-def kernel_messages(snapshot: Snapshot) -> tuple[Message, ...]:
-    """Return every kernel message in the order of the evidence; rules use ``matching_messages`` instead."""
-    return tuple(message for log in snapshot.view(_kernel_logs) for message in log.messages())
-
-
 def has_kernel_messages(snapshot: Snapshot) -> bool:
     """Return whether any log contains a kernel message."""
     return any(True for log in snapshot.view(_kernel_logs) for _ in log.messages())

@@ -259,14 +259,12 @@ class Upgrade:
         before: the replaced version; empty if none or unknown.
         after: the new version; empty if unknown.
         is_automatic: whether the system did it without a user.
-        upgrade_program: the command in the log.
     """
 
     name: str
     before: str
     after: str
     is_automatic: bool
-    upgrade_program: str
     citation: Citation
 
     @property
@@ -309,7 +307,7 @@ def _parse_log(item: EvidenceItem) -> Iterator[Upgrade]:
             automatic = automatic_log or bool(_AUTOMATIC_UPGRADE.search(command) or _AUTOMATIC_UPGRADE.search(line))
             for name, before, after in _parse_changes(line, item):
                 if is_driver_package(name):
-                    yield Upgrade(name, before, after, automatic, command, cite(item, number))
+                    yield Upgrade(name, before, after, automatic, cite(item, number))
 
 
 def _parse_changes(line: str, item: EvidenceItem) -> Iterator[tuple[str, str, str]]:

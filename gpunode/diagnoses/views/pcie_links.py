@@ -44,13 +44,11 @@ class PcieLink:
     Attributes:
         address: the device's address; empty if unknown.
         width: lanes in use.
-        speed: current GT/s per lane; an idle GPU lowers it, but never the width.
         is_downgraded: lspci marks the width as downgraded.
         covers_both_ends: ``max_width`` applies to both ends; else to the device alone.
     """
 
     address: str = ""
-    speed: float = 0.0
     width: int = 0
     max_speed: float = 0.0
     max_width: int = 0
@@ -161,7 +159,7 @@ def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
                 link, speed, width = links.get(address, PcieLink(address)), float(match["speed"]), int(match["width"])
                 if match["what"] == "Sta":
                     narrow, place = bool(match["narrow"]), cite(item, number)
-                    links[address] = replace(link, speed=speed, width=width, is_downgraded=narrow, citation=place)
+                    links[address] = replace(link, width=width, is_downgraded=narrow, citation=place)
                 else:
                     links[address] = replace(link, max_speed=speed, max_width=width)
     for item in snapshot.items_of("file", "listing", "text"):
@@ -170,8 +168,8 @@ def link_table(snapshot: Snapshot) -> Mapping[str, PcieLink]:
             address, value = pci.normalize_address(match["address"]), float(match["value"])
             link, place = links.get(address, PcieLink(address)), cite(item, item.line_number_at(match.start()))
             if match["what"].endswith("speed"):
-                is_now = match["what"].startswith("current")
-                links[address] = replace(link, speed=value) if is_now else replace(link, max_speed=value)
+                # An idle GPU lowers its current speed, but never the width.
+                links[address] = link if match["what"].startswith("current") else replace(link, max_speed=value)
             # The kernel prints 255 for an unknown width.
             elif value <= _MAX_LANES and match["what"].startswith("current"):
                 links[address] = replace(link, width=int(value), citation=place)
@@ -196,12 +194,11 @@ def gpu_links(snapshot: Snapshot) -> tuple[PcieLink, ...]:
 def _smi_links(snapshot: Snapshot) -> Iterator[PcieLink]:
     for gpu in snapshot.view(smi_query.smi_gpus):
         if row := gpu.find_row("Link Width", "Current"):
-            now, newest = (_lane_count(gpu.number("PCIe Generation", name)) for name in ("Current", "Max"))
+            newest = _lane_count(gpu.number("PCIe Generation", "Max"))
             width, widest = (_lane_count(gpu.number("Link Width", name)) for name in ("Current", "Max"))
             # NVML's maximum is the GPU's in this system: 8 in an x8 slot.
             yield PcieLink(
                 gpu.pci_address,
-                _generation_speed(now),
                 width,
                 _generation_speed(newest),
                 widest,

@@ -15,6 +15,7 @@ from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import kernel
 from gpunode.facts import pasted
+from gpunode.facts.patterns import Pattern
 from tests.fakes.examples import examples
 
 ONE, OTHER = "0000:07:00.0", "0000:0f:00.0"
@@ -239,7 +240,9 @@ def test_faults_on_two_gpus_are_separate_roots_in_order_of_time() -> None:
 
 
 def clocks(*pieces: tuple[str, str]) -> list[str]:
-    return [message.clock for message in kernel.kernel_messages(take_snapshot(pasted.collect_pieces(pieces)))]
+    return [
+        message.clock for message in kernel.matching_messages(take_snapshot(pasted.collect_pieces(pieces)), Pattern(""))
+    ]
 
 
 def test_times_compare_within_one_boot_or_with_a_time_zone() -> None:

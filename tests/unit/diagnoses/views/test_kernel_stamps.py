@@ -7,14 +7,14 @@ import pytest
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import kernel
 from gpunode.facts import pasted
+from gpunode.facts.patterns import Pattern
 
 XID = "NVRM: Xid (PCI:0000:61:00): 79, GPU has fallen off the bus."
 
 
 def messages(text: str, source: str = "dmesg") -> tuple[kernel.Message, ...]:
-    return kernel.kernel_messages(
-        take_snapshot(pasted.parse_json_report(json.dumps([{"source": source, "text": text}]), "a report"))
-    )
+    seen = take_snapshot(pasted.parse_json_report(json.dumps([{"source": source, "text": text}]), "a report"))
+    return kernel.matching_messages(seen, Pattern(""))
 
 
 @pytest.mark.parametrize(
