@@ -111,6 +111,15 @@ def paragraph(name: str, depends: str = "", conffile: str = "") -> str:
     return f"Package: {name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n{relations}{kept}\n"
 
 
+_PINNED = FileState(b"release 580\npriority 1001\n")
+_DOCKER = b'{"runtimes": {"nvidia": {"path": "%s"}}}\n'
+_CRI = b'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nsandbox_image = "pause:3.9"\n'
+_ENTRY = b"""\
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/n"
+"""
 HALF = "Package: half\nStatus: install reinstreq half-installed\nArchitecture: amd64\n\n"
 # The changes of a setup: archive, packages, blacklist, unit, configuration.
 CHANGES: tuple[tuple[str, Change], ...] = (
@@ -1127,6 +1136,36 @@ class TestRemove:
         host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
         back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine\n# theirs\n")]
+
+    @pytest.mark.parametrize(
+        ("path", "before", "first", "edited", "second", "left"),
+        [
+            pytest.param(CONTAINERD, FORMER, OURS, FileState(b"# mine\nnvidia = false\n"), OURS, FORMER, id="value"),
+            pytest.param(BLACKLIST, None, _PINNED, FileState(b"release 580\npriority 990\n"), _PINNED, None,
+                         id="whole file"),
+            pytest.param(BLACKLIST, None, _PINNED, FileState(b"release 580\npriority 1001\ntheirs\n"), _PINNED, None,
+                         id="added line"),
+            pytest.param(BLACKLIST, None, _PINNED, FileState(b"release 99\npriority 1001\n"),
+                         FileState(b"release 595\npriority 1001\n"), None, id="another release since"),
+            pytest.param(CONTAINERD, FORMER, OURS, replace(OURS, mode=0o666), OURS, FORMER, id="mode"),
+            pytest.param(DAEMON_JSON, FileState(b"{}\n"), FileState(_DOCKER % b"/n"), FileState(_DOCKER % b"/wrapper"),
+                         FileState(_DOCKER % b"/n"), FileState(b"{}\n"), id="program"),
+            pytest.param(CONTAINERD, FileState(_CRI), FileState(_CRI + _ENTRY),
+                         FileState((_CRI + _ENTRY).replace(b"3.9", b"4.0").replace(b"/n", b"/wrapper")),
+                         FileState((_CRI + _ENTRY).replace(b"3.9", b"4.0")), FileState(_CRI.replace(b"3.9", b"4.0")),
+                         id="program, beside an edit that stays"),
+        ],
+    )  # fmt: skip
+    def test_edit_that_a_later_setup_overwrote_stays_gone(
+        self, store: Store, path: str, before: FileState, first: FileState, edited: FileState, second: FileState,
+        left: FileState | None,
+    ) -> None:  # fmt: skip
+        for change in (FileChange(path, before, first), FileChange(path, edited, second)):
+            run = store.begin("setup", version="test")
+            run.record_done(run.record_intent("runtime", "step", change))
+            run.commit("done")
+        made = Machine(machine(files={path: second}))
+        assert [change.after for change in plan_removal(store, made, facts_now({})).files] == [left]
 
     def test_foreign_lines_in_a_file_gpunode_made_are_kept(self, host: Machine, store: Store) -> None:
         host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
