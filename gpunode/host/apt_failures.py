@@ -39,7 +39,9 @@ AptFailureKind: TypeAlias = Literal[
 _DISK_FULL = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
 # Of apt's download, and of dpkg itself: scripts of packages print this for settings that a container may not change.
 _READ_ONLY = re.compile(
-    r"- open \(30: Read-only file system\)|^dpkg: error.*(\n .*)?: Read-only file system$", re.MULTILINE
+    r"- (open|SetupAPTPartialDirectory) \(30: Read-only file system\)"
+    r"|^dpkg: error.*(\n .*)?: Read-only file system$",
+    re.MULTILINE,
 )
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS_BUILD_FAILED = re.compile(

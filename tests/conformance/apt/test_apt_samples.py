@@ -41,6 +41,7 @@ KINDS: dict[str, AptFailureKind] = {
     "lock-lists": "lock",
     "read-only-archives": "read-only",
     "read-only-dpkg": "read-only",
+    "read-only-lists": "read-only",
     "script-fails": "script",
     "simulate-downgrade-refused": "unmet",
     "simulate-essential": "unmet",
