@@ -355,12 +355,14 @@ class RestoredFile:
     Attributes:
         is_merged: whether it contains somebody's edits.
         is_unclear: whether gpunode's part cannot be separated from other edits, so that it may remain.
+        keeps_changed: whether it contains a value that gpunode set and somebody changed.
         notes: what the user should know about it.
     """
 
     state: FileState | None
     is_merged: bool = False
     is_unclear: bool = False
+    keeps_changed: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -377,12 +379,14 @@ def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: Reso
         Conflict: from ``resolve_edit``, if gpunode's own values were edited since.
     """
     trail = _join_over_edits(trail, is_whole=True)
+    joined = _join_over_edits(trail, is_whole=False)
     try:
-        return _undo_newest_first(trail, current, resolve_edit)
+        found = _undo_newest_first(trail, current, resolve_edit)
     except Conflict:
-        if len(joined := _join_over_edits(trail, is_whole=False)) == len(trail):
+        if len(joined) == len(trail):
             raise
         return _undo_newest_first(joined, current, resolve_edit)
+    return _undo_newest_first(joined, current, resolve_edit) if found.keeps_changed else found
 
 
 def _undo_newest_first(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
@@ -394,8 +398,12 @@ def _undo_newest_first(trail: FileTrail, current: FileState | None, resolve_edit
             resolved = resolve_edit(span, found.state)
             if resolved is None:
                 return found
-            is_unclear = found.is_unclear or resolved.is_unclear
-            found = replace(resolved, is_unclear=is_unclear, notes=(*found.notes, *resolved.notes))
+            found = replace(
+                resolved,
+                is_unclear=found.is_unclear or resolved.is_unclear,
+                keeps_changed=found.keeps_changed or resolved.keeps_changed,
+                notes=(*found.notes, *resolved.notes),
+            )
     return found
 
 
@@ -458,11 +466,11 @@ def revert_change(
         for keys in reversal.changed
         if keys[-2:-1] == ("runtimes",)
     ]
+    merged = RestoredFile(None, is_merged=True, keeps_changed=bool(reversal.changed), notes=tuple(notes))
     before, after = change.before, change.after
     if before is None or not isinstance(after, FileState):
         state = replace(current, content=reversal.content) if reversal.content.strip() else None
-        return RestoredFile(state, is_merged=True, notes=tuple(notes))
+        return replace(merged, state=state)
     mode = before.mode if current.mode == after.mode else current.mode
     owner = before if (current.uid, current.gid) == (after.uid, after.gid) else current
-    state = replace(current, content=reversal.content, mode=mode, uid=owner.uid, gid=owner.gid)
-    return RestoredFile(state, is_merged=True, notes=tuple(notes))
+    return replace(merged, state=replace(current, content=reversal.content, mode=mode, uid=owner.uid, gid=owner.gid))
