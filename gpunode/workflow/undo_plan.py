@@ -524,14 +524,25 @@ def drop_unavailable_versions(
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
     """Return the step that restores a unit's former state; None if it has that state, or the unit is gone.
 
+    What somebody has changed since stays: a unit that was disabled or stopped is not enabled or started again. A masked
+    one cannot be.
+
     ``is_coming``: whether its package may be among those that are restored before it.
     """
-    back, fact = span.change.inverse(), facts.unit(span.change.unit)
+    change, fact = span.change, facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:
-        return UndoStep(span.stage, span.step, replace(back, before=ServiceState(enabled=False, active=False)))
-    if not isinstance(fact, Known) or not fact.value.exists or fact.value.state == back.after:
+        return UndoStep(
+            span.stage, span.step, replace(change.inverse(), before=ServiceState(enabled=False, active=False))
+        )
+    if not isinstance(fact, Known) or not fact.value.exists:
         return None
-    return UndoStep(span.stage, span.step, replace(back, before=fact.value.state))
+    now, left, former = fact.value.state, change.after, change.before
+    enabled = former.enabled if now.enabled == left.enabled else now.enabled
+    active = former.active if now.active == left.active else now.active
+    if fact.value.masked:
+        enabled, active = now.enabled, active and now.active
+    wanted = ServiceState(enabled, active)
+    return None if wanted == now else UndoStep(span.stage, span.step, replace(change, before=now, after=wanted))
 
 
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:

@@ -29,7 +29,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
-from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
@@ -256,6 +256,39 @@ class TestWholeRollback:
         newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
         back = plan_rollback(store, host, newest(store), facts_now(newer))
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize(
+        ("before", "now", "is_masked", "wanted"),
+        [
+            (ServiceState(enabled=True, active=False), OFF, True, OFF),
+            (ServiceState(enabled=True, active=False), OFF, False, OFF),
+            (ServiceState(enabled=True, active=False), ServiceState(enabled=False, active=True), False, OFF),
+            (OFF, ServiceState(enabled=False, active=True), True, OFF),
+            (OFF, ServiceState(enabled=True, active=False), False, OFF),
+        ],
+    )
+    def test_unit_that_somebody_disabled_or_masked_stays_so(
+        self,
+        store: Store,
+        verb: Verb,
+        before: ServiceState,
+        now: ServiceState,
+        wanted: ServiceState,
+        *,
+        is_masked: bool,
+    ) -> None:
+        """A package enables its unit, and gpunode starts it: enabling a masked unit would end each removal."""
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("kernel", "persistence", ServiceChange(UNIT, before, ON)))
+        run.commit("done")
+        facts = machine(units={UNIT: Unit(now, masked=is_masked)})
+        made = Machine(facts)
+        made.files[STATUS] = FileState(b"")
+        undone = (
+            plan_removal(store, made, facts) if verb == "remove" else plan_rollback(store, made, newest(store), facts)
+        )
+        assert [change.after for change in ServiceChange.of_kind(undone.changes)] == ([] if wanted == now else [wanted])
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("content", [b"deb x\n", b"deb x # NVIDIA's\n", b"neither\n"])
