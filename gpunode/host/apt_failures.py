@@ -13,6 +13,7 @@ from gpunode.packages.deb.transactions import failed_fetches, messages, refusal
 AptFailureKind: TypeAlias = Literal[
     "interrupted",
     "disk",
+    "read-only",
     "dkms",
     "script",
     "lock",
@@ -36,6 +37,12 @@ AptFailureKind: TypeAlias = Literal[
 ]
 
 _DISK_FULL = re.compile(r"No space left on device|You don't have enough free space|Disk quota exceeded", re.IGNORECASE)
+# Of apt's download, and of dpkg itself: scripts of packages print this for settings that a container may not change.
+_READ_ONLY = re.compile(
+    r"- (open|SetupAPTPartialDirectory) \(30: Read-only file system\)"
+    r"|^dpkg: error.*(\n .*)?: Read-only file system$",
+    re.MULTILINE,
+)
 _DPKG_FAILED = re.compile(r"^(E: Sub-process \S*dpkg returned an error code|dpkg: error)", re.MULTILINE)
 _DKMS_BUILD_FAILED = re.compile(
     r"Bad return status for module build|Consult /\S+/make\.log|^Error! .*dkms", re.MULTILINE
@@ -50,6 +57,7 @@ _DKMS_SOURCE_BROKEN = re.compile(r"^Error! ([a-z][\w+-]*/\d[\w.+~-]*) is broken!
 _SIGNS: tuple[tuple[AptFailureKind, tuple[str, ...]], ...] = (
     ("interrupted", ("dpkg was interrupted",)),
     ("disk", (_DISK_FULL.pattern,)),
+    ("read-only", (_READ_ONLY.pattern,)),
     (
         "lock",
         ("Could not get lock", r"Unable to (acquire the dpkg frontend lock|lock (the administration )?directory)"),
@@ -117,6 +125,8 @@ def classify_failure(stdout: str, stderr: str, exit_status: int = 100) -> AptFai
 def _classify_dpkg(output: str) -> AptFailureKind:
     if _DISK_FULL.search(output):
         return "disk"
+    if _READ_ONLY.search(output):
+        return "read-only"
     if "dpkg: error: dpkg frontend lock" in output or "dpkg: error: dpkg database lock" in output:
         return "lock"
     return "dkms" if _DKMS_BUILD_FAILED.search(output) else "script"
@@ -125,7 +135,9 @@ def _classify_dpkg(output: str) -> AptFailureKind:
 def find_failed_packages(output: str) -> tuple[str, ...]:
     """Return the packages that dpkg could not process, the first to fail first."""
     named = re.findall(r"^dpkg: error processing (?:package|archive) (\S+)", output, re.MULTILINE)
-    return tuple(dict.fromkeys(re.sub(r".*/([^_/]+)_[^/]*\.deb\Z", r"\1", name) for name in named))
+    # apt numbers the links to archives that it makes for dpkg: /tmp/apt-dpkg-install-6ZWML7/17-NAME_VERSION_amd64.deb
+    archive = re.compile(r"(?:.*/apt-dpkg-install-\w+/\d+-|.*/)([^_/]+)_[^/]*\.deb\Z")
+    return tuple(dict.fromkeys(archive.sub(r"\1", name) for name in named))
 
 
 def find_build_log(output: str) -> str:
@@ -194,7 +206,8 @@ def explain_failure(
 def _quote_apt(output: str) -> str:
     """Return apt's error messages, without the hashes listed below them."""
     said = messages(output, "E") + [said for said in messages(output, "W") if re.search(r"rror|ailed", said)]
-    said += [line.strip() for line in output.splitlines() if line.startswith(" ") and _DISK_FULL.search(line)]
+    own = [line for line in output.splitlines() if line.startswith((" ", "dpkg: error"))]
+    said += [line.strip() for line in own if _DISK_FULL.search(line) or line.endswith(": Read-only file system")]
     lines = [message.splitlines()[0] for message in said] or output.strip().splitlines()[-5:]
     return "\n".join(list(dict.fromkeys(lines))[:8])
 
@@ -238,6 +251,7 @@ _DPKG_REPAIR_ADVICE = "  sudo dpkg --configure -a\nthen run the same command aga
 FAILURE_TEXTS: dict[AptFailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
     "disk": "the disk is full",
+    "read-only": "a file system is mounted read-only",
     "dkms": "a kernel module does not build",
     "script": "a package could not be set up or removed",
     "lock": "another program is using apt or dpkg",
@@ -270,6 +284,10 @@ _ARCHIVE_UNREACHABLE_HINT = (
 _HINT_BY_FAILURE_KIND: dict[AptFailureKind, str] = {
     "interrupted": f"finish what it began:\n{_DPKG_REPAIR_ADVICE}",
     "disk": "make room, then run the same command again:\n  df -h / /var /boot /tmp\n  sudo apt-get clean",
+    "read-only": (
+        "mount it writable, then run the same command again; after an error of the disk the kernel makes its file "
+        "system read-only:\n  findmnt -O ro\n  journalctl -k | grep -i -e 'remounting' -e 'i/o error' | tail"
+    ),
     "dkms": _DPKG_REPAIR_ADVICE,
     "script": _DPKG_REPAIR_ADVICE,
     "lock": "wait until it has finished, then run the same command again",

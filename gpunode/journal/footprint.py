@@ -212,7 +212,7 @@ def _join_by_subject(changes: Iterable[_MadeChange], kind: type[StatefulT]) -> t
         if made.is_removal:
             span = None  # from now on, a thing of that name is somebody else's
         elif former is not None:
-            span = former if span is None else _join_net_changes(former, span, is_run_alone=made.is_run_alone)
+            span = former if span is None else join_net_changes(former, span, is_run_alone=made.is_run_alone)
         _put_in_undo_order(found, change.subject, span, is_new=span is not None and span.change.before is None)
     return tuple(found.values())
 
@@ -239,7 +239,7 @@ def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[
     return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
 
 
-def _join_net_changes(
+def join_net_changes(
     former: NetChange[StatefulT], later: NetChange[StatefulT], *, is_run_alone: bool = False
 ) -> NetChange[StatefulT] | None:
     """Join two spans of the same thing; None if the thing is known to be in its former state."""
@@ -307,7 +307,7 @@ def _append_net_change(spans: FileTrail, later: NetChange[FileChange]) -> FileTr
     follows = bool(spans) and spans[-1].change.after == later.change.before
     if not follows or (not later.is_known and spans[-1].change.before != later.change.after):
         return (*spans, later)
-    joined = _join_net_changes(spans[-1], later)
+    joined = join_net_changes(spans[-1], later)
     return (*spans[:-1], joined) if joined else spans[:-1]
 
 

@@ -21,7 +21,6 @@ from gpunode.change import (
     Trigger,
     triggers_of,
 )
-from gpunode.command import command
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT_FILE
@@ -91,7 +90,7 @@ _MPS_ISOLATION_NOTE: Final = (
 def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the daemon's unit; enable it, and run it once the driver is loaded."""
     if not recipe.mps.enabled:
-        return Planned((), "not requested", _note_left_mps(facts), is_requested=False)
+        return Planned((), "not requested", is_requested=False)
     if refused := refuse_mps_with_others(recipe) or _refuse_mps_of_divided_gpus(recipe, facts):
         return refused
     fact = facts.unit(MPS_SERVICE)
@@ -110,16 +109,6 @@ def plan_mps(recipe: Recipe, facts: Facts) -> StepOutcome:
     running = "runs" if wanted.active else "starts with the next boot"
     notes = (_MPS_PIPE_DIRECTORY_NOTE, _MPS_ISOLATION_NOTE) if changes else ()
     return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
-
-
-def _note_left_mps(facts: Facts) -> tuple[str, ...]:
-    """Return a note if the daemon of an earlier recipe is still enabled, or runs."""
-    fact, written = facts.unit(MPS_SERVICE), facts.files.get(MPS_UNIT_FILE)
-    is_gpunodes = isinstance(written, Known) and written.value is not None
-    if not is_gpunodes or not isinstance(fact, Known) or not (fact.value.state.enabled or fact.value.state.active):
-        return ()
-    stop = command("sudo", "systemctl", "disable", "--now", MPS_SERVICE)
-    return (f"{MPS_SERVICE}, of an earlier recipe, still shares the GPUs; this recipe has no [mps]: `{stop}`",)
 
 
 def refuse_mps_with_others(recipe: Recipe) -> Refusal | None:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from gpunode.catalog.managers import find_manager_claim
 from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
+from gpunode.command import command
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
@@ -209,7 +210,7 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
     recipe = replace(recipe, skip=(*recipe.skip, *(step.id for step in STEPS if only and step.id not in only)))
     steps = iter(_selected_steps(recipe, stage, only))
     for step in steps:
-        outcome = step.plan(recipe, facts)
+        outcome = _plan_step(step, recipe, facts)
         if isinstance(outcome, Refusal):
             # Name all holds at once, so that the user does not release them one by one.
             more = (_find_hold_refusal(later, recipe, facts) for later in steps) if outcome.held else ()
@@ -220,6 +221,29 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
         plans.append(StepPlan(step, outcome, changes))
         facts = project_changes(facts, changes)
     return StagePlan(stage, tuple(plans))
+
+
+def _plan_step(step: Step, recipe: Recipe, facts: Facts) -> StepOutcome:
+    """Return the outcome of ``step``, with notes on what an earlier recipe left of it if this one asks for nothing."""
+    outcome = step.plan(recipe, facts)
+    if isinstance(outcome, Planned) and not outcome.is_requested:
+        return replace(outcome, notes=(*outcome.notes, *_note_left_files(step, facts)))
+    return outcome
+
+
+def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
+    """Yield a note for each file of gpunode's own that is still in effect."""
+    for path in step.files:
+        name = path.rpartition("/")[2]
+        if not name.startswith("gpunode-") or known(facts.file(path), None) is None:
+            continue
+        stop = command("sudo", "rm", path)
+        if name.endswith(".service"):
+            unit = facts.unit(name)
+            if not isinstance(unit, Known) or not (unit.value.state.enabled or unit.value.state.active):
+                continue
+            stop = command("sudo", "systemctl", "disable", "--now", name)
+        yield f"{path}, of an earlier recipe, is still in effect; this recipe asks for no {step.title}: `{stop}`"
 
 
 def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
@@ -338,17 +362,20 @@ def collect_notes(plans: Sequence[StagePlan]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[str, ...]:
+def state_notes(
+    recipe: Recipe, facts: Facts, only: Collection[str] = (), *, is_users_recipe: bool = True
+) -> tuple[str, ...]:
     """Return the distinct notes on the node's present state, whether or not anything has to change.
 
     They cover hazards of the next boot, keys without effect, and other things that no step changes. Plan, setup, verify
-    and status show the same notes. A step that refuses or lacks evidence has none: plan says why.
+    and status show the same notes. A step that refuses or lacks evidence has none: plan says why. If the recipe is not
+    the user's own, what it does not ask for may be asked for by theirs.
     """
     unique_notes: dict[str, None] = {}
     recipe = without_unneeded_driver(recipe, only)
     for step in (step for stage in STAGES for step in _selected_steps(recipe, stage, only)):
         with suppress(GpunodeError):
-            outcome = step.plan(recipe, facts)
+            outcome = _plan_step(step, recipe, facts) if is_users_recipe else step.plan(recipe, facts)
             unique_notes.update(dict.fromkeys(outcome.notes if isinstance(outcome, Planned) else ()))
     return tuple(unique_notes)
 

@@ -213,22 +213,27 @@ class _Resolver:
     def _refuse_unplanned(self, simulation: Simulation) -> None:
         leaving = _old_driver_helper_removals(simulation, self.installed, self.adjusted_changes) if self.purges else []
         lost = sorted(_collateral_removals(simulation, {change.id for change in self.adjusted_changes}))
+        reasons = tuple(self._explain_losses(lost))
         wrong = (
             *differences_from_plan([*self.adjusted_changes, *leaving], simulation),
-            *self._explain_losses(lost),
+            *reasons,
             *_other_branch_installs(self.installs, simulation),
             *(
                 f"{simulation.manager} would install {package} {version}, but the lock holds {self.locked[package]}"
                 for package, version in _versions_unlike_lock(simulation, self.locked).items()
             ),
         )
+        instead = (
+            "choose the driver that it needs (driver.version in the recipe)"
+            if reasons
+            else "change what the recipe asks for in its place (runtime.name, driver.version)"
+        )
         if wrong:
             raise Refused(
                 f"{simulation.manager} would not do what was planned; no package was changed",
                 why="\n".join(wrong),
                 hint=f"gpunode removes nothing else unasked: if {join_names(map(str, lost))} may go, remove it "
-                "yourself; else choose the driver that it needs (driver.version in the recipe); then run the same "
-                "command again"
+                f"yourself; else {instead}; then run the same command again"
                 if lost
                 else system(self.facts).hint_on_refusal("\n".join(wrong), self.facts, {}),
             )

@@ -19,7 +19,7 @@ from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Mps, Recipe
+from gpunode.recipe import Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
 from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
@@ -147,11 +147,11 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     # status has no recipe: use a plain one for each runtime.
     names = dict.fromkeys(runtime.id for runtime in runtimes) or ("none",)
-    recipes = (Recipe("status", runtime=WantedRuntime(name), mps=Mps(enabled=True)) for name in names)
+    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in names)
     notes = chain(
         _note_unfinished_packages(facts),
         note_run_driver(facts),
-        (note for recipe in recipes for note in state_notes(recipe, facts)),
+        (note for recipe in recipes for note in state_notes(recipe, facts, is_users_recipe=False)),
     )
     package_system = system(facts)
     return NodeStatus(

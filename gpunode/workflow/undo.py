@@ -24,10 +24,10 @@ from gpunode.change import (
     triggers_of,
 )
 from gpunode.command import command
-from gpunode.errors import Refused
+from gpunode.errors import Conflict, Refused
 from gpunode.facts.model import Facts, PackageSource, known, need
 from gpunode.host.port import Host, HostView, TriggerResult
-from gpunode.journal.footprint import FileTrail, NetChange
+from gpunode.journal.footprint import FileTrail, NetChange, join_net_changes
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -355,12 +355,14 @@ class RestoredFile:
     Attributes:
         is_merged: whether it contains somebody's edits.
         is_unclear: whether gpunode's part cannot be separated from other edits, so that it may remain.
+        keeps_changed: whether it contains a value that gpunode set and somebody changed.
         notes: what the user should know about it.
     """
 
     state: FileState | None
     is_merged: bool = False
     is_unclear: bool = False
+    keeps_changed: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -369,7 +371,25 @@ ResolveEdit: TypeAlias = Callable[[NetChange[FileChange], FileState | None], Res
 
 
 def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
-    """Return the file without gpunode's changes, undone newest first."""
+    """Return the file without gpunode's changes, undone newest first.
+
+    Somebody's edit that a later run of gpunode overwrote, as when it repairs drift, is not restored.
+
+    Raises:
+        Conflict: from ``resolve_edit``, if gpunode's own values were edited since.
+    """
+    trail = _join_over_edits(trail, is_whole=True)
+    joined = _join_over_edits(trail, is_whole=False)
+    try:
+        found = _undo_newest_first(trail, current, resolve_edit)
+    except Conflict:
+        if len(joined) == len(trail):
+            raise
+        return _undo_newest_first(joined, current, resolve_edit)
+    return _undo_newest_first(joined, current, resolve_edit) if found.keeps_changed else found
+
+
+def _undo_newest_first(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
     found = RestoredFile(current)
     for span in reversed(trail):
         if span.may_have_left(found.state):
@@ -378,9 +398,46 @@ def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: Reso
             resolved = resolve_edit(span, found.state)
             if resolved is None:
                 return found
-            is_unclear = found.is_unclear or resolved.is_unclear
-            found = replace(resolved, is_unclear=is_unclear, notes=(*found.notes, *resolved.notes))
+            found = replace(
+                resolved,
+                is_unclear=found.is_unclear or resolved.is_unclear,
+                keeps_changed=found.keeps_changed or resolved.keeps_changed,
+                notes=(*found.notes, *resolved.notes),
+            )
     return found
+
+
+def _join_over_edits(trail: FileTrail, *, is_whole: bool) -> FileTrail:
+    """Return ``trail`` with spans joined between which somebody edited the file, without what is left of the edit.
+
+    ``is_whole``: only where nothing is left of it. Otherwise, what was overwritten must not be seen again.
+    """
+    joined: FileTrail = ()
+    for span in trail:
+        joined = (*joined[:-1], *_join_over_edit(joined[-1], span, is_whole=is_whole)) if joined else (span,)
+    return joined
+
+
+def _join_over_edit(
+    former: NetChange[FileChange], later: NetChange[FileChange], *, is_whole: bool
+) -> tuple[NetChange[FileChange], ...]:
+    """Return the two spans, or what is left of them as one."""
+    from gpunode.runtimes.reversal import RevertedFile, revert_edit  # loaded on use: few undos meet an edited file
+
+    left, found, made = former.change.after, later.change.before, later.change.after
+    if not (isinstance(left, FileState) and isinstance(found, FileState) and isinstance(made, FileState)):
+        return former, later
+    own = revert_edit(Edit(later.change.path, left.content, found.content), made.content)
+    if is_whole:
+        is_joined = own == RevertedFile(made.content) and replace(left, content=made.content) == made
+    else:
+        added = {*found.content.splitlines()} - {*left.content.splitlines()}
+        is_joined = own is not None or added.isdisjoint(made.content.splitlines())
+    if not (is_joined and later.is_known):
+        return former, later
+    state = replace(made, content=own.content) if own else made
+    span = join_net_changes(former, replace(later, change=replace(later.change, after=state)))
+    return (span,) if span else ()
 
 
 def recorded_edit(change: FileChange) -> Edit:
@@ -409,11 +466,11 @@ def revert_change(
         for keys in reversal.changed
         if keys[-2:-1] == ("runtimes",)
     ]
+    merged = RestoredFile(None, is_merged=True, keeps_changed=bool(reversal.changed), notes=tuple(notes))
     before, after = change.before, change.after
     if before is None or not isinstance(after, FileState):
         state = replace(current, content=reversal.content) if reversal.content.strip() else None
-        return RestoredFile(state, is_merged=True, notes=tuple(notes))
+        return replace(merged, state=state)
     mode = before.mode if current.mode == after.mode else current.mode
     owner = before if (current.uid, current.gid) == (after.uid, after.gid) else current
-    state = replace(current, content=reversal.content, mode=mode, uid=owner.uid, gid=owner.gid)
-    return RestoredFile(state, is_merged=True, notes=tuple(notes))
+    return replace(merged, state=replace(current, content=reversal.content, mode=mode, uid=owner.uid, gid=owner.gid))

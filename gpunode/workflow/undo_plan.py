@@ -46,6 +46,7 @@ from gpunode.steps.kernel import RIVAL_MODULES
 from gpunode.steps.leftovers import refuse_modules_without_source
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
+from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, RESUME_STEP_ID, survey
 from gpunode.workflow.disruption import DOCKER_SERVICE, any_removed_or_replaced, refuse_disruptive_undo
@@ -107,14 +108,14 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
     packages, needed = plan_package_restore(wanted, there, database)
-    lost: tuple[str, ...] = ()
+    lost: tuple[KeptItem, ...] = ()
     if not request.is_redo:
         # In a redo, the archives that have the packages have yet to be restored.
         packages, lost = drop_unavailable_versions(host, packages)
         if lost and not request.allow_loss:
             raise Refused(
                 "packages cannot get their former versions back; nothing was changed",
-                why="\n".join(lost),
+                why="\n".join(map(str, lost)),
                 hint="refresh the package index, or add a source that has them; to undo the rest:\n"
                 "add --allow-loss to the same command",
             )
@@ -155,7 +156,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     # Undoing a rollback follows the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
     steps, kept = drop_source_conflicts(
-        ordered, (*unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
+        ordered, (*lost, *unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
     )
     steps = (*_plan_service_stops(steps, facts), *steps)
     pending_triggers = still_pending_triggers(request.store.find_pending_triggers(), facts)
@@ -166,7 +167,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     return UndoPlan(
         request.undone_run,
         steps,
-        (*notes, *unchanged, *lost, *gone, *kept_keys, *overridden),
+        (*notes, *unchanged, *gone, *kept_keys, *overridden),
         is_incomplete=bool(unchanged or gone),
         reboot_reason=rivals or reboot_reason(request.store, facts, packages),
         pending_triggers=pending_triggers,
@@ -495,8 +496,8 @@ def _is_package_as_wanted(present: PackageState | None, wanted_state: PackageSta
 
 def drop_unavailable_versions(
     host: Host, changes: Sequence[PackageChange]
-) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
-    """Return ``changes`` without versions that no archive has any more, and a note for each of these.
+) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
+    """Return ``changes`` without versions that no archive has any more, and those packages, joined by version.
 
     If a remaining change needs one of them, nothing is restored: a removal must not depend on that.
     """
@@ -505,31 +506,43 @@ def drop_unavailable_versions(
     gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
-    others = {one.id: f" (but {', '.join(sorted(offered[one.id]))})" if offered.get(one.id) else "" for one in gone}
-    notes = tuple(
-        f"{one.id} {one.states[1]} cannot be restored: no archive in the package index has it{others[one.id]}"
-        for one in gone
-    )
+    names: dict[str, list[str]] = {}
+    for one in gone:
+        others = f" (but {', '.join(sorted(offered[one.id]))})" if offered.get(one.id) else ""
+        reason = f"cannot get version {one.states[1]} back: no archive in the package index has it{others}"
+        names.setdefault(reason, []).append(str(one.id))
+    lost = tuple(KeptItem(join_names(sorted(same)), reason) for reason, same in names.items())
     rest = tuple(change for change in changes if change not in gone)
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
-        return rest, notes
+        return rest, lost
     left = [change for change in coming if change not in gone]
-    also = f"the packages installed with it cannot be restored either: {', '.join(str(change.id) for change in left)}"
-    return tuple(change for change in rest if change not in left), (*notes, also)
+    dependents = KeptItem(join_names(sorted(str(one.id) for one in left)), "cannot be restored without these")
+    return tuple(change for change in rest if change not in left), (*lost, dependents)
 
 
 def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
     """Return the step that restores a unit's former state; None if it has that state, or the unit is gone.
 
+    What somebody has changed since stays: a unit that was disabled or stopped is not enabled or started again. A masked
+    one cannot be.
+
     ``is_coming``: whether its package may be among those that are restored before it.
     """
-    back, fact = span.change.inverse(), facts.unit(span.change.unit)
+    change, fact = span.change, facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:
-        return UndoStep(span.stage, span.step, replace(back, before=ServiceState(enabled=False, active=False)))
-    if not isinstance(fact, Known) or not fact.value.exists or fact.value.state == back.after:
+        return UndoStep(
+            span.stage, span.step, replace(change.inverse(), before=ServiceState(enabled=False, active=False))
+        )
+    if not isinstance(fact, Known) or not fact.value.exists:
         return None
-    return UndoStep(span.stage, span.step, replace(back, before=fact.value.state))
+    now, left, former = fact.value.state, change.after, change.before
+    enabled = former.enabled if now.enabled == left.enabled else now.enabled
+    active = former.active if now.active == left.active else now.active
+    if fact.value.masked:
+        enabled, active = now.enabled, active and now.active
+    wanted = ServiceState(enabled, active)
+    return None if wanted == now else UndoStep(span.stage, span.step, replace(change, before=now, after=wanted))
 
 
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:

@@ -39,6 +39,9 @@ KINDS: dict[str, AptFailureKind] = {
     "lock-dpkg": "lock",
     "lock-frontend": "lock",
     "lock-lists": "lock",
+    "read-only-archives": "read-only",
+    "read-only-dpkg": "read-only",
+    "read-only-lists": "read-only",
     "script-fails": "script",
     "simulate-downgrade-refused": "unmet",
     "simulate-essential": "unmet",
@@ -252,6 +255,28 @@ def test_module_whose_source_is_gone_is_named_with_its_tree() -> None:
 def test_package_that_fails_to_unpack_is_named() -> None:
     said = sample("apt-2.6.2", "disk-full-unpack")
     assert find_failed_packages(said.stderr) == ("bigopt",)
+
+
+UNPACKING = """\
+dpkg: error processing archive /tmp/apt-dpkg-install-6ZWML7/17-nvidia-kernel-open-dkms_595.91.07-1_amd64.deb (--unpack):
+ unable to clean up mess surrounding './usr/src/nvidia-595.91.07' before installing another version: {}
+"""
+
+
+def test_package_among_many_is_named_without_its_number() -> None:
+    """apt makes numbered links to the archives if there are many."""
+    said = UNPACKING.format("Input/output error")
+    assert find_failed_packages(said) == ("nvidia-kernel-open-dkms",)
+    assert find_failed_packages("dpkg: error processing archive /srv/7-zip_1_all.deb (--unpack):\n") == ("7-zip",)
+
+
+def test_read_only_file_system_is_told_with_its_place() -> None:
+    error = explain_failure("change the packages", UNPACKING.format("Read-only file system"), "")
+    assert error.what == "could not change the packages: a file system is mounted read-only"
+    assert "./usr/src/nvidia-595.91.07" in error.why
+    assert "findmnt -O ro" in error.hint
+    of_script = f"sysctl: setting key: Read-only file system\n{UNPACKING.format('Input/output error')}"
+    assert classify_failure(of_script, "") == "script"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -229,6 +229,51 @@ def test_remove_restores_the_node_without_gpunode(
 
 
 @pytest.mark.long
+def test_edits_that_a_later_setup_overwrote_stay_gone(bases: dict[str, Bases], chroots: Lab) -> None:
+    """A later setup overwrites them as drift; another edit of the same file stays."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        node.write(CONFIG, COMMENTED, 0o640)
+        node.run("chown", "daemon:adm", CONFIG)
+        chroots.recipe(node, "debian12")
+        before = snapshot(node)
+        set_up(node)
+        pins, blacklist = "/etc/apt/preferences.d/gpunode-nvidia", "/etc/modprobe.d/gpunode-nouveau.conf"
+        node.write(pins, node.read(pins).replace("Pin-Priority: 100", "Pin-Priority: 90"))
+        node.write(blacklist, node.read(blacklist) + "options nvidia NVreg_EnableGpuFirmware=0\n")
+        edited = node.read(CONFIG).replace("pause:3.9", "pause:4.0").replace("/usr/bin/nvidia-", "/usr/sbin/nvidia-")
+        node.path(CONFIG).write_text(edited)
+        set_up(node)
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code == 10, removed.envelope
+        node.path(CONFIG).write_text(node.read(CONFIG).replace("pause:4.0", "pause:3.9"))
+        assert before.differences(snapshot(node)) == ""
+
+
+@pytest.mark.long
+def test_rollback_without_a_lost_version_claims_no_former_node(bases: dict[str, Bases], chroots: Lab) -> None:
+    with bare_node(bases["bookworm"], chroots) as node:
+        assert setup(node, "--driver", "580").exit_code == 0
+        assert setup(node, "--driver", "595").exit_code == 10
+        newer = chroots.repositories.variant("debian12", chroots.folder / "only-newer", without="*_580*")
+        node.server.mount(chroots.repositories.cuda_path("debian12"), newer)
+        node.run("sh", "-ec", "apt-get update && apt-get clean")
+
+        refused = node.gpunode("rollback", "--packages", "--yes")
+        done = node.gpunode("rollback", "--packages", "--yes", "--allow-loss")
+
+        assert refused.returncode == 3
+        assert refused.stderr.count("cannot get version 580.178.04-1 back") == 1
+        assert done.returncode == 0, done.stderr
+        result = " ".join(done.stdout.rpartition("✓ the node is as before run")[2].split())
+        assert "but for what follows" in result
+        assert "libcuda1" in result
+        assert "nvidia-smi cannot get version 580.178.04-1 back: no archive" in result
+
+
+@pytest.mark.long
 def test_remove_keeps_a_driver_that_came_as_a_dependency_automatic(
     bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:

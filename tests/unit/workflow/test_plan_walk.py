@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.change import FileState, KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts
+from gpunode.facts.probes import MIG_BOOT_DROP_IN_FILE
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe
+from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.steps.table import STAGES, STEPS
-from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal
+from gpunode.workflow.converge import StagePlan, collect_notes, plan_stage, raise_refusal, state_notes
 from gpunode.workflow.plan import has_pending_work, plan
 from tests.laws.nodes import facts, recipes
 from tests.unit.steps.machines import CONTAINERD, machine, names, recipe, with_driver
@@ -162,3 +164,15 @@ def test_do_not_edit_comment_is_quoted_without_guessing_a_tool() -> None:
 def test_unchanged_managed_file_is_not_noted() -> None:
     facts = machine(files={"/etc/modprobe.d/site.conf": b"# Ansible managed\n"})
     assert not [note for note in collect_notes(plan(recipe("containerd"), facts, Node(facts))) if "Ansible" in note]
+
+
+@pytest.mark.parametrize("path", [CUDA_PROFILE_SCRIPT, MIG_BOOT_DROP_IN_FILE])
+def test_file_that_an_earlier_recipe_left_is_noted(path: str) -> None:
+    """Each login has its CUDA in PATH, each boot partitions the GPUs, although the node matches the recipe."""
+    bare = Recipe("bare")
+    left = machine(files={path: FileState(b"x\n")})
+    (note,) = (note for note in state_notes(bare, left) if path in note)
+    assert f"`sudo rm {path}`" in note
+    assert not [note for note in state_notes(bare, machine()) if path in note]
+    assert not [note for note in state_notes(bare, left, is_users_recipe=False) if path in note]
+    assert note in collect_notes([plan_stage(bare, left, stage) for stage in STAGES])

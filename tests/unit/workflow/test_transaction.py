@@ -232,6 +232,23 @@ def test_refusal_names_what_a_package_that_must_stay_needs() -> None:
     assert "would purge site-tool 1, which the plan keeps" in caught.value.why
     assert "site-tool needs nvidia-utils-570, which the plan purges" in caught.value.why
     assert "gpunode plan" not in caught.value.hint
+    assert "choose the driver that it needs" in caught.value.hint
+
+
+def test_refusal_of_a_package_that_needs_no_driver_blames_no_driver() -> None:
+    """podman-docker conflicts with docker.io."""
+    wrapper = PackageState("4.3.1")
+    with pytest.raises(Refused) as caught:
+        resolve(
+            [BRING],
+            {"podman-docker": wrapper},
+            answers(
+                install("nvidia-driver-cuda"), Action("remove", PackageId("podman-docker"), former=wrapper.version)
+            ),
+        )
+    assert "if podman-docker may go" in caught.value.hint
+    assert "the driver that it needs" not in caught.value.hint
+    assert "runtime.name" in caught.value.hint
 
 
 def test_package_of_another_driver_branch_is_refused() -> None:

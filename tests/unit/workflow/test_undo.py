@@ -29,7 +29,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
-from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
@@ -111,6 +111,15 @@ def paragraph(name: str, depends: str = "", conffile: str = "") -> str:
     return f"Package: {name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n{relations}{kept}\n"
 
 
+_PINNED = FileState(b"release 580\npriority 1001\n")
+_DOCKER = b'{"runtimes": {"nvidia": {"path": "%s"}}}\n'
+_CRI = b'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nsandbox_image = "pause:3.9"\n'
+_ENTRY = b"""\
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/n"
+"""
 HALF = "Package: half\nStatus: install reinstreq half-installed\nArchitecture: amd64\n\n"
 # The changes of a setup: archive, packages, blacklist, unit, configuration.
 CHANGES: tuple[tuple[str, Change], ...] = (
@@ -247,6 +256,39 @@ class TestWholeRollback:
         newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
         back = plan_rollback(store, host, newest(store), facts_now(newer))
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize(
+        ("before", "now", "is_masked", "wanted"),
+        [
+            (ServiceState(enabled=True, active=False), OFF, True, OFF),
+            (ServiceState(enabled=True, active=False), OFF, False, OFF),
+            (ServiceState(enabled=True, active=False), ServiceState(enabled=False, active=True), False, OFF),
+            (OFF, ServiceState(enabled=False, active=True), True, OFF),
+            (OFF, ServiceState(enabled=True, active=False), False, OFF),
+        ],
+    )
+    def test_unit_that_somebody_disabled_or_masked_stays_so(
+        self,
+        store: Store,
+        verb: Verb,
+        before: ServiceState,
+        now: ServiceState,
+        wanted: ServiceState,
+        *,
+        is_masked: bool,
+    ) -> None:
+        """A package enables its unit, and gpunode starts it: enabling a masked unit would end each removal."""
+        run = store.begin("setup", version="test")
+        run.record_done(run.record_intent("kernel", "persistence", ServiceChange(UNIT, before, ON)))
+        run.commit("done")
+        facts = machine(units={UNIT: Unit(now, masked=is_masked)})
+        made = Machine(facts)
+        made.files[STATUS] = FileState(b"")
+        undone = (
+            plan_removal(store, made, facts) if verb == "remove" else plan_rollback(store, made, newest(store), facts)
+        )
+        assert [change.after for change in ServiceChange.of_kind(undone.changes)] == ([] if wanted == now else [wanted])
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("content", [b"deb x\n", b"deb x # NVIDIA's\n", b"neither\n"])
@@ -388,13 +430,14 @@ class TestWholeRollback:
         with pytest.raises(Refused, match="cannot get their former versions back") as refused:
             plan_rollback(store, host, newest(store), facts_now(there))
         lost = (
-            f"nvidia-driver {OLD.version} cannot be restored: no archive in the package index has it (but 535.261.03-1)"
+            f"nvidia-driver cannot get version {OLD.version} back: no archive in the package index has it "
+            "(but 535.261.03-1)"
         )
         assert (refused.value.exit_code, refused.value.why) == (3, lost)
         assert "--allow-loss" in refused.value.hint
         back = plan_rollback(store, host, newest(store), facts_now(there), allow_loss=True)
         assert "nvidia-driver" not in [str(change.id) for change in back.packages]
-        assert lost in back.notes
+        assert lost in map(str, back.kept), "or the node would count as it was before"
         assert undo_failure(undo(host, store, back).plan) is None
 
     def test_undo_is_refused_when_apt_would_do_something_else(self, host: Machine, store: Store) -> None:
@@ -687,7 +730,7 @@ class TestWholeRollback:
         )
         back = plan_rollback(store, host, run.id, facts_now(), allow_loss=True)
         assert back.packages == ()
-        assert "the packages installed with it cannot be restored either: needs-lost" in back.notes
+        assert "needs-lost cannot be restored without these" in map(str, back.kept)
 
     def test_file_deleted_with_its_package_is_no_edit(self, host: Machine, store: Store) -> None:
         path = "/etc/nvidia/ours.conf"
@@ -1126,6 +1169,40 @@ class TestRemove:
         host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
         back = plan_removal(store, host, facts_now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine\n# theirs\n")]
+
+    @pytest.mark.parametrize(
+        ("path", "before", "first", "edited", "second", "left"),
+        [
+            pytest.param(CONTAINERD, FORMER, OURS, FileState(b"# mine\nnvidia = false\n"), OURS, FORMER, id="value"),
+            pytest.param(BLACKLIST, None, _PINNED, FileState(b"release 580\npriority 990\n"), _PINNED, None,
+                         id="whole file"),
+            pytest.param(BLACKLIST, None, _PINNED, FileState(b"release 580\npriority 1001\ntheirs\n"), _PINNED, None,
+                         id="added line"),
+            pytest.param(BLACKLIST, None, _PINNED, FileState(b"release 99\npriority 1001\n"),
+                         FileState(b"release 595\npriority 1001\n"), None, id="another release since"),
+            pytest.param(CONTAINERD, FORMER, OURS, replace(OURS, mode=0o666), OURS, FORMER, id="mode"),
+            pytest.param(DAEMON_JSON, FileState(b"{}\n"), FileState(_DOCKER % b"/n"), FileState(_DOCKER % b"/wrapper"),
+                         FileState(_DOCKER % b"/n"), FileState(b"{}\n"), id="program"),
+            pytest.param(DAEMON_JSON, None, FileState(_DOCKER % b"/n"),
+                         FileState((_DOCKER % b"/wrapper").replace(b"{", b'{"debug": true, ', 1)),
+                         FileState((_DOCKER % b"/n").replace(b"{", b'{"debug": true, ', 1)),
+                         FileState(b'{"debug": true}\n'), id="docker's program, beside an edit that stays"),
+            pytest.param(CONTAINERD, FileState(_CRI), FileState(_CRI + _ENTRY),
+                         FileState((_CRI + _ENTRY).replace(b"3.9", b"4.0").replace(b"/n", b"/wrapper")),
+                         FileState((_CRI + _ENTRY).replace(b"3.9", b"4.0")), FileState(_CRI.replace(b"3.9", b"4.0")),
+                         id="program, beside an edit that stays"),
+        ],
+    )  # fmt: skip
+    def test_edit_that_a_later_setup_overwrote_stays_gone(
+        self, store: Store, path: str, before: FileState, first: FileState, edited: FileState, second: FileState,
+        left: FileState | None,
+    ) -> None:  # fmt: skip
+        for change in (FileChange(path, before, first), FileChange(path, edited, second)):
+            run = store.begin("setup", version="test")
+            run.record_done(run.record_intent("runtime", "step", change))
+            run.commit("done")
+        made = Machine(machine(files={path: second}))
+        assert [change.after for change in plan_removal(store, made, facts_now({})).files] == [left]
 
     def test_foreign_lines_in_a_file_gpunode_made_are_kept(self, host: Machine, store: Store) -> None:
         host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
