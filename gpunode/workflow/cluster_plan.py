@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
-from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, main_error_line
+from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, explain_rejection, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
 from gpunode.kubernetes.model import (
@@ -288,11 +288,7 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     messages = "\n".join(rejected)
     if conflict := conflict_error(messages, applied, cluster):
         raise conflict
-    raise Refused(
-        "the API server rejects what the recipe asks for",
-        why=messages,
-        hint="see the rendered objects:\ngpunode k8s render",
-    )
+    raise explain_rejection(messages)
 
 
 def refuse_missing_rights(plan: ClusterPlan) -> ClusterPlan:

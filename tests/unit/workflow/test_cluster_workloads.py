@@ -89,6 +89,43 @@ def test_unreadable_pods_do_not_hide_the_readiness_error(unready: ApiServer, use
     )
 
 
+REFUSED = (
+    'pods "nvidia-device-plugin-x" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0'
+)
+
+
+@pytest.mark.parametrize("is_made_after_all", [False, True])
+def test_reason_why_the_cluster_refuses_the_pods_is_told(
+    server: ApiServer, user: User, is_made_after_all: bool
+) -> None:
+    """A quota, a policy or a missing RuntimeClass stops the DaemonSet's pods, not the DaemonSet."""
+
+    def refuse_pods(there: ApiServer) -> None:
+        for one in there.peek("DaemonSet"):
+            one["status"]["numberReady"] = 0
+            if not there.peek("Event"):
+                there.add(event_about(one, "FailedCreate", f"Error creating: {REFUSED}"))
+                if is_made_after_all:
+                    there.add(pod_of(one, "gpu-1", "Pending", {"waiting": PULL}))
+
+    server.controllers.append(refuse_pods)
+    errors = [user.apply("k8s-containerd", "--timeout", "1", check=7).error for _ in range(2)]
+    notes = {one["kind"]: one["note"] for one in user.plan().envelope["result"]["objects"]}
+    found = {"DaemonSet": user.verify(check=7)["workload/gpu-system"][1]}
+    for why in (errors[0]["why"], errors[1]["why"], notes["DaemonSet"], found["DaemonSet"]):
+        assert (f"the cluster refuses its pods: {REFUSED}" in why) is not is_made_after_all
+    if not is_made_after_all:
+        assert "kubectl describe daemonset --namespace gpu-system nvidia-device-plugin" in errors[0]["hint"]
+
+
+def event_about(body: Body, reason: str, message: str) -> Body:
+    """Return a warning about the object."""
+    place = {"namespace": body["metadata"]["namespace"], "name": body["metadata"]["name"]}
+    about = {"kind": body["kind"], "uid": body["metadata"]["uid"], **place}
+    shown = {"type": "Warning", "reason": reason, "message": message, "involvedObject": about}
+    return {"apiVersion": "v1", "kind": "Event", "metadata": {**place, "name": f"{place['name']}.1"}, **shown}
+
+
 def test_label_that_the_plan_sets_is_not_reported_as_missing(unready: ApiServer, user: User) -> None:
     (node,) = unready.peek("Node")
     del node["metadata"]["labels"]["nvidia.com/gpu.present"]
