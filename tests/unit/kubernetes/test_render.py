@@ -388,6 +388,16 @@ def test_taint_is_tolerated_by_everything_that_must_run_there() -> None:
         assert everything.count(wanted) >= 2, name
 
 
+@pytest.mark.parametrize("effect", ["NoExecute", "PreferNoSchedule"])
+def test_clouds_taint_is_tolerated_beside_another_effect_of_its_key(effect: str) -> None:
+    """A cloud taints its GPU nodes itself, so the recipe's taint comes on top."""
+    text = f'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\neffect = "{effect}"'
+    found = render_cluster(recipe_of(text), CLUSTERS["one"])
+    (plugin,) = (one.body["spec"]["template"]["spec"] for one in found.objects if one.kind == "DaemonSet")
+    for pod in (plugin, found.test_pod[-1].body["spec"]):
+        assert {one["effect"] for one in pod["tolerations"]} == {"NoSchedule", effect}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_control_plane_taint_is_tolerated_only_on_request(name: str) -> None:
     """kubeadm taints the only node of a cluster, so the device plugin would have no node."""
