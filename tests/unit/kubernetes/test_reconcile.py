@@ -273,6 +273,23 @@ def test_release_is_not_downgraded_to_an_older_chart() -> None:
         plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[replace(newer, version=older)]))
 
 
+@pytest.mark.parametrize(
+    ("status", "verb"),
+    [
+        ("pending-install", "uninstall"),
+        ("pending-upgrade", "rollback"),
+        ("pending-rollback", "rollback"),
+        ("uninstalling", "uninstall"),
+    ],
+)
+def test_release_whose_helm_was_killed_is_refused_with_the_way_out(status: str, verb: str) -> None:
+    """Helm says that another operation is in progress, for ever, and apply would have changed the Nodes by then."""
+    there = HelmRelease("ops", "op", RELEASE.chart, RELEASE.version, 3, status, RELEASE.values)
+    with pytest.raises(Conflict, match=f"ops/op is in the state {status}") as refused:
+        plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there]))
+    assert f"helm {verb} op --namespace ops\n" in refused.value.hint
+
+
 def test_foreign_release_values_are_not_shown() -> None:
     values = {"driver": {"enabled": True, "licence": {"token": "c4n4ry"}}, "extra": ["c4n4ry"]}
     there = HelmRelease("ops", "op", RELEASE.chart, RELEASE.version, 3, "deployed", values)

@@ -11,6 +11,7 @@ import pytest
 from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Cluster
 from gpunode.host.helm import move_values_to_stdin
+from gpunode.host.kubectl import HelmMissing
 from tests.fakes.api_server import ApiServer, Body
 from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, pod_of, run_daemon_sets
 
@@ -182,6 +183,18 @@ def test_release_whose_pods_do_not_run_is_reported_each_time(server: ApiServer, 
     shown = user.screen("k8s", "plan", "k8s-mps", *NODE)
     assert "! nothing to change, but Helm release gpu-system/nvidia-device-plugin does not run" in shown
     assert "as it should be, but DaemonSet nvidia-device-plugin: 0 of 1 pods are ready: " in " ".join(shown.split())
+
+
+def test_helm_waits_as_long_as_apply(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def refuse(context: str, kubeconfig: str, wait_s: float) -> None:
+        asked.append(wait_s)
+        raise HelmMissing("far enough")
+
+    monkeypatch.setattr("gpunode.host.cluster.Helm", refuse)
+    user.apply("k8s-mps", "--timeout", "1200", check=3)
+    assert asked == [1200]
 
 
 def test_running_release_needs_no_change(server: ApiServer, user: User, helm: Helm) -> None:
