@@ -166,6 +166,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
         ('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 17', "one", "at most 16 MPS clients", "16 or less"),
         ('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 49', "eight", "at most 48 MPS clients", "48 or less"),
         ('extends = "k8s-containerd"\n[kubernetes]\nruntime_class = ""', "one", "would find no GPU", "default = true"),
+        ('extends = "gpu-operator"\n[kubernetes]\nruntime_class = "gpu"', "one", "a handler gpu on", '= "nvidia"'),
         ('extends = "k8s-containerd"\n[kubernetes]\nnamespace = "default"', "one", "cannot be default", "leave"),
         ('extends = "k8s-containerd"\n[kubernetes.taint]\nvalue = "x"', "one", "no key", "set key"),
         (
@@ -290,6 +291,14 @@ def test_mig_manager_does_not_reset_nodes_without_a_layout() -> None:
     own = render_cluster(recipe_of(f'{text}layout = "all-small"'), CLUSTERS["eight"])
     assert [edit.labels for edit in own.nodes] == [{"nvidia.com/mig.config": "all-small"}]
     assert own.expected == {}
+
+
+def test_operator_leaves_the_namespace_to_gpunode() -> None:
+    """With psa.enabled it also labels the namespace itself, which then stays when gpunode removes the rest."""
+    found = render_builtin("gpu-operator", "one")
+    assert "psa" not in found.releases[0].values
+    (namespace,) = (one.body for one in found.objects if one.kind == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
 def test_operator_disables_components_that_a_node_has() -> None:
