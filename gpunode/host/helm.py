@@ -36,6 +36,12 @@ _WAITS, _LOADING_TIME_S = 3, 300.0
 _MIN_HELM_VERSION: Final = (3, 13)
 
 
+class ReleaseFailed(ChangeFailed):
+    """Helm did not finish its change of a release."""
+
+    meaning = ChangeFailed.meaning
+
+
 class Helm:
     """Helm in the cluster of a context; its methods raise ChangeFailed if it fails.
 
@@ -121,7 +127,7 @@ class Helm:
             hint = f"ask for this right, or name another credential: {command('--kubeconfig', 'FILE')}"
             raise Forbidden("your credentials may not do this", why=why, hint=hint)
         if not done.ok:
-            raise ChangeFailed(f"helm {words[0]} failed", why=why, hint=hint)
+            raise ReleaseFailed(f"helm {words[0]} failed", why=why, hint=hint)
         return done.stdout
 
 

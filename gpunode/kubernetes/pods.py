@@ -117,7 +117,7 @@ def find_refused_pods(owner: Body, events: Sequence[Body]) -> PodProblem | None:
         if event.get("reason") == "FailedCreate":
             place = ("--namespace", metadata["namespace"], metadata["name"])
             show = command("kubectl", "describe", owner["kind"].lower(), *place)
-            message = str(event.get("message", "")).removeprefix("Error creating: ").partition("\n")[0]
+            message = str(event.get("message", "")).rpartition("Error creating: ")[2].partition("\n")[0]
             hint = f"have the policy or quota that is named there changed, then see that the pods start: {show}"
             return PodProblem(f"the cluster refuses its pods: {message}", hint)
     return None

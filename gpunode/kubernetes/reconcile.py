@@ -323,6 +323,7 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
     _refuse_downgrade(desired, live)
     change = CommandChange(_upgrade_command(desired, namespace, name), desired.why, undo, cluster)
     diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {desired.chart} {desired.version}"]
+    diff += [] if live.status == "deployed" else [f"-status {live.status}", "+status deployed"]
     new_values = _as_json(desired.values)
     diff += _yaml_diff(_mask_foreign_values(live.values, new_values), new_values)
     return replace(item, state="edit", change=change, diff=tuple(diff))

@@ -251,6 +251,7 @@ def test_existing_release_is_adopted_under_its_own_name(there: HelmRelease | Non
     found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))
     (item,) = [one for one in found if one.kind == "Helm release"]
     assert item.state == state
+    assert ("-status failed" in item.diff) == (there is not None and there.status == "failed")
     if isinstance(item.change, CommandChange):
         name = there.name if there else RELEASE.name
         assert item.change.argv[:4] == ("helm", "upgrade", "--install", name)

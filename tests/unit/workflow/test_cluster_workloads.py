@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Cluster
-from gpunode.host.helm import move_values_to_stdin
+from gpunode.host.helm import ReleaseFailed, move_values_to_stdin
 from gpunode.host.kubectl import HelmMissing
 from tests.fakes.api_server import ApiServer, Body
 from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, pod_of, run_daemon_sets
@@ -105,7 +105,9 @@ def test_reason_why_the_cluster_refuses_the_pods_is_told(
         for one in there.peek("DaemonSet"):
             one["status"]["numberReady"] = 0
             if not there.peek("Event"):
-                there.add(event_about(one, "FailedCreate", f"Error creating: {REFUSED}"))
+                there.add(
+                    event_about(one, "FailedCreate", f"(combined from similar events): Error creating: {REFUSED}")
+                )
                 if is_made_after_all:
                     there.add(pod_of(one, "gpu-1", "Pending", {"waiting": PULL}))
 
@@ -183,6 +185,21 @@ def test_release_whose_pods_do_not_run_is_reported_each_time(server: ApiServer, 
     shown = user.screen("k8s", "plan", "k8s-mps", *NODE)
     assert "! nothing to change, but Helm release gpu-system/nvidia-device-plugin does not run" in shown
     assert "as it should be, but DaemonSet nvidia-device-plugin: 0 of 1 pods are ready: " in " ".join(shown.split())
+
+
+def test_pods_for_which_helm_waited_in_vain_say_why(server: ApiServer, user: User, helm: Helm) -> None:
+    make = helm.make
+
+    def wait_in_vain() -> None:
+        make()
+        raise ReleaseFailed("helm upgrade failed", why="context deadline exceeded", hint="see it: helm history x")
+
+    helm.make = wait_in_vain
+    server.controllers.append(break_pods)
+    error = user.apply("k8s-mps", check=6).error
+    assert error["why"].startswith("context deadline exceeded\nDaemonSet nvidia-device-plugin: 0 of 1 pods are ready: ")
+    assert "cannot be pulled" in error["why"]
+    assert error["hint"].startswith("name a registry that the node reaches")
 
 
 def test_helm_waits_as_long_as_apply(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
