@@ -33,6 +33,7 @@ from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, ClusterIdentity, choose_kubectl
+from gpunode.host.helm import DEFAULT_WAIT_S
 from gpunode.host.kubectl import ProgramMissing
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import run_label
@@ -76,9 +77,9 @@ class ClusterRef:
     context: str = ""
     kubeconfig: str = ""
 
-    def connect(self) -> Cluster:
-        """Return the cluster, through a usable kubectl."""
-        cluster = Cluster(self.context, self.kubeconfig)
+    def connect(self, wait_s: float = DEFAULT_WAIT_S) -> Cluster:
+        """Return the cluster, through a usable kubectl; Helm waits ``wait_s`` for the pods of a release."""
+        cluster = Cluster(self.context, self.kubeconfig, wait_s)
         cluster.refuse_unusable()
         return cluster
 
@@ -136,7 +137,7 @@ def apply(
     """Apply the recipe to the cluster."""
     screen = output.open_screen()
     with target.adapt_error_hints(), screen:
-        cluster, recipe = target.connect(), load_recipe(recipe_path)
+        cluster, recipe = target.connect(timeout_s), load_recipe(recipe_path)
         found, user_pods = _show_plan(recipe, captures, target, cluster, screen, output)
         refuse_missing_rights(found)
         if not found.changes:

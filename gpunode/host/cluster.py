@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Conflict, Undetermined, UsageError
-from gpunode.host.helm import Helm
+from gpunode.host.helm import DEFAULT_WAIT_S, Helm
 from gpunode.host.kubectl import (
     Forbidden,
     ProgramMissing,
@@ -98,14 +98,15 @@ class Cluster:
     Args:
         context: a context of the user's kubeconfig; empty for the current one.
         kubeconfig: a file in place of the user's own.
+        wait_s: how long Helm waits for the pods of a release.
 
     Raises:
         Refused: if there is no kubectl.
     """
 
-    def __init__(self, context: str = "", kubeconfig: str = "") -> None:
+    def __init__(self, context: str = "", kubeconfig: str = "", wait_s: float = DEFAULT_WAIT_S) -> None:
         self.kubectl = (*find_kubectl(), *(("--kubeconfig", kubeconfig) if kubeconfig else ()))
-        self._context, self._kubeconfig = context, kubeconfig
+        self._context, self._kubeconfig, self._wait_s = context, kubeconfig, wait_s
         self._runner = Runner()
 
     @cached_property
@@ -116,7 +117,7 @@ class Cluster:
             Refused: if Helm is not installed.
         """
         given = dict(zip(self.kubectl, self.kubectl[1:], strict=False))
-        return Helm(self._context, given.get("--kubeconfig", ""))
+        return Helm(self._context, given.get("--kubeconfig", ""), self._wait_s)
 
     def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster."""

@@ -17,6 +17,7 @@ from gpunode.host.kubectl import (
     caller_environment,
     describe_install_location,
     find_program,
+    parse_version,
 )
 from gpunode.host.process import Runner
 
@@ -27,35 +28,55 @@ _ALL_RELEASES: Final = (
     *("list", "--all-namespaces", "--max", "0"),
     *("--deployed", "--failed", "--pending", "--superseded", "--uninstalled", "--uninstalling"),
 )
-# Helm returns after images are pulled and controllers are ready.
-_RELEASE_TIMEOUT_S: Final = 1800.0
+# Helm's own default.
+DEFAULT_WAIT_S: Final = 300.0
+# Helm waits for its hooks before and after the chart's pods, each time as long, and loads the chart before that.
+_WAITS, _LOADING_TIME_S = 3, 300.0
+# 3.13 added --labels (the release notes of Helm 3.13.0).
+_MIN_HELM_VERSION: Final = (3, 13)
+
+
+class ReleaseFailed(ChangeFailed):
+    """Helm did not finish its change of a release."""
+
+    meaning = ChangeFailed.meaning
 
 
 class Helm:
     """Helm in the cluster of a context; its methods raise ChangeFailed if it fails.
 
+    Args:
+        wait_s: how long Helm waits for the pods of a release.
+
     Raises:
         HelmMissing: if Helm is not installed.
     """
 
-    def __init__(self, context: str = "", kubeconfig: str = "") -> None:
+    def __init__(self, context: str = "", kubeconfig: str = "", wait_s: float = DEFAULT_WAIT_S) -> None:
         program = find_program("helm")
         if program is None:
             raise HelmMissing(
                 "helm was not found",
                 why="these objects come from a chart, which Helm installs",
-                hint=f"install Helm (https://helm.sh/docs/intro/install) into {describe_install_location('helm')}",
+                hint=_install_hint(),
             )
         options = (("--kube-context", context) if context else ()) + (
             ("--kubeconfig", kubeconfig) if kubeconfig else ()
         )
         self.program = (program, *options)
         self._runner = Runner()
+        self._wait_s = wait_s
 
     def list_releases(
         self, *, charts: Collection[str] = (), places: Collection[tuple[str, str]] = ()
     ) -> tuple[HelmRelease, ...]:
-        """Return the cluster's releases, even failed ones, of these charts or with these namespaces and names."""
+        """Return the cluster's releases, even failed ones, of these charts or with these namespaces and names.
+
+        Raises:
+            HelmMissing: if Helm is too old to install ``charts``.
+        """
+        if charts:
+            self._refuse_old()
         return tuple(
             replace(one, values=self._run_for_json("get", "values", one.name, "--namespace", one.namespace) or {})
             for one in self._list_all_releases()
@@ -69,12 +90,24 @@ class Helm:
     def _list_all_releases(self) -> Iterator[HelmRelease]:
         return map(parse_release, self._run_for_json(*_ALL_RELEASES) or ())
 
+    def _refuse_old(self) -> None:
+        """Refuse a Helm that cannot label a release, before anything is changed."""
+        found = self._run(("version", "--short"), "", only_reads=True).decode("utf-8", "replace").strip()
+        version = parse_version(found)
+        if version is not None and version < _MIN_HELM_VERSION:
+            raise HelmMissing(
+                f"helm {found.lstrip('v').partition('+')[0]} is too old: gpunode needs "
+                f"{'.'.join(map(str, _MIN_HELM_VERSION))} or newer",
+                why=f"{self.program[0]} has no --labels, and by a label gpunode finds its releases again",
+                hint=_install_hint(),
+            )
+
     def run(self, argv: tuple[str, ...]) -> None:
         """Run a Helm command, given without the program's name."""
         words, values = move_values_to_stdin(argv)
         namespace, name = release_of_command(("helm", *argv))
         look = command("helm", "history", name, "--namespace", namespace)
-        self._run(words, f"see what became of it: {look}", values)
+        self._run((*words, "--timeout", f"{self._wait_s:.0f}s"), f"see what became of it: {look}", values)
 
     def _run_for_json(self, *words: str) -> Any:
         hint = f"run it yourself: {command('helm', *words)}"
@@ -83,7 +116,7 @@ class Helm:
     def _run(self, words: Sequence[str], hint: str, stdin: bytes = b"", *, only_reads: bool = False) -> bytes:
         done = self._runner.run(
             (*self.program, *words),
-            timeout_s=_READ_TIMEOUT_S if only_reads else _RELEASE_TIMEOUT_S,
+            timeout_s=_READ_TIMEOUT_S if only_reads else _WAITS * self._wait_s + _LOADING_TIME_S,
             stdin=stdin,
             env=caller_environment(),
             limit_bytes=_MAX_OUTPUT_BYTES,
@@ -94,8 +127,12 @@ class Helm:
             hint = f"ask for this right, or name another credential: {command('--kubeconfig', 'FILE')}"
             raise Forbidden("your credentials may not do this", why=why, hint=hint)
         if not done.ok:
-            raise ChangeFailed(f"helm {words[0]} failed", why=why, hint=hint)
+            raise ReleaseFailed(f"helm {words[0]} failed", why=why, hint=hint)
         return done.stdout
+
+
+def _install_hint() -> str:
+    return f"install Helm (https://helm.sh/docs/intro/install) into {describe_install_location('helm')}"
 
 
 def move_values_to_stdin(argv: Sequence[str]) -> tuple[tuple[str, ...], bytes]:

@@ -195,12 +195,7 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
             hint="check that you can reach it:\nkubectl cluster-info",
         )
     if is_answered:
-        yield Refused(
-            f"the admission webhook {is_answered[1]} of this cluster does not answer",
-            why=reason,
-            hint="have its owner fix it; this shows whose it is: kubectl get "
-            "validatingwebhookconfigurations,mutatingwebhookconfigurations",
-        )
+        yield _unanswered_webhook_error(is_answered[1], reason)
     if match := _KIND_NOT_FOUND.search(output):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
         yield Refused(
@@ -212,7 +207,7 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
         yield ChangeFailed(
             "the cluster's admission control refuses this",
             why=output,
-            hint="ask its administrator for an exception to the policy or quota that is named there",
+            hint=_ADMISSION_HINT,
         )
     if _REQUEST_FORBIDDEN.search(output):
         more = len(output.splitlines()) - 1
@@ -231,6 +226,30 @@ def _request_problems(finished: FinishedCommand, output: str) -> Iterator[Gpunod
         f"kubectl {next((word for word in finished.argv if word in _ALLOWED_KUBECTL_VERBS), '')} failed",
         why=output or f"exit status {finished.exit_status}",
         hint="check that kubectl reaches the cluster:\nkubectl get nodes",
+    )
+
+
+_ADMISSION_HINT: Final = "ask its administrator for an exception to the policy or quota that is named there"
+
+
+def _unanswered_webhook_error(webhook: str, reason: str) -> Refused:
+    return Refused(
+        f"the admission webhook {webhook} of this cluster does not answer",
+        why=reason,
+        hint="have its owner fix it; this shows whose it is: kubectl get "
+        "validatingwebhookconfigurations,mutatingwebhookconfigurations",
+    )
+
+
+def explain_rejection(messages: str) -> Refused:
+    """Return the error for objects that the API server rejected in a dry run."""
+    if match := _WEBHOOK_FAILED.search(messages):
+        return _unanswered_webhook_error(match[1], messages)
+    is_policy = _ADMISSION_REFUSED.search(messages)
+    return Refused(
+        "the API server rejects what the recipe asks for",
+        why=messages,
+        hint=_ADMISSION_HINT if is_policy else "see the rendered objects:\ngpunode k8s render",
     )
 
 

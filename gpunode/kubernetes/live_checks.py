@@ -12,7 +12,7 @@ from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.advertisers import is_advertiser, is_made_by_operator, release_of
 from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ChartRelease, ClusterNode, NodeEdit, RenderedCluster
 from gpunode.kubernetes.objects import make_tolerations
-from gpunode.kubernetes.pods import PodProblem, find_problem, format_taint, tolerates
+from gpunode.kubernetes.pods import PodProblem, find_problem, find_refused_pods, format_taint, tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
 from gpunode.wording import count_noun
 
@@ -348,7 +348,9 @@ def explain_unready(
         return "no node runs it", PodProblem(why, hint)
     show = command("kubectl", "describe", "pods", "--namespace", workload.namespace, "--selector", workload.selector)
     unknown = PodProblem("no pod says why", f"look at its pods: {show}")
-    return f"{ready} of {desired} pods are ready", find_first_pod_problem(pods, events) or unknown
+    # An event stays for an hour after the pods that it is about were created after all.
+    refused = find_refused_pods(workload.live, events) if workload.live and len(pods) < desired else None
+    return f"{ready} of {desired} pods are ready", find_first_pod_problem(pods, events) or refused or unknown
 
 
 def find_first_pod_problem(pods: Sequence[Body], events: Sequence[Body]) -> PodProblem | None:

@@ -80,10 +80,10 @@ def make_tolerations(desired: Kubernetes, *, with_usual: bool = True) -> list[di
 
     Clouds taint them with nvidia.com/gpu, which NVIDIA's charts tolerate as well.
     """
-    effects = {CONTROL_PLANE_TAINT_KEY: "NoSchedule"} if desired.control_plane else {}
-    effects |= {GPU_RESOURCE: "NoSchedule"} if with_usual else {}
-    effects |= {desired.taint.key: desired.taint.effect} if desired.taint.key else {}
-    return [{"key": key, "operator": "Exists", "effect": effect} for key, effect in effects.items()]
+    taints = [(CONTROL_PLANE_TAINT_KEY, "NoSchedule")] if desired.control_plane else []
+    taints += [(GPU_RESOURCE, "NoSchedule")] if with_usual else []
+    taints += [(desired.taint.key, desired.taint.effect)] if desired.taint.key else []
+    return [{"key": key, "operator": "Exists", "effect": effect} for key, effect in dict.fromkeys(taints)]
 
 
 def make_namespace(name: str) -> RenderedObject:

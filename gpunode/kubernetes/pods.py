@@ -110,12 +110,32 @@ def _find_problems(pod: Body, events: Sequence[Body]) -> Iterator[PodProblem]:
     yield from _problems_from_events(pod, events, node)
 
 
-def _problems_from_events(pod: Body, events: Sequence[Body], node: str) -> Iterator[PodProblem]:
-    name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
+def find_refused_pods(owner: Body, events: Sequence[Body]) -> PodProblem | None:
+    """Return why the cluster refuses the pods that a controller creates for ``owner``; None if no event says so."""
+    metadata = owner["metadata"]
+    for event in _warnings_about(owner, events):
+        if event.get("reason") == "FailedCreate":
+            place = ("--namespace", metadata["namespace"], metadata["name"])
+            show = command("kubectl", "describe", owner["kind"].lower(), *place)
+            message = str(event.get("message", "")).rpartition("Error creating: ")[2].partition("\n")[0]
+            hint = f"have the policy or quota that is named there changed, then see that the pods start: {show}"
+            return PodProblem(f"the cluster refuses its pods: {message}", hint)
+    return None
+
+
+def _warnings_about(body: Body, events: Sequence[Body]) -> Iterator[Body]:
+    """Yield the warnings about the object, the newest first."""
+    name, uid = body["metadata"]["name"], body["metadata"].get("uid", "")
     for event in reversed(events):
         about = event.get("involvedObject", {})
-        if about.get("name") == name and (not uid or about.get("uid", uid) == uid):
-            yield from _event_problems(event, node)
+        is_about = about.get("name") == name and (not uid or about.get("uid", uid) == uid)
+        if is_about and event.get("type") == "Warning":
+            yield event
+
+
+def _problems_from_events(pod: Body, events: Sequence[Body], node: str) -> Iterator[PodProblem]:
+    for event in _warnings_about(pod, events):
+        yield from _event_problems(event, node)
 
 
 def _admission_problems(status: Mapping[str, Any], node: str) -> Iterator[PodProblem]:
@@ -190,8 +210,6 @@ def _explain_container_status(status: Mapping[str, Any], name: str, namespace: s
 
 def _event_problems(event: Body, node: str) -> Iterator[PodProblem]:
     message = str(event.get("message", ""))
-    if event.get("type") != "Warning":
-        return
     for pattern, why, hint in _SANDBOX_MESSAGES:
         if match := re.search(pattern, message):
             yield PodProblem(why.format(*match.groups(), node=node), hint.format(node=node))

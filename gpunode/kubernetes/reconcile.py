@@ -319,12 +319,32 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
     if same_version and live.status == "deployed" and dict(live.values) == _as_json(desired.values):
         return replace(item, state="unchanged")
     undo = _helm_undo_command("rollback", name, namespace, str(live.revision))
+    _refuse_unfinished_release(live)
     _refuse_downgrade(desired, live)
     change = CommandChange(_upgrade_command(desired, namespace, name), desired.why, undo, cluster)
     diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {desired.chart} {desired.version}"]
+    diff += [] if live.status == "deployed" else [f"-status {live.status}", "+status deployed"]
     new_values = _as_json(desired.values)
     diff += _yaml_diff(_mask_foreign_values(live.values, new_values), new_values)
     return replace(item, state="edit", change=change, diff=tuple(diff))
+
+
+def _refuse_unfinished_release(live: HelmRelease) -> None:
+    """Refuse a release that a Helm command is changing, or was changing when it was killed.
+
+    Raises:
+        Conflict: Helm would refuse to change it ("another operation is in progress").
+    """
+    if not live.status.startswith(("pending-", "uninstalling")):
+        return
+    where = (live.name, "--namespace", live.namespace)
+    verb = "rollback" if live.status in {"pending-upgrade", "pending-rollback"} else "uninstall"
+    raise Conflict(
+        f"Helm release {live.namespace}/{live.name} is in the state {live.status}",
+        why="a Helm command is changing it, or was killed while it did; Helm then refuses every other change",
+        hint=f"if no helm is at work any more, end that state: {command('helm', verb, *where)}\n"
+        "then run the same command again",
+    )
 
 
 def _refuse_downgrade(desired: ChartRelease, live: HelmRelease) -> None:

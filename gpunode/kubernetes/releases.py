@@ -112,7 +112,6 @@ def _operator_values(stack: GpuStack) -> dict[str, Any]:
         # With CDI, the operator's plugin only hands out CDI devices, which a runtime without CDI ignores.
         "cdi": {"enabled": operator_uses_cdi(stack.recipe, stack.nodes)},
         "operator": {**_repository_value(desired, "nvidia"), "runtimeClass": desired.runtime_class or "nvidia"},
-        "psa": {"enabled": True},
         "mig": {"strategy": min(strategies, default="single")},
         # With an empty default, the manager skips nodes without a layout; the chart's would disable their MIG mode.
         "migManager": {

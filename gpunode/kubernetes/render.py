@@ -43,6 +43,8 @@ GITOPS_FORMS: Final = frozenset[RenderForm]({"kustomize", "argocd", "flux"})
 _DEFAULT_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
 _MIN_DRA_DRIVER_BRANCH: Final = 565
+# `gpunode setup` registers it. Source for the operator's: its controllers/object_controls.go, transformRuntimeClass.
+_HANDLER: Final = "nvidia"
 # NVIDIA/gpu-operator controllers/state_manager.go.
 _OPERATOR_DEPLOY_LABEL_PREFIX: Final = "nvidia.com/gpu.deploy."
 _SHARING_NOTES: Final = {
@@ -351,6 +353,16 @@ def _refuse_bad_runtime(recipe: Recipe, desired: Kubernetes) -> None:
             "the device plugin would find no GPU",
             why="its pod has no RuntimeClass, and nvidia is not the default runtime",
             hint='set runtime_class = "nvidia" in [kubernetes], or set_as_default = true in [runtime]',
+        )
+    if (
+        desired.stack == "gpu-operator"
+        and desired.runtime_class not in {"", _HANDLER}
+        and recipe.toolkit.version != "none"
+    ):
+        raise Refused(
+            f"the GPU Operator would look for a handler {desired.runtime_class} on the nodes",
+            why=f"it gives its RuntimeClass a handler of the same name, and gpunode setup registers {_HANDLER}",
+            hint=f'set runtime_class = "{_HANDLER}" in [kubernetes]',
         )
     if desired.stack == "dra" and row is not None and row.cdi_support == "switch" and not runtime.cdi:
         raise Refused(

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
 from gpunode.host.cluster import Cluster
+from gpunode.host.helm import ReleaseFailed
 from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress
 from gpunode.journal.run import Run
@@ -54,7 +55,11 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
     with journal_run(begin) as run:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
-            apply_items(wave, wait.cluster, run, on_event, wait.on_progress, wait.check_interrupt)
+            try:
+                apply_items(wave, wait.cluster, run, on_event, wait.on_progress, wait.check_interrupt)
+            except ReleaseFailed as error:
+                wait.add_reason(error, plan.releases)
+                raise
             unapplied = [change.title for change in plan.changes if change.wave > number]
             for item in wave:
                 if item.kind == "DaemonSet" and item.state != "delete":

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
-from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, main_error_line
+from gpunode.host.kubectl import FIELD_CONFLICT, USER_FORBIDDEN, Forbidden, explain_rejection, main_error_line
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second_advertiser
 from gpunode.kubernetes.live_checks import RequiredDaemonSet
 from gpunode.kubernetes.model import (
@@ -38,6 +38,7 @@ from gpunode.kubernetes.reconcile import (
     plan_items,
     refuse_other_handler,
 )
+from gpunode.kubernetes.render import RenderForm
 from gpunode.redaction.secrets import redact_text as redact
 from gpunode.wording import join_names
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
@@ -288,11 +289,7 @@ def _refuse_rejected(result: DryRunResult, applied: Sequence[Body], cluster: Clu
     messages = "\n".join(rejected)
     if conflict := conflict_error(messages, applied, cluster):
         raise conflict
-    raise Refused(
-        "the API server rejects what the recipe asks for",
-        why=messages,
-        hint="see the rendered objects:\ngpunode k8s render",
-    )
+    raise explain_rejection(messages)
 
 
 def refuse_missing_rights(plan: ClusterPlan) -> ClusterPlan:
@@ -328,6 +325,12 @@ def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[
     return tuple(one for one, is_allowed in zip(asked, cluster.check_access(asked), strict=True) if not is_allowed)
 
 
+# They undo other edits. Sources: argo-cd common/common.go (ArgoCDSSAManager); fluxcd, "Server-side apply".
+_FORM_BY_GITOPS_MANAGER: Final[Mapping[str, RenderForm]] = {
+    "argocd-controller": "argocd",
+    "kustomize-controller": "flux",
+    "helm-controller": "flux",
+}
 # kubectl's commands that change an existing object.
 _HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|rollout|scale|set)")
 
@@ -343,6 +346,12 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     lines = conflict_lines(message, applied, live)
     example = next((one for one in live if conflict_lines(message, applied, [one])), live[0])
     kind, namespace, name = object_key(example)
+    what = f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set"
+    why = redact("\n".join(lines)) or message
+    if form := next((_FORM_BY_GITOPS_MANAGER[one] for one in managers if one in _FORM_BY_GITOPS_MANAGER), None):
+        render = gpunode("k8s", "render", "--format", form, "--output", "FOLDER")
+        hint = f"change it in git, where it comes from: render the files again, and commit them:\n{render}"
+        return Conflict(what, why=why, hint=hint)
     # Whoever edits a field back to gpunode's value co-owns it, and the object stays when gpunode is removed.
     others = {*managers, *co_owners(example, (field_manager_of(kind),))}
     is_edited = all(map(_HAND_EDITOR.fullmatch, others)) and kind not in {"Node", "Namespace"}
@@ -350,8 +359,8 @@ def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> C
     verb, way = ("delete", "have gpunode make the object anew") if is_edited else ("edit", "set them there yourself")
     where = ("--namespace", namespace) if namespace else ()
     return Conflict(
-        f"{', '.join(managers)} {'own' if len(managers) > 1 else 'owns'} fields that gpunode would set",
-        why=redact("\n".join(lines)) or message,
+        what,
+        why=why,
         hint=f"to keep these values, change the recipe; to have the recipe's, {way}; then run the same command again:\n"
         f"{command('kubectl', verb, kind.lower(), *where, name)}",
     )

@@ -92,7 +92,8 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
                 place = (live.name, live.chart, live.version, chart(live.chart).repository, live.namespace)
                 install = install_command(ChartRelease(*place, live.values, "", 0))
         change = CommandChange(argv, "k8s remove", install, uid)
-        note = "leaves its chart's CustomResourceDefinitions, if it has any: Helm deletes none"
+        left = "its chart's CustomResourceDefinitions, and labels that its pods gave to Nodes"
+        note = f"leaves {left}, if there are any: Helm deletes neither"
         yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change, note)
 
 

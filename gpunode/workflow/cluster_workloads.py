@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Cluster
+from gpunode.host.helm import ReleaseFailed
 from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
@@ -67,6 +69,16 @@ class ReadinessWait:
             self.wait_for_daemon_set(item)
         # Feature discovery labels nodes, and the operator creates its DaemonSets, long after Helm has returned.
         self._wait_until_ready(lambda: next(find_unready_releases(releases, self.cluster), None), self.timeout_s)
+
+    def add_reason(self, error: ReleaseFailed, releases: Sequence[ChartRelease]) -> None:
+        """Add to Helm's error why the pods of ``releases`` do not run: Helm only tells that it waited in vain."""
+        with suppress(GpunodeError):
+            for unready in find_unready_releases(releases, self.cluster):
+                if unready.live is not None:
+                    state, trouble = explain_unready(unready, self.cluster)
+                    error.why += f"\n{unready.title}: {state}: {trouble.why}"
+                    error.hint = f"{trouble.hint}\n{error.hint}"
+                    return
 
     def _wait_until_ready(self, find_unready: Callable[[], RequiredDaemonSet | None], no_node_timeout_s: float) -> None:
         """Poll until everything is ready; at most ``no_node_timeout_s`` for a DaemonSet that runs on no node."""

@@ -415,6 +415,17 @@ def test_workload_that_no_node_runs_is_reported(control_plane: ControlPlane, use
     control_plane.kubectl("delete", "node", "far-1")
 
 
+def test_quota_that_refuses_the_plugins_pods_is_named(control_plane: ControlPlane, user: User) -> None:
+    control_plane.kubectl("create", "namespace", "gpu-system")
+    control_plane.kubectl("create", "quota", "few", "--hard=pods=0", "--namespace=gpu-system")
+    control_plane.wait_for(
+        "the quota counts", lambda: "hard" in control_plane.get("quota", "few", "--namespace=gpu-system")["status"]
+    )
+    why = user.apply("k8s-containerd", "--timeout", "5", check=7).envelope["errors"][0]["why"]
+    assert why.startswith("the cluster refuses its pods: ")
+    assert "exceeded quota: few" in why
+
+
 @pytest.mark.parametrize(
     ("name", "code", "what"),
     [(STRANGER, 3, "your credentials may not do this"), (EXPIRED, 3, "the cluster does not accept your credentials")],

@@ -11,7 +11,7 @@ import pytest
 from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import parse_release
 from gpunode.host.helm import Helm
-from gpunode.host.kubectl import Forbidden
+from gpunode.host.kubectl import Forbidden, HelmMissing
 
 ROWS = [
     {"name": "op", "namespace": "gpu", "revision": "3", "status": "deployed", "chart": "gpu-operator-v26.7.0"},
@@ -27,6 +27,7 @@ def helm(allow_subprocess: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f'echo "$@" >> {tmp_path}/asked\n'
         'case "$*" in\n'
         # Helm 4 has no such option.
+        f"version*|*' version '*) cat {tmp_path}/version ;;\n"
         "*--all\\ *) echo 'Error: unknown flag: --all' >&2; exit 1 ;;\n"
         f"*list*) echo '{json.dumps(ROWS)}' ;;\n"
         '*uninstall*) echo \'Error: secrets is forbidden: User "x" cannot list resource "secrets"\' >&2; exit 1 ;;\n'
@@ -35,6 +36,7 @@ def helm(allow_subprocess: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "esac\n"
     )
     program.chmod(0o755)
+    (tmp_path / "version").write_text("v4.2.3+g43e8b7f\n")
     monkeypatch.setattr(shutil, "which", lambda name, path=None: str(program) if name == "helm" else None)
     return Helm("prod", "/etc/kube.conf")
 
@@ -45,6 +47,27 @@ def test_releases_are_listed_with_version_and_values(helm: Helm, tmp_path: Path)
     assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all(line.startswith("--kube-context prod --kubeconfig /etc/kube.conf ") for line in asked)
+
+
+@pytest.mark.parametrize(("found", "is_old"), [("v3.12.3+gc9f554d", True), ("v3.13.0+g825e86f", False)])
+def test_helm_without_labels_is_refused_before_it_installs(
+    helm: Helm, tmp_path: Path, found: str, is_old: bool
+) -> None:
+    (tmp_path / "version").write_text(f"{found}\n")
+    if not is_old:
+        assert helm.list_releases(charts={"gpu-operator"})
+        return
+    with pytest.raises(HelmMissing, match=r"helm 3\.12\.3 is too old: gpunode needs 3\.13 or newer"):
+        helm.list_releases(charts={"gpu-operator"})
+    assert helm.list_releases(places={("gpu", "op")}), "what is there can be removed"
+
+
+def test_helm_waits_as_long_as_the_user_asks(helm: Helm, tmp_path: Path) -> None:
+    """Its own limit of five minutes is too short for a large image, and too long for a test."""
+    for wait_s, option in ((300.0, "300s"), (1200.0, "1200s")):
+        with pytest.raises(ChangeFailed):
+            Helm(wait_s=wait_s).run(("upgrade", "--install", "op", "--namespace", "gpu"))
+        assert (tmp_path / "asked").read_text().splitlines()[-1].endswith(f" --timeout {option}")
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,7 @@ def test_existing_release_is_adopted_under_its_own_name(there: HelmRelease | Non
     found = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there] if there else []))
     (item,) = [one for one in found if one.kind == "Helm release"]
     assert item.state == state
+    assert ("-status failed" in item.diff) == (there is not None and there.status == "failed")
     if isinstance(item.change, CommandChange):
         name = there.name if there else RELEASE.name
         assert item.change.argv[:4] == ("helm", "upgrade", "--install", name)
@@ -271,6 +272,23 @@ def test_release_is_not_downgraded_to_an_older_chart() -> None:
     assert 'set gpu_operator = "v99.1.0" in [kubernetes.versions]' in refused.value.hint
     for older in ("v25.10.0", f"{RELEASE.version}-rc.1", "unknown"):
         plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[replace(newer, version=older)]))
+
+
+@pytest.mark.parametrize(
+    ("status", "verb"),
+    [
+        ("pending-install", "uninstall"),
+        ("pending-upgrade", "rollback"),
+        ("pending-rollback", "rollback"),
+        ("uninstalling", "uninstall"),
+    ],
+)
+def test_release_whose_helm_was_killed_is_refused_with_the_way_out(status: str, verb: str) -> None:
+    """Helm says that another operation is in progress, for ever, and apply would have changed the Nodes by then."""
+    there = HelmRelease("ops", "op", RELEASE.chart, RELEASE.version, 3, status, RELEASE.values)
+    with pytest.raises(Conflict, match=f"ops/op is in the state {status}") as refused:
+        plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[there]))
+    assert f"helm {verb} op --namespace ops\n" in refused.value.hint
 
 
 def test_foreign_release_values_are_not_shown() -> None:

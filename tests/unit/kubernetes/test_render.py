@@ -166,6 +166,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
         ('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 17', "one", "at most 16 MPS clients", "16 or less"),
         ('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 49', "eight", "at most 48 MPS clients", "48 or less"),
         ('extends = "k8s-containerd"\n[kubernetes]\nruntime_class = ""', "one", "would find no GPU", "default = true"),
+        ('extends = "gpu-operator"\n[kubernetes]\nruntime_class = "gpu"', "one", "a handler gpu on", '= "nvidia"'),
         ('extends = "k8s-containerd"\n[kubernetes]\nnamespace = "default"', "one", "cannot be default", "leave"),
         ('extends = "k8s-containerd"\n[kubernetes.taint]\nvalue = "x"', "one", "no key", "set key"),
         (
@@ -292,6 +293,14 @@ def test_mig_manager_does_not_reset_nodes_without_a_layout() -> None:
     assert own.expected == {}
 
 
+def test_operator_leaves_the_namespace_to_gpunode() -> None:
+    """With psa.enabled it also labels the namespace itself, which then stays when gpunode removes the rest."""
+    found = render_builtin("gpu-operator", "one")
+    assert "psa" not in found.releases[0].values
+    (namespace,) = (one.body for one in found.objects if one.kind == "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
 def test_operator_disables_components_that_a_node_has() -> None:
     text = 'extends = "gpu-operator"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
     text += '[kubernetes]\nregistry = "m"'
@@ -386,6 +395,16 @@ def test_taint_is_tolerated_by_everything_that_must_run_there() -> None:
         wanted = str({"key": "team/gpu", "operator": "Exists", "effect": "NoExecute"})
         # The test pod, and the objects that offer the GPUs.
         assert everything.count(wanted) >= 2, name
+
+
+@pytest.mark.parametrize("effect", ["NoExecute", "PreferNoSchedule"])
+def test_clouds_taint_is_tolerated_beside_another_effect_of_its_key(effect: str) -> None:
+    """A cloud taints its GPU nodes itself, so the recipe's taint comes on top."""
+    text = f'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\neffect = "{effect}"'
+    found = render_cluster(recipe_of(text), CLUSTERS["one"])
+    (plugin,) = (one.body["spec"]["template"]["spec"] for one in found.objects if one.kind == "DaemonSet")
+    for pod in (plugin, found.test_pod[-1].body["spec"]):
+        assert {one["effect"] for one in pod["tolerations"]} == {"NoSchedule", effect}
 
 
 @pytest.mark.parametrize("name", RECIPES)

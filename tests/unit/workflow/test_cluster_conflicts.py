@@ -64,6 +64,21 @@ def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(server: Api
     )
 
 
+@pytest.mark.parametrize(
+    ("manager", "form"),
+    [("argocd-controller", "argocd"), ("kustomize-controller", "flux"), ("helm-controller", "flux")],
+)
+def test_conflict_with_a_gitops_controller_is_solved_in_git(
+    server: ApiServer, user: User, manager: str, form: str
+) -> None:
+    """Argo CD and Flux undo what kubectl edits."""
+    user.apply()
+    set_image(server, manager=manager)
+    hint = user.apply(check=5).error["hint"]
+    assert "kubectl" not in hint
+    assert hint.endswith(f"\ngpunode k8s render k8s-containerd {' '.join(NODE)} --format {form} --output FOLDER")
+
+
 def test_conflict_hint_deletes_no_object_that_others_manage(server: ApiServer, user: User) -> None:
     user.apply()
     live = server.get(*PLUGIN)

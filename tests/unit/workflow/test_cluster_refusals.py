@@ -104,6 +104,19 @@ def test_rejection_by_an_admission_plugin_is_no_missing_right(user: User) -> Non
     error = user.plan(check=3).error
     assert error["what"] == "the API server rejects what the recipe asks for"
     assert "exceeded quota" in error["why"]
+    assert error["hint"].startswith("ask its administrator for an exception")
+
+
+def test_webhook_that_does_not_answer_is_not_blamed_on_the_recipe(user: User) -> None:
+    failed = (
+        b"Error from server (InternalError): Internal error occurred: failed calling webhook "
+        b'"mutate.kyverno.svc-fail": failed to call webhook: Post "https://kyverno-svc.kyverno.svc:443/mutate": '
+        b"dial tcp 10.0.0.9:443: connect: connection refused\n"
+    )
+    user.kubectl.intercept = intercept_once("apply", lambda: ended(status=1, err=failed), dry_run=True)
+    error = user.plan(check=3).error
+    assert error["what"] == "the admission webhook mutate.kyverno.svc-fail of this cluster does not answer"
+    assert "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations" in error["hint"]
 
 
 def test_rejected_credentials_end_the_plan(user: User) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Cluster
-from gpunode.host.helm import move_values_to_stdin
+from gpunode.host.helm import ReleaseFailed, move_values_to_stdin
+from gpunode.host.kubectl import HelmMissing
 from tests.fakes.api_server import ApiServer, Body
 from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, pod_of, run_daemon_sets
 
@@ -89,6 +90,45 @@ def test_unreadable_pods_do_not_hide_the_readiness_error(unready: ApiServer, use
     )
 
 
+REFUSED = (
+    'pods "nvidia-device-plugin-x" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0'
+)
+
+
+@pytest.mark.parametrize("is_made_after_all", [False, True])
+def test_reason_why_the_cluster_refuses_the_pods_is_told(
+    server: ApiServer, user: User, is_made_after_all: bool
+) -> None:
+    """A quota, a policy or a missing RuntimeClass stops the DaemonSet's pods, not the DaemonSet."""
+
+    def refuse_pods(there: ApiServer) -> None:
+        for one in there.peek("DaemonSet"):
+            one["status"]["numberReady"] = 0
+            if not there.peek("Event"):
+                there.add(
+                    event_about(one, "FailedCreate", f"(combined from similar events): Error creating: {REFUSED}")
+                )
+                if is_made_after_all:
+                    there.add(pod_of(one, "gpu-1", "Pending", {"waiting": PULL}))
+
+    server.controllers.append(refuse_pods)
+    errors = [user.apply("k8s-containerd", "--timeout", "1", check=7).error for _ in range(2)]
+    notes = {one["kind"]: one["note"] for one in user.plan().envelope["result"]["objects"]}
+    found = {"DaemonSet": user.verify(check=7)["workload/gpu-system"][1]}
+    for why in (errors[0]["why"], errors[1]["why"], notes["DaemonSet"], found["DaemonSet"]):
+        assert (f"the cluster refuses its pods: {REFUSED}" in why) is not is_made_after_all
+    if not is_made_after_all:
+        assert "kubectl describe daemonset --namespace gpu-system nvidia-device-plugin" in errors[0]["hint"]
+
+
+def event_about(body: Body, reason: str, message: str) -> Body:
+    """Return a warning about the object."""
+    place = {"namespace": body["metadata"]["namespace"], "name": body["metadata"]["name"]}
+    about = {"kind": body["kind"], "uid": body["metadata"]["uid"], **place}
+    shown = {"type": "Warning", "reason": reason, "message": message, "involvedObject": about}
+    return {"apiVersion": "v1", "kind": "Event", "metadata": {**place, "name": f"{place['name']}.1"}, **shown}
+
+
 def test_label_that_the_plan_sets_is_not_reported_as_missing(unready: ApiServer, user: User) -> None:
     (node,) = unready.peek("Node")
     del node["metadata"]["labels"]["nvidia.com/gpu.present"]
@@ -145,6 +185,33 @@ def test_release_whose_pods_do_not_run_is_reported_each_time(server: ApiServer, 
     shown = user.screen("k8s", "plan", "k8s-mps", *NODE)
     assert "! nothing to change, but Helm release gpu-system/nvidia-device-plugin does not run" in shown
     assert "as it should be, but DaemonSet nvidia-device-plugin: 0 of 1 pods are ready: " in " ".join(shown.split())
+
+
+def test_pods_for_which_helm_waited_in_vain_say_why(server: ApiServer, user: User, helm: Helm) -> None:
+    make = helm.make
+
+    def wait_in_vain() -> None:
+        make()
+        raise ReleaseFailed("helm upgrade failed", why="context deadline exceeded", hint="see it: helm history x")
+
+    helm.make = wait_in_vain
+    server.controllers.append(break_pods)
+    error = user.apply("k8s-mps", check=6).error
+    assert error["why"].startswith("context deadline exceeded\nDaemonSet nvidia-device-plugin: 0 of 1 pods are ready: ")
+    assert "cannot be pulled" in error["why"]
+    assert error["hint"].startswith("name a registry that the node reaches")
+
+
+def test_helm_waits_as_long_as_apply(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def refuse(context: str, kubeconfig: str, wait_s: float) -> None:
+        asked.append(wait_s)
+        raise HelmMissing("far enough")
+
+    monkeypatch.setattr("gpunode.host.cluster.Helm", refuse)
+    user.apply("k8s-mps", "--timeout", "1200", check=3)
+    assert asked == [1200]
 
 
 def test_running_release_needs_no_change(server: ApiServer, user: User, helm: Helm) -> None:
