@@ -440,11 +440,6 @@ _CLEAN_PACKAGE_CACHE_COMMANDS: Final[dict[PackageManager, Command]] = {
     "pacman": Shell("sudo pacman -Sc"),
 }
 
-# Typed by someone whose headers were missing.
-_INSTALL_HEADERS_COMMAND: Final = (
-    r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
-)
-_HEADERS_REQUESTED: Final = any_of(command_run(_INSTALL_HEADERS_COMMAND), message_line(_INSTALL_HEADERS_COMMAND))
 # akmods uses this name for the log of a failed build.
 _AKMODS_FAILED_LOG: Final = message_line(r"(?<![\d.])\d{3}\.\d\S*-for-\d+\.\S*\.failed\.log\b", "listing", "text")
 _BUILD_FAILURE_SYMPTOMS: Final = (
@@ -467,9 +462,7 @@ RULES: Final = (
         layer="kernel",
         share=4,
         decisive=any_of(_KERNEL_HEADERS_MISSING, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
-        context=unless(
-            any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
-        ),
+        context=unless(any_of(command_run(r"\buname\b"), symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
     ),

@@ -165,9 +165,6 @@ _SPECIFICATION_UNREADABLE: Final = message_line(
 )
 # podman before 4.1 treats a CDI device as a path.
 _PODMAN_TAKES_CDI_NAME_AS_PATH: Final = message_line(r"stat nvidia\.com/gpu=\S+: no such file or directory")
-_CDI_UNSUPPORTED: Final = any_of(
-    _PODMAN_TAKES_CDI_NAME_AS_PATH, message_line(r"invalid device (?:mode|specification): nvidia\.com/gpu=")
-)
 
 
 def _old_podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
@@ -232,11 +229,7 @@ RULES: Final = (
         cause="cdi-spec-missing",
         decisive=unless(all_of(_UNRESOLVED_DEVICE, _NO_SPECIFICATION_FOUND), _SPECIFICATION_SEEN),
         typical=unless(
-            any_of(
-                _NO_SPECIFICATION_FOUND,
-                _UNRESOLVED_DEVICE,
-                message_line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled"),
-            ),
+            any_of(_NO_SPECIFICATION_FOUND, _UNRESOLVED_DEVICE),
             *(
                 _SPECIFICATION_SEEN,
                 _UNUSUAL_SEARCH_FOLDERS,
@@ -284,13 +277,15 @@ RULES: Final = (
         decisive=any_of(
             _SPECIFICATION_UNREADABLE,
             all_of(_SPECIFICATION_IS_CDI_0_7, any_of(_PODMAN_WITHOUT_CDI_0_7, _DOCKER_BEFORE_CDI_0_7)),
-            all_of(_PODMAN_WITHOUT_CDI, any_of(_CDI_UNSUPPORTED, _UNRESOLVED_DEVICE)),
+            all_of(_PODMAN_WITHOUT_CDI, any_of(_PODMAN_TAKES_CDI_NAME_AS_PATH, _UNRESOLVED_DEVICE)),
         ),
         typical=any_of(
-            _SPEC_TOO_NEW, _CDI_UNSUPPORTED, all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version"))
+            _SPEC_TOO_NEW,
+            _PODMAN_TAKES_CDI_NAME_AS_PATH,
+            all_of(_PODMAN_WITHOUT_CDI, command_run(r"\bpodman (?:--)?version")),
         ),
         context=any_of(_PODMAN_WITHOUT_CDI, _SPECIFICATION_MAY_BE_CDI_0_7),
-        symptoms=(symptoms.CDI_UNRESOLVED, _CDI_UNSUPPORTED, _SPECIFICATION_UNREADABLE),
+        symptoms=(symptoms.CDI_UNRESOLVED, _PODMAN_TAKES_CDI_NAME_AS_PATH, _SPECIFICATION_UNREADABLE),
         against=(_NODE_DRIVER_BROKEN,),
         may_be_normal=True,
         look_at=(Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"), Shell("podman --version")),

@@ -48,11 +48,6 @@ _CRI_UNIMPLEMENTED: Final = any_of(message_line(_CRI_NOT_SERVED), message_line(_
 _CRI_PLUGIN_DISABLED: Final = any_line(
     r"^[^#\n]*disabled_plugins\s*=\s*\[[^\]\n]*[\"'](?:cri|io\.containerd\.(?:grpc\.v1\.cri|cri\.v1\.runtime))[\"']"
 )
-# Docker's containerd package disables the plugin, since docker does not use it.
-_DOCKER_SEEN: Final = message_line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
-_KUBERNETES_SEEN: Final = any_of(
-    any_line(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b"), command_run(r"\b(?:kubelet|kubeadm|kubectl|crictl)\b")
-)
 _OTHER_KUBELET_RUNTIME: Final = message_line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 
 
@@ -155,9 +150,6 @@ _ANY_HANDLER_IN_CONFIG: Final = _config_sign(_ANY_HANDLER)
 _NVIDIA_HANDLER_IN_CONFIG: Final = _config_sign(_NVIDIA_HANDLER)
 _NVIDIA_IN_LIVE_CONFIG: Final = message_line(_NVIDIA_HANDLER, "containerd-config")
 _COMPLETE_CONFIG_SHOWN: Final = custom_sign(runtimes.complete_containerd_config)
-# A default runtime of NVIDIA's that is not defined.
-_NVIDIA_IS_DEFAULT: Final = _config_sign(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
-_NVIDIA_DEFAULT_UNDEFINED: Final = unless(all_of(_NVIDIA_IS_DEFAULT, _COMPLETE_CONFIG_SHOWN), _NVIDIA_HANDLER_IN_CONFIG)
 _NVIDIA_NOT_CONFIGURED: Final = any_of(
     unless(_COMPLETE_CONFIG_SHOWN, _NVIDIA_HANDLER_IN_CONFIG),
     command_run(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True),
@@ -399,10 +391,8 @@ RULES: Final = (
         cause="containerd-cri-disabled",
         disruption="restart-service",
         decisive=unless(
-            all_of(
-                _CRI_PLUGIN_DISABLED,
-                any_of(_CRI_UNIMPLEMENTED, _KUBELET_USES_CONTAINERD, unless(_KUBERNETES_SEEN, _DOCKER_SEEN)),
-            ),
+            # Docker's containerd package disables the plugin, since docker does not use it.
+            all_of(_CRI_PLUGIN_DISABLED, any_of(_CRI_UNIMPLEMENTED, _KUBELET_USES_CONTAINERD)),
             _CONTAINERD_OF_RANCHER,
         ),
         typical=unless(_CRI_UNIMPLEMENTED, _NVIDIA_DEFAULT_REJECTED),
@@ -476,7 +466,6 @@ RULES: Final = (
         disruption="restart-service",
         decisive=any_of(
             _NVIDIA_DEFAULT_REJECTED,
-            _NVIDIA_DEFAULT_UNDEFINED,
             all_of(any_of(_NVIDIA_RUNTIME_UNKNOWN, _NO_HANDLER, _RUNTIME_CLASS_SEEN), _NVIDIA_NOT_CONFIGURED),
         ),
         typical=any_of(

@@ -142,12 +142,6 @@ _UVM_LOAD_FAILED: Final = message_line(
 _CUDA_STARTUP_FAILS: Final = any_of(
     symptoms.CUDA_UNKNOWN, symptoms.CUDA_FINDS_NO_DEVICE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_UNAVAILABLE
 )
-_CUDA_UNKNOWN_ERROR: Final = message_line(
-    r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|(?:CUDA|cuda|cuInit)[^\n]{0,80}unknown(?: error|$)"
-    r"|unknown error[^\n]{0,40}cuda|(?:CUDA|cuda|cuInit|driver library)[^\n]{0,80}\b999\b|error code 999"
-    r"|cudaGetDeviceCount returned 30\b|UNKNOWN_ERROR\(99",
-    on_host=True,
-)
 _SUSPENDED_OR_RESUMED: Final = message_line(
     r"PM: suspend (?:entry|exit)|suspend exit|Waking up from system sleep|systemd-suspend|PM: resume"
     r"|Entering sleep state|System returned from sleep"
@@ -324,10 +318,10 @@ RULES: Final = (
     _rule(
         cause="nvidia-uvm-wedged",
         disruption="restart-container",
-        decisive=all_of(any_of(_CUDA_UNKNOWN_ERROR, symptoms.CUDA_UNKNOWN), _SUSPENDED_OR_RESUMED, _UVM_LOADED),
+        decisive=all_of(symptoms.CUDA_UNKNOWN, _SUSPENDED_OR_RESUMED, _UVM_LOADED),
         typical=any_of(
             unless(
-                _CUDA_UNKNOWN_ERROR,
+                symptoms.CUDA_UNKNOWN,
                 *(symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW, _HAMI_ERROR),
             ),
             all_of(symptoms.CUDA_UNKNOWN, _SUSPENDED_OR_RESUMED, symptoms.DRIVER_WORKS),

@@ -197,9 +197,7 @@ _LACKS_NVIDIA_RUNTIME: Final = unless(message_line(rf"{_RUNTIMES_LINE}(?![^\n]*\
 _OTHER_DEFAULT_RUNTIME: Final = message_line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
 _NVIDIA_RUNTIME_ENTRY: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
 _REGISTERED_IN_ANY_CONFIG: Final = file_line("*daemon.json", _NVIDIA_RUNTIME_ENTRY)
-_IN_SYSTEM_CONFIG: Final = any_of(
-    file_line("*etc/docker/daemon.json", _NVIDIA_RUNTIME_ENTRY), file_line("daemon.json", _NVIDIA_RUNTIME_ENTRY)
-)
+_IN_SYSTEM_CONFIG: Final = file_line("*etc/docker/daemon.json", _NVIDIA_RUNTIME_ENTRY)
 _NVIDIA_IS_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
 _NVIDIA_DEFAULT_UNDEFINED: Final = unless(_NVIDIA_IS_DEFAULT, _REGISTERED_IN_ANY_CONFIG, _dockerd_flag("--add-runtime"))
 _NVIDIA_NOT_IN_CONFIG: Final = unless(file_line("*daemon.json", r"\S"), _REGISTERED_IN_ANY_CONFIG, _DAEMON_JSON_INVALID)

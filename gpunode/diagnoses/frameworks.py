@@ -160,13 +160,6 @@ _STUB_LIBRARY_REPORTED: Final = message_line(
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
 _COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)
-# Errors of a libcuda or libnvidia-ml that does not fit the driver. Any other error comes from a library that does.
-_LIBRARY_MISMATCH: Final = any_of(
-    symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
-    symptoms.DRIVER_MISMATCH,
-    message_line(rf"{cuda.DRIVER_INSUFFICIENT_MESSAGE.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
-)
-_DRIVER_VERSION_SUFFIX: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA_FILE_VERSION: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 _DRIVER_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
@@ -188,23 +181,8 @@ def _resolved_stubs(snapshot: Snapshot) -> Iterator[Citation]:
     return (library.citation for library in snapshot.view(cuda.loaded_libraries) if library.sort == "stub")
 
 
-def _libraries_in_unusual_places(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    """Yield the libraries outside the usual places, each with its version; empty if its name has none."""
-    for loaded_library in snapshot.view(cuda.loaded_libraries):
-        if loaded_library.sort == "other":
-            match = _DRIVER_VERSION_SUFFIX.search(loaded_library.path)
-            yield match["version"] if match else "", loaded_library.citation
-
-
-def _library_copies_of_other_driver(snapshot: Snapshot) -> Iterator[Citation]:
-    node = driver.loaded_version(snapshot) or driver.smi_version(snapshot)
-    for version, one in _libraries_in_unusual_places(snapshot):
-        if node and version and version != node.version:
-            yield from (one, node.citation)
-
-
-def _unversioned_copies(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one for version, one in _libraries_in_unusual_places(snapshot) if not version)
+def _libraries_in_unusual_places(snapshot: Snapshot) -> Iterator[Citation]:
+    return (library.citation for library in snapshot.view(cuda.loaded_libraries) if library.sort == "other")
 
 
 def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -221,13 +199,10 @@ def _compat_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _COMPAT_LIBRARIES_SEEN: Final = custom_sign(_compat_lines)
-_LIBRARY_OF_OTHER_DRIVER: Final = any_of(
-    all_of(_LIBRARY_MISMATCH, custom_sign(_library_copies_of_other_driver)),
-    all_of(
-        symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
-        symptoms.DRIVER_WORKS,
-        unless(custom_sign(_unversioned_copies), _COMPAT_LIBRARIES_SEEN),
-    ),
+_LIBRARY_OF_OTHER_DRIVER: Final = all_of(
+    symptoms.CUDA_DRIVER_COMBINATION_UNFIT,
+    symptoms.DRIVER_WORKS,
+    unless(custom_sign(_libraries_in_unusual_places), _COMPAT_LIBRARIES_SEEN),
 )
 _DRIVER_LIBRARY_SHADOWED: Final = any_of(_STUB_LIBRARY_REPORTED, custom_sign(_resolved_stubs), _LIBRARY_OF_OTHER_DRIVER)
 
@@ -281,8 +256,7 @@ def _remove_shadowing_folders(snapshot: Snapshot) -> Iterable[Fix]:
     if conf and not paths:
         return
     named = f" ({', '.join(paths)})" if paths else ""
-    places = ", ".join(sorted({folder.set_in for folder in wrong if folder.set_in}))
-    where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
+    where = "where it is set: a profile, a unit, an image"
     yield manual_step("configure", f"remove the folder from LD_LIBRARY_PATH{named}, {where}")
     find = Shell("grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd")
     yield run_step("inspect", "find where it is set", find)

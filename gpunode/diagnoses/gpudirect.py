@@ -33,7 +33,6 @@ _PEERMEM_LOAD_REFUSED: Final = message_line(
     rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM_MODULE_NAME}\S*: (?:Invalid|Unknown)"
     rf"|failed to load {_PEERMEM_MODULE_NAME} module"
 )
-_PEERMEM_NOT_BUILT: Final = message_line(rf"Module {_PEERMEM_MODULE_NAME} not found in directory")
 _PEERMEM_SIGNATURE_REJECTED: Final = message_line(
     rf"{_PEERMEM_MODULE_NAME}['’\"]?: (?:Key was rejected|Required key not available)"
     rf"|{_PEERMEM_MODULE_NAME}: .{{0,40}}(?:signature|signed)"
@@ -117,10 +116,6 @@ _PEERMEM_LOADED: Final = predicate(
     lambda node: modules.is_module_loaded(node, "nvidia_peermem") or modules.is_module_loaded(node, "nv_peer_mem"),
     "peermem is loaded",
 )
-_PEERMEM_NOT_LOADED: Final = any_of(
-    predicate(lambda node: modules.is_module_loaded(node, "nvidia_peermem") is False, "nvidia_peermem is not loaded"),
-    message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
-)
 
 
 def _load_peermem(snapshot: Snapshot) -> Iterable[Fix]:
@@ -156,7 +151,7 @@ RULES: Final = (
         disruption="restart-container",
         look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
         decisive=any_of(_PEERMEM_SYMBOL_MISMATCH, _PEERMEM_UNKNOWN_SYMBOL),
-        typical=any_of(_PEERMEM_LOAD_REFUSED, all_of(_PEERMEM_NOT_BUILT, symptoms.MODULE_LOADED)),
+        typical=_PEERMEM_LOAD_REFUSED,
         against=(_PEERMEM_SIGNATURE_REJECTED,),
         remedy=_rebuild_peermem,
         explains=frozenset({"gpudirect-rdma-disabled"}),
@@ -167,7 +162,7 @@ RULES: Final = (
         disruption="restart-container",
         symptoms=(symptoms.NCCL_FAILS, symptoms.GPU_SLOW),
         look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
-        decisive=any_of(unless(_RDMA_DISABLED_MESSAGE, _RDMA_ON), all_of(_RDMA_DISABLED_MESSAGE, _PEERMEM_NOT_LOADED)),
+        decisive=unless(_RDMA_DISABLED_MESSAGE, _RDMA_ON),
         typical=message_line(r"memory_peers'?: No such file", "listing", "text", "file"),
         remedy=_load_peermem,
     ),

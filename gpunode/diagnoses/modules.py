@@ -50,7 +50,6 @@ _MODULE_NOT_NEEDED: Final = predicate(
 _MODULE_BUILT: Final = predicate(
     lambda snapshot: modules.is_built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
 )
-_DRIVER_PACKAGED: Final = custom_sign(lambda snapshot: (one.citation for one in driver.driver_packages(snapshot)[:3]))
 _NOT_FOUND: Final = custom_sign(modules.not_found_lines)
 _KERNEL_ARGUMENT_BLACKLIST: Final = Pattern(r"(?:modprobe\.|module_|rd\.driver\.)blacklist=nvidia(?=[ \t\"'\n]|$)")
 _BLACKLIST_ENTRY: Final = (
@@ -274,9 +273,8 @@ def _version_difference_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _SEVERAL_COPIES: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
-_MODULES_OF_TWO_VERSIONS: Final = any_of(
-    custom_sign(_version_difference_lines), message_line(r"nvidia-modeset: Version mismatch"), _MODULE_INCOMPATIBLE
-)
+_LOADED_VERSION_DIFFERS: Final = custom_sign(_version_difference_lines)
+_MODULES_OF_TWO_VERSIONS: Final = any_of(_LOADED_VERSION_DIFFERS, _MODULE_INCOMPATIBLE)
 
 
 def _summarize_copies(snapshot: Snapshot) -> str:
@@ -311,7 +309,6 @@ def _keep_one_copy(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot_node()
 
 
-_LOADED_VERSION_DIFFERS: Final = custom_sign(_version_difference_lines)
 _IN_INITRAMFS: Final = custom_sign(modules.nvidia_in_initramfs_lines)
 # systemd-boot starts a copy on the EFI system partition; and a load before switch_root came from the image.
 _INITRAMFS_MAY_BE_STALE: Final = any_of(
@@ -328,7 +325,7 @@ RULES: Final = (
         layer="driver",
         share=4,
         decisive=any_of(
-            all_of(custom_sign(driver.not_loaded_lines), any_of(symptoms.NO_DRIVER, _MODULE_BUILT, _DRIVER_PACKAGED)),
+            all_of(custom_sign(driver.not_loaded_lines), any_of(symptoms.NO_DRIVER, _MODULE_BUILT)),
             unless(_NVIDIA_BLACKLISTED, kernel_line(r"loading NVIDIA UNIX")),
         ),
         typical=unless(

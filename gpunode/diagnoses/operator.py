@@ -33,10 +33,9 @@ _DRIVER_MANAGER_SEEN: Final = any_of(
     message_line(
         r"(?i)k8s-driver-manager|Shutting down all GPU clients"
         r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
-        r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|Draining node|gpu-driver-upgrade-state"
-        r"|upgradePolicy|Auto[- ]?(?:drain|eviction) (?:of .{0,80})?(?:is )?disabled|error when evicting"
-        r"|cannot delete Pods? (?:with|not|declare)|failed to drain|unable to (?:drain|evict)|upgrade-failed"
-        r"|GPU pods? (?:still )?(?:running|found)|timed out waiting for .{0,60}(?:drain|evict|terminat)"
+        r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|gpu-driver-upgrade-state"
+        r"|upgradePolicy|Auto[- ]?(?:drain|eviction) (?:of .{0,80})?(?:is )?disabled"
+        r"|cannot delete Pods? (?:with|not|declare)"
     ),
     custom_sign(lambda node: (cite(item) for item in node.items if "k8s-driver-manager" in item.written)),
 )
@@ -136,19 +135,7 @@ _DRIVER_IMAGE_NOT_FOUND: Final = message_line(
 _IMAGE_PULL_FAILED: Final = message_line(
     r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull"
 )
-_NO_DRIVER_IMAGE_FOR_KERNEL: Final = any_of(
-    message_line(
-        r"Could not resolve Linux kernel version|driver-toolkit.{0,80}(?:not found|no matching|missing)"
-        r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
-    ),
-    message_line(
-        r"(?i)Unable to (?:find|locate) (?:a )?(?:package )?(?:linux-headers|kernel-(?:devel|headers))"
-        r"|No match for argument: kernel-(?:devel|headers|core)|No package kernel-(?:headers|devel|core)\S* available"
-        r"|unsupported (?:OS|operating system|kernel)"
-        r"|linux-modules-nvidia-\S+ (?:not found|has no installation candidate)",
-        *("kubernetes-log", "kubernetes-pod", "kubernetes"),
-    ),
-)
+_NO_DRIVER_IMAGE_FOR_KERNEL: Final = message_line(r"Could not resolve Linux kernel version")
 
 
 def _install_driver_on_host(snapshot: Snapshot) -> Iterable[Fix]:
@@ -194,10 +181,7 @@ RULES: Final = (
             _DRIVER_INSTALLED_ON_HOST,
         ),
         symptoms=(_UNLOAD_FAILED, symptoms.OPERATOR_PODS_NOT_READY),
-        context=any_of(
-            _DRIVER_MANAGER_SEEN,
-            all_of(_GPU_CLIENTS_SEEN, any_of(_UNLOAD_FAILED, _DRIVER_POD_FAILING, symptoms.OPERATOR_PODS_NOT_READY)),
-        ),
+        context=_DRIVER_MANAGER_SEEN,
         look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
         share=1.5,
         remedy=_stop_driver_clients,

@@ -319,11 +319,6 @@ def _overwrite_file(snapshot: Snapshot) -> Iterable[Fix]:
         yield manual_step("configure", text)
 
 
-_DRIVER_PACKAGE_COMMAND_RUN: Final = message_line(
-    r"Preparing to unpack \S*nvidia"
-    r"|\b(?:apt|apt-get|dnf|yum|zypper)\b.{0,40}\b(?:install|remove|purge)\b.{0,60}(?:nvidia|cuda)",
-    *("text", "package-output"),
-)
 _RUNFILE_TRACE: Final = any_of(
     custom_sign(runfile_uninstaller_lines),
     message_line(
@@ -436,7 +431,7 @@ RULES: Final = (
         cause="runfile-leftover",
         layer="driver",
         disruption="reboot",
-        decisive=all_of(_RUNFILE_TRACE, any_of(_DRIVER_INSTALLED_FROM_PACKAGES, _DRIVER_PACKAGE_COMMAND_RUN)),
+        decisive=all_of(_RUNFILE_TRACE, _DRIVER_INSTALLED_FROM_PACKAGES),
         typical=any_of(_DRIVER_LIBRARY_UNOWNED, unless(_RUNFILE_TRACE, symptoms.DRIVER_MISMATCH)),
         symptoms=(
             symptoms.DRIVER_MISMATCH,

@@ -186,8 +186,9 @@ _GPU_IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
 _rule = partial(Rule, layer="pci")
 
 
-_INVALID_REGION_TEXT: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
-_INVALID_REGION_REPORTED: Final = any_of(kernel_line(_INVALID_REGION_TEXT), message_line(_INVALID_REGION_TEXT))
+_INVALID_REGION_REPORTED: Final = message_line(
+    r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
+)
 # A hotplug event; every boot reports mere hotplug capability.
 _HOTPLUG: Final = any_of(
     kernel_line(

@@ -13,9 +13,8 @@ from gpunode.diagnoses.commands import Shell, command, edit_files, join_commands
 from gpunode.diagnoses.consequences import NO_TOOLKIT, NOTHING_INSTALLABLE
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import can_run_setup, manual_step, run_step, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
+from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
-from gpunode.diagnoses.views import driver, modules
 from gpunode.diagnoses.views.system import find_distro, package_manager
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known, PackageSource
@@ -135,13 +134,6 @@ _SIGNATURE_POLICY_WARNING: Final = unless(
 # The next update will refuse the repository; installed packages still work.
 _CUDA_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "cuda"))
 _TOOLKIT_KEYRING_MISSING: Final = custom_sign(lambda snapshot: entries_without_key(snapshot, "toolkit"))
-# The installed driver does not run; why newer ones do not arrive is a separate problem.
-_DRIVER_BUILT_BUT_BROKEN: Final = predicate(
-    lambda snapshot: driver.is_broken(snapshot) and bool(snapshot.view(modules.driver_dkms_rows)),
-    "a driver is built here",
-)
-
-
 _RELEASES_WITH_OLD_KEY: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 _CUDA_REPOSITORY_PATH: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 
@@ -289,7 +281,7 @@ RULES: Final = (
         share=2.5,
         decisive=any_of(_CUDA_KEY_REFUSED, _CUDA_KEYRING_MISSING),
         symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_KEY_REFUSED, _CUDA_KEYRING_MISSING),
-        latent=any_of(_DRIVER_BUILT_BUT_BROKEN, symptoms.DRIVER_WORKS),
+        latent=symptoms.DRIVER_WORKS,
         against=(_CUDA_KEY_USES_SHA1,),
         look_at=(Shell("sudo apt-get update"),),
         remedy=_renew_cuda_key,
@@ -298,7 +290,7 @@ RULES: Final = (
     _rule(
         cause="apt-nvidia-key-sha1",
         decisive=_CUDA_KEY_USES_SHA1,
-        latent=any_of(_SIGNATURE_POLICY_WARNING, _DRIVER_BUILT_BUT_BROKEN, symptoms.DRIVER_WORKS),
+        latent=any_of(_SIGNATURE_POLICY_WARNING, symptoms.DRIVER_WORKS),
         summary=lambda node: (
             f"apt {'will soon refuse' if node.view(_SIGNATURE_POLICY_WARNING) else 'refuses'} this folder of NVIDIA's: "
             "its key, "

@@ -130,8 +130,7 @@ _NO_GPU_INSIDE_CLUSTER: Final = any_of(
     message_line(
         r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
     ),
-    *(symptoms.DRIVER_MISSING_IN_CONTAINER, symptoms.PLUGIN_FAILS, symptoms.NO_GPUS_OFFERED, symptoms.NO_DEVICE_DRIVER),
-    *(symptoms.RUNTIME_UNKNOWN, _NODE_WITHOUT_GPU_CAPACITY),
+    *(symptoms.DRIVER_MISSING_IN_CONTAINER, symptoms.PLUGIN_FAILS, _NODE_WITHOUT_GPU_CAPACITY),
 )
 
 

@@ -28,7 +28,7 @@ from gpunode.diagnoses.signs import (
     unless,
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite_fact
-from gpunode.diagnoses.views import modules, packages, system
+from gpunode.diagnoses.views import packages, system
 from gpunode.facts.patterns import Pattern
 
 # modprobe, insmod, systemd-modules-load and NVIDIA's installer print the text of errno.
@@ -82,10 +82,7 @@ _MODULE_SIGNATURE_LINE: Final = Pattern(
     r"|^(?!SecureBoot (?:en|dis)abled)[^\n:/]{0,80}"
     r"\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b"
 )
-_MODULE_SIGNED: Final = any_of(
-    custom_sign(lambda snapshot: snapshot.matching_lines(_MODULE_SIGNATURE_LINE, "modinfo")),
-    message_line(r"[^\n]signature appended~"),
-)
+_MODULE_SIGNED: Final = custom_sign(lambda snapshot: snapshot.matching_lines(_MODULE_SIGNATURE_LINE, "modinfo"))
 
 
 def _unsigned_module_lines(snapshot: Snapshot) -> Iterator[Citation]:
@@ -101,16 +98,6 @@ _UNSIGNED: Final = any_of(
     any_line(r"Answer: Install without signing|kernel module is not signed|(?:modules won't|will not) be signed"),
 )
 _NOT_ENROLLED: Final = message_line(r"is not enrolled|MokListRT is empty")
-# DKMS 3 writes "module/version" and signs its builds with a key that it generates if there is none.
-_BUILD_SIGNS_MODULE: Final = any_of(
-    custom_sign(
-        lambda snapshot: (row.citation for row in snapshot.view(modules.driver_dkms_rows) if "/" in row.citation.line)
-    ),
-    any_line(
-        r"/var/lib/dkms/mok\.(?:pub|key)|/var/lib/shim-signed/mok/MOK\.|/etc/pki/akmods/|mok_signing_key"
-        r"|mok_certificate|Signing module |Sign command: |Signing key: |Secure Boot Module Signature key"
-    ),
-)
 
 
 # The certificate of a machine's own key, and the command that generates a missing one.
@@ -175,7 +162,7 @@ _UNSIGNED_REJECTED: Final = message_line(
     r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
     r"|sign the kernel module when prompted"
 )
-_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKDOWN, _MODULE_SIGNED, _BUILD_SIGNS_MODULE))
+_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKDOWN, _MODULE_SIGNED))
 _LOOK_AT_COMMANDS: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
 RULES: Final = (
@@ -207,7 +194,7 @@ RULES: Final = (
         layer="kernel",
         disruption="reboot",
         decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(SIGNATURE_REFUSED, _LOCKDOWN), _UNSIGNED)),
-        typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _MODULE_SIGNED, _BUILD_SIGNS_MODULE)),
+        typical=any_of(all_of(_UNSIGNED, _SECURE_BOOT_ON), unless(_LOCKDOWN, _MODULE_SIGNED)),
         symptoms=_REJECTION_SYMPTOMS,
         against=_SIGNS_AGAINST_REJECTION,
         look_at=_LOOK_AT_COMMANDS,

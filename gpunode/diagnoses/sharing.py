@@ -60,7 +60,6 @@ def _restore_default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
 _PLUGIN_CONFIG_OUTPUT: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
 _SHARING_WORDS: Final = Pattern(r"(?i)timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.")
-_STATIC_MANIFEST: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
 _SHARING_OPTIONS: Final = (
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced"
 )
@@ -109,7 +108,9 @@ _SHARING_WITHOUT_EFFECT: Final = any_of(
         "the cluster was asked",
     ),
 )
-_PLUGIN_FROM_STATIC_MANIFEST: Final = any_of(command_run(_STATIC_MANIFEST), message_line(_STATIC_MANIFEST))
+_PLUGIN_FROM_STATIC_MANIFEST: Final = command_run(
+    r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
+)
 
 
 def _configure_slicing(snapshot: Snapshot) -> Iterator[Fix]:

@@ -233,32 +233,20 @@ def _install_step(snapshot: Snapshot, *, keep_branch: bool = False) -> Fix:
     return remedies.install_driver_packages(snapshot, "install the driver for this GPU")
 
 
-def _change_driver(*, keep_branch: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
-    def remedy(snapshot: Snapshot) -> Iterable[Fix]:
-        if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep_branch else ())):
-            yield from left
-            return
-        yield _install_step(snapshot, keep_branch=keep_branch)
-        yield from align_fabric_manager(snapshot)
-        yield reboot_node()
-
-    return remedy
-
-
-def _replace_driver_packages(which: str, *, keep_branch: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
-    """Return the remedy that replaces the driver's packages."""
+def _change_driver(unfit: str = "", *, keep_branch: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
+    """Return the remedy that installs a fitting driver; ``unfit`` describes packages to remove first."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
         if left := (*_keep_driver(snapshot), *(_await_other_modules(snapshot) if keep_branch else ())):
             yield from left
             return
         names = [package.name for package in (*driver.kernel_packages(snapshot), *driver.metapackages(snapshot))]
-        instead = _install_step(snapshot, keep_branch=keep_branch)
-        if names and instead.commands:
-            yield uninstall_driver(snapshot, f"remove the packages {which}", *names)
-            yield instead
-        else:
-            yield replace(instead, kind="remove", text=f"replace the packages {which}: {instead.text}")
+        install = _install_step(snapshot, keep_branch=keep_branch)
+        if unfit and names and install.commands:
+            yield uninstall_driver(snapshot, f"remove the packages {unfit}", *names)
+        elif unfit:
+            install = replace(install, kind="remove", text=f"replace the packages {unfit}: {install.text}")
+        yield install
         yield from align_fabric_manager(snapshot)
         yield reboot_node()
 
@@ -338,7 +326,7 @@ RULES: Final = (
         summary=_make_summary(LEGACY_GPU_CAUSE, "{driver} no longer supports {gpu}: an older branch was its last"),
         context=_model_sign(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive"),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_LEGACY_GPU),
-        remedy=_replace_driver_packages("of the branch that no longer supports this GPU"),
+        remedy=_change_driver("of the branch that no longer supports this GPU"),
         explains=consequences.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
     ),
     _rule(
@@ -387,7 +375,7 @@ RULES: Final = (
             message_line(r"(?i)\bopen(?:-source)? (?:gpu )?kernel modules?\b[^\n]{0,20}\b(?:required|needed)\b"),
         ),
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_NEEDS_OPEN),
-        remedy=_replace_driver_packages("with the proprietary kernel modules", keep_branch=True),
+        remedy=_change_driver("with the proprietary kernel modules", keep_branch=True),
         explains=consequences.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform", "xid-62-pmu-halt"},
     ),
 )

@@ -337,13 +337,9 @@ OPERATOR_PODS_NOT_READY: Final = message_line(
 
 # State of links and the fabric.
 
-NVLINKS_DOWN: Final = any_of(
-    message_line(
-        r"(?i)<inactive>|\blinks?\b[^\n]{0,20}\binactive|NVLink: Unable to retrieve|Link \d+: (?:Down|Off|<)"
-        r"|nvlink[^\n]{0,40}(?:down|error|fail|inactive)"
-    ),
-    # NS means "not supported" in the matrix of ``topo -p2p``.
-    message_line(r"\bNS\b", "nvidia-smi-topo", "text"),
+NVLINKS_DOWN: Final = message_line(
+    r"(?i)<inactive>|\blinks?\b[^\n]{0,20}\binactive|NVLink: Unable to retrieve|Link \d+: (?:Down|Off|<)"
+    r"|nvlink[^\n]{0,40}(?:down|error|fail|inactive)"
 )
 FABRIC_FAILS: Final = message_line(
     r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"

@@ -200,8 +200,6 @@ def _differing_container_library(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _MISMATCH_IN_CONTAINER: Final = custom_sign(container_mismatch_lines)
-# It is unknown whether this message came from the container whose packages are shown.
-_ANY_VERSION_MISMATCH: Final = custom_sign(lambda snapshot: snapshot.view(driver_versions).mismatches)
 _DRIVER_FILES_SHIPPED: Final = custom_sign(shipped_driver_files)
 _VERSION_KNOWN: Final = predicate(lambda node: driver.loaded_version(node) is not None, "the driver's version is known")
 _LIBRARY_DIFFERS_IN_CONTAINER: Final = custom_sign(_differing_container_library)
@@ -220,7 +218,6 @@ _CONTAINER_MISMATCH: Final = any_of(
 _LIKELY_CONTAINER_MISMATCH: Final = any_of(
     _MISMATCH_IN_CONTAINER,
     _LIBRARY_DIFFERS_IN_CONTAINER,
-    all_of(symptoms.DRIVER_WORKS, _ANY_VERSION_MISMATCH, _DRIVER_FILES_SHIPPED),
     unless(all_of(_DRIVER_FILES_SHIPPED, _VERSION_KNOWN), symptoms.DRIVER_WORKS),
 )
 _ONLY_CONTAINER_MISMATCH: Final = unless(any_of(_CONTAINER_MISMATCH, _LIKELY_CONTAINER_MISMATCH), _MISMATCH_ON_NODE)

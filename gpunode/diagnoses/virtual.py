@@ -128,12 +128,6 @@ _LICENSE_ACQUIRED: Final = _gridd_line(r"License (?:acquired|renewed) successful
 _GRIDD_NOT_FOUND: Final = message_line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
-# NVIDIA's trial licences for vGPU last 90 days.
-_TRIAL_LICENSE_MENTIONED: Final = message_line(
-    r"(?i)\b(?:trial\b[^\n]{0,40}\b90[ -]days?|90[ -]days?\b[^\n]{0,40}\btrial) (?:\w+ ){0,3}(?:licen[cs]|vGPU|grid\b)"
-    r"|\b(?:licen[cs]e|vGPU|grid)\b[^\n]{0,40}\b(?:90[ -]days?[^\n]{0,20}\btrial|trial[^\n]{0,20}\b90[ -]days?)\b"
-    r"|\bvGPU\b(?! Software Licensed Product)[^\n]{0,40}\b(?:un)?licen[cs]"
-)
 
 
 _CHECK_LICENSE_STEP: Final = run_step(
@@ -258,7 +252,7 @@ RULES: Final = (
         decisive=any_of(all_of(_VGPU_UNLICENSED, _GRIDD_NOT_FOUND), _LICENSING_UNCONFIGURED),
         typical=any_of(_VGPU_UNLICENSED, all_of(_GRIDD_NOT_FOUND, symptoms.CUDA_BUSY)),
         symptoms=(_VGPU_UNLICENSED, _LICENSING_UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
-        context=any_of(_GRIDD_NOT_FOUND, _TRIAL_LICENSE_MENTIONED),
+        context=_GRIDD_NOT_FOUND,
         against=(unless(_LICENSE_ACQUIRED, _VGPU_UNLICENSED),),
         look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
         remedy=_configure_license,

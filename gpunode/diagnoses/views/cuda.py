@@ -152,7 +152,6 @@ class LoaderFolder:
 
     Attributes:
         file: the loader's configuration file that names it; empty if a variable does.
-        set_in: the file that sets the variable; empty if unknown.
     """
 
     path: str
@@ -160,7 +159,6 @@ class LoaderFolder:
     where: SourcePlace
     citation: Citation
     file: str = ""
-    set_in: str = ""
 
 
 def library_sort(path: str) -> LibrarySort:
@@ -207,27 +205,15 @@ def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
     named = (item.line_number_at(start) for start in item.view(LineIndex).candidate_line_starts(_LOADER_VARIABLE))
     for number in every if echoes or is_conf else named:
         line = item.lines[number - 1]
-        set_in, file = _file_setting_variable(item, line), ""
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")
         elif is_conf:
-            paths, file = [match["folder"] for match in _LOADER_CONF_FOLDER_LINE.finditer(line)], item.subject
+            paths = [match["folder"] for match in _LOADER_CONF_FOLDER_LINE.finditer(line)]
         else:
             paths = [*_paths_of_variable(line)]
         for path in paths:
             if path.startswith("/") and (sort := library_sort(path)) != "driver":
-                yield LoaderFolder(path, sort, item.where, cite(item, number), file, set_in)
-
-
-_GREPPED_FILE_PREFIX: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
-
-
-def _file_setting_variable(item: EvidenceItem, line: str) -> str:
-    """Return the file that sets the variable; empty if unknown or the loader's own configuration."""
-    if item.kind == "file":
-        return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
-    match = _GREPPED_FILE_PREFIX.match(line) if item.source.words[:1] == ("grep",) else None
-    return match["file"] if match else ""
+                yield LoaderFolder(path, sort, item.where, cite(item, number), item.subject if is_conf else "")
 
 
 # A shell's export, a unit's Environment=, pam's /etc/environment, env, Python's os.environ, docker inspect.

@@ -163,15 +163,12 @@ def loaded_version_line(snapshot: Snapshot) -> Citation:
 
 def dkms_rows(snapshot: Snapshot) -> tuple[DkmsRow, ...]:
     """Return the lines of ``dkms status``."""
-    return tuple(_parse_dkms_status(snapshot))
-
-
-def _parse_dkms_status(snapshot: Snapshot) -> Iterator[DkmsRow]:
-    for item in snapshot.items_of("dkms-status", "dkms-output", "text"):
-        for number, line in enumerate(item.lines, 1):
-            if match := _DKMS_STATUS_ROW.match(line):
-                kernel = match["kernel"] or ""
-                yield DkmsRow(match["module"], match["version"], kernel, match["state"], cite(item, number))
+    return tuple(
+        DkmsRow(match["module"], match["version"], match["kernel"] or "", match["state"], cite(item, number))
+        for item in snapshot.items_of("dkms-status", "dkms-output", "text")
+        for number, line in enumerate(item.lines, 1)
+        if (match := _DKMS_STATUS_ROW.match(line))
+    )
 
 
 def modinfo_answers(snapshot: Snapshot) -> tuple[Modinfo, ...]:
