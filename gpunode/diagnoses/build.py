@@ -196,15 +196,24 @@ _COMPILER_MISMATCH: Final = build_log_line(
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
 )
+# A header that is not there: the kernel dropped it, or its headers are incomplete.
+_HEADER_NOT_FOUND: Final = rf"{_COMPILER_ERROR_WORD}\s?[:：]\s?[\w./-]+\.h\s?[:：]"
+_HEADER_MISSING: Final = build_log_line(rf"(?<!\.mod)\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_HEADER_NOT_FOUND}")
+# Kbuild itself writes .mod.c, so its scripts and the kernel's headers are of different builds.
+_KBUILD_DIFFERS_FROM_HEADERS: Final = build_log_line(
+    rf"\.mod\.c:\d+(?::\d+)?: (?:fatal )?{_COMPILER_ERROR_WORD}\s?[:：]"
+)
 _KERNEL_API_MISMATCH: Final = build_log_line(
     r"GPL-incompatible module \S+ uses GPL-only symbol|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
-    rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_COMPILER_ERROR_WORD}\s?[:：]"
+    rf"|(?<!\.mod)\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?(?!{_HEADER_NOT_FOUND}){_COMPILER_ERROR_WORD}\s?[:：]"
     r"|BUILD_EXCLUSIVE directive which does not match this kernel|ld\.lld: error: undefined symbol"
     r"|kernel you are installing for is a (?:PREEMPT_RT|Xen|Dom0)"
     r"|error: .{0,200}(?:too (?:many|few) arguments to function|implicit declaration of|has no member named)"
 )
 _NON_API_BUILD_FAILURES: Final = (_KERNEL_HEADERS_MISSING, _DKMS_TREE_BROKEN, _NO_SPACE, _NO_TOOL, _COMPILER_MISMATCH)
-_ANY_BUILD_FAILURE: Final = any_of(*_NON_API_BUILD_FAILURES, _KERNEL_API_MISMATCH)
+_ANY_BUILD_FAILURE: Final = any_of(
+    *_NON_API_BUILD_FAILURES, _KERNEL_API_MISMATCH, _HEADER_MISSING, _KBUILD_DIFFERS_FROM_HEADERS
+)
 
 
 def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
@@ -215,6 +224,12 @@ def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
     if is_due and has_headers(snapshot, running) is False:
         yield cite_fact("/lib/modules/*/build", f"no headers of {running}", snapshot.facts.headers.probe)
         yield from (row.citation for row in builds)
+
+
+def _say_what_is_wrong_with_headers(snapshot: Snapshot) -> str:
+    """Return that the headers do not fit kbuild; empty if they are missing."""
+    fits = not snapshot.view(_KBUILD_DIFFERS_FROM_HEADERS)
+    return "" if fits else "the kernel's headers and kbuild's scripts are not of the same build, so no module is built"
 
 
 _DRIVER_SOURCE_PACKAGES: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
@@ -467,11 +482,13 @@ RULES: Final = (
         layer="kernel",
         share=4,
         decisive=any_of(_KERNEL_HEADERS_MISSING, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
+        typical=_KBUILD_DIFFERS_FROM_HEADERS,
         context=unless(
             any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
         ),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
+        summary=_say_what_is_wrong_with_headers,
     ),
     _rule(
         cause="dkms-build-compiler-mismatch",
@@ -488,7 +505,8 @@ RULES: Final = (
     _rule(
         cause="dkms-build-kernel-api",
         share=3,
-        decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES),
+        decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES, _KBUILD_DIFFERS_FROM_HEADERS),
+        typical=unless(_HEADER_MISSING, *_NON_API_BUILD_FAILURES, _KBUILD_DIFFERS_FROM_HEADERS),
         context=build_log_line(r"[Bb]ad (?:return|exit) status"),
         look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_change_to_buildable_driver,

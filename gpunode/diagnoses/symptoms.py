@@ -225,7 +225,7 @@ BUILD_FAILED: Final = message_line(
 )
 PACKAGES_BROKEN: Final = message_line(
     r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
-    r"|(?<!devmapper )not (?:fully )?configured|Depends: "
+    r"|(?<!devmapper )not (?:fully )?configured(?! (?:correctly|properly))|Depends: "
     r"|Errors were encountered while processing|trying to overwrite|file conflicts?|conflicts with file"
     r"|nothing provides|Problem: "
     # In Chinese, German, French and Spanish.
