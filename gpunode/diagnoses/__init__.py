@@ -23,6 +23,7 @@ from gpunode.diagnoses.model import (
     Rule,
     RuleFamily,
     Suspect,
+    lacks_gpu,
 )
 from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.report_similarity import ReportWords
@@ -117,8 +118,8 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
 
 
 def _unanswered_commands(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
-    """Return the commands that would settle a likely cause and whose output is not there yet."""
-    if finding.confidence == "certain":
+    """Return the commands that would settle a likely cause, or find the GPU, and whose output is not there yet."""
+    if finding.confidence == "certain" and not lacks_gpu(finding.remedy):
         return ()
     asked = rules_by_cause()[finding.cause].look_at
     return special_systems.keep_available_commands(snapshot, suspects.drop_answered_commands(snapshot, asked))
