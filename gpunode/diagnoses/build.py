@@ -455,6 +455,20 @@ _CLEAN_PACKAGE_CACHE_COMMANDS: Final[dict[PackageManager, Command]] = {
     "pacman": Shell("sudo pacman -Sc"),
 }
 
+# The last releases of branch 470 and its elders know no later kernel; only distributions patch them.
+_LAST_LEGACY_BRANCH: Final = 470
+_FIRST_KERNEL_AFTER_LEGACY: Final = (6, 10)
+_BUILD_FAILED: Final = build_log_line(r"[Bb]ad (?:return|exit) status")
+
+
+def _legacy_driver_failures(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the failed builds of a driver that is older than the kernel; empty if it is not."""
+    branch = built_driver_version(snapshot).partition(".")[0]
+    kernel = tuple(map(int, re.findall(r"\d{1,9}", build_target_kernel(snapshot))[:2]))
+    is_older = branch.isdecimal() and int(branch) <= _LAST_LEGACY_BRANCH and kernel >= _FIRST_KERNEL_AFTER_LEGACY
+    return snapshot.view(_BUILD_FAILED) if is_older else ()
+
+
 # Typed by someone whose headers were missing.
 _INSTALL_HEADERS_COMMAND: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
@@ -506,8 +520,12 @@ RULES: Final = (
         cause="dkms-build-kernel-api",
         share=3,
         decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES, _KBUILD_DIFFERS_FROM_HEADERS),
-        typical=unless(_HEADER_MISSING, *_NON_API_BUILD_FAILURES, _KBUILD_DIFFERS_FROM_HEADERS),
-        context=build_log_line(r"[Bb]ad (?:return|exit) status"),
+        typical=unless(
+            any_of(_HEADER_MISSING, custom_sign(_legacy_driver_failures)),
+            *_NON_API_BUILD_FAILURES,
+            _KBUILD_DIFFERS_FROM_HEADERS,
+        ),
+        context=_BUILD_FAILED,
         look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_change_to_buildable_driver,
     ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.views import driver, in_container, pci, system
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 from gpunode.facts.patterns import Pattern
@@ -67,7 +67,8 @@ _NO_DRIVER_MESSAGE: Final = message_line(
 )
 NO_DRIVER: Final = any_of(_NO_DRIVER_MESSAGE, DRIVER_NOT_LOADED)
 _NO_MODULE_MESSAGE: Final = message_line(
-    r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
+    r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|module not found: ['‘\"]?nvidia"
+    r"|modinfo: ERROR: Module (?:alias )?nvidia"
     r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
 )
@@ -302,6 +303,9 @@ RUNTIME_DAEMON_DOWN: Final = message_line(
 ACCESS_DENIED: Final = message_line(
     r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
 )
+
+# A setting for rootless engines: the toolkit then does not let a container open the GPU's device files.
+TOOLKIT_CGROUPS_DISABLED: Final = any_line(r"^[ \t]*no-cgroups\s*=\s*true")
 
 # Output of Kubernetes.
 

@@ -34,3 +34,28 @@ def test_missing_header_does_not_prove_a_changed_kernel(error: str, cause: str, 
     causes = {"headers": "kernel-headers-missing", "api": "dkms-build-kernel-api"}
     assert (root.cause, root.confidence) == (causes[cause], confidence)
     assert ("not of the same build" in root.summary) == (cause == "headers")
+
+
+FAILED = """==> dkms install --no-depmod nvidia/{0} -k {1}
+Error! Bad return status for module build on kernel: {1} (x86_64)
+Consult /var/lib/dkms/nvidia/{0}/build/make.log for more information.
+{2}"""
+
+
+@pytest.mark.parametrize(
+    ("driver", "kernel", "more", "causes"),
+    [
+        ("470.256.02", "6.14.4-arch1-2", "", ["dkms-build-kernel-api"]),
+        ("390.157", "6.12.1-arch1-1", "", ["dkms-build-kernel-api"]),
+        ("470.256.02", "6.1.0-31-amd64", "", []),
+        ("570.144", "6.14.4-arch1-2", "", []),
+        ("470.256.02", "6.14.4-arch1-2", "No space left on device", ["dkms-build-no-space"]),
+    ],
+)
+def test_legacy_driver_does_not_build_for_a_later_kernel(
+    driver: str, kernel: str, more: str, causes: list[str]
+) -> None:
+    shown = FAILED.format(driver, kernel, more)
+    roots = diagnose(take_snapshot(pasted.collect_pieces([("pacman -S nvidia-470xx-dkms", shown)]))).roots
+    assert [root.cause for root in roots] == causes
+    assert all(root.confidence == "likely" for root in roots)
