@@ -218,7 +218,9 @@ GPU_SLOW: Final = message_line(
 BUILD_FAILED: Final = message_line(
     r"[Bb]ad (?:return|exit) status for module build|Error! (?:Build|Bad)|[Ee]rror(?: while)? building"
     r"|Build of nvidia\S* failed"
-    r"|make(?:\[\d\])?: \*\*\*|[Cc]onsult \S*make\.log|Failed to (?:build|compile)|dkms (?:build|install"
+    # Not of another program's Makefile.
+    r"|make(?:\[\d\])?: \*\*\*(?! \[Makefile:\d+: (?!modules)[\w.-]+\] Error)"
+    r"|[Cc]onsult \S*make\.log|Failed to (?:build|compile)|dkms (?:build|install"
     r"|autoinstall)[^\n]{0,60}fail"
     r"|kernel module \S+ failed to build|dkms: (?:running|added|build)"
     r"|nvidia(?:-\w+)*[/, ]+\d+\.[\d.]+[^\n]{0,60}: (?:added|broken)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.diagnoses import diagnose
+from gpunode.diagnoses import diagnose, symptoms
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
@@ -59,3 +59,11 @@ def test_legacy_driver_does_not_build_for_a_later_kernel(
     roots = diagnose(take_snapshot(pasted.collect_pieces([("pacman -S nvidia-470xx-dkms", shown)]))).roots
     assert [root.cause for root in roots] == causes
     assert all(root.confidence == "likely" for root in roots)
+
+
+@pytest.mark.parametrize(
+    ("failed", "is_module"), [("Makefile:9: bandwidth", False), ("Makefile:82: modules", True), ("vector", True)]
+)
+def test_other_makefiles_are_no_module_builds(failed: str, is_module: bool) -> None:
+    node = take_snapshot(pasted.collect_pieces([("make", f"make: *** [{failed}] Error 127")]))
+    assert bool(node.view(symptoms.BUILD_FAILED)) == is_module
