@@ -184,7 +184,7 @@ _FAILURE_WORD: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+er
 # Failures that programs report without such a word.
 _FAILURE_REPORT: Final = Pattern(
     rf"(?i){_FAILURE_WORD.pattern}|\bno (?:[\w-]+ ){{0,2}}devices?\b|\b(?:in use|being used) by\b"
-    r"|\b[a-z]\w+ returned [1-9]\d*\b"
+    r"|\b[a-z]\w+ returned [1-9]\d*\b|\buncorrectable\b[^:\n]*: [1-9]"
 )
 
 

@@ -303,6 +303,7 @@ BROKEN_JSON = (
         ("nvidia-smi", "No devices were found"),
         ("sudo nvidia-smi --gpu-reset -i 0", "1 device is currently being used by one or more other processes"),
         ("kubectl get pods", "NAME  READY STATUS RESTARTS AGE\nt1 0/1 UnexpectedAdmissionError 0 11s"),
+        ("nvidia-smi -q -d ECC", "    ECC Errors\n        Volatile\n            SRAM Uncorrectable Parity     : 1"),
     ],
 )
 def test_failure_that_the_fault_cannot_cause_is_listed(fault: tuple[str, str], source: str, failure: str) -> None:
