@@ -398,6 +398,20 @@ def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
     yield build_module(snapshot, build_target_kernel(snapshot))
 
 
+# The last releases of branch 470 and its elders know no later kernel; only distributions patch them.
+_LAST_LEGACY_BRANCH: Final = 470
+_FIRST_KERNEL_AFTER_LEGACY: Final = (6, 10)
+_BUILD_FAILED: Final = build_log_line(r"[Bb]ad (?:return|exit) status")
+
+
+def _legacy_driver_failures(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the failed builds of a driver that is older than the kernel; empty if it is not."""
+    branch = built_driver_version(snapshot).partition(".")[0]
+    kernel = tuple(map(int, re.findall(r"\d{1,9}", build_target_kernel(snapshot))[:2]))
+    is_older = branch.isdecimal() and int(branch) <= _LAST_LEGACY_BRANCH and kernel >= _FIRST_KERNEL_AFTER_LEGACY
+    return snapshot.view(_BUILD_FAILED) if is_older else ()
+
+
 def _change_to_buildable_driver(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build_target_kernel(snapshot) or "this kernel"
     text = f"install a release of the driver that supports {kernel} and still drives this GPU"
@@ -455,20 +469,6 @@ _CLEAN_PACKAGE_CACHE_COMMANDS: Final[dict[PackageManager, Command]] = {
     "pacman": Shell("sudo pacman -Sc"),
 }
 
-# The last releases of branch 470 and its elders know no later kernel; only distributions patch them.
-_LAST_LEGACY_BRANCH: Final = 470
-_FIRST_KERNEL_AFTER_LEGACY: Final = (6, 10)
-_BUILD_FAILED: Final = build_log_line(r"[Bb]ad (?:return|exit) status")
-
-
-def _legacy_driver_failures(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Return the failed builds of a driver that is older than the kernel; empty if it is not."""
-    branch = built_driver_version(snapshot).partition(".")[0]
-    kernel = tuple(map(int, re.findall(r"\d{1,9}", build_target_kernel(snapshot))[:2]))
-    is_older = branch.isdecimal() and int(branch) <= _LAST_LEGACY_BRANCH and kernel >= _FIRST_KERNEL_AFTER_LEGACY
-    return snapshot.view(_BUILD_FAILED) if is_older else ()
-
-
 # Typed by someone whose headers were missing.
 _INSTALL_HEADERS_COMMAND: Final = (
     r"\b(?:apt|apt-get|dnf|yum|zypper)(?: -y)? install (?:-y )?(?:linux-headers|kernel-devel)[^\n]{0,40}$"
@@ -496,12 +496,12 @@ RULES: Final = (
         layer="kernel",
         share=4,
         decisive=any_of(_KERNEL_HEADERS_MISSING, unless(custom_sign(_missing_headers), symptoms.MODULE_LOADED)),
-        typical=_KBUILD_DIFFERS_FROM_HEADERS,
         context=unless(
             any_of(command_run(r"\buname\b"), _HEADERS_REQUESTED, symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS
         ),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
+        typical=_KBUILD_DIFFERS_FROM_HEADERS,
         summary=_say_what_is_wrong_with_headers,
     ),
     _rule(
