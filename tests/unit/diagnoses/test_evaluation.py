@@ -107,3 +107,9 @@ def test_ruled_out_causes_cite_the_contradicting_line() -> None:
     assert root.cause == "nouveau-bound"
     assert "no NVIDIA driver is installed: a driver is installed" in root.ruled_out
     assert any(one.endswith(": no GPU of this node needs the open modules") for one in root.ruled_out)
+
+
+def test_line_that_rules_a_cause_out_is_not_its_symptom() -> None:
+    lost = "[ 1234.567890] NVRM: Xid (PCI:0000:01:00): 79, pid=1234, GPU has fallen off the bus."
+    (root,) = diagnose(take_snapshot(pasted.parse_text_report(lost))).roots
+    assert (root.cause, root.ruled_out) == ("gpu-fallen-off-bus", ())
