@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -27,7 +28,13 @@ def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     """Return the proofs from the rule's check, else from its signs."""
     found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
     found = tuple(proof for proof in found if not _rests_on_prose(snapshot, proof))
-    return found or _evaluate_signs(rule, snapshot)
+    return (_doubt_quotes(proof) for proof in found or _evaluate_signs(rule, snapshot))
+
+
+def _doubt_quotes(proof: Proof) -> Proof:
+    """Return the proof, at most likely if all its lines are quotes: the author may answer somebody else."""
+    lines = [citation for citation in proof.citations if citation.line_number is not None]
+    return replace(proof, confidence="likely") if lines and all(map(prose.quotes, lines)) else proof
 
 
 def _rests_on_prose(snapshot: Snapshot, proof: Proof) -> bool:

@@ -2,13 +2,15 @@
 
 "We never saw Xid 79" or "is it normal that the GPU falls off the bus?" contain a message's text but prove nothing. A
 line is prose if its author speaks, asks, denies, supposes or quotes, and it does not begin like a log, a shell or a
-table. Prose makes a cause a suspect and proves nothing. Anything that is not clearly prose counts as evidence.
+table; if it is set apart, as headings, comments and alert rules are; or if the line above it says that what follows is
+denied, past or an example. Prose makes a cause a suspect and proves nothing. A bare message counts as evidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -24,7 +26,40 @@ _SENTENCE_LEAD_IN: Final = Pattern(
 # A time, level, tag, prompt, table row, setting or path.
 _MACHINE_OUTPUT_START: Final = Pattern(
     r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
-    r"|[\w.()/\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
+    r"|[EWN]: |[\w.()/:\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
+)
+# A heading or comment, a text of an alert rule, an item with its answer, a line in quotation marks.
+# NVIDIA's repository of packages once answered with a comment.
+_SET_APART: Final = Pattern(
+    r"(?i)^\s*(?:(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S"
+    r"|(?:- )?(?:summary|description|expr|alert|title|annotations?)\s*: "
+    r"|[-*•+]\s[^\n]*(?::|=|->|→|–| -)\s*(?:no|none|nope|not\b[^\n]{0,20}|never|nein|non|❌|✗|✘|否|нет)\W*$"
+    r"|[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)[^\"“”„«»]*[\"”“»'][.!]?\s*$)"
+)
+# The tables of programs are padded.
+_MARKDOWN_ROW: Final = Pattern(r"^\s*\|\s\S(?=[^\n]*\S \S)(?![^\n]*(?:\s\s\||\|\s\s))")
+_MARKDOWN_TABLE_RULE: Final = Pattern(r"^\s*\|(?:\s*:?-+:?\s*\|){2,}\s*$")
+# The line above a pasted line denies it, or says that it is old, another machine's or an example.
+_DISCLAIMER: Final = Pattern(
+    r"(?i)(?:^|(?<=\w ))(?:no|never|nor|without|(?:do|did|does|have|has|had)(?: not|n['’]t)"
+    r"(?= (?:see|get|have|had|find|contain))|kein\w*|nie|jamais|aucune?|nunca|mai|nessun\w*|никогда|нет)"
+    r"(?: (?:saw|seen|see|get|got|had|have|find|found"
+    r"|contains?|shows?|an?|any|the|such|sign|mention|of|lines?|messages?|like|gesehen|vu)){0,4}\s*:?\s*$"
+    r"|(?:没有|从未|没见过?|看到过?)\s*[:：]?\s*$"
+    r"|\b(?:no|none|never|not|nobody)\b[^\n.?!]*\b(?:like|such as|saying|saying that|that says?)\s*:?\s*$"
+    r"|(?:^|[.?!]\s)(?![^\n]*\b(?:since|now|today)\b)[^\n.?!]*\b(?:last (?:month|year)|(?:years?|months?) ago|used to"
+    r"|in the past|back in|in (?:19|20)\d\d)\b[^\n.?!]*:\s*$"
+    r"|(?:^\W*|[.?!]\s)(?:the|our|your|an?|in the|some|other|another|my)\b[^\n:.?!]*\b(?:docs?|documentation|manual"
+    r"|wiki|faq|article|blog|tutorial|forum|colleagues?|friends?|people|users?"
+    r"|(?:other|another) (?:machine|node|host|server))\b[^\n.?!]*:\s*$"
+    r"|^\W*(?:for example|e\.g\.|example|if (?:you|it|a|the|one)\b[^\n]*)\W*$"
+)
+# Common words of German, French, Spanish, Italian and Portuguese that no English line has.
+_OTHER_LANGUAGE: Final = Pattern(
+    r"(?i)(?:\b(?:der|das|ist|sind|nicht|kein\w*|nie|nein|und|wir|bei|uns|ich|eine?|hat|haben|wenn|aber|auch|nous|les|sur"
+    r"|est|dans|une|avec|pour|pas|jamais|aucune?|n['’]\w+|vous|c['’]est|por|los|las|del|una|pero|nunca|ning[uú]na?|hay|es"
+    r"|en|el|nuestr[oa]s?|che|della|sono|non|mai|nessun\w*|abbiamo|n[aã]o|uma?|nenhum\w*|temos|nosso)\b[^\n]*?){2}"
+    r"|(?:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af][^\n]*?){4}"
 )
 _FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
@@ -32,14 +67,14 @@ _FIRST_PERSON_WORDS: Final = Pattern(
     r"|hope|suspect|assume|wonder)\b)"
     r"|\b[Ww]e(?:['’](?:ve|re|d|ll)\b| (?:never|have|had|did|didn['’]t|do|don['’]t|are|were|saw|see|got|get|run|ran|use"
     r"|found|think|tried|also|always|only|can|can['’]t|cannot|could|suspect|read|heard)\b)"
-    r"|\b(?:[Mm]y|[Oo]ur) [a-z]|\b(?:colleagues?|friends?|forums?|somebody|someone|anybody|anyone|everybody)\b"
+    r"|\b(?:[Mm]y|[Oo]ur) [A-Za-z]|\b(?:colleagues?|friends?|forums?|somebody|someone|anybody|anyone|everybody)\b"
 )
 _QUESTION_START: Final = Pattern(
     r"^(?:Is|Are|Do|Does|Did|Can|Could|Should|What|Why|How|Has|Have|Was|Were|Will|Would|Any|Where|When|Who|Which|Must"
     r"|May|Might|Shall)\b[^?]*\?"
 )
 _DENIAL_WORDS: Final = Pattern(
-    r"(?i)\b(?:never|neither|nor|nobody)\b"
+    r"(?i)\b(?:never|neither|nor|nobody|none of)\b"
     r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
     r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
     r"|\b(?:there|this) (?:is|was|are|were|has been|have been)(?:n['’]t| no| not| never)\b"
@@ -50,11 +85,13 @@ _DENIAL_WORDS: Final = Pattern(
 )
 _SUPPOSITION_START: Final = Pattern(
     r"^(?:If|When|Whenever|Suppose|Imagine|Assume|In case)(?: that)? (?:a|an|the|your|it|one|some|I|we) "
-    r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for)\b"
+    r"|\b(?:(?:might|would|often|usually) means?|known issue|stands for|release notes|changelog)\b|Xid \d+ ="
+    r"|\b(?:[Ff]ix(?:e[ds])?|[Rr]esolve[ds]?|[Aa]ddresse[ds]) (?:an?|the|some) (?:\w+ )?(?:bug|issue|problem)s?\b"
     r"|\b(?:[Ll]ast (?:week|month|year|time)|[Yy]esterday|used to (?:see|get|have)|[Ii]n the past)\b"
 )
 _REPORTED_SPEECH: Final = Pattern(
-    r"^(?:The|This|That|A|An|Its?|Another) [\w'’ -]{2,60}\b(?:says?|said|reports?|reported|shows?|showed|tells?|told"
+    r"^(?:People|Users|They|Some(?: \w+)?|Many(?: \w+)?|Most(?: \w+)?|Others) (?:say|report|claim|write|mention)\b"
+    r"|^(?:The|This|That|A|An|Its?|Another) [\w'’ -]{2,60}\b(?:says?|said|reports?|reported|shows?|showed|tells?|told"
     r"|complains?|complained|claims?|mentions?|states?|stated|prints?|printed|writes|wrote|explains?)\b"
     r"(?: me| us)?(?: that\b| about\b|:| [\"'“„«`])"
 )
@@ -88,6 +125,10 @@ _QUOTE_ATTRIBUTION_LINE: Final = Pattern(
     r"\s*[:：]\s*$"
 )
 _MARKDOWN_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
+# The source of text without a command or heading above it.
+_PASTED_TEXT: Final = "pasted text"
+# A log below a sentence may be long, and its beginning is what the sentence is about.
+_MAX_DISCLAIMED_LINES: Final = 12
 _SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
 
 
@@ -102,8 +143,16 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
     if number is None:
         return False
     items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
-    cited = (item for item in items if number <= len(item.lines) and item.lines[number - 1] == citation.line)
-    return any(number in item.view(_ProseLines) for item in cited)
+    cited = [item for item in items if number <= len(item.lines) and item.lines[number - 1] == citation.line]
+    if any(number in item.view(_ProseLines) for item in cited):
+        return True
+    disclaimed = snapshot.view(_disclaimed_keys)
+    return bool(disclaimed) and any(item.key in disclaimed and item.view(_first_block_end) >= number for item in cited)
+
+
+def quotes(citation: Citation) -> bool:
+    """Return whether the line is marked as a quote, whose author may be somebody else."""
+    return citation.line.startswith(">")
 
 
 def tells(line: str, words: Pattern) -> bool:
@@ -129,11 +178,32 @@ def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tup
     return items
 
 
+def _disclaimed_keys(snapshot: Snapshot) -> frozenset[str]:
+    """The keys of the pasted pieces that the last line of the piece above disclaims."""
+    texts = [item for item in snapshot.items if item.lines]
+    return frozenset(
+        below.key
+        for above, below in pairwise(texts)
+        if above.written == _PASTED_TEXT and above.view(_ends_with_disclaimer)
+    )
+
+
+def _ends_with_disclaimer(item: EvidenceItem) -> bool:
+    last = next((line for line in reversed(item.lines) if line.strip() and not _MARKDOWN_FENCE.match(line)), "")
+    return not _MACHINE_OUTPUT_START.match(last) and _DISCLAIMER.search(last) is not None
+
+
+def _first_block_end(item: EvidenceItem) -> int:
+    """Return the number of the last line before the first blank one, at most ``_MAX_DISCLAIMED_LINES``."""
+    lines = item.lines[:_MAX_DISCLAIMED_LINES]
+    return next((number for number, line in enumerate(lines) if number and not line.strip()), len(lines))
+
+
 class _ProseLines:
     """The line numbers that are prose, computed on demand."""
 
     def __init__(self, item: EvidenceItem) -> None:
-        self._lines = item.lines
+        self._lines, self._is_file, self._is_output = item.lines, item.kind == "file", item.written != _PASTED_TEXT
         self._known: dict[int, bool] = {}
 
     def __contains__(self, number: int) -> bool:
@@ -153,13 +223,45 @@ class _ProseLines:
         line = self._lines[number - 1]
         if line.startswith(">") and number in self._quoted_lines:
             return True
+        if _SET_APART.match(line) and not self._is_file:
+            return True
+        if line.lstrip().startswith("|") and (
+            self._has_markdown_table or (not self._is_output and _MARKDOWN_ROW.match(line))
+        ):
+            return True
         sentence = _SENTENCE_LEAD_IN.sub("", line, 1)
-        if not sentence.strip() or _MACHINE_OUTPUT_START.match(sentence) or number in self._fenced_lines:
+        if not sentence.strip():
             return False
-        if is_written_by_person(sentence):
+        if self._is_pasted(number):
+            return self._is_disclaimed(number)
+        # Translated programs continue an error on indented lines.
+        is_translated = self._is_output and line[:1].isspace()
+        if is_written_by_person(sentence) or (not is_translated and _OTHER_LANGUAGE.search(sentence)):
             return True
         before = self._lines[number - 2].rstrip() if number > 1 else ""
-        return None if before and not before.endswith(_SENTENCE_ENDINGS) else False
+        is_over = not before or before.endswith(_SENTENCE_ENDINGS) or _SET_APART.match(before)
+        return self._is_disclaimed(number) if is_over else None
+
+    def _is_pasted(self, number: int) -> bool:
+        sentence = _SENTENCE_LEAD_IN.sub("", self._lines[number - 1], 1)
+        return _MACHINE_OUTPUT_START.match(sentence) is not None or number in self._fenced_lines
+
+    def _is_disclaimed(self, number: int) -> bool:
+        """Return whether the text above the block of pasted lines says that they are not this node's present."""
+        is_block = True
+        for above in range(number - 1, max(number - 1 - _MAX_DISCLAIMED_LINES, 0), -1):
+            line = self._lines[above - 1]
+            if not line.strip() or _MARKDOWN_FENCE.match(line):
+                is_block = False
+            elif not self._is_pasted(above):
+                return _DISCLAIMER.search(line) is not None
+            elif not is_block:
+                return False
+        return False
+
+    @cached_property
+    def _has_markdown_table(self) -> bool:
+        return any(map(_MARKDOWN_TABLE_RULE.match, self._lines))
 
     @cached_property
     def _fenced_lines(self) -> frozenset[int]:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.word_index import (
+    JOINED_LINE_COUNT,
     ItemGroup,
     LineIndex,
     Vocabulary,
@@ -212,8 +214,20 @@ def lines_with(item: EvidenceItem, pattern: Pattern) -> Iterator[Citation]:
             yield cite(item, number)
         if count == _MAX_CITATIONS_PER_SIGN:
             return
-    if not count and (first := _search_joined(item, pattern)):
-        yield cite(item, first.string.count("\n", 0, first.start()) + 1)
+    if not count and (number := _first_line_of_wrapped(item, pattern)):
+        yield cite(item, number)
+
+
+def _first_line_of_wrapped(item: EvidenceItem, pattern: Pattern) -> int:
+    """Return the number of the line on which the first match in joined lines begins; 0 without a match."""
+    number = 0
+    # The lines above are joined to it as well.
+    for match in islice(_matches_by_line(item.view(join_nearby_lines), pattern), JOINED_LINE_COUNT):
+        found = match.string.count("\n", 0, match.start()) + 1
+        if number and found > number + 1:
+            break
+        number = found
+    return number
 
 
 def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:

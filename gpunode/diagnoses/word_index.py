@@ -26,7 +26,7 @@ _MIN_INDEXED_LETTERS: Final = 3
 # Pasted messages may be wrapped; such pastes are short, and their lines no longer than a wide screen.
 _MAX_WRAPPED_LINES: Final = 400
 _MAX_SCREEN_WIDTH: Final = 400
-_JOINED_LINE_COUNT: Final = 3
+JOINED_LINE_COUNT: Final = 3
 # In these kinds each line is a row of its own.
 _KINDS_WITH_ROWS: Final[frozenset[SourceKind]] = frozenset({"packages", "listing", "lsmod"})
 _KERNEL_MESSAGE_PREFIX: Final = Pattern(r"^[ \t]*(?:\[[^\]]{1,40}\]\s*)*(?:NVRM:)?\s*")
@@ -142,5 +142,5 @@ def join_nearby_lines(item: EvidenceItem) -> EvidenceItem:
         _KERNEL_MESSAGE_PREFIX.sub("", line).rstrip() if len(line) <= _MAX_SCREEN_WIDTH else "" for line in item.lines
     ]
     return replace(
-        item, text="\n".join(" ".join(lines[start : start + _JOINED_LINE_COUNT]) for start in range(len(lines)))
+        item, text="\n".join(" ".join(lines[start : start + JOINED_LINE_COUNT]) for start in range(len(lines)))
     )

@@ -23,6 +23,31 @@ SENTENCES = (
     "It's not {}.",
     "The build fails. It is not a {} here.",
 )
+# Texts around a message or a line of a log.
+EXCERPTS = (
+    "# {}",
+    "Checked:\n- {}: no\n- nouveau: no",
+    "| symptom | here |\n|---|---|\n| {} | no |",
+    "```bash\n# reboot if it says {}\ndmesg\n```",
+    '- alert: Gpu\n  annotations:\n    summary: "{}"',
+    'Nein, "{}" steht bei uns nicht im Log.',
+    "Wir haben {} nie gesehen.",
+    "Nous n'avons jamais vu {} sur ce noeud.",
+    "Aquí no hay ningún {} en los registros.",
+    "Qui non abbiamo mai visto {}.",
+    "Aqui não temos nenhum {} nos logs.",
+    "У нас никогда не было {}.",
+    "我们从来没有见过 {}。",
+    "このノードでは {} は出ていません。",
+    "Fixed an issue where {}.",
+    "Driver 580.65 release notes: fixed a hang. {} during suspend.",
+    "People say {} when a riser is bad.",
+    "There is no\n{}\nin the log.",
+    "We looked at all nodes, and on none of them is there a line like\n[ 1234.5] {}\nSo that is not it.",
+    "Last year dmesg said:\n{}",
+    "Last year dmesg said:\n\n```\n[ 1234.567890] {}\n```\nIt is fine now.",
+    "The docs say:\n\n[ 12.345678] {}",
+)
 _STAMP = re.compile(r"^[ \t>]*(?:\[[^\]]{1,40}\]|\w{3}\s+\d{1,2} [\d:]{8} \S+|[\dTZ:.+-]{12,40})?\s*(?:kernel:)?\s*")
 # Further lines of a cause repeat the same in other words.
 _MAX_MESSAGES = 3
@@ -58,6 +83,24 @@ def test_message_that_is_denied_asked_or_quoted_proves_no_cause() -> None:
     assert wrong == {}
 
 
+def test_message_in_heading_list_comment_or_old_log_proves_no_cause() -> None:
+    between = "\n\nThe next one is unrelated.\n\n"
+    wrong = {
+        message: [(one.cause, one.confidence) for one in found.findings]
+        for _, message in messages()
+        # On a line of its own a path or a command is the source of what follows it.
+        if not message.startswith(("/etc/", "podman version"))
+        and (found := read(between.join(one.format(message) for one in EXCERPTS))).findings
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("excerpt", EXCERPTS)
+def test_excerpt_proves_nothing_by_itself(excerpt: str) -> None:
+    """The others in the same text hide nothing."""
+    assert read(excerpt.format("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus")).findings == ()
+
+
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_prose_makes_a_suspect_with_its_line(sentence: str) -> None:
     text = sentence.format("GPU has fallen off the bus")
@@ -75,6 +118,9 @@ def test_prose_makes_a_suspect_with_its_line(sentence: str) -> None:
         "> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
         "I see this:\n\n```\nGPU has fallen off the bus\n```",
         "My GPU is gone. It says:\nUnable to determine the device handle for GPU 0000:01:00.0: GPU is lost",
+        "Since last year I get:\n[ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+        "The docs say:\nit works.\n\n[ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+        '{"level": "error", "msg": "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."}',
     ],
 )
 def test_message_that_is_pasted_is_evidence(text: str) -> None:
@@ -89,8 +135,44 @@ def test_message_that_is_pasted_is_evidence(text: str) -> None:
         "The kernel says that the GPU has fallen off the bus:",
         "Note: we never had Xid (PCI:0000:01:00): 79, GPU has fallen off the bus, on this node.",
         "Nobody here has a GPU that has fallen off the bus.",
+        'Unsere Doku: "NVRM: Xid (PCI:0000:01:00): 48, Double Bit ECC Error" bedeutet Defekt. Bei uns kam das nie vor.',
+        "NVIDIA driver 580.65 release notes: Fixed an issue where the GPU has fallen off the bus during suspend.",
+        "error codes: Xid 48 = double bit ECC, Xid 79 = fallen off the bus",
+        "| NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus | no |",
+        '"GPU has fallen off the bus"',
+        "My GPU has fallen off the bus",
         "On Monday ann wrote:\n> hi,\n> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n",
     ],
 )
 def test_summary_never_reports_what_only_prose_says(text: str) -> None:
     assert read(text).findings == ()
+
+
+def test_quote_of_unknown_author_is_never_certain() -> None:
+    (found,) = read("> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.").roots
+    assert found.confidence == "likely"
+    assert found.next_step.command == "sudo dmesg | grep -iE 'xid|nvrm|fallen'"
+
+
+def test_loss_without_a_number_is_not_reported_as_xid() -> None:
+    text = "[    4.5] NVRM: The NVIDIA GPU 0000:01:00.0\n               NVRM: (PCI ID: 10de:134b) installed in this "
+    (found,) = read(
+        f"{text}system has\n               NVRM: fallen off the bus and is not responding to commands."
+    ).roots
+    assert found.summary == "GPU 0000:01:00.0 has fallen off the bus"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "cause"),
+    [
+        (
+            "dcgmi health -c",
+            "| GPU 2 | Fail: Detected uncorrectable memory errors and row remapping failed on GPU 2 |",
+            "row-remap-failure",
+        ),
+        ("pasted text", "E: 无法定位软件包 linux-headers-6.1.0-13-amd64", "kernel-headers-missing"),
+    ],
+)
+def test_translated_or_tabled_output_is_evidence(source: str, text: str, cause: str) -> None:
+    found = diagnose(take_snapshot(pasted.collect_pieces([(source, text)])))
+    assert cause in {one.cause for one in found.roots}

@@ -141,7 +141,10 @@ def incident_proof(incident: Incident, **more: Any) -> Proof:
     whose = f" for {_describe_program(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
     later = dict.fromkeys(str(fault.code) for fault in incident.later_faults if fault.code != root.code)
     then = f"; Xid {', '.join(later)} followed" if later else ""
-    summary = f"{gpu_label(incident.gpu)} reported Xid {root.code}{whose}: {clause}{then}"
+    # Old drivers report the loss of a GPU without a number.
+    is_numbered = "xid" in root.citation.line.lower()
+    what = f"reported Xid {root.code}{whose}: {clause}" if is_numbered else "has fallen off the bus"
+    summary = f"{gpu_label(incident.gpu)} {what}{then}"
     return Proof(summary, incident.citations, gpu=incident.gpu, at=root.at, **more)
 
 
