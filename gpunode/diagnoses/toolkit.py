@@ -56,7 +56,9 @@ _RUNTIME_REGISTERED: Final = any_of(*(
     for path in ("*containerd/*.toml", "*daemon.json")
 ))  # fmt: skip
 _GPU_REQUEST_SYMPTOMS: Final = (
-    *(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS, _RUNTIME_REGISTERED),
+    *(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS),
+    # By itself, a registered runtime is no failure.
+    all_of(toolkit.absence_lines, _RUNTIME_REGISTERED),
 )
 # The operator provides its own toolkit, which is not in the node's packages.
 _GPU_OPERATOR_SEEN: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
