@@ -107,7 +107,8 @@ _NO_DRIVER_MESSAGE: Final = message_line(
 NO_DRIVER: Final = any_of(_NO_DRIVER_MESSAGE, DRIVER_NOT_LOADED)
 _NO_MODULE_MESSAGE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
-    r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
+    r"|modprobe: (?:FATAL|ERROR|致命错误|致命錯誤)\s*[:：][^\n]{0,120}nvidia"
+    r"|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
 )
 # The module may have loaded later, after the module that exports the symbol.

@@ -142,6 +142,9 @@ _TOOLKIT_FAILS: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml|/run/nvidia/driver/\S{0,300}: no such file"
 )
+_DRIVER_ROOT_SYMPTOMS: Final = (
+    *(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_DRIVER_ROOT),
+)
 _DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
     lambda node: (
         cite(item)
@@ -304,8 +307,15 @@ RULES: Final = (
             _DRIVER_ROOT_NOT_FOUND,
             all_of(_OTHER_DRIVER_ROOT_SET, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_DRIVER_ROOT)),
         ),
-        typical=any_of(_OTHER_DRIVER_ROOT_SET, all_of(any_of(_EMPTY_DRIVER_ROOT, _DRIVER_ROOT_OPTION), _TOOLKIT_FAILS)),
-        symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_DRIVER_ROOT),
+        # By itself, such a root is right on a node whose driver the GPU Operator brings.
+        typical=any_of(
+            all_of(
+                _OTHER_DRIVER_ROOT_SET,
+                any_of(*_DRIVER_ROOT_SYMPTOMS, unless(symptoms.DRIVER_WORKS, symptoms.CONTAINER_WORKS)),
+            ),
+            all_of(any_of(_EMPTY_DRIVER_ROOT, _DRIVER_ROOT_OPTION), _TOOLKIT_FAILS),
+        ),
+        symptoms=_DRIVER_ROOT_SYMPTOMS,
         context=_EMPTY_DRIVER_ROOT,
         against=(_DRIVER_CONTAINER_ROOT_FILLED,),
         may_be_normal=True,
