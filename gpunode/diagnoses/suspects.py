@@ -21,7 +21,7 @@ from gpunode.diagnoses.evaluation import is_examined_by_gpunode, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
 from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite_shown
 from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
 
@@ -104,7 +104,7 @@ def rank_suspects(
             + _PREVALENCE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
         )
-        suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context, *words))), asked)
+        suspect = Suspect(cause, rule.title, cite_shown((*shown, *told, *context, *words)), asked)
         has_failure_line = any(_FAILURE_WORD.search(line.line) for line in by_programs)
         candidates.append((score, suspect, bool(words), has_failure_line))
     candidates.sort(key=lambda one: -one[0])
