@@ -247,7 +247,7 @@ NCCL_FAILS: Final = message_line(
 )
 GPU_SLOW: Final = message_line(
     # Neither the heading of nvidia-smi's throttle reasons, nor an inactive reason, nor the power cap of a busy GPU.
-    r"(?i)slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
+    r"(?i)slow(?:er|down)?\b(?! temp\b|\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
     r"|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
     r"|(?:slowdown|brake)\s*:\s*active\b|(?<!never )(?<!not )(?<!n't )(?<!no )throttl(?!e reasons\b)"
 )
