@@ -449,7 +449,7 @@ def _root_cause_lines(
         yield from (line("    – ", other, hang=6) for other in finding.ruled_out)
     yield from _consequence_lines(consequences, display)
     if finding.look_at:
-        yield _heading_line("to be sure, look at")
+        yield _heading_line("to be sure, look at" if finding.confidence == "likely" else "to find the GPU, look at")
         yield from indent_lines(map(_command_line, finding.look_at), 4)
     yield from _remedy_lines(finding.remedy, TEXT_BY_DISRUPTION[finding.disruption])
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias, TypeVar
 
-from gpunode.diagnoses import prose, remedy_fitting, special_systems, suspects, xids
+from gpunode.diagnoses import prose, remedy_fitting, special_systems, suspects, unknown_errors, xids
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.evaluation import evaluate_rule, is_examined_by_gpunode, ruled_out_alternatives_by_root
 from gpunode.diagnoses.model import (
@@ -23,6 +23,7 @@ from gpunode.diagnoses.model import (
     Rule,
     RuleFamily,
     Suspect,
+    lacks_gpu,
 )
 from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.report_similarity import ReportWords
@@ -82,7 +83,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
     )
     return Diagnosis(
         findings,
-        _list_open_questions(snapshot, bugs),
+        (*_list_open_questions(snapshot, bugs), *_ask_about_unknown_errors(findings, snapshot)),
         tuple(bugs or ()),
         tuple(_fit_suspect(suspect.suspect, snapshot) for suspect in ranked[: suspects.MAX_SUSPECTS]),
         _find_unexplained_failures(findings, snapshot),
@@ -117,8 +118,8 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
 
 
 def _unanswered_commands(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
-    """Return the commands that would settle a likely cause and whose output is not there yet."""
-    if finding.confidence == "certain":
+    """Return the commands that would settle a likely cause, or find the GPU, and whose output is not there yet."""
+    if finding.confidence == "certain" and not lacks_gpu(finding.remedy):
         return ()
     asked = rules_by_cause()[finding.cause].look_at
     return special_systems.keep_available_commands(snapshot, suspects.drop_answered_commands(snapshot, asked))
@@ -135,6 +136,18 @@ def _find_unexplained_failures(findings: tuple[Finding, ...], snapshot: Snapshot
         return ()
     found = suspects.find_unexplained_failures(rules_by_cause(), snapshot, findings)
     return tuple(_fit_suspect(suspect, snapshot) for suspect in found)
+
+
+def _ask_about_unknown_errors(findings: tuple[Finding, ...], snapshot: Snapshot) -> tuple[OpenQuestion, ...]:
+    """Return the question about an error in a report beside a fault that no rule reads."""
+    if is_examined_by_gpunode(snapshot) or all(finding.severity == "info" for finding in findings):
+        return ()
+    rules = rules_by_cause().values()
+    signs = {sign for rule in rules for sign in (*rule.symptoms, rule.decisive, rule.typical, rule.context)}
+    known = {line for sign in signs for line in snapshot.view(sign) if line.line_number}
+    known.update(line for finding in findings for line in finding.citations)
+    question = unknown_errors.find_error_beside_fault(snapshot, known)
+    return (question,) if question else ()
 
 
 def _find_shared_steps(ranked: tuple[RankedSuspect, ...], snapshot: Snapshot, bugs: _Tracebacks) -> tuple[Fix, ...]:

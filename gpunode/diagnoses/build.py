@@ -196,15 +196,24 @@ _COMPILER_MISMATCH: Final = build_log_line(
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
 )
+# A header that is not there: the kernel dropped it, or its headers are incomplete.
+_HEADER_NOT_FOUND: Final = rf"{_COMPILER_ERROR_WORD}\s?[:：]\s?[\w./-]+\.h\s?[:：]"
+_HEADER_MISSING: Final = build_log_line(rf"(?<!\.mod)\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_HEADER_NOT_FOUND}")
+# Kbuild itself writes .mod.c, so its scripts and the kernel's headers are of different builds.
+_KBUILD_DIFFERS_FROM_HEADERS: Final = build_log_line(
+    rf"\.mod\.c:\d+(?::\d+)?: (?:fatal )?{_COMPILER_ERROR_WORD}\s?[:：]"
+)
 _KERNEL_API_MISMATCH: Final = build_log_line(
     r"GPL-incompatible module \S+ uses GPL-only symbol|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
-    rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_COMPILER_ERROR_WORD}\s?[:：]"
+    rf"|(?<!\.mod)\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?(?!{_HEADER_NOT_FOUND}){_COMPILER_ERROR_WORD}\s?[:：]"
     r"|BUILD_EXCLUSIVE directive which does not match this kernel|ld\.lld: error: undefined symbol"
     r"|kernel you are installing for is a (?:PREEMPT_RT|Xen|Dom0)"
     r"|error: .{0,200}(?:too (?:many|few) arguments to function|implicit declaration of|has no member named)"
 )
 _NON_API_BUILD_FAILURES: Final = (_KERNEL_HEADERS_MISSING, _DKMS_TREE_BROKEN, _NO_SPACE, _NO_TOOL, _COMPILER_MISMATCH)
-_ANY_BUILD_FAILURE: Final = any_of(*_NON_API_BUILD_FAILURES, _KERNEL_API_MISMATCH)
+_ANY_BUILD_FAILURE: Final = any_of(
+    *_NON_API_BUILD_FAILURES, _KERNEL_API_MISMATCH, _HEADER_MISSING, _KBUILD_DIFFERS_FROM_HEADERS
+)
 
 
 def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
@@ -215,6 +224,12 @@ def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
     if is_due and has_headers(snapshot, running) is False:
         yield cite_fact("/lib/modules/*/build", f"no headers of {running}", snapshot.facts.headers.probe)
         yield from (row.citation for row in builds)
+
+
+def _say_what_is_wrong_with_headers(snapshot: Snapshot) -> str:
+    """Return that the headers do not fit kbuild; empty if they are missing."""
+    fits = not snapshot.view(_KBUILD_DIFFERS_FROM_HEADERS)
+    return "" if fits else "the kernel's headers and kbuild's scripts are not of the same build, so no module is built"
 
 
 _DRIVER_SOURCE_PACKAGES: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
@@ -383,6 +398,20 @@ def _install_tools(snapshot: Snapshot) -> Iterable[Fix]:
     yield build_module(snapshot, build_target_kernel(snapshot))
 
 
+# The last releases of branch 470 and its elders know no later kernel; only distributions patch them.
+_LAST_LEGACY_BRANCH: Final = 470
+_FIRST_KERNEL_AFTER_LEGACY: Final = (6, 10)
+_BUILD_FAILED: Final = build_log_line(r"[Bb]ad (?:return|exit) status")
+
+
+def _legacy_driver_failures(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Return the failed builds of a driver that is older than the kernel; empty if it is not."""
+    branch = built_driver_version(snapshot).partition(".")[0]
+    kernel = tuple(map(int, re.findall(r"\d{1,9}", build_target_kernel(snapshot))[:2]))
+    is_older = branch.isdecimal() and int(branch) <= _LAST_LEGACY_BRANCH and kernel >= _FIRST_KERNEL_AFTER_LEGACY
+    return snapshot.view(_BUILD_FAILED) if is_older else ()
+
+
 def _change_to_buildable_driver(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build_target_kernel(snapshot) or "this kernel"
     text = f"install a release of the driver that supports {kernel} and still drives this GPU"
@@ -465,6 +494,8 @@ RULES: Final = (
         context=unless(any_of(command_run(r"\buname\b"), symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
+        typical=_KBUILD_DIFFERS_FROM_HEADERS,
+        summary=_say_what_is_wrong_with_headers,
     ),
     _rule(
         cause="dkms-build-compiler-mismatch",
@@ -481,8 +512,13 @@ RULES: Final = (
     _rule(
         cause="dkms-build-kernel-api",
         share=3,
-        decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES),
-        context=build_log_line(r"[Bb]ad (?:return|exit) status"),
+        decisive=unless(_KERNEL_API_MISMATCH, *_NON_API_BUILD_FAILURES, _KBUILD_DIFFERS_FROM_HEADERS),
+        typical=unless(
+            any_of(_HEADER_MISSING, custom_sign(_legacy_driver_failures)),
+            *_NON_API_BUILD_FAILURES,
+            _KBUILD_DIFFERS_FROM_HEADERS,
+        ),
+        context=_BUILD_FAILED,
         look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
         remedy=_change_to_buildable_driver,
     ),

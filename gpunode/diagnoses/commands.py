@@ -74,6 +74,11 @@ def gpu_command(*words: str) -> Command:
     return GpuCommand(command(*words))
 
 
+def lacks_gpu_address(typed: Command) -> bool:
+    """Return whether the command still names ``GPU_ADDRESS`` instead of a GPU."""
+    return isinstance(typed, GpuCommand) and GPU_ADDRESS in typed
+
+
 def fill_in_gpus(typed: Command, gpus: Iterable[str]) -> tuple[Command, ...]:
     """Return the GPU command once for each of ``gpus``; any other command unchanged."""
     named = tuple(gpu for gpu in gpus if is_gpu_id(gpu))

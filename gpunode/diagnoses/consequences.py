@@ -61,8 +61,14 @@ NO_DRIVER: Final = DRIVER_NOT_INITIALIZED | {"driver-module-not-loaded"}
 GPU_NOT_STARTED: Final = NO_DRIVER | {"gsp-init-failed-platform", "gpu-fallen-off-bus"}
 """The driver cannot start a GPU that is on the bus: it sleeps, or its memory has no address."""
 
-NOTHING_INSTALLABLE: Final = NO_DRIVER | {"driver-not-installed", "driver-userspace-incomplete"}
-"""The package manager cannot install anything, so the driver is missing or incomplete."""
+_HAD_GPUS_BEFORE: Final = frozenset(
+    {"device-plugin-not-ready-after-reboot", "kubelet-restart-admission-bug", "kubelet-stale-device-allocation"}
+)
+NOTHING_INSTALLABLE: Final = (NO_DRIVER - _HAD_GPUS_BEFORE) | {"driver-not-installed", "driver-userspace-incomplete"}
+"""The package manager cannot install anything, so the driver is missing or incomplete.
+
+The kubelet refuses a pod because of devices that it had before, so a driver worked there.
+"""
 
 NOT_BUILT: Final = NO_DRIVER | {
     "dpkg-unconfigured-packages",

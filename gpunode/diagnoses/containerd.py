@@ -571,7 +571,12 @@ RULES: Final = (
         ),
         symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_FINDS_NO_DEVICE),
         context=any_of(_SYSTEMD_RELOADED, _NVIDIA_DEVICES_NOT_ALLOWED, _SYSTEMD_CGROUP_DRIVER_USED),
-        against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.DRIVER_MISMATCH),
+        against=(
+            symptoms.GPU_LOST,
+            symptoms.NO_DRIVER,
+            symptoms.DRIVER_MISMATCH,
+            symptoms.TOOLKIT_CGROUPS_DISABLED,
+        ),
         look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
         share=4,
         remedy=_RESTART_LOST_CONTAINERS,

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
-from gpunode.diagnoses.model import Citation, Fix, Rule, Sign
+from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, restart_unit, run_step
 from gpunode.diagnoses.signs import (
     all_of,
@@ -188,6 +188,29 @@ _DISABLE_TOOLKIT_CGROUPS: Final = make_fixed_remedy(
     run_step("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
 )
 
+_ENABLE_TOOLKIT_CGROUPS_FIXES: Final = (
+    run_step(
+        "configure",
+        "let the toolkit allow the GPU in a container's cgroup; a rootless engine on this machine then needs CDI",
+        Shell("sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=false"),
+    ),
+    manual_step("restart", "start the container again"),
+)
+
+
+def _find_cgroups_disabled_for_root(snapshot: Snapshot) -> Iterator[Proof]:
+    """Yield the proof that the toolkit is configured for a rootless engine, and containers of root's lack the GPU."""
+    disabled, denied = snapshot.view(symptoms.TOOLKIT_CGROUPS_DISABLED), snapshot.view(symptoms.NVML_UNKNOWN)
+    if disabled and denied and not snapshot.view(ROOTLESS):
+        yield Proof(
+            "no-cgroups = true is for rootless engines: a container of the system's docker may not open the GPU",
+            (*disabled, *denied),
+            "likely",
+            remedy=_ENABLE_TOOLKIT_CGROUPS_FIXES,
+            disruption="restart-container",
+        )
+
+
 # The right docker, but the runtime is not registered.
 
 _RUNTIMES_LINE: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
@@ -295,6 +318,7 @@ RULES: Final = (
     ),
     _rule(
         cause="docker-rootless-config",
+        check=_find_cgroups_disabled_for_root,
         decisive=all_of(ROOTLESS, any_of(_DEVICE_CGROUP_DENIED, unless(_RUNTIME_UNKNOWN, _REGISTERED_IN_USER_CONFIG))),
         typical=any_of(
             custom_sign(_runtime_known_only_as_root),

@@ -95,8 +95,13 @@ def ruled_out_alternatives_by_root(
         # A symptom that the root's proof does not cite may belong to another fault.
         cited = set(root.citations)
         shared_symptoms = {sign for sign in rules[root.cause].symptoms if not cited.isdisjoint(snapshot.view(sign))}
-        alike = [(len(shared_symptoms & set(rule.symptoms)), rule.share, rule, line) for rule, line in others]
-        nearest = sorted((one for one in alike if one[0]), key=lambda one: (-one[0], -one[1]))
+        alike = [
+            (len(shared), rule.share, rule, line)
+            for rule, line in others
+            # A line that shows a symptom and rules the cause out is no symptom of that cause.
+            if (shared := [sign for sign in shared_symptoms & set(rule.symptoms) if line not in snapshot.view(sign)])
+        ]
+        nearest = sorted(alike, key=lambda one: (-one[0], -one[1]))
         ruled_out[root.cause] = tuple(f"{rule.title}: {_quote(line)}" for *_, rule, line in nearest[:MAX_RULED_OUT])
     return ruled_out
 

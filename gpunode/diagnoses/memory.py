@@ -442,7 +442,7 @@ RULES: Final = (
         severity="warning",
         disruption="reset-gpu",
         symptoms=(symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
-        look_at=(Shell("nvidia-smi -q | grep -i inforom"),),
+        look_at=(Shell("nvidia-smi -q | grep -iE '^gpu|inforom'"),),
         check=faults.incident_check(125),
         decisive=message_line(
             r"(?i)infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.cause_texts import CauseText, find_text
-from gpunode.diagnoses.commands import Command, command
+from gpunode.diagnoses.commands import Command, command, lacks_gpu_address
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.snapshot import Snapshot
@@ -112,6 +112,10 @@ class NextStep:
         return self.command or self.text
 
 
+# Works without the driver.
+_LIST_GPUS_COMMAND: Final = command("lspci", "-D", "-d", "10de:")
+
+
 def is_single_command(typed: str) -> bool:
     """Return whether ``typed`` is one short command, or one pipe of them."""
     return 0 < len(typed) <= MAX_NEXT_STEP_LENGTH and not any(one in typed for one in _COMMAND_SEPARATORS)
@@ -123,16 +127,23 @@ def choose_next_step(
     """Return the first step of the remedy, as a command if it is a short one.
 
     The commands in ``look_at``, which would decide for a likely cause, come first if only the ranking supports it, or
-    if the step removes something or is done by hand.
+    if the step removes something or is done by hand. Before a step for a GPU whose address is unknown, they find it.
     """
     first = next(iter(remedy), None)
     look = next((one for one in look_at if is_single_command(one)), None)
     if first is None:
         return NextStep(title, look or command("gpunode", "doctor", cause))
+    if lacks_gpu(remedy):
+        return NextStep(f"find the GPU: {title}", look or _LIST_GPUS_COMMAND)
     done = _unconditional_command(first)
     if look is not None and (done is None or first.kind in _DISRUPTIVE_KINDS or basis == "ranking"):
         return NextStep(f"make sure of it: {title}", look)
     return NextStep(first.text, done)
+
+
+def lacks_gpu(remedy: Sequence[Fix]) -> bool:
+    """Return whether the first step needs the address of a GPU that is not known."""
+    return any(lacks_gpu_address(typed) for fix in remedy[:1] for typed in fix.commands)
 
 
 def _unconditional_command(fix: Fix) -> Command | None:
@@ -280,7 +291,8 @@ class Finding:
         is_past: only an earlier boot showed it.
         container_log: on an examined node, the container log that is the only source of the finding; else empty.
         basis: signs of the cause, or the ranking of suspects.
-        look_at: for a likely cause, the commands that would decide and whose output is not there yet.
+        look_at: for a likely cause, the commands that would decide and whose output is not there yet; for a certain
+            one, the commands that find the GPU if its remedy needs it.
     """
 
     cause: str

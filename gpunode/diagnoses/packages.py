@@ -270,13 +270,34 @@ _TWO_ORIGINS: Final = unless(
 )
 
 
+_DEPENDENCY: Final = Pattern(
+    r"(?P<package>[\w.+-]+)(?::\w+)? ?: (?:Pre)?Depends: (?P<needed>[\w.+-]+)(?::\w+)?(?: \([^)\n]+\))? but "
+)
+_OLD_DOCKER_PACKAGE: Final = Pattern(r"nvidia-docker2?$")
+
+
+def _unmet_by_docker(snapshot: Snapshot) -> tuple[str, str] | None:
+    """Return NVIDIA's old package for docker and what it needs, if that alone cannot be installed; else None."""
+    lines = (_DEPENDENCY.search(line.line) for line in snapshot.view(_UNMET_DEPENDENCIES))
+    pairs = {(match["package"], match["needed"]) for match in lines if match}
+    is_old = bool(pairs) and all(_OLD_DOCKER_PACKAGE.match(package) for package, _ in pairs)
+    return min(pairs) if is_old else None
+
+
 def _summarize_holds(snapshot: Snapshot) -> str:
+    if unmet := snapshot.view(_unmet_by_docker):
+        return f"{unmet[0]}, which NVIDIA no longer maintains, needs another version of {unmet[1]}"
     if names := sorted(_held_driver_packages(snapshot)):
         return f"held: {', '.join(names)}; so the driver's packages cannot all get the same version"
     return "the requested packages conflict with those of the installed driver"
 
 
 def _release_holds(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_unmet_by_docker):
+        text = "install nvidia-container-toolkit instead, which works with every version of docker"
+        fallback = remedies.install(snapshot, text, "nvidia-container-toolkit")
+        yield setup_step(snapshot, "install", text, "toolkit", fallback_commands=fallback.commands)
+        return
     if held_packages := sorted(_held_driver_packages(snapshot)):
         yield remedies.unhold_packages(snapshot, "release the hold, if the package may change", *held_packages)
         if snapshot.view(package_manager) == "apt":

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import GPU_ADDRESS, GpuCommand, Shell, fill_in_gpus
+from gpunode.diagnoses.commands import Shell, fill_in_gpus, lacks_gpu_address
 from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import reboot_node, removes_packages, run_step
 from gpunode.diagnoses.snapshot import Snapshot
@@ -30,7 +30,7 @@ def fit_to_gpus(fixes: Iterable[Fix], gpus: tuple[str, ...]) -> tuple[Fix, ...]:
 
 def _fit_fix(fix: Fix, gpus: tuple[str, ...]) -> Fix:
     commands = tuple(dict.fromkeys(in_gpu for typed in fix.commands for in_gpu in fill_in_gpus(typed, gpus)))
-    if any(isinstance(command, GpuCommand) and GPU_ADDRESS in command for command in commands):
+    if any(map(lacks_gpu_address, commands)):
         return replace(fix, text=f"{fix.text} ({_REPLACE_ADDRESS_HINT})", commands=commands)
     return replace(fix, commands=commands)
 

@@ -69,7 +69,21 @@ def _used_gpus(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (amount.citation for amount in node.allocated.values() if amount.value and not node.available)
 
 
+_HAMI_FINDS_NO_ROOM: Final = message_line(
+    r"\bCardInsufficient(?:Memory|Core)\b|\bCard(?:TimeSlicing|ComputeUnits)Exhausted\b"
+)
+
+
+def _gpus_in_use(snapshot: Snapshot) -> Iterator[Citation]:
+    """Yield the assigned GPUs."""
+    for node in snapshot.view(kubernetes_nodes.kube_nodes):
+        yield from (amount.citation for amount in node.allocated.values() if amount.value)
+
+
 def _free_gpus_for_pod(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_HAMI_FINDS_NO_ROOM):
+        text = "give each pod a limit of nvidia.com/gpumem: without one, HAMi gives it all memory of its GPUs"
+        yield manual_step("configure", text, when="pods shall share a GPU")
     yield manual_step("application", "no action needed: another pod gets a GPU when one of these ends")
     yield run_step(
         "inspect", "list the pods that hold one", command("kubectl", "describe", "node", kubectl_node_name(snapshot))
@@ -204,7 +218,7 @@ RULES: Final = (
         cause="gpus-all-allocated",
         severity="info",
         decisive=custom_sign(_nodes_with_all_gpus_used),
-        typical=custom_sign(_used_gpus),
+        typical=any_of(custom_sign(_used_gpus), all_of(_HAMI_FINDS_NO_ROOM, custom_sign(_gpus_in_use))),
         symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
         look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
         share=4,

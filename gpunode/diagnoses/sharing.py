@@ -192,7 +192,13 @@ _NO_MIG_INSTANCES: Final = message_line(r"No (?:GPU|compute) instances found|No 
 # Messages of the device plugin, GPU feature discovery and slurmd about a GPU in MIG mode.
 _PLUGIN_FINDS_NO_INSTANCES: Final = message_line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
-    r"|device with migEnabled=true was not configured correctly|MIG mode is enabled, but no MIG devices were found"
+    r"|device with migEnabled=true was not configured correctly: (?:error visiting [^\n]*)?[Nn]o MIG devices?"
+    r"|MIG mode is enabled, but no MIG devices were found"
+)
+_MORE_THAN_ONE_MIG_TYPE: Final = message_line(r"(?i)more than one MIG device type present")
+# The plugin's words before any of its reasons.
+_PLUGIN_REJECTS_MIG: Final = unless(
+    message_line(r"device with migEnabled=true was not configured correctly"), _MORE_THAN_ONE_MIG_TYPE
 )
 _MIG_INSTANCE_LISTED: Final = message_line(
     # Rows of the profile list are offers: they count free instances out of a total.
@@ -316,6 +322,7 @@ _NVML_ACCESS_DENIED: Final = message_line(
 )
 _MIG_MENTIONED: Final = any_of(
     command_run(r"\bmig\b"),
+    message_line(r"\bmigEnabled=true"),
     message_line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
     _MIG_MODE_KNOWN, _MIG_INSTANCE_LISTED
 )  # fmt: skip
@@ -423,11 +430,12 @@ RULES: Final = (
             _MIG_WITHOUT_INSTANCES,
             _NO_MIG_INSTANCES,
             _PLUGIN_FINDS_NO_INSTANCES,
+            _PLUGIN_REJECTS_MIG,
             symptoms.NO_DEVICES,
             symptoms.CUDA_FINDS_NO_DEVICE,
         ),
-        against=(_MIG_INSTANCES_EXIST,),
-        look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
+        against=(_MIG_INSTANCES_EXIST, _MORE_THAN_ONE_MIG_TYPE),
+        look_at=(Shell("nvidia-smi -L"), Shell("nvidia-smi mig -lgi")),
         context=_MIG_ENABLED,
         remedy=_CREATE_MIG_INSTANCES,
         explains=NO_CLUSTER_GPU,
@@ -435,7 +443,12 @@ RULES: Final = (
     _rule(
         cause="mig-capabilities-permission",
         layer="driver",
-        symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_FINDS_NO_DEVICE),
+        symptoms=(
+            symptoms.ACCESS_DENIED,
+            symptoms.NVML_UNKNOWN,
+            symptoms.CUDA_FINDS_NO_DEVICE,
+            _PLUGIN_REJECTS_MIG,
+        ),
         look_at=(Shell("ls -l /dev/nvidia-caps"),),
         decisive=all_of(_NVML_ACCESS_DENIED, _MIG_MENTIONED),
         typical=message_line(

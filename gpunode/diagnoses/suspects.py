@@ -183,12 +183,17 @@ def find_unexplained_failures(
 
 # Settings and tables contain many symptoms' words without reporting a failure.
 _FAILURE_WORD: Final = Pattern(rf"(?i)\b(?:{symptoms.FAILURE_WORDS}|xid|[a-z]+error)\b")
+# Failures that programs report without such a word.
+_FAILURE_REPORT: Final = Pattern(
+    rf"(?i){_FAILURE_WORD.pattern}|\bno (?:[\w-]+ ){{0,2}}devices?\b|\b(?:in use|being used) by\b"
+    r"|\b[a-z]\w+ returned [1-9]\d*\b|\buncorrectable\b[^:\n]*: [1-9]"
+)
 
 
 def _failure_lines(snapshot: Snapshot, sign: Sign, known_lines: Collection[Citation]) -> tuple[Citation, ...]:
     """Return the sign's lines in which programs report a failure, without the known ones."""
     lines = (line for line in snapshot.view(sign) if line.line_number and line not in known_lines)
-    return prose.without_prose(snapshot, (line for line in lines if _FAILURE_WORD.search(line.line)))
+    return prose.without_prose(snapshot, (line for line in lines if _FAILURE_REPORT.search(line.line)))
 
 
 def _usual_cause(sign: Sign, rules: Mapping[str, Rule], snapshot: Snapshot) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 from gpunode.diagnoses import prose
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.signs import all_of, any_of, custom_sign, message_line, predicate, unless
+from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, in_container, kubernetes_nodes, pci, system
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
@@ -106,8 +106,8 @@ _NO_DRIVER_MESSAGE: Final = message_line(
 )
 NO_DRIVER: Final = any_of(_NO_DRIVER_MESSAGE, DRIVER_NOT_LOADED)
 _NO_MODULE_MESSAGE: Final = message_line(
-    r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
-    r"|modprobe: (?:FATAL|ERROR|致命错误|致命錯誤)\s*[:：][^\n]{0,120}nvidia"
+    r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|module not found: ['‘\"]?nvidia"
+    r"|modinfo: ERROR: Module (?:alias )?nvidia|modprobe: (?:FATAL|ERROR|致命错误|致命錯誤)\s*[:：][^\n]{0,120}nvidia"
     r"|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
 )
@@ -257,7 +257,9 @@ GPU_SLOW: Final = message_line(
 BUILD_FAILED: Final = message_line(
     r"[Bb]ad (?:return|exit) status for module build|Error! (?:Build|Bad)|[Ee]rror(?: while)? building"
     r"|Build of nvidia\S* failed"
-    r"|make(?:\[\d\])?: \*\*\*|[Cc]onsult \S*make\.log|Failed to (?:build|compile)|dkms (?:build|install"
+    # Not of another program's Makefile.
+    r"|make(?:\[\d\])?: \*\*\*(?! \[Makefile:\d+: (?!modules)[\w.-]+\] Error)"
+    r"|[Cc]onsult \S*make\.log|Failed to (?:build|compile)|dkms (?:build|install"
     r"|autoinstall)[^\n]{0,60}fail"
     r"|kernel module \S+ failed to build|dkms: (?:running|added|build)"
     r"|nvidia(?:-\w+)*[/, ]+\d+\.[\d.]+[^\n]{0,60}: (?:added|broken)"
@@ -265,7 +267,7 @@ BUILD_FAILED: Final = message_line(
 )
 PACKAGES_BROKEN: Final = message_line(
     r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
-    r"|(?<!devmapper )not (?:fully )?configured|Depends: "
+    r"|(?<!devmapper )not (?:fully )?configured(?! (?:correctly|properly))|Depends: "
     r"|Errors were encountered while processing|trying to overwrite|file conflicts?|conflicts with file"
     r"|nothing provides|Problem: "
     # In Chinese, German, French and Spanish.
@@ -345,6 +347,9 @@ RUNTIME_DAEMON_DOWN: Final = message_line(
 ACCESS_DENIED: Final = message_line(
     r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
 )
+
+# A setting for rootless engines: the toolkit then does not let a container open the GPU's device files.
+TOOLKIT_CGROUPS_DISABLED: Final = any_line(r"^[ \t]*no-cgroups\s*=\s*true")
 
 # Output of Kubernetes.
 

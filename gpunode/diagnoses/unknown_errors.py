@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
+from gpunode.diagnoses import prose
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -19,9 +20,10 @@ _USER_RUN_KINDS: Final[frozenset[SourceKind]] = frozenset(
     }
 )
 _FAILURE_WORDS: Final = Pattern(
-    r"(?i)(?:error|exception)\b|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b"
+    r"(?i)(?:error|exception)\b|^panic: "
+    r"|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b"
 )
-_GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bcdi\b|device driver")
+_GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bmig(?:Enabled|\b)|\bcdi\b|device driver")
 _MAX_CITATIONS: Final = 3
 
 
@@ -37,6 +39,22 @@ def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
         Shell("sudo dmesg | grep -i nvrm"),
     )
     return OpenQuestion(question, look_at, lines)
+
+
+def find_error_beside_fault(snapshot: Snapshot, known_lines: Collection[Citation]) -> OpenQuestion | None:
+    """Return the question that the output of a failing command raises if no rule reads any line of it.
+
+    Args:
+        snapshot: a report with a fault.
+        known_lines: the lines that rules read.
+    """
+    known_items = {(line.key, line.source) for line in known_lines}
+    unread = (line for line in _error_lines(snapshot) if (line.key, line.source) not in known_items)
+    lines = prose.without_prose(snapshot, unread)[:_MAX_CITATIONS]
+    if not lines:
+        return None
+    question = "is this another fault? no rule knows this error, and what was found does not explain it"
+    return OpenQuestion(question, (Shell("sudo gpunode doctor  # on the node itself, which sees more"),), lines)
 
 
 def _error_lines(snapshot: Snapshot) -> Iterator[Citation]:

@@ -63,6 +63,7 @@ _MAX_TRANSCRIPT: Final = 100_000
 
 # ---- typed commands
 
+_INLINE_CODE: Final = Pattern(r"^`(?P<code>[^`\n]+)`\s*$")
 # What may precede a prompt: a Python environment, the time of day.
 _TEXT_BEFORE_PROMPT: Final = r"(?:\([\w.-]{1,30}\)\s*)?(?:\[[\d:./ -]{4,30}(?:[AP]M)?\]\s{1,2}(?=\S{1,40}@))?"
 # Prompts that a user, a host or a folder makes unmistakable: "user@host:~$ lsmod", "[root@gpu1 ~]# lspci",
@@ -70,7 +71,8 @@ _TEXT_BEFORE_PROMPT: Final = r"(?:\([\w.-]{1,30}\)\s*)?(?:\[[\d:./ -]{4,30}(?:[A
 _PROMPT_WITH_PLACE: Final = (
     r"(?:\[[^\]\n]{0,60}[@~/][^\]\n]{0,60}\]\s?|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?"
     r"|[\w.-]{1,40}[: ] ?[~/][^\s$#]{0,60} ?)[$#%]"
-    r"|[\w.+-]{1,40}@[\w.-]{1,80}[: ][~/][^\s$#>]{0,80}>|➜ {1,2}[~/][^\s:]{0,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?"
+    r"|[\w.+-]{1,40}@[\w.-]{1,80}[: ][~/][^\s$#>]{0,80}(?: \[\d{1,3}\])?>"
+    r"|➜ {1,2}[~/][^\s:]{0,60}(?: git:\([^)\n]{1,60}\))?(?: ✗)?"
     r"|(?:PS )?[A-Z]:\\[^>\n]{0,80}>|PS [~/][^>\n]{0,80}>"
 )
 # "$ lsmod"; "+ lsmod" is a command as `set -x` shows it. No program prints lines that begin with $.
@@ -103,6 +105,8 @@ _StepsByLine = Mapping[int, ShellStep]
 def _find_typed_commands(lines: Sequence[str], *, is_named: bool) -> _StepsByLine:
     """Return the typed commands by line: known ones, and any after an unmistakable prompt."""
     above = ("", *lines)
+    # Some set the prompt and the command in backticks, and the output below them.
+    lines = [match["code"] if (match := _INLINE_CODE.match(line)) else line for line in lines]
     found = {
         number: match
         for number, line in enumerate(lines)

@@ -109,7 +109,7 @@ class Host(HostView, Protocol):
         """Refuse if a file among ``changes`` cannot be replaced or removed without loss.
 
         Raises:
-            Refused: if one has other names, is sealed, is a mount point, or is on a read-only file system.
+            Refused: if one has other names, is sealed, or is on a read-only file system.
         """
         ...
 

@@ -119,6 +119,8 @@ def find_refused_pods(owner: Body, events: Sequence[Body]) -> PodProblem | None:
             show = command("kubectl", "describe", owner["kind"].lower(), *place)
             message = str(event.get("message", "")).rpartition("Error creating: ")[2].partition("\n")[0]
             hint = f"have the policy or quota that is named there changed, then see that the pods start: {show}"
+            if "RuntimeClass" in message:
+                hint = "run: gpunode k8s plan"
             return PodProblem(f"the cluster refuses its pods: {message}", hint)
     return None
 

@@ -18,6 +18,7 @@ from gpunode.diagnoses.model import (
     Severity,
     StackLayer,
     choose_next_step,
+    lacks_gpu,
 )
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import State
@@ -350,20 +351,23 @@ def summarize_fleet(rows: Sequence[FleetRow]) -> FleetSummary:
 def tally_causes(rows: Iterable[FleetRow]) -> tuple[CauseTally, ...]:
     """Return the root causes across the fleet, most frequent first."""
     causes = [(cause, row) for row in rows for cause in ((row.cause, *row.other_causes) if row.cause else ())]
-    steps: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    of_cause: dict[str, list[FleetRow]] = defaultdict(list)
     for cause, row in causes:
         if cause == row.cause:
-            steps[cause].add((row.advice, row.command))
-    return tuple(_tally_cause(cause, names, steps[cause]) for cause, names in _group_reports(causes))
+            of_cause[cause].append(row)
+    return tuple(_tally_cause(cause, names, of_cause[cause]) for cause, names in _group_reports(causes))
 
 
-def _tally_cause(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> CauseTally:
+def _tally_cause(cause: str, names: tuple[str, ...], rows: Collection[FleetRow]) -> CauseTally:
     rule = rules_by_cause()[cause]
+    steps = {(row.advice, row.command) for row in rows}
     # Advice that names one node's GPU or package does not fit the others.
     if len(steps) == 1:
         advice, command = next(iter(steps))
     else:
-        step = choose_next_step(cause, rule.title, generic_remedy(cause, take_snapshot({})), ())
+        remedy = generic_remedy(cause, take_snapshot({}))
+        is_decided = bool(rows) and all(row.confidence == "certain" for row in rows) and not lacks_gpu(remedy)
+        step = choose_next_step(cause, rule.title, remedy, () if is_decided else rule.look_at)
         advice, command = step.text, step.command or ""
     return CauseTally(cause, rule.title, names, advice, command, rule.disruption)
 

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.diagnoses import rules_by_cause
 from tests.scenarios.reports import Report, diagnosis, faults, reports
+
+
+@pytest.mark.parametrize("cause", sorted(rules_by_cause()))
+def test_every_cause_has_a_labelled_report(cause: str) -> None:
+    assert cause in {report.cause for report in reports()}
 
 
 @pytest.mark.parametrize("report", reports(), ids=lambda report: report.name)

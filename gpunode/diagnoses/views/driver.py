@@ -321,11 +321,14 @@ def container_successes(snapshot: Snapshot) -> tuple[Citation, ...]:
     kinds = {*CONTAINER_KINDS, "kubernetes"}
     items = (item for item in snapshot.items if item.was_answered and (item.where == "container" or item.kind in kinds))
     found = (
-        (item, _CONTAINER_SUCCESS_LINE.search(item.text))
-        for item in items
-        if not _CONTAINER_FAILURE_LINE.search(item.text)
+        (item, _CONTAINER_SUCCESS_LINE.search(item.text), _CONTAINER_FAILURE_LINE.search(item.text)) for item in items
     )
-    return tuple(cite(item, item.line_number_at(match.start())) for item, match in found if match)
+    return tuple(
+        cite(item, item.line_number_at(success.start()))
+        for item, success, failure in found
+        # Below nvidia-smi's table, another program may fail.
+        if success and not (failure and (failure.start() < success.start() or "Driver" not in success[0]))
+    )
 
 
 _CONTAINER_SUCCESS_LINE: Final = Pattern(

@@ -77,6 +77,19 @@ def test_remove_killed_at_its_unit_changes_is_finished_by_the_next(node: Machine
     assert (again.exit_code, again.envelope["changed"]) == (0, False), again.error
 
 
+@pytest.mark.long
+def test_masked_unit_blocks_no_removal(node: Machine) -> None:
+    before = snapshot(node)
+    setup_ok(node, "containerd")
+    node.run("systemctl", "mask", "--now", PERSISTENCED)
+
+    removed = ask(node, "remove", "--yes")
+
+    assert removed.exit_code == 10, removed.error
+    node.run("systemctl", "unmask", PERSISTENCED)
+    assert before.differences(snapshot(node)) == ""
+
+
 def _enabled_units(node: Machine) -> set[str]:
     listed = node.run("systemctl", "list-unit-files", "--state=enabled", "--no-legend", "--no-pager").stdout
     return {line.split()[0] for line in listed.splitlines()}

@@ -114,6 +114,7 @@ def test_ruled_out_causes_cite_the_contradicting_line() -> None:
     [
         ("cat /etc/containerd/config.toml", 'version = 2\nroot = "/a"\nroot = "/b"', 'root = "/b"'),
         ("head -4 /etc/cdi/nvidia.yaml", "---\ncdiVersion: 0.7.0\nkind: nvidia.com/gpu\n", "cdiVersion: 0.7.0"),
+        ("dpkg -l", "||/ Name Version\n| a table's row |", "| a table's row |"),
         (
             "dpkg -l",
             "Desired=Unknown/Install/Remove/Purge/Hold\n| Status=Not/Inst\nii  gcc 12.2 amd64 c",
@@ -156,3 +157,9 @@ def test_missing_module_is_read_in_chinese() -> None:
     found = diagnose(take_snapshot(pasted.parse_text_report(said))).suspects
     assert "module-built-for-other-kernel" in [one.cause for one in found]
     assert {line.line for one in found for line in one.citations} == {said}
+
+
+def test_line_that_rules_a_cause_out_is_not_its_symptom() -> None:
+    lost = "[ 1234.567890] NVRM: Xid (PCI:0000:01:00): 79, pid=1234, GPU has fallen off the bus."
+    (root,) = diagnose(take_snapshot(pasted.parse_text_report(lost))).roots
+    assert (root.cause, root.ruled_out) == ("gpu-fallen-off-bus", ())

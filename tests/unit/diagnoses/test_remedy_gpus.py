@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gpunode.diagnoses import diagnose, generic_remedy, rules_by_cause
-from gpunode.diagnoses.model import Finding
+from gpunode.diagnoses.model import Finding, choose_next_step
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
 
@@ -224,3 +224,21 @@ def test_second_gpu_requesting_a_reset_is_named_too() -> None:
         ("dmesg", asked), ("nvidia-smi -q", action("19:00.0", "Reset") + action("4C:00.0", "Reset"))
     )
     assert finding.gpus == ("0000:19:00.0", "0000:4c:00.0")
+
+
+@pytest.mark.parametrize("cause", sorted(rules_by_cause()))
+def test_next_step_never_asks_to_type_a_placeholder(cause: str) -> None:
+    rule, remedy = rules_by_cause()[cause], generic_remedy(cause, take_snapshot({}))
+    for look_at in ((), rule.look_at):
+        step = choose_next_step(cause, rule.title, remedy, look_at)
+        assert "ADDRESS" not in f"{step.text} {step.command}"
+
+
+@pytest.mark.parametrize(
+    ("source", "command"),
+    [("journalctl -u job", "sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"), ("dmesg", "lspci -D -d 10de:")],
+)
+def test_unnamed_gpu_of_a_certain_fault_is_looked_for_first(source: str, command: str) -> None:
+    found = first_finding((source, "NVRM: Xid: 119, Timeout waiting for RPC from GSP!"))
+    assert (found.cause, found.confidence) == ("gsp-rpc-timeout", "certain")
+    assert found.next_step.command == command

@@ -10,6 +10,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
+from gpunode.workflow.doctor import diagnose_evidence
 
 LOG = "kubectl logs -n kube-system nvidia-device-plugin-daemonset-x"
 
@@ -56,3 +57,31 @@ def test_time_slicing_remedy_depends_on_the_plugin_deployment() -> None:
     assert finding.remedy[0].kind == "remove"
     (finding,) = diagnose_pieces(CONFIG, empty).roots
     assert finding.remedy[0].kind == "configure"
+
+
+REJECTED = "panic: At least one device with migEnabled=true was not configured correctly: "
+
+
+@pytest.mark.parametrize(
+    ("reason", "causes"),
+    [
+        ("error visiting device: device 0 has an invalid MIG configuration", ["mig-enabled-no-instances"]),
+        ("No MIG devices found", ["mig-enabled-no-instances"]),
+        ("More than one MIG device type present on node", []),
+        ("Insufficient Permissions", ["mig-capabilities-permission"]),
+        ("Some reason that nobody has seen", []),
+    ],
+)
+def test_reason_behind_the_plugin_rejection_decides(reason: str, causes: list[str]) -> None:
+    found = diagnose_pieces((LOG, REJECTED + reason))
+    assert [finding.cause for finding in found.roots] == causes
+    assert not {one.cause for one in found.suspects} & {"dpkg-unconfigured-packages", "runfile-leftover"}
+    if "More" in reason:
+        assert "mig-enabled-no-instances" not in [one.cause for one in found.suspects]
+
+
+def test_rejection_that_no_rule_explains_is_an_open_question() -> None:
+    shown = REJECTED + "More than one MIG device type present on node"
+    examined = diagnose_evidence(pasted.parse_text_report(shown))
+    (question,) = examined.diagnosis.open_questions
+    assert [line.line for line in question.citations] == [shown]

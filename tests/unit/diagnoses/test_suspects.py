@@ -270,3 +270,51 @@ def test_pod_of_a_user_is_not_called_the_device_plugins() -> None:
     ).findings
     assert one.cause == "nvidia-runtime-not-default-no-runtimeclass"
     assert "device plugin" not in one.summary
+
+
+KEY_REFUSED = (
+    "apt-get update",
+    (
+        "Err:5 https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2004/x86_64  InRelease\n"
+        "  The following signatures couldn't be verified because the public key is not available: "
+        "NO_PUBKEY A4B469963BF863CC"
+    ),
+)
+HALF_A_GPU = (
+    "kubectl apply -f x.yaml",
+    (
+        'The Pod "x" is invalid: spec.containers[0].resources.limits[nvidia.com/gpu]: Invalid value: '
+        'resource.MustParse("500m"): must be an integer'
+    ),
+)
+BROKEN_JSON = (
+    "sudo dockerd --validate",
+    (
+        "unable to configure the Docker daemon with file /etc/docker/daemon.json: invalid character '}' looking for "
+        "beginning of object key string"
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", [KEY_REFUSED, HALF_A_GPU, BROKEN_JSON], ids=lambda fault: fault[0])
+@pytest.mark.parametrize(
+    ("source", "failure"),
+    [
+        ("nvidia-smi", "No devices were found"),
+        ("sudo nvidia-smi --gpu-reset -i 0", "1 device is currently being used by one or more other processes"),
+        ("kubectl get pods", "NAME  READY STATUS RESTARTS AGE\nt1 0/1 UnexpectedAdmissionError 0 11s"),
+        ("nvidia-smi -q -d ECC", "    ECC Errors\n        Volatile\n            SRAM Uncorrectable Parity     : 1"),
+    ],
+)
+def test_failure_that_the_fault_cannot_cause_is_listed(fault: tuple[str, str], source: str, failure: str) -> None:
+    found = of(fault, (source, failure))
+    assert len(found.roots) == 1
+    assert [line.line for one in found.unexplained for line in one.citations] == failure.split("\n")[-1:]
+
+
+@pytest.mark.parametrize("fault", [LOST, KEY_REFUSED, HALF_A_GPU, BROKEN_JSON], ids=lambda fault: fault[0])
+def test_error_that_no_rule_reads_is_asked_about(fault: tuple[str, str]) -> None:
+    failure = 'level=error msg="unable to flush config: open /etc/docker/daemon.json: read-only file system"'
+    (question,) = of(fault, ("nvidia-ctk runtime configure --runtime=docker", failure)).open_questions
+    assert [line.line for line in question.citations] == [failure]
+    assert of(fault).open_questions == ()

@@ -229,3 +229,14 @@ def test_kernel_log_behind_the_answer_of_a_command_is_found() -> None:
     kinds = {item.kind: item.text for item in split_items(pasted.collect_pieces([("", post)]))}
     assert kinds["kernel-log"].startswith("[   87.358035] NVRM")
     assert "NVRM" not in kinds["lspci"]
+
+
+def test_prompts_in_backticks_begin_commands() -> None:
+    text = (
+        "`(base) me@box:~$ docker --version`\nDocker version 27.4.1, build b9d17ea\n\n"
+        '`(base) me@box:~$ cat /etc/docker/daemon.json`\n{\n  "runtimes": {}\n}\n\n'
+        "`$ nvidia-smi`\nNo devices were found"
+    )
+    pieces = pasted.parse_text_report(text)
+    assert [one.source for one in pieces.values()] == ["docker --version", "cat /etc/docker/daemon.json", "nvidia-smi"]
+    assert b"`" not in b"".join(one.data for one in pieces.values())

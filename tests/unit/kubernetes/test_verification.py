@@ -22,7 +22,7 @@ from gpunode.kubernetes.live_checks import (
     find_required_daemon_sets,
 )
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.kubernetes.pods import find_problem, find_untolerated_taint
+from gpunode.kubernetes.pods import find_problem, find_refused_pods, find_untolerated_taint
 from gpunode.kubernetes.render import render_cluster
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
 from gpunode.kubernetes.trials import (
@@ -104,6 +104,25 @@ def test_runtime_handler_of_this_machine_is_checked_locally() -> None:
     *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": live()}, lambda _: own, APPLY)
 
     assert (found.id, found.status, found.detail) == ("handler/gpu-1", "failed", "it knows: runc")
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ('pods "x-" is forbidden: violates PodSecurity "baseline:latest": hostPath volumes', "policy or quota"),
+        ('pods "x-" is forbidden: pod rejected: RuntimeClass "nvidia" not found', "gpunode k8s plan"),
+    ],
+)
+def test_refusal_of_a_daemon_sets_pods_is_told_with_what_helps(message: str, hint: str) -> None:
+    owner = {"kind": "DaemonSet", "metadata": {"namespace": "gpu-system", "name": "x", "uid": "1"}}
+    event = {"type": "Warning", "reason": "FailedCreate", "message": f"Error creating: {message}"}
+    about = {**event, "involvedObject": {"name": "x", "uid": "1"}}
+    found = find_refused_pods(owner, [about])
+    assert found
+    assert found.why == f"the cluster refuses its pods: {message}"
+    assert hint in found.hint
+    others = ({"involvedObject": {"name": "x", "uid": "0"}}, {"type": "Normal"}, {"reason": "FailedPlacement"})
+    assert find_refused_pods(owner, [{**about, **other} for other in others]) is None
 
 
 # What is offered.

@@ -4,11 +4,13 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from gpunode.diagnoses.model import Confidence
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.reports import FleetReport
@@ -132,3 +134,23 @@ def test_overall_verdict_is_the_worst_row() -> None:
     assert overall_verdict([row("a", "healthy")]) == "healthy"
     assert overall_verdict([row("a", "healthy"), row("b", "unreadable")]) == "unknown"
     assert overall_verdict([row("a", "unknown"), row("b", "problem", "nouveau-bound")]) == "problem"
+
+
+@pytest.mark.parametrize(
+    ("cause", "command"),
+    [
+        ("inforom-corrupted", "nvidia-smi -q | grep -iE '^gpu|inforom'"),
+        ("nvlink-link-inactive", "nvidia-smi nvlink -s"),
+        ("gsp-rpc-timeout", "sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),
+    ],
+)
+@pytest.mark.parametrize("confidence", ["likely", "certain"])
+def test_nodes_whose_steps_differ_are_looked_at_before_a_repair(
+    cause: str, command: str, confidence: Confidence
+) -> None:
+    rows = [
+        replace(row(name, "problem", cause), confidence=confidence, advice=f"repair {name}", command=f"repair {name}")
+        for name in ("first", "second")
+    ]
+    (tally,) = tally_causes(rows)
+    assert tally.command == command or (confidence == "certain" and "ADDRESS" not in tally.command)
