@@ -93,7 +93,8 @@ def _invalid_toml_lines(snapshot: Snapshot, *globs: str) -> Iterator[Citation]:
                 documents.parse_toml(text)
             except (ValueError, RecursionError) as error:
                 at = _TOML_ERROR_LINE.search(str(error))
-                yield cite(item, min(int(at["line"]), len(item.lines)) if at else None)
+                # Without a line the parser names the end of the document.
+                yield cite(item, min(int(at["line"]), len(item.lines)) if at else len(item.text.rstrip().split("\n")))
 
 
 _TOML_ERROR_LINE: Final = Pattern(r"\(at line (?P<line>\d{1,6})")

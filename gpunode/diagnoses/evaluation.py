@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses import prose
 from gpunode.diagnoses.model import Citation, Finding, Proof, Rule
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite_shown
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -53,10 +53,9 @@ def _evaluate_signs(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:
     summary = (rule.summary and rule.summary(snapshot)) or rule.title
     is_sure = bool(decisive) and (bool(symptoms) or not rule.symptoms)
     for gpu, lines in _group_by_gpu(snapshot, (*decisive, *typical)).items():
-        citations = tuple(dict.fromkeys((*lines, *symptoms)))
         yield Proof(
             summary,
-            citations,
+            cite_shown((*lines, *symptoms)),
             "certain" if is_sure else "likely",
             gpu=gpu,
             at=_onset_of(snapshot, lines),

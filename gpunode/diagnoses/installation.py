@@ -16,7 +16,12 @@ from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, messa
 from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all, lines_with
 from gpunode.diagnoses.views import cuda, driver, modules, packages, pci, virtualization
 from gpunode.diagnoses.views.system import has_external_driver, is_debian_itself, package_manager
-from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS, EvidenceItem
+from gpunode.facts.items import (
+    COMMAND_NOT_FOUND_WORDS,
+    PACKAGE_NOT_FOUND_AFTER_NAME,
+    PACKAGE_NOT_FOUND_BEFORE_NAME,
+    EvidenceItem,
+)
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.facts.sources import SourceKind
@@ -222,8 +227,18 @@ _GPU_WITHOUT_NVIDIA_DRIVER: Final = custom_sign(
     lambda node: (gpu.citation for gpu in node.view(pci.pci_gpus) if not (gpu.driver or "").startswith("nvidia"))
 )
 # The last message of the CUDA Toolkit's installer, and a shell that suggests a package for nvidia-smi.
+# The installer of a CUDA toolkit, with the oldest driver that the toolkit accepts.
+_TOOLKIT_WITHOUT_DRIVER: Final = Pattern(
+    r"did not install the CUDA Driver\b(?:[^\n]*driver of version at least (?P<least>\d{3})\b)?"
+)
+_DRIVER_PACKAGE_NAME: Final = r"['‘\"]?(?:nvidia-driver(?:-\d{3}[\w-]*)?|nvidia-open|cuda-drivers)(?![\w*])[\w-]*"
+# No configured archive has the driver's package, in the languages of apt.
+_DRIVER_PACKAGE_UNKNOWN: Final = message_line(
+    rf"{PACKAGE_NOT_FOUND_BEFORE_NAME}\s*{_DRIVER_PACKAGE_NAME}"
+    rf"|{_DRIVER_PACKAGE_NAME}['’\"]? (?:{PACKAGE_NOT_FOUND_AFTER_NAME}|has no installation candidate)"
+)
 _DRIVER_NOT_INSTALLED_MESSAGE: Final = message_line(
-    r"did not install the CUDA Driver\b|Command 'nvidia-smi' not found, but can be installed"
+    rf"{_TOOLKIT_WITHOUT_DRIVER.pattern}|Command 'nvidia-smi' not found, but can be installed"
 )
 _NO_GPU_ON_LISTED_BUS: Final = predicate(
     lambda snapshot: pci.is_bus_listed(snapshot) and not snapshot.view(pci.pci_gpus), "there is no GPU on the bus"
@@ -265,8 +280,20 @@ def _summarize_incomplete_driver(snapshot: Snapshot) -> str:
     return "the driver's kernel module is installed, but its libraries and programs are not"
 
 
+def _summarize_missing_driver(snapshot: Snapshot) -> str:
+    if snapshot.view(_DRIVER_PACKAGE_UNKNOWN) and not snapshot.view(_DRIVER_MISSING):
+        return "no configured repository has the driver's package"
+    return ""
+
+
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    yield remedies.install_driver(snapshot, "install the driver that fits this GPU, kernel and distribution")
+    text = "install the driver that fits this GPU, kernel and distribution"
+    if snapshot.view(_DRIVER_PACKAGE_UNKNOWN):
+        text = f"configure NVIDIA's repository, and {text}"
+    lines = (_TOOLKIT_WITHOUT_DRIVER.search(line.line) for line in snapshot.matching_lines(_TOOLKIT_WITHOUT_DRIVER))
+    if least := next((match["least"] for match in lines if match and match["least"]), None):
+        text = f"{text}; the CUDA toolkit needs at least {least}"
+    yield remedies.install_driver(snapshot, text)
     yield run_step("inspect", "check that it works", Shell("nvidia-smi"))
 
 
@@ -344,7 +371,10 @@ RULES: Final = (
             custom_sign(_driver_missing_by_two_programs),
             all_of(_DRIVER_MISSING, _GPU_WITHOUT_NVIDIA_DRIVER),
             all_of(custom_sign(_empty_metapackages), any_of(_DRIVER_MISSING, symptoms.NO_MODULE)),
+            unless(_DRIVER_PACKAGE_UNKNOWN, symptoms.REPOSITORY_REFUSED),
+            message_line(_TOOLKIT_WITHOUT_DRIVER.pattern),
         ),
+        summary=_summarize_missing_driver,
         context=_DRIVER_NOT_INSTALLED_MESSAGE,
         against=(
             *(

@@ -329,6 +329,7 @@ RULES: Final = (
         look_at=(Shell("sudo dmesg | grep -i sxid"),),
         check=_find_switch_errors,
         context=custom_sign(lambda node: (row.citation for _, row in smi_query.find_rows(node, "Fabric", "State"))),
+        against=(_MANAGER_NOT_NEEDED,),
         remedy=_RESET_FABRIC_FIXES,
         explains=_NVLINK_XID_CAUSES | _INACTIVE_LINK_CAUSES | {"fabric-manager-not-running"},
     ),

@@ -202,6 +202,17 @@ _HAMI_MEMORY_LIMIT_HIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDe
 
 _rule = partial(Rule, layer="kubernetes")
 
+_HELM_TEMPLATE_OPTION: Final = message_line(r"unknown (?:shorthand )?flag: --include-crds\b")
+
+
+def _spell_option(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_HELM_TEMPLATE_OPTION):
+        text = "leave --include-crds away: only helm template has it, and helm install installs the chart's CRDs anyway"
+        yield manual_step("application", text)
+    else:
+        yield run_step("application", "for docker write --gpus", Shell("docker run --rm --gpus all ubuntu nvidia-smi"))
+
+
 RULES: Final = (
     _rule(
         cause="gpus-all-allocated",
@@ -342,17 +353,14 @@ RULES: Final = (
     Rule(
         cause="option-misspelt",
         layer="toolkit",
-        decisive=message_line(
-            r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:include-crds|gpu-?id|gpu-devices)\b"
-            r"|unrecognized arguments?: --gpu$"
+        decisive=any_of(
+            message_line(
+                r"unknown flag: --gpu$|unknown (?:shorthand )?flag: --(?:gpu-?id|gpu-devices)\b"
+                r"|unrecognized arguments?: --gpu$"
+            ),
+            _HELM_TEMPLATE_OPTION,
         ),
-        remedy=make_fixed_remedy(
-            run_step(
-                "application",
-                "for docker write --gpus; for helm install and upgrade leave --include-crds away",
-                Shell("docker run --rm --gpus all ubuntu nvidia-smi"),
-            )
-        ),
+        remedy=_spell_option,
     ),
     Rule(
         cause="video-libraries-missing",

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Sign
-from gpunode.diagnoses.snapshot import Snapshot, cite_fact, lines_with
+from gpunode.diagnoses.snapshot import COMMAND_WAS_RUN, Snapshot, cite_fact, lines_with
 from gpunode.diagnoses.views import kernel
 from gpunode.diagnoses.word_index import ItemGroup
 from gpunode.facts.patterns import Pattern
@@ -101,7 +101,7 @@ def command_run(pattern: str, *, empty: bool = False) -> Sign:
 
 
 def _find_commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iterable[Citation]:
-    words = "that was run, and printed nothing" if is_empty else "that was run"
+    words = f"{COMMAND_WAS_RUN}, and printed nothing" if is_empty else COMMAND_WAS_RUN
     items = () if is_examined_by_gpunode(snapshot) else (item for item in snapshot.items if item.where == "host")
     found = (
         item

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -269,10 +269,30 @@ def cite_fact(source: str, words: str, key: str = "") -> Citation:
     return Citation(source, f"({words})", None, key)
 
 
+# YAML's and tables' separators, and the legend of dpkg -l.
+_SEPARATOR_OR_LEGEND: Final = Pattern(r"^(?:\W*|Desired=.*|\| Status=.*|\|\|?/.*)$")
+_MAX_HEADING_LINES: Final = 8
+
+
+def cite_shown(citations: Iterable[Citation]) -> tuple[Citation, ...]:
+    """Return the citations without commands that were only run, which prove nothing; all of them if none remains."""
+    every = tuple(dict.fromkeys(citations))
+    return tuple(one for one in every if one.line != f"({COMMAND_WAS_RUN})") or every
+
+
+COMMAND_WAS_RUN: Final = "that was run"
+
+
 def cite(item: EvidenceItem, number: int | None = None) -> Citation:
-    """Return line ``number``, counted from 1; without it the first line, or "(nothing)" if the text is empty."""
-    if number is not None and 0 < number <= len(item.lines) and item.lines[number - 1].strip():
+    """Return line ``number``, counted from 1; without it or for a separator, the first line with content.
+
+    The line is "(nothing)" if the text is empty.
+    """
+    if number and number <= len(item.lines) and not _SEPARATOR_OR_LEGEND.match(item.lines[number - 1]):
         return Citation(item.written, item.lines[number - 1], number, item.key)
-    first = next((number for number, line in enumerate(item.lines, 1) if line.strip()), None)
+    numbers = [number for number, line in enumerate(item.lines[:_MAX_HEADING_LINES], 1) if line.strip()]
+    numbers = numbers or [number for number, line in enumerate(item.lines, 1) if line.strip()][:1]
+    telling = (number for number in numbers if not _SEPARATOR_OR_LEGEND.match(item.lines[number - 1]))
+    first = next(telling, numbers[0] if numbers else None)
     line = item.lines[first - 1].strip() if first else "(nothing)"
     return Citation(item.written, line, first, item.key)

@@ -21,7 +21,7 @@ from gpunode.diagnoses.evaluation import is_examined_by_gpunode, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
 from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite_shown
 from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
 
@@ -79,7 +79,8 @@ def rank_suspects(
     explained = explained_causes(rules, findings)
     cause_counts = count_causes_by_symptom(rules)
     similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
-    is_well = driver.works(snapshot) or not snapshot.view(symptoms.FAILURE_MENTIONED)
+    is_well = bool(snapshot.view(symptoms.NOTHING_FAILS))
+    has_failure = not driver.works(snapshot) and bool(snapshot.view(symptoms.FAILURE_MENTIONED))
     candidates: list[tuple[float, Suspect, bool, bool]] = []
     for cause, rule in rules.items():
         if cause in explained or is_ruled_out(rule, snapshot):
@@ -88,12 +89,13 @@ def rank_suspects(
         context = snapshot.view(rule.context) if seen or is_chosen else ()
         told = _prose_about_cause(rule, snapshot)
         alike = similarity.get(cause, 0.0)
-        if not (seen or context or told or (alike > _MIN_SIMILARITY and not is_well)):
+        shown = tuple(line for sign in seen for line in snapshot.view(sign))
+        by_programs = prose.without_prose(snapshot, shown)
+        is_likely_by_itself = context or told or (alike > _MIN_SIMILARITY and has_failure)
+        if not by_programs and (is_well or not (seen or is_likely_by_itself)):
             continue
         asked = drop_answered_commands(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)
-        shown = tuple(line for sign in seen for line in snapshot.view(sign))
-        by_programs = prose.without_prose(snapshot, shown)
         words = _own_words(cause, snapshot, by_programs) if is_chosen and seen else ()
         score = (
             _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
@@ -102,7 +104,7 @@ def rank_suspects(
             + _PREVALENCE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
         )
-        suspect = Suspect(cause, rule.title, tuple(dict.fromkeys((*shown, *told, *context, *words))), asked)
+        suspect = Suspect(cause, rule.title, cite_shown((*shown, *told, *context, *words)), asked)
         has_failure_line = any(_FAILURE_WORD.search(line.line) for line in by_programs)
         candidates.append((score, suspect, bool(words), has_failure_line))
     candidates.sort(key=lambda one: -one[0])

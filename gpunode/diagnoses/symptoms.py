@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpunode.diagnoses import prose
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
+from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.views import driver, in_container, pci, system
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import driver, in_container, kubernetes_nodes, pci, system
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 from gpunode.facts.patterns import Pattern
 
@@ -29,15 +32,51 @@ FAILURE_WORDS: Final = (
 _ANY_FAILURE_WORD: Final = Pattern(
     rf"(?i)\b(?:{FAILURE_WORDS}|fail\w*|not working|pending|crashloop\w*|false|out of memory|hangs?|slow(?!down)\w*"
     r"|stuck|do(?:es)?(?: not|n't)|won't|problem|why|panic\w*|crash\w*|broken?|freez\w*|wrong|rejected|killed"
-    r"|segfault\w*|timed out|disappear\w*|unresponsive|not (?:detected|recogni[sz]ed|visible|available))\b"
+    r"|(?:slowdown|brake)[ \t]*: active|segfault\w*|timed out|disappear\w*|unresponsive"
+    r"|not (?:detected|recogni[sz]ed|visible|available))\b"
 )
-FAILURE_MENTIONED: Final = predicate(
-    lambda node: any(_ANY_FAILURE_WORD.search(item.text) for item in node.items),
-    "the report mentions a failure",
+# Counters of zero, switches, headings and denials contain these words on a healthy node.
+_NORMAL_STATE: Final = Pattern(
+    r"(?i)^[ \t|]*(?:link \d+: )?[\w ().,/-]{2,60}[ \t]*[:|=][ \t]*(?:0|no|none|n/a|(?:en|dis)abled|not active)[ \t|]*$"
+    r"|^[ \t]*(?:\w+ )?errors?[ \t]*$|^[a-z_.]+(?: ?\[\w+\])?(?:, ?[a-z_.]+(?: ?\[\w+\])?)+$"
+    r"|\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|failures?|problems?)\b"
+    r"|\bis not installed, so not removed|\bis (?:it|this|that) a problem\b"
+    r"|module verification failed: signature and/or required key missing"
+    r"|\blevel=(?:info|warning) [^\n]*|^(?:WARN|INFO)\[\d+\] [^\n]*"
 )
+_OTHER_TIME_OR_PLACE: Final = Pattern(
+    r"(?i)^>|\byesterday\b|\b(?:weeks?|months?|years?) ago\b|\b(?:colleagues?|another (?:data|machine|node|host))\b"
+)
+_QUOTED_WORDS: Final = Pattern(r"[\"“„«][^\"“”„«»]*[\"”“»]")
+
+
+def _mentions_failure(node: Snapshot) -> bool:
+    matches = ((item, match) for item in node.items for match in _ANY_FAILURE_WORD.finditer(item.text))
+    return any(_reports_failure(node, cite(item, item.line_number_at(match.start()))) for item, match in matches)
+
+
+def _reports_failure(node: Snapshot, line: Citation) -> bool:
+    said = _NORMAL_STATE.sub("", line.line)
+    if _OTHER_TIME_OR_PLACE.search(said) and prose.cites_prose(node, line):
+        said = "" if said.startswith(">") else _QUOTED_WORDS.sub("", said)
+    return _ANY_FAILURE_WORD.search(said) is not None
+
+
+FAILURE_MENTIONED: Final = predicate(_mentions_failure, "the report mentions a failure")
+# Rows of nvidia-smi's reports, and a program that computes.
+_SUCCESS_LINE: Final = Pattern(
+    r"(?m)^[ \t]{4,}[A-Z][\w ().-]{2,40}[ \t]+: (?:\d|(?:En|Dis)abled|(?:Not )?Active|No$|Yes$|Completed)"
+    r"|^GPU \d+: [^\n]*UUID|\bis_available\(\)(?: is)?[^\n]{0,8}\bTrue\b"
+)
+
+
+def _shows_success(node: Snapshot) -> bool:
+    is_offered = any(offer.value for one in node.view(kubernetes_nodes.kube_nodes) for offer in one.available.values())
+    return driver.works(node) or is_offered or any(_SUCCESS_LINE.search(item.text) for item in node.items)
+
+
 NOTHING_FAILS: Final = predicate(
-    lambda node: driver.works(node) and not node.view(FAILURE_MENTIONED),
-    "the driver works, and nothing that is shown fails",
+    lambda node: not node.view(FAILURE_MENTIONED) and _shows_success(node), "a GPU works, and nothing shown fails"
 )
 MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
 IN_CONTAINER: Final = custom_sign(in_container.container_marks)
@@ -68,8 +107,8 @@ _NO_DRIVER_MESSAGE: Final = message_line(
 NO_DRIVER: Final = any_of(_NO_DRIVER_MESSAGE, DRIVER_NOT_LOADED)
 _NO_MODULE_MESSAGE: Final = message_line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|module not found: ['‘\"]?nvidia"
-    r"|modinfo: ERROR: Module (?:alias )?nvidia"
-    r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
+    r"|modinfo: ERROR: Module (?:alias )?nvidia|modprobe: (?:FATAL|ERROR|致命错误|致命錯誤)\s*[:：][^\n]{0,120}nvidia"
+    r"|could not insert ['‘\"]?nvidia|Failed to (?:insert"
     r"|find) module ['‘]?nvidia|Unable to load the kernel module ['‘\"]?nvidia"
 )
 # The module may have loaded later, after the module that exports the symbol.
@@ -207,10 +246,10 @@ NCCL_FAILS: Final = message_line(
     r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)"
 )
 GPU_SLOW: Final = message_line(
-    # Not the heading of nvidia-smi's throttle reasons, and no inactive reason.
-    r"(?i)slow(?:er|down)?\b(?!\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
+    # Neither the heading of nvidia-smi's throttle reasons, nor an inactive reason, nor the power cap of a busy GPU.
+    r"(?i)slow(?:er|down)?\b(?! temp\b|\s*:\s*not active)|hangs?\b|stuck\b|timed? out"
     r"|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
-    r"|(?:slowdown|brake|cap)\s*:\s*active\b|(?<!never )(?<!not )(?<!n't )(?<!no )throttl(?!e reasons\b)"
+    r"|(?:slowdown|brake)\s*:\s*active\b|(?<!never )(?<!not )(?<!n't )(?<!no )throttl(?!e reasons\b)"
 )
 
 # Messages of builds, package managers and the kernel.
@@ -278,8 +317,11 @@ RUNTIME_UNKNOWN: Final = message_line(
     r"|runtime handler [\"'\\]*nvidia"
 )
 HOOK_FAILED: Final = message_line(
-    r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: "
-    r"|libnvidia-container|error running (?:prestart|createRuntime)? ?hook|nvidia-ctk[^\n]{0,40}(?:error|fail)"
+    # Not its name in a configuration, nor the name of the library's package and repository.
+    r"nvidia-container-cli: (?!command not)"
+    r"|nvidia-container-runtime-hook\b[^\n]{0,80}(?:error|fail|not found|no such|exit)"
+    r"|nvidia-container-runtime: |libnvidia-container(?:\.so|: )|error running (?:prestart|createRuntime)? ?hook"
+    r"|nvidia-ctk[^\n]{0,40}(?:error|fail)"
     r"|failed to create (?:shim task|NVIDIA Container Runtime)|error executing hook|98-nvidia\.sh exited"
 )
 CDI_UNRESOLVED: Final = message_line(
@@ -321,7 +363,8 @@ POD_REFUSED: Final = message_line(
     r"|cannot allocate unhealthy devices|OutOfnvidia"
 )
 NO_GPUS_OFFERED: Final = any_of(
-    message_line(r"nvidia\.com/gpu[\"': ]+[\"']?0[\"']?\b"),
+    # Not the row of requests and limits below "Allocated resources".
+    message_line(r"nvidia\.com/gpu[\"': ]+[\"']?0[\"']?\b(?!\s+\d)"),
     message_line(
         r"No (?:NVIDIA )?devices found\. Waiting|Detected non-NVML platform|[Ii]ncompatible (?:strategy"
         r"|platform) detected"

@@ -56,7 +56,9 @@ _RUNTIME_REGISTERED: Final = any_of(*(
     for path in ("*containerd/*.toml", "*daemon.json")
 ))  # fmt: skip
 _GPU_REQUEST_SYMPTOMS: Final = (
-    *(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS, _RUNTIME_REGISTERED),
+    *(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN, symptoms.PLUGIN_FAILS),
+    # By itself, a registered runtime is no failure.
+    all_of(toolkit.absence_lines, _RUNTIME_REGISTERED),
 )
 # The operator provides its own toolkit, which is not in the node's packages.
 _GPU_OPERATOR_SEEN: Final = message_line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
@@ -139,6 +141,9 @@ _EMPTY_DRIVER_ROOT: Final = custom_sign(_empty_driver_root_lines)
 _TOOLKIT_FAILS: Final = message_line(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml|/run/nvidia/driver/\S{0,300}: no such file"
+)
+_DRIVER_ROOT_SYMPTOMS: Final = (
+    *(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_DRIVER_ROOT),
 )
 _DRIVER_CONTAINER_ROOT_FILLED: Final = custom_sign(
     lambda node: (
@@ -302,8 +307,15 @@ RULES: Final = (
             _DRIVER_ROOT_NOT_FOUND,
             all_of(_OTHER_DRIVER_ROOT_SET, symptoms.DRIVER_WORKS, any_of(_TOOLKIT_FAILS, _EMPTY_DRIVER_ROOT)),
         ),
-        typical=any_of(_OTHER_DRIVER_ROOT_SET, all_of(any_of(_EMPTY_DRIVER_ROOT, _DRIVER_ROOT_OPTION), _TOOLKIT_FAILS)),
-        symptoms=(symptoms.HOOK_FAILED, symptoms.NO_NVML_LIBRARY, symptoms.CONTAINER_FAILED, _EMPTY_DRIVER_ROOT),
+        # By itself, such a root is right on a node whose driver the GPU Operator brings.
+        typical=any_of(
+            all_of(
+                _OTHER_DRIVER_ROOT_SET,
+                any_of(*_DRIVER_ROOT_SYMPTOMS, unless(symptoms.DRIVER_WORKS, symptoms.CONTAINER_WORKS)),
+            ),
+            all_of(any_of(_EMPTY_DRIVER_ROOT, _DRIVER_ROOT_OPTION), _TOOLKIT_FAILS),
+        ),
+        symptoms=_DRIVER_ROOT_SYMPTOMS,
         context=_EMPTY_DRIVER_ROOT,
         against=(_DRIVER_CONTAINER_ROOT_FILLED,),
         may_be_normal=True,

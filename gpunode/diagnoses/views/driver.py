@@ -51,7 +51,7 @@ _SMI_STATE_PATTERNS: Final[tuple[tuple[SmiState, Pattern], ...]] = (
         # Without messages that only Go programs print, such as the device plugin in its container.
         r"(?i)(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"
         r"|Unable to determine the device handle|Unknown Error|GPU is lost")),
-    ("works", Pattern(r"(?m)Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB")),
+    ("works", Pattern(r"(?m)Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\dMiB /\s*\d+MiB")),
 )  # fmt: skip
 
 

@@ -32,9 +32,11 @@ _MODULE_NOT_FOUND_MESSAGE: Final = Pattern(
     r"(?:FATAL: |[Mm]odule )'?nvidia(?:[-_](?:current|uvm|drm|modeset)\w*)?'? not found"
     r"(?: in directory \S*?/lib/modules/(?P<kernel>[^\s/]+))?|could not find module by name ?=? ?'?nvidia|"
     r"[Mm]odule '?nvidia'?: No such file or directory|Failed to find module 'nvidia(?:[-_]\w+)?'|"
-    r"module not found: '?nvidia\b"
+    r"module not found: '?nvidia\b|没有找到模块 '?nvidia\b"
 )
-_MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN_MODULE_NAME}'? not found")
+_MAIN_NOT_FOUND: Final = Pattern(
+    rf"[Mm]odule '?{_MAIN_MODULE_NAME}'? not found|没有找到模块 '?{_MAIN_MODULE_NAME}(?![\w-])"
+)
 _PREBUILT_MODULE_PACKAGE: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d{1,18})(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"

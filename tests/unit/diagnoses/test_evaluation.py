@@ -10,7 +10,7 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.evaluation import evaluate_rule
 from gpunode.diagnoses.model import Rule
 from gpunode.diagnoses.signs import all_of, any_of, message_line, unless
-from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite, take_snapshot
 from gpunode.diagnoses.suspects import rank_suspects
 from gpunode.facts import pasted
 
@@ -107,6 +107,56 @@ def test_ruled_out_causes_cite_the_contradicting_line() -> None:
     assert root.cause == "nouveau-bound"
     assert "no NVIDIA driver is installed: a driver is installed" in root.ruled_out
     assert any(one.endswith(": no GPU of this node needs the open modules") for one in root.ruled_out)
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "shown"),
+    [
+        ("cat /etc/containerd/config.toml", 'version = 2\nroot = "/a"\nroot = "/b"', 'root = "/b"'),
+        ("head -4 /etc/cdi/nvidia.yaml", "---\ncdiVersion: 0.7.0\nkind: nvidia.com/gpu\n", "cdiVersion: 0.7.0"),
+        ("dpkg -l", "||/ Name Version\n| a table's row |", "| a table's row |"),
+        (
+            "dpkg -l",
+            "Desired=Unknown/Install/Remove/Purge/Hold\n| Status=Not/Inst\nii  gcc 12.2 amd64 c",
+            "ii  gcc 12.2 amd64 c",
+        ),
+    ],
+)
+def test_citation_shows_content_instead_of_a_separator_or_legend(source: str, text: str, shown: str) -> None:
+    node = take_snapshot(pasted.collect_pieces([(source, text)]))
+    found = [line.line for one in diagnose(node).findings for line in one.citations]
+    assert (found or [cite(node.items[0]).line]) == [shown]
+
+
+def test_command_that_was_only_run_is_not_cited_as_evidence() -> None:
+    pieces = (("nvidia-smi mig -lgi", "NVML_ERROR_NO_PERMISSION"), ("ls -l /dev/nvidia-caps", "total 0"))
+    found = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
+    cited = [line.line for one in (*found.findings, *found.suspects) for line in one.citations]
+    assert "NVML_ERROR_NO_PERMISSION" in cited
+    assert "(that was run)" not in cited
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Error: unknown flag: --include-crds", "only helm template has it"),
+        (
+            "This installation did not install the CUDA Driver. A driver of version at least 560.00 is required",
+            "at least 560",
+        ),
+    ],
+)
+def test_remedy_repeats_what_the_message_asks_for(text: str, words: str) -> None:
+    first = diagnose(take_snapshot(pasted.parse_text_report(text))).roots[0].remedy[0]
+    assert words in first.text
+    assert not any("docker run" in command for command in first.commands)
+
+
+def test_missing_module_is_read_in_chinese() -> None:
+    said = "modprobe: 致命错误：在目录 /lib/modules/6.1.0-25-amd64 中没有找到模块 nvidia。"
+    found = diagnose(take_snapshot(pasted.parse_text_report(said))).suspects
+    assert "module-built-for-other-kernel" in [one.cause for one in found]
+    assert {line.line for one in found for line in one.citations} == {said}
 
 
 def test_line_that_rules_a_cause_out_is_not_its_symptom() -> None:
