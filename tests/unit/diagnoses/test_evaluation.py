@@ -131,7 +131,8 @@ def test_citation_shows_content_instead_of_a_separator_or_legend(source: str, te
 def test_command_that_was_only_run_is_not_cited_as_evidence() -> None:
     pieces = (("nvidia-smi mig -lgi", "NVML_ERROR_NO_PERMISSION"), ("ls -l /dev/nvidia-caps", "total 0"))
     found = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
-    cited = [line.line for one in (*found.findings, *found.suspects) for line in one.citations]
+    lines = (*(one.citations for one in found.findings), *(one.citations for one in found.suspects))
+    cited = [line.line for shown in lines for line in shown]
     assert "NVML_ERROR_NO_PERMISSION" in cited
     assert "(that was run)" not in cited
 
