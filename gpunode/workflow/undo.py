@@ -20,6 +20,7 @@ from gpunode.change import (
     PackageState,
     RuntimeExpectation,
     Trigger,
+    UnknownContent,
     sort_triggers,
     triggers_of,
 )
@@ -428,16 +429,32 @@ def _join_over_edit(
     if not (isinstance(left, FileState) and isinstance(found, FileState) and isinstance(made, FileState)):
         return former, later
     own = revert_edit(Edit(later.change.path, left.content, found.content), made.content)
+    # As ``later`` would have left the file without the edit: what it kept of that is not gpunode's.
+    state = replace(
+        made,
+        content=own.content if own else made.content,
+        mode=left.mode if found.mode == made.mode else made.mode,
+        uid=left.uid if found.uid == made.uid else made.uid,
+        gid=left.gid if found.gid == made.gid else made.gid,
+    )
+    is_joined = later.is_known and _lacks_edit(state, former.change.before, left, found)
     if is_whole:
-        is_joined = own == RevertedFile(made.content) and replace(left, content=made.content) == made
-    else:
-        added = {*found.content.splitlines()} - {*left.content.splitlines()}
-        is_joined = own is not None or added.isdisjoint(made.content.splitlines())
-    if not (is_joined and later.is_known):
+        is_joined &= own == RevertedFile(made.content) and replace(left, content=made.content) == made
+    if not is_joined:
         return former, later
-    state = replace(made, content=own.content) if own else made
     span = join_net_changes(former, replace(later, change=replace(later.change, after=state)))
     return (span,) if span else ()
+
+
+def _lacks_edit(state: FileState, before: FileState | UnknownContent | None, left: FileState, found: FileState) -> bool:
+    """Return whether ``state`` keeps no line of an edit from ``left`` to ``found``: none added, none deleted.
+
+    Comments count, which keys do not show. Lines of gpunode's own, which were not there ``before``, may be missing.
+    """
+    contents = (state.content, left.content, found.content, before.content if isinstance(before, FileState) else b"")
+    # JSON's commas come and go with the lines around them.
+    has, had, theirs, first = ({line.strip(b" \t,") for line in content.splitlines()} for content in contents)
+    return has.isdisjoint(theirs - had) and (had & first) - theirs <= has
 
 
 def recorded_edit(change: FileChange) -> Edit:

@@ -1204,6 +1204,42 @@ class TestRemove:
         made = Machine(machine(files={path: second}))
         assert [change.after for change in plan_removal(store, made, facts_now({})).files] == [left]
 
+    @pytest.mark.parametrize(
+        ("edited", "kept"),
+        [
+            pytest.param(FileState(b"a = 1\ng = 2\n", 0o600), FileState(b"a = 1\n", 0o600), id="mode"),
+            pytest.param(FileState(b"a = 1\n# theirs\ng = 2\n"), None, id="comment"),
+            pytest.param(FileState(b"a = 1  # theirs\ng = 2\n"), None, id="comment behind a value"),
+            pytest.param(FileState(b"g = 2\n"), FileState(b""), id="deleted line"),
+        ],
+    )
+    def test_edit_that_a_later_setup_kept_beside_one_that_it_overwrote_stays(
+        self, store: Store, edited: FileState, kept: FileState | None
+    ) -> None:
+        """Where the two cannot be separated, a removal says so: losing a file's secrecy or a line is worse."""
+        second = replace(edited, content=edited.content.replace(b"g = 2", b"g = 1"))
+        first = FileState(b"a = 1\ng = 1\n")
+        for change in (FileChange(CONTAINERD, FileState(b"a = 1\n"), first), FileChange(CONTAINERD, edited, second)):
+            run = store.begin("setup", version="test")
+            run.record_done(run.record_intent("runtime", "step", change))
+            run.commit("done")
+        made = Machine(machine(files={CONTAINERD: second}))
+        if kept is None:
+            with pytest.raises(Conflict, match="was edited since gpunode wrote it"):
+                plan_removal(store, made, facts_now({}))
+        else:
+            assert [change.after for change in plan_removal(store, made, facts_now({})).files] == [kept]
+
+    def test_line_that_somebody_deleted_stays_deleted(self, store: Store) -> None:
+        first, second = FileState(b"x\ny\ngpunode's\n"), FileState(b"x\ngpunode's\n")
+        edited = FileState(b"x\ntheirs\n")
+        for change in (FileChange(BLACKLIST, FileState(b"x\ny\n"), first), FileChange(BLACKLIST, edited, second)):
+            run = store.begin("setup", version="test")
+            run.record_done(run.record_intent("runtime", "step", change))
+            run.commit("done")
+        with pytest.raises(Conflict, match="was edited since gpunode wrote it"):
+            plan_removal(store, Machine(machine(files={BLACKLIST: second})), facts_now({}))
+
     def test_foreign_lines_in_a_file_gpunode_made_are_kept(self, host: Machine, store: Store) -> None:
         host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
         back = plan_removal(store, host, facts_now())
