@@ -538,7 +538,8 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
         return None
     now, left, former = fact.value.state, change.after, change.before
     enabled = former.enabled if now.enabled == left.enabled else now.enabled
-    active = former.active if now.active == left.active else now.active
+    is_started_by_boot = now.active and left.enabled  # as setup had it enabled for
+    active = former.active if now.active == left.active or is_started_by_boot else now.active
     if fact.value.masked:
         enabled, active = now.enabled, active and now.active
     wanted = ServiceState(enabled, active)

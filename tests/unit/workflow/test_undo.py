@@ -291,6 +291,23 @@ class TestWholeRollback:
         assert [change.after for change in ServiceChange.of_kind(undone.changes)] == ([] if wanted == now else [wanted])
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize("now", [ON, ServiceState(enabled=False, active=True)])
+    def test_unit_that_a_boot_started_is_stopped(self, store: Store, verb: Verb, now: ServiceState) -> None:
+        """Setup enables MPS before the driver is loaded; its daemon would run on without its unit."""
+        run = store.begin("setup", version="test")
+        run.record_done(
+            run.record_intent("kernel", "mps", ServiceChange(UNIT, OFF, ServiceState(enabled=True, active=False)))
+        )
+        run.commit("done")
+        facts = machine(units={UNIT: Unit(now)})
+        made = Machine(facts)
+        made.files[STATUS] = FileState(b"")
+        undone = (
+            plan_removal(store, made, facts) if verb == "remove" else plan_rollback(store, made, newest(store), facts)
+        )
+        assert [change.after for change in ServiceChange.of_kind(undone.changes)] == [OFF]
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("content", [b"deb x\n", b"deb x # NVIDIA's\n", b"neither\n"])
     def test_file_that_a_package_has_by_now_stays(
         self, host: Machine, store: Store, verb: Verb, content: bytes
