@@ -20,7 +20,6 @@ from gpunode.change import (
     PackageState,
     RuntimeExpectation,
     Trigger,
-    UnknownContent,
     sort_triggers,
     triggers_of,
 )
@@ -446,12 +445,12 @@ def _join_over_edit(
     return (span,) if span else ()
 
 
-def _lacks_edit(state: FileState, before: FileState | UnknownContent | None, left: FileState, found: FileState) -> bool:
+def _lacks_edit(state: FileState, before: FileState | None, left: FileState, found: FileState) -> bool:
     """Return whether ``state`` keeps no line of an edit from ``left`` to ``found``: none added, none deleted.
 
     Comments count, which keys do not show. Lines of gpunode's own, which were not there ``before``, may be missing.
     """
-    contents = (state.content, left.content, found.content, before.content if isinstance(before, FileState) else b"")
+    contents = (state.content, left.content, found.content, before.content if before else b"")
     # JSON's commas come and go with the lines around them.
     has, had, theirs, first = ({line.strip(b" \t,") for line in content.splitlines()} for content in contents)
     return has.isdisjoint(theirs - had) and (had & first) - theirs <= has
