@@ -432,7 +432,7 @@ def _join_over_edit(
     state = replace(
         made,
         content=own.content if own else made.content,
-        mode=left.mode if found.mode == made.mode else made.mode,
+        mode=made.mode ^ (left.mode ^ found.mode) & ~(found.mode ^ made.mode),  # bit by bit
         uid=left.uid if found.uid == made.uid else made.uid,
         gid=left.gid if found.gid == made.gid else made.gid,
     )

@@ -25,6 +25,7 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
+    restrict_writes_to_root,
     triggers_of,
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
@@ -1225,6 +1226,7 @@ class TestRemove:
         ("edited", "kept"),
         [
             pytest.param(FileState(b"a = 1\ng = 2\n", 0o600), FileState(b"a = 1\n", 0o600), id="mode"),
+            pytest.param(FileState(b"a = 1\ng = 2\n", 0o660), FileState(b"a = 1\n", 0o640), id="part of the mode"),
             pytest.param(FileState(b"a = 1\n# theirs\ng = 2\n"), None, id="comment"),
             pytest.param(FileState(b"a = 1  # theirs\ng = 2\n"), None, id="comment behind a value"),
             pytest.param(FileState(b"g = 2\n"), FileState(b""), id="deleted line"),
@@ -1234,7 +1236,7 @@ class TestRemove:
         self, store: Store, edited: FileState, kept: FileState | None
     ) -> None:
         """Where the two cannot be separated, a removal says so: losing a file's secrecy or a line is worse."""
-        second = replace(edited, content=edited.content.replace(b"g = 2", b"g = 1"))
+        second = restrict_writes_to_root(replace(edited, content=edited.content.replace(b"g = 2", b"g = 1")))
         first = FileState(b"a = 1\ng = 1\n")
         for change in (FileChange(CONTAINERD, FileState(b"a = 1\n"), first), FileChange(CONTAINERD, edited, second)):
             run = store.begin("setup", version="test")
