@@ -1235,7 +1235,7 @@ class TestRemove:
     def test_edit_that_a_later_setup_kept_beside_one_that_it_overwrote_stays(
         self, store: Store, edited: FileState, kept: FileState | None
     ) -> None:
-        """Where the two cannot be separated, a removal says so: losing a file's secrecy or a line is worse."""
+        """A removal names a conflict where the two cannot be separated: losing a line of theirs is worse."""
         second = restrict_writes_to_root(replace(edited, content=edited.content.replace(b"g = 2", b"g = 1")))
         first = FileState(b"a = 1\ng = 1\n")
         for change in (FileChange(CONTAINERD, FileState(b"a = 1\n"), first), FileChange(CONTAINERD, edited, second)):
