@@ -202,6 +202,31 @@ _HAMI_MEMORY_LIMIT_HIT: Final = message_line(r"\[HAMI-core ERROR[^\n]{0,120}\bDe
 
 _rule = partial(Rule, layer="kubernetes")
 
+# Admission refuses a pod of the GPU stack, or one because of its GPUs.
+_GPU_POD_FORBIDDEN: Final = rf"(?i)pods? [\"']?[\w.-]*(?:{_GPU_WORD}|dcgm|hami)[\w.-]*[\"']? is forbidden: "
+_FORBIDDEN_BY_POD_SECURITY: Final = message_line(rf"{_GPU_POD_FORBIDDEN}violates PodSecurity")
+_FORBIDDEN_BY_QUOTA: Final = message_line(
+    rf"{_GPU_POD_FORBIDDEN}(?:exceeded|failed) quota|exceeded quota: [^\n]*{_NVIDIA_RESOURCE}"
+)
+# GKE demands such a quota outside of kube-system, of any pod.
+_PRIORITY_WITHOUT_QUOTA: Final = message_line(
+    r"insufficient quota to match these scopes: [^\n]*system-(?:node|cluster)-critical"
+)
+
+
+def _lift_refusal(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_FORBIDDEN_BY_POD_SECURITY):
+        levels = Shell("kubectl get namespaces -L pod-security.kubernetes.io/enforce")
+        yield run_step("inspect", "see which Pod Security level each namespace enforces", levels)
+        yield manual_step(
+            "configure", "have the level of the pod's namespace set to privileged: the pod mounts the node's folders"
+        )
+    else:
+        yield run_step("inspect", "see each namespace's quota, and its use", Shell("kubectl get resourcequota -A"))
+        text = "have a quota for that priority class made in the namespace, or the quota that is named raised"
+        yield manual_step("configure", text)
+
+
 _HELM_TEMPLATE_OPTION: Final = message_line(r"unknown (?:shorthand )?flag: --include-crds\b")
 
 
@@ -243,6 +268,14 @@ RULES: Final = (
                 Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
             ),
         ),
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    _rule(
+        cause="pod-forbidden-by-policy",
+        decisive=any_of(_FORBIDDEN_BY_POD_SECURITY, _FORBIDDEN_BY_QUOTA),
+        typical=_PRIORITY_WITHOUT_QUOTA,
+        look_at=(Shell("kubectl get events -A --field-selector reason=FailedCreate"),),
+        remedy=_lift_refusal,
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
     _rule(
