@@ -64,7 +64,7 @@ class KeptItem:
     """A thing that an undo leaves as it is, and why: a package that others need, a list that would contradict another.
 
     Attributes:
-        subject: a path, a package or a unit.
+        subject: a path, a unit, or packages, as in "a, b and c".
         reason: the rest of a sentence that begins with the subject.
     """
 
