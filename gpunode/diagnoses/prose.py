@@ -29,10 +29,12 @@ _MACHINE_OUTPUT_START: Final = Pattern(
     r"|(?:\S{2,12} {1,2}\d{1,2}\.?|\d{1,2}\.? \S{2,12}) \d\d:\d\d:\d\d "
     r"|[EWN]: |[\w.()/:\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
 )
-# A heading or comment, a text of an alert rule, an item with its answer, a line in quotation marks.
+# A heading or comment, a text of an alert rule, an item of a checklist or with its answer, a script's own words, a line
+# in quotation marks.
 # NVIDIA's repository of packages once answered with a comment.
 _SET_APART: Final = Pattern(
-    r"(?i)^\s*(?:(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S"
+    r"(?i)^\s*(?:(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|/\*|(?:[-*•+]\s)?\[[ x]\]\s"
+    r"|logger\s+(?:-\S+\s+)*[\"']|(?:el)?if\s[^\n]*\bgrep\b"
     r"|(?:- |(?<=\s))(?-i:summary|description|expr|alert|title|annotations?)\s*: "
     r"|[-*•+]\s[^\n]*(?::|=|->|→|–| -)\s*(?:no|none|nope|not\b[^\n]{0,20}|never|nein|non|❌|✗|✘|否|нет)\W*$"
     r"|[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)(?!\[ *\d+\.\d|NVRM: |\w{3} {1,2}\d{1,2} \d\d:)[^\"“”„«»]*[\"”“»'][.!]?\s*$)"
@@ -55,10 +57,12 @@ _DISCLAIMER: Final = Pattern(
     r"|sees?|shows?|says)\b)[^\n.?!]*\b(?:last (?:month|year)|(?:years?|months?) ago|in the past|back in"
     r"|in (?:19|20)\d\d)\b[^\n.?!]*:\s*$"
     r"|\bused to (?:get|have|report|say|see|show)\b[^\n.,;?!]*:\s*$"
-    r"|(?:^\W*|[.?!]\s)(?:the|our|your|an?|in the|some|other|another|my)\b"
+    r"|^\W*(?:an? )?(?:example|sample) (?:log|output)\b[^\n.,;?!]*:\s*$"
+    r"|\bbefore (?:I|they|we)\b[^\n:.,;?!]* (?:fix|repair|replac)ed\b[^\n:.,;?!]*:\s*$"
+    r"|(?:^\W*|[.?!]\s)(?:(?:at|from|in|on) )?(?:the|our|your|an?|some|other|another|my)\b"
     r"(?![^\n]*\b(?:here|now|then|but|fails?|(?:I|we) (?:get|got|have|ran|run|saw|see|tried)"
     r"|to (?:add|check|do|execute|install|run|set|try|type|use))\b)[^\n:.,;?!]*\b(?:docs?|documentation|manual|wiki|faq"
-    r"|article|blog|tutorial|forum|friends?|(?:other|another) (?:machine|node|host|server))\b[^\n:.,;?!]*:\s*$"
+    r"|article|blog|tutorial|forum|friends?|(?:other|another) (?:cluster|host|machine|node|server))\b[^\n:.,;?!]*:\s*$"
     r"|^\W*if (?:you|your|an?|one|some\w*)\b(?![^\n]*\b(?:here|want|need|like)\b)[^\n.?!]*"
     r"\b(?:find|get|print|report|say|see|show)s?\b[^\n.?!]*\s*$"
 )
@@ -89,6 +93,7 @@ _DENIAL_WORDS: Final = Pattern(
     r"(?i)\b(?:never|neither|nor|nobody|none of)\b"
     r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
     r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
+    r"|\bno (?:\w+ ){1,2}(?:has|have|had)\b(?! been)|\bnothing (?:about|like)\b"
     r"|\b(?:there|this) (?:is|was|are|were|has been|have been)(?:n['’]t| no| not| never)\b"
     r"|\b(?:did|do|does|have|has|was|were|is|are)(?:n['’]t| not) (?:see|seen|find|get|got|had|show|contain|appear"
     r"|report|reported|seeing|getting|about|because|the case|due to|caused)\b"

@@ -145,6 +145,7 @@ INTRODUCTIONS = (
     "Видеокарты нет:",
     "Der Node startet nie:",
     "我们看到：",
+    "On the other node all is well, but on this one:",
 )
 
 
@@ -205,6 +206,15 @@ def test_message_in_a_usual_frame_is_evidence(text: str, cause: str) -> None:
         "| NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus | no |",
         '"GPU has fallen off the bus"',
         "My GPU has fallen off the bus",
+        "nvidia-smi works, no GPU has fallen off the bus",
+        "Nothing about GPU has fallen off the bus.",
+        f"On the other cluster:\n{XID}",
+        f"Example output of a broken node:\n{XID}",
+        f"This was the log before we replaced the card:\n{XID}",
+        "- [ ] GPU has fallen off the bus",
+        "/* GPU has fallen off the bus */",
+        "logger 'GPU has fallen off the bus'",
+        "if dmesg | grep -q 'GPU has fallen off the bus'; then reboot; fi",
         "On Monday ann wrote:\n> hi,\n> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n",
     ],
 )
