@@ -3,7 +3,7 @@
 "We never saw Xid 79" or "is it normal that the GPU falls off the bus?" contain a message's text but prove nothing. A
 line is prose if its author speaks, asks, denies, supposes or quotes, and it does not begin like a log, a shell or a
 table; if it is set apart, as headings, comments and alert rules are; or if the line above it says that what follows is
-denied, past or an example. Prose makes a cause a suspect and proves nothing. A bare message counts as evidence.
+denied, past or hypothetical. Prose makes a cause a suspect and proves nothing. A bare message counts as evidence.
 """
 
 from __future__ import annotations
@@ -20,46 +20,62 @@ from gpunode.facts.patterns import Pattern
 
 # Prefixes that lists and forum answers put before a sentence.
 _SENTENCE_LEAD_IN: Final = Pattern(
-    r"(?i)^(?:[>*•\s]|-\s|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
+    r"(?i)^(?:[>*•`\s]|-\s|<(?:pre|code)>|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
     r"|description|expected|background|context|env(?:ironment)?|tl;?dr)\s*:\s*)*"
 )
-# A time, level, tag, prompt, table row, setting or path.
+# A time, level, tag, prompt, table row, setting or path. The systemd journal names months in the user's language.
 _MACHINE_OUTPUT_START: Final = Pattern(
     r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
+    r"|(?:\S{2,12} {1,2}\d{1,2}\.?|\d{1,2}\.? \S{2,12}) \d\d:\d\d:\d\d "
     r"|[EWN]: |[\w.()/:\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
 )
-# A heading or comment, a text of an alert rule, an item with its answer, a line in quotation marks.
+# A heading or comment, a text of an alert rule, an item of a checklist or with its answer, a script's own words, a line
+# in quotation marks.
 # NVIDIA's repository of packages once answered with a comment.
 _SET_APART: Final = Pattern(
-    r"(?i)^\s*(?:(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S"
-    r"|(?:- )?(?:summary|description|expr|alert|title|annotations?)\s*: "
+    r"(?i)^\s*(?:(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|/\*|(?:[-*•+]\s)?\[[ x]\]\s"
+    r"|logger\s+(?:-\S+\s+)*[\"']|(?:el)?if\s[^\n]*\bgrep\b"
+    r"|(?:- |(?<=\s))(?-i:summary|description|expr|alert|title|annotations?)\s*: "
     r"|[-*•+]\s[^\n]*(?::|=|->|→|–| -)\s*(?:no|none|nope|not\b[^\n]{0,20}|never|nein|non|❌|✗|✘|否|нет)\W*$"
-    r"|[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)[^\"“”„«»]*[\"”“»'][.!]?\s*$)"
+    r"|[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)(?!\[ *\d+\.\d|NVRM: |\w{3} {1,2}\d{1,2} \d\d:)[^\"“”„«»]*[\"”“»'][.!]?\s*$)"
 )
 # The tables of programs are padded.
 _MARKDOWN_ROW: Final = Pattern(r"^\s*\|\s\S(?=[^\n]*\S \S)(?![^\n]*(?:\s\s\||\|\s\s))")
 _MARKDOWN_TABLE_RULE: Final = Pattern(r"^\s*\|(?:\s*:?-+:?\s*\|){2,}\s*$")
-# The line above a pasted line denies it, or says that it is old, another machine's or an example.
+# The line above a pasted line denies it, or says that it is old, another machine's or hypothetical. Who goes on about
+# the present or about what follows, as in "it used to work, now dmesg says:", introduces evidence.
 _DISCLAIMER: Final = Pattern(
     r"(?i)(?:^|(?<=\w ))(?:no|never|nor|without|(?:do|did|does|have|has|had)(?: not|n['’]t)"
-    r"(?= (?:see|get|have|had|find|contain))|kein\w*|nie|jamais|aucune?|nunca|mai|nessun\w*|никогда|нет)"
+    r"(?= (?:see|get|have|had|find|contain))|kein\w*|aucune?|nessun\w*)"
     r"(?: (?:saw|seen|see|get|got|had|have|find|found"
-    r"|contains?|shows?|an?|any|the|such|sign|mention|of|lines?|messages?|like|gesehen|vu)){0,4}\s*:?\s*$"
-    r"|(?:没有|从未|没见过?|看到过?)\s*[:：]?\s*$"
-    r"|\b(?:no|none|never|not|nobody)\b[^\n.?!]*\b(?:like|such as|saying|saying that|that says?)\s*:?\s*$"
-    r"|(?:^|[.?!]\s)(?![^\n]*\b(?:since|now|today)\b)[^\n.?!]*\b(?:last (?:month|year)|(?:years?|months?) ago|used to"
-    r"|in the past|back in|in (?:19|20)\d\d)\b[^\n.?!]*:\s*$"
-    r"|(?:^\W*|[.?!]\s)(?:the|our|your|an?|in the|some|other|another|my)\b[^\n:.?!]*\b(?:docs?|documentation|manual"
-    r"|wiki|faq|article|blog|tutorial|forum|colleagues?|friends?|people|users?"
-    r"|(?:other|another) (?:machine|node|host|server))\b[^\n.?!]*:\s*$"
-    r"|^\W*(?:for example|e\.g\.|example|if (?:you|it|a|the|one)\b[^\n]*)\W*$"
+    r"|contains?|shows?|an?|any|the|such|sign|mention|of|lines?|messages?|like)){0,4}\s*:?\s*$"
+    r"|\b(?:nie|jamais|nunca|mai|никогда не)(?: \w+){0,2} (?:gesehen|vu|visto|видели)\s*:?\s*$"
+    r"|(?:没有?|从未|从没)[^\n，,。]{0,6}(?:看到|看见|见到?|出现)?过?\s*[:：]?\s*$"
+    r"|\b(?:no|none|never|not|nobody)\b(?:(?!\b(?:with|and|but|because|full|gives?)\b)[^\n.,;?!])*"
+    r"\b(?:like|such as|saying|saying that|that says?)\s*:?\s*$"
+    r"|(?:^|[.?!]\s)(?![^\n]*\b(?:since|now|today|still|until|again|but|start\w*|beg[aiu]n\w*|is|are|gets?|gives?|fails?"
+    r"|sees?|shows?|says)\b)[^\n.?!]*\b(?:last (?:month|year)|(?:years?|months?) ago|in the past|back in"
+    r"|in (?:19|20)\d\d)\b[^\n.?!]*:\s*$"
+    r"|\bused to (?:get|have|report|say|see|show)\b[^\n.,;?!]*:\s*$"
+    r"|^\W*(?:an? )?(?:example|sample) (?:log|output)\b[^\n.,;?!]*:\s*$"
+    r"|\bbefore (?:I|they|we)\b[^\n:.,;?!]* (?:fix|repair|replac)ed\b[^\n:.,;?!]*:\s*$"
+    r"|(?:^\W*|[.?!]\s)(?:(?:at|from|in|on) )?(?:the|our|your|an?|some|other|another|my)\b"
+    r"(?![^\n]*\b(?:here|now|then|but|fails?|(?:I|we) (?:get|got|have|ran|run|saw|see|tried)"
+    r"|to (?:add|check|do|execute|install|run|set|try|type|use))\b)[^\n:.,;?!]*\b(?:docs?|documentation|manual|wiki|faq"
+    r"|article|blog|tutorial|forum|friends?|(?:other|another) (?:cluster|host|machine|node|server))\b[^\n:.,;?!]*:\s*$"
+    r"|^\W*if (?:you|your|an?|one|some\w*)\b(?![^\n]*\b(?:here|want|need|like)\b)[^\n.?!]*"
+    r"\b(?:find|get|print|report|say|see|show)s?\b[^\n.?!]*\s*$"
 )
-# Common words of German, French, Spanish, Italian and Portuguese that no English line has.
+# Common words of German, French, Spanish, Italian and Portuguese that no English line has, without names ("Red Hat"),
+# time zones ("EST") and "non-fatal".
+_OTHER_LANGUAGE_WORD: Final = (
+    r"\b(?-i:(?!Hat\b|[A-Z]{2}))(?:der|das|ist|sind|nicht|kein\w*|nie|nein|und|wir|bei|uns|ich|eine?|hat|haben|wenn|aber"
+    r"|auch|nous|les|sur|est|dans|une|avec|pour|pas|jamais|aucune?|n['’]\w+|vous|c['’]est|por|los|las|del|una|pero|nunca"
+    r"|ning[uú]na?|hay|es|en|el|nuestr[oa]s?|che|della|sono|non(?!-)|mai|nessun\w*|abbiamo|n[aã]o|uma?|nenhum\w*|temos"
+    r"|nosso)\b"
+)
 _OTHER_LANGUAGE: Final = Pattern(
-    r"(?i)(?:\b(?:der|das|ist|sind|nicht|kein\w*|nie|nein|und|wir|bei|uns|ich|eine?|hat|haben|wenn|aber|auch|nous|les|sur"
-    r"|est|dans|une|avec|pour|pas|jamais|aucune?|n['’]\w+|vous|c['’]est|por|los|las|del|una|pero|nunca|ning[uú]na?|hay|es"
-    r"|en|el|nuestr[oa]s?|che|della|sono|non|mai|nessun\w*|abbiamo|n[aã]o|uma?|nenhum\w*|temos|nosso)\b[^\n]*?){2}"
-    r"|(?:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af][^\n]*?){4}"
+    rf"(?i)(?:{_OTHER_LANGUAGE_WORD}[^\n]*?){{2}}|(?:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af][^\n]*?){{4}}"
 )
 _FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
@@ -77,6 +93,7 @@ _DENIAL_WORDS: Final = Pattern(
     r"(?i)\b(?:never|neither|nor|nobody|none of)\b"
     r"|\b(?:no|any|without(?: any)?) (?:sign|trace|mention|hint|evidence|occurrence|instance|report)s?\b"
     r"|\b(?:zero|no|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|xids?|faults?|messages?|lines?|entries)\b"
+    r"|\bno (?:\w+ ){1,2}(?:has|have|had)\b(?! been)|\bnothing (?:about|like)\b"
     r"|\b(?:there|this) (?:is|was|are|were|has been|have been)(?:n['’]t| no| not| never)\b"
     r"|\b(?:did|do|does|have|has|was|were|is|are)(?:n['’]t| not) (?:see|seen|find|get|got|had|show|contain|appear"
     r"|report|reported|seeing|getting|about|because|the case|due to|caused)\b"
@@ -226,7 +243,8 @@ class _ProseLines:
         if _SET_APART.match(line) and not self._is_file:
             return True
         if line.lstrip().startswith("|") and (
-            self._has_markdown_table or (not self._is_output and _MARKDOWN_ROW.match(line))
+            self._has_markdown_table
+            or (_MARKDOWN_ROW.match(line) and not self._is_output and not self._has_program_table)
         ):
             return True
         sentence = _SENTENCE_LEAD_IN.sub("", line, 1)
@@ -239,7 +257,13 @@ class _ProseLines:
         if is_written_by_person(sentence) or (not is_translated and _OTHER_LANGUAGE.search(sentence)):
             return True
         before = self._lines[number - 2].rstrip() if number > 1 else ""
-        is_over = not before or before.endswith(_SENTENCE_ENDINGS) or _SET_APART.match(before)
+        # Below a sentence in another language, English is a program's.
+        is_over = (
+            not before
+            or before.endswith(_SENTENCE_ENDINGS)
+            or _SET_APART.match(before)
+            or _OTHER_LANGUAGE.search(before)
+        )
         return self._is_disclaimed(number) if is_over else None
 
     def _is_pasted(self, number: int) -> bool:
@@ -262,6 +286,10 @@ class _ProseLines:
     @cached_property
     def _has_markdown_table(self) -> bool:
         return any(map(_MARKDOWN_TABLE_RULE.match, self._lines))
+
+    @cached_property
+    def _has_program_table(self) -> bool:
+        return any(line.lstrip().startswith(("+-", "+=")) for line in self._lines)
 
     @cached_property
     def _fenced_lines(self) -> frozenset[int]:

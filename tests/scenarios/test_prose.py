@@ -127,6 +127,71 @@ def test_message_that_is_pasted_is_evidence(text: str) -> None:
     assert [one.cause for one in read(text).roots] == ["gpu-fallen-off-bus"]
 
 
+XID = "[ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+INTRODUCTIONS = (
+    "For example:",
+    "A user reported the following error:",
+    "Our users see:",
+    "A colleague sent me this log of the node:",
+    "My colleague rebooted the node, then we saw:",
+    "The docs say to run dmesg:",
+    "If you need more logs, tell me.",
+    "If you want to see the log, here it is:",
+    "It used to work, until this appeared:",
+    "It started two months ago:",
+    "Two months ago we updated the driver, it still says:",
+    "The GPU is not detected, and dmesg is full of lines like:",
+    "It does not work with messages like",
+    "Видеокарты нет:",
+    "Der Node startet nie:",
+    "我们看到：",
+    "On the other node all is well, but on this one:",
+)
+
+
+@pytest.mark.parametrize("introduction", INTRODUCTIONS)
+def test_log_below_its_introduction_is_evidence(introduction: str) -> None:
+    for text in (f"{introduction}\n{XID}", f"{introduction}\n\n```\n{XID}\n```", f"{introduction}\n\n$ dmesg\n{XID}"):
+        assert [(one.cause, one.confidence) for one in read(text).roots] == [("gpu-fallen-off-bus", "certain")]
+
+
+@pytest.mark.parametrize("above", ["", "我们的节点今天出现了问题\n", "Der Node ist seit gestern nicht mehr da\n"])
+@pytest.mark.parametrize(
+    "stamp",
+    ["12. Okt 10:11:12", " 1月 12 10:11:12", "11월 12 10:11:12", "нояб. 12 10:11:12", "nov. 12 10:11:12"],
+)
+def test_journal_with_a_translated_month_is_evidence(stamp: str, above: str) -> None:
+    text = f"{above}{stamp} gpu1 kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+    assert [one.cause for one in read(text).roots] == ["gpu-fallen-off-bus"]
+
+
+KEY_REJECTED = "modprobe: ОШИБКА: не удалось вставить 'nvidia': Key was rejected by service"
+NO_KERNEL_IMAGE = "CUDA error: no kernel image is available for execution on the device"
+PROGRAM_TABLE = """\
++-----------------+---------+
+| Overall Health  | Failure |
++-----------------+---------+
+| GPU 2 | Fail: Detected uncorrectable memory errors and row remapping failed on GPU 2 |
++-----------------+---------+
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"Das ist bei uns\n{NO_KERNEL_IMAGE}", "framework-without-this-architecture"),
+        (f"`{KEY_REJECTED}`", "secure-boot-key-not-enrolled"),
+        (f"<pre>{KEY_REJECTED}</pre>", "secure-boot-key-not-enrolled"),
+        (f'"{XID}"', "gpu-fallen-off-bus"),
+        (f"[FIRING:1] GPU alert\nSummary: {XID}", "gpu-fallen-off-bus"),
+        (f"Title: {XID}", "gpu-fallen-off-bus"),
+        (PROGRAM_TABLE, "row-remap-failure"),
+    ],
+)
+def test_message_in_a_usual_frame_is_evidence(text: str, cause: str) -> None:
+    assert [one.cause for one in read(text).roots] == [cause]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -141,6 +206,15 @@ def test_message_that_is_pasted_is_evidence(text: str) -> None:
         "| NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus | no |",
         '"GPU has fallen off the bus"',
         "My GPU has fallen off the bus",
+        "nvidia-smi works, no GPU has fallen off the bus",
+        "Nothing about GPU has fallen off the bus.",
+        f"On the other cluster:\n{XID}",
+        f"Example output of a broken node:\n{XID}",
+        f"This was the log before we replaced the card:\n{XID}",
+        "- [ ] GPU has fallen off the bus",
+        "/* GPU has fallen off the bus */",
+        "logger 'GPU has fallen off the bus'",
+        "if dmesg | grep -q 'GPU has fallen off the bus'; then reboot; fi",
         "On Monday ann wrote:\n> hi,\n> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n",
     ],
 )
