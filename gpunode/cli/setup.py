@@ -152,7 +152,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
 
 
 def find_requested_argv(store: Store, resumed_run: str) -> Sequence[str]:
-    """Return the words that asked for ``resumed_run``, which follow-up commands repeat; () if no run is resumed."""
+    """Return the command line of ``resumed_run``, for follow-up commands; () if no run is resumed."""
     return store.find_runs(resumed_run)[0].begin.argv if resumed_run else ()
 
 

@@ -226,8 +226,7 @@ _ALL_GPUS_PASSED_THROUGH: Final = predicate(_is_passed_through, "every GPU is ke
 _GPU_WITHOUT_NVIDIA_DRIVER: Final = custom_sign(
     lambda node: (gpu.citation for gpu in node.view(pci.pci_gpus) if not (gpu.driver or "").startswith("nvidia"))
 )
-# The last message of the CUDA Toolkit's installer, and a shell that suggests a package for nvidia-smi.
-# The installer of a CUDA toolkit, with the oldest driver that the toolkit accepts.
+# The last message of the CUDA toolkit's installer, with the oldest driver that the toolkit accepts.
 _TOOLKIT_WITHOUT_DRIVER: Final = Pattern(
     r"did not install the CUDA Driver\b(?:[^\n]*driver of version at least (?P<least>\d{3})\b)?"
 )
@@ -237,6 +236,8 @@ _DRIVER_PACKAGE_UNKNOWN: Final = message_line(
     rf"{PACKAGE_NOT_FOUND_BEFORE_NAME}\s*{_DRIVER_PACKAGE_NAME}"
     rf"|{_DRIVER_PACKAGE_NAME}['’\"]? (?:{PACKAGE_NOT_FOUND_AFTER_NAME}|has no installation candidate)"
 )
+_TOOLKIT_INSTALLER_MESSAGE: Final = message_line(_TOOLKIT_WITHOUT_DRIVER.pattern)
+# The installer's message, and a shell that suggests a package for nvidia-smi.
 _DRIVER_NOT_INSTALLED_MESSAGE: Final = message_line(
     rf"{_TOOLKIT_WITHOUT_DRIVER.pattern}|Command 'nvidia-smi' not found, but can be installed"
 )
@@ -372,7 +373,7 @@ RULES: Final = (
             all_of(_DRIVER_MISSING, _GPU_WITHOUT_NVIDIA_DRIVER),
             all_of(custom_sign(_empty_metapackages), any_of(_DRIVER_MISSING, symptoms.NO_MODULE)),
             unless(_DRIVER_PACKAGE_UNKNOWN, symptoms.REPOSITORY_REFUSED),
-            message_line(_TOOLKIT_WITHOUT_DRIVER.pattern),
+            _TOOLKIT_INSTALLER_MESSAGE,
         ),
         summary=_summarize_missing_driver,
         context=_DRIVER_NOT_INSTALLED_MESSAGE,

@@ -30,8 +30,7 @@ _MACHINE_OUTPUT_START: Final = Pattern(
     r"|[EWN]: |[\w.()/:\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
 )
 # A heading or comment, a text of an alert rule, an item of a checklist or with its answer, a script's own words, a line
-# in quotation marks.
-# NVIDIA's repository of packages once answered with a comment.
+# in quotation marks. NVIDIA's package repository answered with a comment once: "# Unsupported distribution".
 _SET_APART: Final = Pattern(
     r"(?i)^\s*(?:(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|/\*|(?:[-*•+]\s)?\[[ x]\]\s"
     r"|logger\s+(?:-\S+\s+)*[\"']|(?:el)?if\s[^\n]*\bgrep\b"
@@ -196,7 +195,7 @@ def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tup
 
 
 def _disclaimed_keys(snapshot: Snapshot) -> frozenset[str]:
-    """The keys of the pasted pieces that the last line of the piece above disclaims."""
+    """Return the keys of the pasted pieces that the last line of the piece above disclaims."""
     texts = [item for item in snapshot.items if item.lines]
     return frozenset(
         below.key

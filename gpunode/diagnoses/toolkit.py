@@ -26,6 +26,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.diagnoses.views import runtimes, system, toolkit
 from gpunode.diagnoses.views.runtimes import container_engine
 from gpunode.distros.family import TOOLKIT_PACKAGES
+from gpunode.facts.items import PACKAGE_NOT_FOUND_AFTER_NAME, PACKAGE_NOT_FOUND_BEFORE_NAME
 from gpunode.facts.model import Known, known
 from gpunode.facts.probes import TOOLKIT_PROGRAM
 
@@ -40,8 +41,9 @@ _TOOLKIT_PROGRAM_MISSING: Final = message_line(
 )
 # apt, dnf, yum and zypper: no repository of this node has the package.
 _TOOLKIT_PACKAGE_UNKNOWN: Final = message_line(
-    r"(?:Unable to locate package|No match for argument:|No package|No provider of) '?nvidia-container-toolkit(?![\w-])"
-    r"|Package '?nvidia-container-toolkit'? has no installation candidate"
+    rf"(?:{PACKAGE_NOT_FOUND_BEFORE_NAME}|No match for argument:|No package|No provider of)\s*"
+    r"['‘]?nvidia-container-toolkit(?![\w-])"
+    rf"|nvidia-container-toolkit['’]? (?:{PACKAGE_NOT_FOUND_AFTER_NAME}|has no installation candidate)"
 )
 # People who describe their setup and have the toolkit mention it.
 _INSTALLATION_TOLD: Final = any_line(r"(?i)\binstall|\bput \S+(?: \S+)? on\b|\b(?:docker|driver) (?:version )?\d\d")

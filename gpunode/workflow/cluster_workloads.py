@@ -71,7 +71,7 @@ class ReadinessWait:
         self._wait_until_ready(lambda: next(find_unready_releases(releases, self.cluster), None), self.timeout_s)
 
     def add_reason(self, error: ReleaseFailed, releases: Sequence[ChartRelease]) -> None:
-        """Add to Helm's error why the pods of ``releases`` do not run: Helm only tells that it waited in vain."""
+        """Add to Helm's error, which only says that it timed out, why the pods of ``releases`` do not run."""
         with suppress(GpunodeError):
             for unready in find_unready_releases(releases, self.cluster):
                 if unready.live is not None:

@@ -232,7 +232,7 @@ def _plan_step(step: Step, recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
-    """Yield a note for each file of gpunode's own that is still in effect."""
+    """Yield a note for each gpunode file that is still in effect."""
     for path in step.files:
         name = path.rpartition("/")[2]
         if not name.startswith("gpunode-") or known(facts.file(path), None) is None:
@@ -368,8 +368,8 @@ def state_notes(
     """Return the distinct notes on the node's present state, whether or not anything has to change.
 
     They cover hazards of the next boot, keys without effect, and other things that no step changes. Plan, setup, verify
-    and status show the same notes. A step that refuses or lacks evidence has none: plan says why. If the recipe is not
-    the user's own, what it does not ask for may be asked for by theirs.
+    and status show the same notes. A step that refuses or lacks evidence has none: plan says why. Leftovers of
+    an earlier recipe are only noted if ``recipe`` is the user's.
     """
     unique_notes: dict[str, None] = {}
     recipe = without_unneeded_driver(recipe, only)

@@ -448,7 +448,7 @@ def _join_over_edit(
 def _lacks_edit(state: FileState, before: FileState | None, left: FileState, found: FileState) -> bool:
     """Return whether ``state`` keeps no line of an edit from ``left`` to ``found``: none added, none deleted.
 
-    Comments count, which keys do not show. Lines of gpunode's own, which were not there ``before``, may be missing.
+    Lines are compared, since keys do not show comments. Lines that gpunode added after ``before`` may be missing.
     """
     contents = (state.content, left.content, found.content, before.content if before else b"")
     # JSON's commas come and go with the lines around them.
