@@ -3,7 +3,8 @@
 "We never saw Xid 79" or "is it normal that the GPU falls off the bus?" contain a message's text but prove nothing. A
 line is prose if its author speaks, asks, denies, supposes or quotes, and it does not begin like a log, a shell or a
 table; if it is set apart, as headings, comments and alert rules are; or if the line above it says that what follows is
-denied, past or hypothetical. Prose makes a cause a suspect and proves nothing. A bare message counts as evidence.
+denied, past or hypothetical. Prose makes a cause a suspect and proves nothing. A bare message is evidence, but somebody
+may have typed it, so it makes no cause certain.
 """
 
 from __future__ import annotations
@@ -23,47 +24,81 @@ _SENTENCE_LEAD_IN: Final = Pattern(
     r"(?i)^(?:[>*•`\s]|-\s|<(?:pre|code)>|\d{1,2}[.)]\s|(?:note|question|edit|update|problem|issue|summary|hi|hello|ps|q|a|answer|comment"
     r"|description|expected|background|context|env(?:ironment)?|tl;?dr)\s*:\s*)*"
 )
-# A time, level, tag, prompt, table row, setting or path. The systemd journal names months in the user's language.
-_MACHINE_OUTPUT_START: Final = Pattern(
-    r"^(?:\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
-    r"|(?:\S{2,12} {1,2}\d{1,2}\.?|\d{1,2}\.? \S{2,12}) \d\d:\d\d:\d\d "
-    r"|[EWN]: |[\w.()/:\[\]-]{2,60}: |\w+=|[{}]|\"[\w.-]+\"\s*:|/)"
+# A time, level, prompt, table row, setting or path. The systemd journal names months in the user's language.
+_FRAME: Final = (
+    r"\[|<\d+>|\d{4}[-/]\d\d|\d\d:\d\d|[A-Z][a-z]{2}\s+\d{1,2} \d\d:|[IWEF]\d{4} |\||\+[-=]|[$#%] |\S+@\S+[:~ ]"
+    r"|(?:\S{2,12} {1,2}\d{1,2}\.?|\d{1,2}\.? \S{2,12}) \d\d:\d\d:\d\d |[EWN]: |\w+=|[{}]|\"[\w.-]+\"\s*:|/"
 )
-# A heading or comment, a text of an alert rule, an item of a checklist or with its answer, a script's own words, a line
-# in quotation marks. NVIDIA's package repository answered with a comment once: "# Unsupported distribution".
-_SET_APART: Final = Pattern(
-    r"(?i)^\s*(?:(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|/\*|(?:[-*•+]\s)?\[[ x]\]\s"
-    r"|logger\s+(?:-\S+\s+)*[\"']|(?:el)?if\s[^\n]*\bgrep\b"
-    r"|(?:- |(?<=\s))(?-i:summary|description|expr|alert|title|annotations?)\s*: "
-    r"|[-*•+]\s[^\n]*(?::|=|->|→|–| -)\s*(?:no|none|nope|not\b[^\n]{0,20}|never|nein|non|❌|✗|✘|否|нет)\W*$"
-    r"|[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)(?!\[ *\d+\.\d|NVRM: |\w{3} {1,2}\d{1,2} \d\d:)[^\"“”„«»]*[\"”“»'][.!]?\s*$)"
+_TAG: Final = r"[\w.()/:\[\]-]{2,60}: "
+_MACHINE_OUTPUT_START: Final = Pattern(rf"^(?:{_FRAME}|{_TAG})")
+# Nobody types these by hand: a frame, a program's tag before its message, an indented value, a row of a padded table.
+# A quoted message is one of a script, a list or an alert rule, and one that is explained is of a glossary.
+_FRAMED_LINE_START: Final = Pattern(
+    r"^\s*(?!\[\s*[\"']|(?!(?:time|ts|t|level|lvl)=)\w+=|\"(?:title|summary|description|expr|alert)\")"
+    rf"(?:{_FRAME}|(?:{_TAG}|[A-Z]+(?: [A-Z]+)* [Ee]rror(?: at line \d+)?: |\S+ : (?:Pre)?Depends: )(?![\"'\[])"
+    r"(?![^\n]* (?:=|means|->) [^\W\d]{6})|\S+(?: {2,}|\t)\S|[^\n]*\brpc error: code = )"
+    r"|^(?:\t| {2,})[^\s\"'(*•-][^\n\"'(]*$"
+)
+# Lines that are set apart from what a node printed. NVIDIA's package repository answered with a comment once.
+_SET_APART: Final = (
+    Pattern(r"^\s*(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|^\s*/\*"),  # a heading or a comment
+    Pattern(r"^\s*(?:[-*•+]\s)?\[[ xX]\]\s"),  # an item of a checklist
+    # An item with the answer, as in "- Xid 79: no".
+    Pattern(
+        r"(?i)^\s*[-*•+]\s[^\n]*(?::|=|->|→|–| -)\s*"
+        r"(?:no|none|nope|not\b[^\n]{0,20}|never|nein|non|❌|✗|✘|否|нет)\W*$"
+    ),
+    Pattern(r"(?i)^\s*(?:logger\s+(?:-\S+\s+)*[\"']|(?:el)?if\s[^\n]*\bgrep\b)"),  # a script's own words
+    Pattern(r"^\s*(?:- |(?<=\s))(?:summary|description|expr|alert|title|annotations?)\s*: "),  # an alert rule
+    # A line in quotation marks that is not one of a log.
+    Pattern(
+        r"(?i)^\s*[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)(?!\[ *\d+\.\d|NVRM: |\w{3} {1,2}\d{1,2} \d\d:)"
+        r"[^\"“”„«»]*[\"”“»'][.!]?\s*$"
+    ),
 )
 # The tables of programs are padded.
 _MARKDOWN_ROW: Final = Pattern(r"^\s*\|\s\S(?=[^\n]*\S \S)(?![^\n]*(?:\s\s\||\|\s\s))")
 _MARKDOWN_TABLE_RULE: Final = Pattern(r"^\s*\|(?:\s*:?-+:?\s*\|){2,}\s*$")
-# The line above a pasted line denies it, or says that it is old, another machine's or hypothetical. Who goes on about
+# The last line above pasted lines says that they are denied, old, another machine's or hypothetical. Who goes on about
 # the present or about what follows, as in "it used to work, now dmesg says:", introduces evidence.
-_DISCLAIMER: Final = Pattern(
-    r"(?i)(?:^|(?<=\w ))(?:no|never|nor|without|(?:do|did|does|have|has|had)(?: not|n['’]t)"
-    r"(?= (?:see|get|have|had|find|contain))|kein\w*|aucune?|nessun\w*)"
-    r"(?: (?:saw|seen|see|get|got|had|have|find|found"
-    r"|contains?|shows?|an?|any|the|such|sign|mention|of|lines?|messages?|like)){0,4}\s*:?\s*$"
-    r"|\b(?:nie|jamais|nunca|mai|никогда не)(?: \w+){0,2} (?:gesehen|vu|visto|видели)\s*:?\s*$"
-    r"|(?:没有?|从未|从没)[^\n，,。]{0,6}(?:看到|看见|见到?|出现)?过?\s*[:：]?\s*$"
-    r"|\b(?:no|none|never|not|nobody)\b(?:(?!\b(?:with|and|but|because|full|gives?)\b)[^\n.,;?!])*"
-    r"\b(?:like|such as|saying|saying that|that says?)\s*:?\s*$"
-    r"|(?:^|[.?!]\s)(?![^\n]*\b(?:since|now|today|still|until|again|but|start\w*|beg[aiu]n\w*|is|are|gets?|gives?|fails?"
-    r"|sees?|shows?|says)\b)[^\n.?!]*\b(?:last (?:month|year)|(?:years?|months?) ago|in the past|back in"
-    r"|in (?:19|20)\d\d)\b[^\n.?!]*:\s*$"
-    r"|\bused to (?:get|have|report|say|see|show)\b[^\n.,;?!]*:\s*$"
-    r"|^\W*(?:an? )?(?:example|sample) (?:log|output)\b[^\n.,;?!]*:\s*$"
-    r"|\bbefore (?:I|they|we)\b[^\n:.,;?!]* (?:fix|repair|replac)ed\b[^\n:.,;?!]*:\s*$"
-    r"|(?:^\W*|[.?!]\s)(?:(?:at|from|in|on) )?(?:the|our|your|an?|some|other|another|my)\b"
-    r"(?![^\n]*\b(?:here|now|then|but|fails?|(?:I|we) (?:get|got|have|ran|run|saw|see|tried)"
-    r"|to (?:add|check|do|execute|install|run|set|try|type|use))\b)[^\n:.,;?!]*\b(?:docs?|documentation|manual|wiki|faq"
-    r"|article|blog|tutorial|forum|friends?|(?:other|another) (?:cluster|host|machine|node|server))\b[^\n:.,;?!]*:\s*$"
-    r"|^\W*if (?:you|your|an?|one|some\w*)\b(?![^\n]*\b(?:here|want|need|like)\b)[^\n.?!]*"
-    r"\b(?:find|get|print|report|say|see|show)s?\b[^\n.?!]*\s*$"
+_DISCLAIMERS: Final = (
+    # "We looked, and there is no line like"
+    Pattern(
+        r"(?i)(?:^|(?<=\w ))(?:no|never|nor|without|(?:do|did|does|have|has|had)(?: not|n['’]t)"
+        r"(?= (?:see|get|have|had|find|contain))|kein\w*|aucune?|nessun\w*)"
+        r"(?: (?:saw|seen|see|get|got|had|have|find|found|contains?|shows?|an?|any|the|such|sign|mention|of|lines?"
+        r"|messages?|like)){0,4}\s*:?\s*$"
+    ),
+    Pattern(r"(?i)\b(?:nie|jamais|nunca|mai|никогда не)(?: \w+){0,2} (?:gesehen|vu|visto|видели)\s*:?\s*$"),
+    Pattern(r"(?:没有?|从未|从没)[^\n，,。]{0,6}(?:看到|看见|见到?|出现)?过?\s*[:：]?\s*$"),
+    # "None of the nodes has messages such as:", but not "It does not work with messages like:"
+    Pattern(
+        r"(?i)\b(?:no|none|never|not|nobody)\b(?:(?!\b(?:with|and|but|because|full|gives?)\b)[^\n.,;?!])*"
+        r"\b(?:like|such as|saying|saying that|that says?)\s*:?\s*$"
+    ),
+    # "Last year dmesg said:", but not "It started last year:"
+    Pattern(
+        r"(?i)(?:^|[.?!]\s)(?![^\n]*\b(?:since|now|today|still|until|again|but|start\w*|beg[aiu]n\w*|is|are|gets?|gives?"
+        r"|fails?|sees?|shows?|says)\b)[^\n.?!]*\b(?:last (?:month|year)|(?:years?|months?) ago|in the past|back in"
+        r"|in (?:19|20)\d\d)\b[^\n.?!]*:\s*$"
+    ),
+    Pattern(r"(?i)\bused to (?:get|have|report|say|see|show)\b[^\n.,;?!]*:\s*$"),
+    Pattern(r"(?i)\bbefore (?:I|they|we)\b[^\n:.,;?!]* (?:fix|repair|replac)ed\b[^\n:.,;?!]*:\s*$"),
+    Pattern(r"(?i)\bbefore (?:the|its) (?:fix|repair|replacement)\b[^\n:.,;?!]*:\s*$"),
+    Pattern(r"(?i)^\W*(?:an? )?(?:example|sample) (?:log|output)\b[^\n.,;?!]*:\s*$"),
+    # "The manual of another cluster:", but not "My colleague got this today:"
+    Pattern(
+        r"(?i)(?:^\W*|[.?!]\s)(?:(?:at|from|in|on) )?(?:the|our|your|an?|some|other|another|my)\b"
+        r"(?![^\n]*\b(?:here|now|then|but|fails?|(?:I|we) (?:get|got|have|ran|run|saw|see|tried)"
+        r"|to (?:add|check|do|execute|install|run|set|try|type|use))\b)[^\n:.,;?!]*\b(?:docs?|documentation|manual"
+        r"|wiki|faq|article|blog|tutorial|forum|friends?|(?:other|another) (?:cluster|host|machine|node|server))\b"
+        r"[^\n:.,;?!]*:\s*$"
+    ),
+    # "If your node prints"
+    Pattern(
+        r"(?i)^\W*if (?:you|your|an?|one|some\w*)\b(?![^\n]*\b(?:here|want|need|like)\b)[^\n.?!]*"
+        r"\b(?:find|get|print|report|say|see|show)s?\b[^\n.?!]*\s*$"
+    ),
 )
 # Common words of German, French, Spanish, Italian and Portuguese that no English line has, without names ("Red Hat"),
 # time zones ("EST") and "non-fatal".
@@ -166,9 +201,11 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
     return bool(disclaimed) and any(item.key in disclaimed and item.view(_first_block_end) >= number for item in cited)
 
 
-def quotes(citation: Citation) -> bool:
-    """Return whether the line is marked as a quote, whose author may be somebody else."""
-    return citation.line.startswith(">")
+def is_program_output(citation: Citation) -> bool:
+    """Return whether the line is certainly a program's: by the command or file it is from, or by how it begins."""
+    if citation.source != _PASTED_TEXT:
+        return True
+    return _FRAMED_LINE_START.match(citation.line) is not None
 
 
 def tells(line: str, words: Pattern) -> bool:
@@ -184,6 +221,14 @@ def tells(line: str, words: Pattern) -> bool:
             if not (_NEGATION.search(rest) or _DENIED_BEFORE.search(before) or _NOT_NOW.search(clause)):
                 return True
     return False
+
+
+def _is_set_apart(line: str) -> bool:
+    return any(pattern.match(line) for pattern in _SET_APART)
+
+
+def _is_disclaimer(line: str) -> bool:
+    return any(pattern.search(line) for pattern in _DISCLAIMERS)
 
 
 def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
@@ -206,7 +251,7 @@ def _disclaimed_keys(snapshot: Snapshot) -> frozenset[str]:
 
 def _ends_with_disclaimer(item: EvidenceItem) -> bool:
     last = next((line for line in reversed(item.lines) if line.strip() and not _MARKDOWN_FENCE.match(line)), "")
-    return not _MACHINE_OUTPUT_START.match(last) and _DISCLAIMER.search(last) is not None
+    return not _MACHINE_OUTPUT_START.match(last) and _is_disclaimer(last)
 
 
 def _first_block_end(item: EvidenceItem) -> int:
@@ -239,7 +284,7 @@ class _ProseLines:
         line = self._lines[number - 1]
         if line.startswith(">") and number in self._quoted_lines:
             return True
-        if _SET_APART.match(line) and not self._is_file:
+        if _is_set_apart(line) and not self._is_file:
             return True
         if line.lstrip().startswith("|") and (
             self._has_markdown_table
@@ -258,10 +303,7 @@ class _ProseLines:
         before = self._lines[number - 2].rstrip() if number > 1 else ""
         # Below a sentence in another language, English is a program's.
         is_over = (
-            not before
-            or before.endswith(_SENTENCE_ENDINGS)
-            or _SET_APART.match(before)
-            or _OTHER_LANGUAGE.search(before)
+            not before or before.endswith(_SENTENCE_ENDINGS) or _is_set_apart(before) or _OTHER_LANGUAGE.search(before)
         )
         return self._is_disclaimed(number) if is_over else None
 
@@ -277,7 +319,7 @@ class _ProseLines:
             if not line.strip() or _MARKDOWN_FENCE.match(line):
                 is_block = False
             elif not self._is_pasted(above):
-                return _DISCLAIMER.search(line) is not None
+                return _is_disclaimer(line)
             elif not is_block:
                 return False
         return False

@@ -222,6 +222,26 @@ def test_summary_never_reports_what_only_prose_says(text: str) -> None:
     assert read(text).findings == ()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU has fallen off the bus",
+        "GPU has fallen off the bus = Hardwaredefekt",
+        "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus = Hardwaredefekt",
+        'pr_err("NVRM: GPU has fallen off the bus");',
+        'patterns: ["GPU has fallen off the bus"]',
+        '["GPU has fallen off the bus", "nouveau"]',
+        'MESSAGE="GPU has fallen off the bus"',
+        '"description": "GPU has fallen off the bus"',
+        "Before the repair: GPU has fallen off the bus",
+        "| GPU has fallen off the bus |",
+        "```c\nGPU has fallen off the bus\n```",
+    ],
+)
+def test_message_that_somebody_may_have_typed_is_never_certain(text: str) -> None:
+    assert [one.cause for one in read(text).findings if one.confidence == "certain"] == []
+
+
 def test_quote_of_unknown_author_is_never_certain() -> None:
     (found,) = read("> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.").roots
     assert found.confidence == "likely"
