@@ -28,13 +28,15 @@ def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     """Return the proofs from the rule's check, else from its signs."""
     found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
     found = tuple(proof for proof in found if not _rests_on_prose(snapshot, proof))
-    return (_doubt_typed_lines(proof) for proof in found or _evaluate_signs(rule, snapshot))
+    return (_doubt_typed_lines(snapshot, proof) for proof in found or _evaluate_signs(rule, snapshot))
 
 
-def _doubt_typed_lines(proof: Proof) -> Proof:
+def _doubt_typed_lines(snapshot: Snapshot, proof: Proof) -> Proof:
     """Return the proof, at most likely if a person may have typed or quoted all its lines."""
     lines = [citation for citation in proof.citations if citation.line_number is not None]
-    return proof if not lines or any(map(prose.is_program_output, lines)) else replace(proof, confidence="likely")
+    if not lines or any(prose.is_program_output(snapshot, line) for line in lines):
+        return proof
+    return replace(proof, confidence="likely")
 
 
 def _rests_on_prose(snapshot: Snapshot, proof: Proof) -> bool:

@@ -201,11 +201,11 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
     return bool(disclaimed) and any(item.key in disclaimed and item.view(_first_block_end) >= number for item in cited)
 
 
-def is_program_output(citation: Citation) -> bool:
+def is_program_output(snapshot: Snapshot, citation: Citation) -> bool:
     """Return whether the line is certainly a program's: by the command or file it is from, or by how it begins."""
-    if citation.source != _PASTED_TEXT:
-        return True
-    return _FRAMED_LINE_START.match(citation.line) is not None
+    items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
+    is_by_source = citation.source != _PASTED_TEXT and any(item.kind != "text" for item in items)
+    return is_by_source or _FRAMED_LINE_START.match(citation.line) is not None
 
 
 def tells(line: str, words: Pattern) -> bool:

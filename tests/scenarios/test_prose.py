@@ -242,6 +242,11 @@ def test_message_that_somebody_may_have_typed_is_never_certain(text: str) -> Non
     assert [one.cause for one in read(text).findings if one.confidence == "certain"] == []
 
 
+def test_source_that_is_no_command_or_file_makes_nothing_certain() -> None:
+    found = diagnose(take_snapshot(pasted.collect_pieces([("what the user wrote", "GPU has fallen off the bus")])))
+    assert [one.confidence for one in found.roots] == ["likely"]
+
+
 def test_quote_of_unknown_author_is_never_certain() -> None:
     (found,) = read("> [ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.").roots
     assert found.confidence == "likely"
