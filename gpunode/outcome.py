@@ -118,6 +118,7 @@ class Step:
     Attributes:
         needs: the ids of the steps without which this one's work is useless: no rollback undoes theirs first.
         for_driver: whether only a driver needs the step. A run without such steps also works without a GPU.
+        uses_driver: whether the recipe's driver decides part of its plan, although it also works without one.
         packages: the packages that it installs by name; None if none of them are in a lock file.
         files: the files that it reads on every node, apart from folders that are read completely
             (``facts.probes.FOLDERS``), the runtimes' configuration and the package system's files.
@@ -129,5 +130,6 @@ class Step:
     plan: Callable[[Recipe, Facts], StepOutcome]
     needs: tuple[str, ...] = ()
     for_driver: bool = False
+    uses_driver: bool = False
     packages: StepPackageRules | None = None
     files: tuple[str, ...] = ()

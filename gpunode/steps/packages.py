@@ -250,7 +250,9 @@ def _missing_dependency_state(
     return replace(desired_state(recipe, missing.package, anyhow), auto=True)
 
 
-MISSING_DEPENDENCIES_STEP = Step("missing-dependencies", "dependencies", "packages", plan_missing_dependencies)
+MISSING_DEPENDENCIES_STEP = Step(
+    "missing-dependencies", "dependencies", "packages", plan_missing_dependencies, uses_driver=True
+)
 
 
 CUDA_PROFILE_SCRIPT: Final = "/etc/profile.d/gpunode-cuda.sh"
@@ -285,6 +287,7 @@ CUDA_TOOLKIT_STEP = Step(
     "packages",
     plan_cuda_toolkit,
     needs=("cuda-repository",),
+    uses_driver=True,
     files=(CUDA_PROFILE_SCRIPT,),
     packages=StepPackageRules(_wanted_cuda_packages, _is_cuda_toolkit_package),
 )
