@@ -230,11 +230,8 @@ def _put_in_undo_order(values: dict[str, FoundT], subject: str, value: FoundT | 
 
 
 def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
-    """Return the span that begins with ``change``; None if that leaves the thing unchanged.
-
-    A package that a killed command should have left unchanged may have lost its hold.
-    """
-    if change.before == change.after and not isinstance(change, PackageChange):
+    """Return the span that begins with ``change``; None if that leaves the thing unchanged."""
+    if change.before == change.after and not change.guards_against_kill:
         return None
     return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
 

@@ -211,9 +211,7 @@ def _load_returning_driver(
         load = UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))
         return ((*steps, load) if is_redo else steps), ""  # an undone setup leaves its services before its packages
     waiting = tuple(
-        replace(step, change=replace(step.change, after=replace(step.change.after, active=False)))
-        if isinstance(step.change, ServiceChange) and step.change.unit in GPU_SERVICES
-        else step
+        replace(step, change=step.change.without_start()) if step.change.unit_running_after in GPU_SERVICES else step
         for step in steps
     )
     return waiting, f"{', '.join(rivals)} drives the GPU until the next boot"
