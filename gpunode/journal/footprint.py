@@ -149,10 +149,8 @@ def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[
     for record in run.change_records:
         # Skip a backup that a rollback restored: its package is removed again, and the purge deletes the file.
         if record.intent.step in steps and not record.change.exists_after:
-            yield from (
-                NetChange(record.intent.stage, record.intent.step, file)
-                for file in FileChange.of_kind((record.change,))
-            )
+            for file in FileChange.of_kind((record.change,)):
+                yield NetChange(record.intent.stage, record.intent.step, file)
 
 
 def _make_footprint(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:

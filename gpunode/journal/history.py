@@ -317,11 +317,4 @@ def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
         undone.update((one.run, undo.run) for one in left)
         is_whole = undo.begin.with_packages or is_removal
         whole.update(one.run for one in left if is_whole or not one.other_subjects)
-    return tuple(
-        replace(
-            run,
-            undone_by=undone.get(run.run, ""),
-            is_fully_undone=run.run in whole,
-        )
-        for run in runs
-    )
+    return tuple(replace(run, undone_by=undone.get(run.run, ""), is_fully_undone=run.run in whole) for run in runs)

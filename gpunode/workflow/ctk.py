@@ -102,16 +102,9 @@ def apply_edit(
     restart: bool = False,
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> EditResult:
-    """Write all planned files or none.
+    """Write all planned files or none; with ``restart``, restart the daemon and check that it read the files.
 
-    Args:
-        plan: the edit.
-        host: the node.
-        store: the node's journal.
-        verb: the command that the run records.
-        on_event: called with each event.
-        restart: whether to restart the daemon, and check that it read the files.
-        check_interrupt: called before anything is written; raises Interrupted after a signal.
+    ``check_interrupt`` is called before anything is written; it raises Interrupted after a signal.
 
     Raises:
         Refused: the runtime's own parser rejects the files; nothing was written.
@@ -229,12 +222,9 @@ def _compare_effective(
     try:
         observed = read_effective_config(runtime)
     except ChangeFailed as error:
-        is_down = DOCKER_UNREACHABLE_ERROR.search(error.why) is not None
-        return (
-            ConfigStatus(unverified="it is not running")
-            if is_down
-            else ConfigStatus(difference=f"{error.what}: {error.why}")
-        )
+        if DOCKER_UNREACHABLE_ERROR.search(error.why):
+            return ConfigStatus(unverified="it is not running")
+        return ConfigStatus(difference=f"{error.what}: {error.why}")
     if observed is None:
         return ConfigStatus(unverified=f"{runtime} is not installed")
     return ConfigStatus(difference="\n".join(list_differences(expectation, observed)))
