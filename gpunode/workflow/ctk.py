@@ -115,9 +115,7 @@ def apply_edit(
     check_interrupt()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.find_pending_triggers()
-    untriggered_changes = tuple(
-        change for change in store.find_untriggered_changes() if change.triggers & set(stage.triggers)
-    )
+    untriggered_changes = store.find_untriggered_changes(stage.triggers)
     run = store.begin(verb)
     applier = Applier(host, run, on_event, lambda: None, untriggered_changes, earlier)
     with recording_failure(applier):
@@ -133,8 +131,8 @@ def apply_edit(
 def conclude_interrupted_edit(store: Store) -> None:
     """Record an interrupted edit as finished if nothing is left to do."""
     cut = store.find_interrupted_run()
-    if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
-        store.close_interrupted_run(cut.begin.run, "cut short; a later run found nothing left to do")
+    if cut is not None and cut.verb in {"configure", "unconfigure"}:
+        store.close_interrupted_run(cut.run)
 
 
 @dataclass(frozen=True, slots=True)
