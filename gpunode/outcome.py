@@ -105,10 +105,12 @@ class StepPackageRules:
         list_wanted: returns those that this recipe requests on this node.
         is_owned: whether a package of a lock file belongs to the step, for any recipe and node. Packages that no step
             owns are the driver's, or its dependencies.
+        list_companions: returns the installed packages that came with them and that a lock file also holds.
     """
 
     list_wanted: Callable[[Recipe, Facts], Iterable[PackageId]]
     is_owned: Callable[[PackageId], bool]
+    list_companions: Callable[[Recipe, Facts], Iterable[PackageId]] = lambda _recipe, _facts: ()
 
 
 @dataclass(frozen=True, slots=True)

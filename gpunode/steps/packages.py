@@ -275,6 +275,14 @@ def _wanted_cuda_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]
     return find_chosen_toolkit_packages(recipe, facts)
 
 
+def _cuda_components(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    if not wants_cuda_toolkit(recipe):
+        return ()
+    from gpunode.steps.cuda_release import find_components
+
+    return find_components(recipe, facts)
+
+
 def _is_cuda_toolkit_package(package: PackageId) -> bool:
     from gpunode.catalog.cuda import release_of_component
 
@@ -289,5 +297,5 @@ CUDA_TOOLKIT_STEP = Step(
     needs=("cuda-repository",),
     uses_driver=True,
     files=(CUDA_PROFILE_SCRIPT,),
-    packages=StepPackageRules(_wanted_cuda_packages, _is_cuda_toolkit_package),
+    packages=StepPackageRules(_wanted_cuda_packages, _is_cuda_toolkit_package, _cuda_components),
 )
