@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.change import Change, RuntimeExpectation
-from gpunode.errors import DrainRequired, GpunodeError, RebootRequired
 from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
 
@@ -51,26 +50,17 @@ class Refusal:
     """A refusal of the step, which stops the whole run.
 
     Attributes:
-        exit_code: 3 refused, 11 drain required, 13 undetermined.
         held: the packages that somebody put on hold, if they are the reason.
     """
 
     what: str
     why: str
     hint: str
-    exit_code: int = 3
     held: tuple[PackageId, ...] = ()
 
 
-BlockingAction: TypeAlias = Literal["drain", "console", "reboot"]
-WAIT_ERRORS: Final[Mapping[BlockingAction, type[GpunodeError]]] = {
-    "drain": DrainRequired,
-    "console": RebootRequired,
-    "reboot": RebootRequired,
-}
-"""The error with which a waiting run ends, by what it waits for, most urgent first."""
+BlockingAction: TypeAlias = Literal["console", "reboot"]
 WAIT_PHRASES: Final[Mapping[BlockingAction, str]] = {
-    "drain": "a drain",
     "console": "somebody at the console",
     "reboot": "a reboot",
 }
@@ -82,7 +72,7 @@ class Blocked:
     """A step blocked by something that gpunode only does on request; later steps still run.
 
     Attributes:
-        waits_for: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
+        waits_for: somebody who answers the firmware at the next boot; a reboot.
     """
 
     waits_for: BlockingAction

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from gpunode.catalog.managers import find_manager_claim
 from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
 from gpunode.command import command
-from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
+from gpunode.errors import GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import MELLANOX_VENDOR_ID, read_secure_boot
@@ -381,8 +381,7 @@ def state_notes(
 
 
 def raise_refusal(plans: Sequence[StagePlan]) -> None:
-    """Raise the first refusal among ``plans`` as its error class; return if there is none."""
-    kinds: dict[int, type[GpunodeError]] = {3: Refused, 11: DrainRequired, 13: Undetermined}
+    """Raise the first refusal among ``plans``; return if there is none."""
     for plan in plans:
         if refusal := plan.refusal:
-            raise kinds[refusal.exit_code](refusal.what, why=refusal.why, hint=refusal.hint)
+            raise Refused(refusal.what, why=refusal.why, hint=refusal.hint)
