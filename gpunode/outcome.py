@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.change import Change, RuntimeExpectation
-from gpunode.errors import DrainRequired, GpunodeError, RebootRequired
 from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
 
@@ -51,26 +50,17 @@ class Refusal:
     """A refusal of the step, which stops the whole run.
 
     Attributes:
-        exit_code: 3 refused, 11 drain required, 13 undetermined.
         held: the packages that somebody put on hold, if they are the reason.
     """
 
     what: str
     why: str
     hint: str
-    exit_code: int = 3
     held: tuple[PackageId, ...] = ()
 
 
-BlockingAction: TypeAlias = Literal["drain", "console", "reboot"]
-WAIT_ERRORS: Final[Mapping[BlockingAction, type[GpunodeError]]] = {
-    "drain": DrainRequired,
-    "console": RebootRequired,
-    "reboot": RebootRequired,
-}
-"""The error with which a waiting run ends, by what it waits for, most urgent first."""
+BlockingAction: TypeAlias = Literal["console", "reboot"]
 WAIT_PHRASES: Final[Mapping[BlockingAction, str]] = {
-    "drain": "a drain",
     "console": "somebody at the console",
     "reboot": "a reboot",
 }
@@ -82,7 +72,7 @@ class Blocked:
     """A step blocked by something that gpunode only does on request; later steps still run.
 
     Attributes:
-        waits_for: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
+        waits_for: somebody who answers the firmware at the next boot; a reboot.
     """
 
     waits_for: BlockingAction
@@ -105,10 +95,12 @@ class StepPackageRules:
         list_wanted: returns those that this recipe requests on this node.
         is_owned: whether a package of a lock file belongs to the step, for any recipe and node. Packages that no step
             owns are the driver's, or its dependencies.
+        list_companions: returns the installed packages that came with them and that a lock file also holds.
     """
 
     list_wanted: Callable[[Recipe, Facts], Iterable[PackageId]]
     is_owned: Callable[[PackageId], bool]
+    list_companions: Callable[[Recipe, Facts], Iterable[PackageId]] = lambda _recipe, _facts: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +110,7 @@ class Step:
     Attributes:
         needs: the ids of the steps without which this one's work is useless: no rollback undoes theirs first.
         for_driver: whether only a driver needs the step. A run without such steps also works without a GPU.
+        uses_driver: whether the recipe's driver decides part of its plan, although it also works without one.
         packages: the packages that it installs by name; None if none of them are in a lock file.
         files: the files that it reads on every node, apart from folders that are read completely
             (``facts.probes.FOLDERS``), the runtimes' configuration and the package system's files.
@@ -129,5 +122,6 @@ class Step:
     plan: Callable[[Recipe, Facts], StepOutcome]
     needs: tuple[str, ...] = ()
     for_driver: bool = False
+    uses_driver: bool = False
     packages: StepPackageRules | None = None
     files: tuple[str, ...] = ()

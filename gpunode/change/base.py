@@ -157,6 +157,11 @@ class BaseChange(ABC):
         return False
 
     @property
+    def guards_against_kill(self) -> bool:
+        """True if its subject stays as it is unless a command is killed, such as a package that may lose its hold."""
+        return False
+
+    @property
     def is_temporary_stop(self) -> bool:
         """True if it stops a unit only until its trigger starts it again."""
         return False
@@ -185,6 +190,10 @@ class BaseChange(ABC):
     def unit_running_after(self) -> str:
         """The unit that runs afterwards; empty for a change of anything else."""
         return ""
+
+    def without_start(self) -> Self:
+        """Return it without running its unit afterwards."""
+        return self
 
     def runs_command(self, *words: str) -> bool:
         """Return whether it is a command that begins with ``words``."""

@@ -58,6 +58,9 @@ class ServiceChange(BaseChange):
     def unit_running_after(self) -> str:
         return self.unit if self.after.active else ""
 
+    def without_start(self) -> ServiceChange:
+        return replace(self, after=replace(self.after, active=False))
+
     @property
     def instruction(self) -> str:
         return f"{self._choose_verb('enable', 'disable', 'start', 'stop') or 'keep'} {short_unit_name(self.unit)}"

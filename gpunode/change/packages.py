@@ -63,6 +63,10 @@ class PackageChange(BaseChange):
         return not isinstance(self.after, KnownAfter)
 
     @property
+    def guards_against_kill(self) -> bool:
+        return self.before == self.after
+
+    @property
     def exists_before(self) -> bool:
         return self.before is not None and not self.before.config_files_only
 

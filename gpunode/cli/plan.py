@@ -23,6 +23,7 @@ from gpunode.cli.screen.plans import plan_lines
 from gpunode.command import sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError
 from gpunode.facts.model import Facts
+from gpunode.outcome import Refusal
 from gpunode.workflow.converge import StagePlan, collect_notes, raise_refusal, step_ids_by_change, triggers_of_plans
 from gpunode.workflow.events import Notice
 from gpunode.workflow.plan import Losses, find_losses, has_pending_work, make_version_lookup
@@ -124,7 +125,7 @@ def _plan_envelope(
         {"id": step.step.id, "stage": stage.stage, "reason": step.outcome.reason, "changes": len(step.changes)}
         for stage in plans
         for step in stage.steps
-        if not hasattr(step.outcome, "exit_code")
+        if not isinstance(step.outcome, Refusal)
     ]
     return Envelope(
         "plan",

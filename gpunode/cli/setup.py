@@ -43,10 +43,10 @@ from gpunode.cli.screen.words import STATE_MARK, format_seconds
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import Command
 from gpunode.container_runtimes import takes_only_cdi
-from gpunode.errors import GpunodeError, RebootRequired, UsageError, assert_never
+from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
-from gpunode.outcome import WAIT_ERRORS, Blocked, reboot_suffices
+from gpunode.outcome import Blocked, reboot_suffices
 from gpunode.wording import count_noun
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
@@ -198,29 +198,21 @@ def _prepare_resume(recipe: Recipe, flags: SetupFlags) -> Resume:
     return Resume(lambda run: boot_resume_command(run, words), encode_request(recipe, proxy_variables()))
 
 
-def blocked_setup_error(waits: Sequence[Blocked], *, has_changed: bool = False, resumes: bool = False) -> GpunodeError:
-    """Return the error of a setup that waits for a reboot or a drain, with all reasons.
+def blocked_setup_error(
+    waits: Sequence[Blocked], *, has_changed: bool = False, resumes: bool = False
+) -> RebootRequired:
+    """Return the error of a setup that waits for a reboot, with all reasons.
 
     Args:
         waits: what it waits for; at least one.
         has_changed: whether it has completed the steps before.
         resumes: whether it reboots the node and continues by itself.
     """
-    first = min((wait.waits_for for wait in waits), key=list(WAIT_ERRORS).index)
-    match first:
-        case "reboot":
-            needs = "a reboot is needed"
-            hint = "setup continues after the reboot" if resumes else _REBOOT_HINT
-        case "console":
-            needs = "a reboot is needed, with somebody at the console"
-            hint = _CONSOLE_ENROLMENT_HINT
-        case "drain":
-            needs = "the node must be drained"
-            hint = "kubectl drain NODE --ignore-daemonsets, or stop what uses the GPUs; then run the same command again"
-        case _:
-            assert_never(first)
+    needs, hint = "a reboot is needed", "setup continues after the reboot" if resumes else _REBOOT_HINT
+    if any(wait.waits_for == "console" for wait in waits):
+        needs, hint = f"{needs}, with somebody at the console", _CONSOLE_ENROLMENT_HINT
     what = f"{needs}; everything before it is done" if has_changed else needs
-    return WAIT_ERRORS[first](what, why="\n".join(wait.reason for wait in waits), hint=hint)
+    return RebootRequired(what, why="\n".join(wait.reason for wait in waits), hint=hint)
 
 
 def _setup_envelope(recipe: Recipe, result: SetupResult, report: VerifyReport, notes: Sequence[str]) -> Envelope:

@@ -218,20 +218,15 @@ _COMMON_PROBES: Final = (
 )
 
 
-def list_probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool = False) -> tuple[Probe, ...]:
-    """Return the probes for everything in ``Facts``, and for additional ``units`` and ``files``.
+def list_probes(units: Iterable[str] = (), *, image: bool = False) -> tuple[Probe, ...]:
+    """Return the probes for everything in ``Facts``, and for additional ``units`` of systemd.
 
-    Args:
-        units: of systemd, with their suffix.
-        files: absolute paths.
-        image: whether the node is a mounted root: then only its files are read, and nothing is run.
+    Of a node that is a mounted root (``image``), only files are read, and nothing is run.
     """
-    names = tuple(dict.fromkeys((*PROBED_UNITS, *units)))
-    paths = dict.fromkeys((*FILES, *files))
     every = (
         *_COMMON_PROBES,
-        unit_probe(*names),
-        *(Probe(f"file:{path}", path=path, content_kind=_classify_file(path)) for path in paths),
+        unit_probe(*dict.fromkeys((*PROBED_UNITS, *units))),
+        *(Probe(f"file:{path}", path=path, content_kind=_classify_file(path)) for path in dict.fromkeys(FILES)),
     )
     return tuple(probe for probe in every if not image or probe.source.startswith(_FOLDERS_IN_IMAGE))
 

@@ -191,8 +191,8 @@ class LocalHost:
         refuse_unusable_boot(changes, self.root)
         refuse_removal_without_room(changes, self.root)
         self._mok_password = read_chosen_password(changes, self.mok_password_file)
-        for change in changes:
-            if isinstance(change, FileChange) and not change.is_generated:
+        for change in FileChange.of_kind(changes):
+            if not change.is_generated:
                 files.refuse_unreplaceable(change.path, root=self.root)
 
     def describe_symlinks(self, changes: Sequence[Change], /) -> tuple[str, ...]:

@@ -70,8 +70,8 @@ class RehearsalHost:
         Raises:
             Conflict: if a file does not match ``before``.
         """
-        for change in changes:
-            if isinstance(change, FileChange) and not change.is_generated:
+        for change in FileChange.of_kind(changes):
+            if not change.is_generated:
                 self._write(change)
 
     def _write(self, change: FileChange) -> None:

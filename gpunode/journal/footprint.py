@@ -149,10 +149,8 @@ def _find_backups(run: RunRecord, steps: Collection[str]) -> Iterator[NetChange[
     for record in run.change_records:
         # Skip a backup that a rollback restored: its package is removed again, and the purge deletes the file.
         if record.intent.step in steps and not record.change.exists_after:
-            yield from (
-                NetChange(record.intent.stage, record.intent.step, file)
-                for file in FileChange.of_kind((record.change,))
-            )
+            for file in FileChange.of_kind((record.change,)):
+                yield NetChange(record.intent.stage, record.intent.step, file)
 
 
 def _make_footprint(changes: Sequence[_MadeChange], files: Mapping[str, FileTrail]) -> Footprint:
@@ -230,11 +228,8 @@ def _put_in_undo_order(values: dict[str, FoundT], subject: str, value: FoundT | 
 
 
 def _begin_net_change(made_change: _MadeChange, change: StatefulT) -> NetChange[StatefulT] | None:
-    """Return the span that begins with ``change``; None if that leaves the thing unchanged.
-
-    A package that a killed command should have left unchanged may have lost its hold.
-    """
-    if change.before == change.after and not isinstance(change, PackageChange):
+    """Return the span that begins with ``change``; None if that leaves the thing unchanged."""
+    if change.before == change.after and not change.guards_against_kill:
         return None
     return NetChange(made_change.intent.stage, made_change.intent.step, change, made_change.is_known, change.folders)
 

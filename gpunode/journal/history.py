@@ -11,7 +11,6 @@ from gpunode.change import (
     RUNTIME_CONFIG_STAGE,
     Change,
     FileChange,
-    PackageChange,
     Trigger,
     sort_triggers,
     triggers_of,
@@ -76,12 +75,7 @@ def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
                 records[places[seq]] = replace(records[places[seq]], outcome="failed", ended_at=at, error=error)
             case _:
                 pass
-    # A package that a command has left as it was is none; only a killed one may have taken its hold.
-    return tuple(one for one in records if one.outcome == "unknown" or not _keeps_package(one.change))
-
-
-def _keeps_package(change: Change) -> bool:
-    return isinstance(change, PackageChange) and change.before == change.after
+    return tuple(one for one in records if one.outcome == "unknown" or not one.change.guards_against_kill)
 
 
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
@@ -323,11 +317,4 @@ def mark_undone_runs(runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
         undone.update((one.run, undo.run) for one in left)
         is_whole = undo.begin.with_packages or is_removal
         whole.update(one.run for one in left if is_whole or not one.other_subjects)
-    return tuple(
-        replace(
-            run,
-            undone_by=undone.get(run.run, ""),
-            is_fully_undone=run.run in whole,
-        )
-        for run in runs
-    )
+    return tuple(replace(run, undone_by=undone.get(run.run, ""), is_fully_undone=run.run in whole) for run in runs)

@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +52,7 @@ _VALID_RUN_ID = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 _MAX_JOURNAL_BYTES = 16 << 20
 _RECORD_SUBFOLDERS: tuple[tuple[str, ...], ...] = ((), (RUNS_FOLDER,), (OBJECTS_FOLDER,))
 _CHANGE_NOT_MADE_REASON = "its run was cut short before it"
+_NOTHING_LEFT_REASON = "cut short; a later run found nothing left to do"
 
 
 class Store:
@@ -255,14 +256,14 @@ class Store:
         newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
         return newest if newest and newest.commit is None else None
 
-    def close_interrupted_run(self, run: str, why: str) -> None:
-        """Record that the interrupted run is over; ``why`` says how that is known. Call it under ``lock``.
+    def close_interrupted_run(self, run: str) -> None:
+        """Record that the interrupted run is over, since a later one found nothing to do. Call it under ``lock``.
 
         Raises:
             ChangeFailed: that could not be written.
         """
         with raise_as_change_failed(f"the end of run {run} could not be recorded", self._path(run)):
-            self._append_entries(run, Commit("interrupted", why, self._clock()))
+            self._append_entries(run, Commit("interrupted", _NOTHING_LEFT_REASON, self._clock()))
 
     def find_open_intents(self) -> dict[str, tuple[Intent, ...]]:
         """Return by run, newest first, the intents without a recorded end whose subject no later run changed.
@@ -312,8 +313,8 @@ class Store:
         with contextlib.suppress(OSError):
             self.objects.remove_files(lambda name: name.startswith("."))
 
-    def find_untriggered_changes(self) -> tuple[FileChange, ...]:
-        """Return the file changes of all runs, newest first, with a trigger that none of them has settled.
+    def find_untriggered_changes(self, triggers: Collection[Trigger]) -> tuple[FileChange, ...]:
+        """Return the file changes of all runs, newest first, with one of ``triggers`` that none of them has settled.
 
         Raises:
             JournalDamaged: a journal is damaged, or a backup object of a run with pending triggers.
@@ -323,7 +324,7 @@ class Store:
         runs = self.ids()
         indebted = next(index for index, run in enumerate(runs) if history.pending_triggers(self._read_entries(run)))
         waiting = history.untriggered_changes(entry for run in runs[indebted:] for entry in self._read_entries(run))
-        loaded = (change.with_contents(self.objects.find) for change in waiting)
+        loaded = (one.with_contents(self.objects.find) for one in waiting if not one.triggers.isdisjoint(triggers))
         return tuple(change for change in loaded if change is not None)
 
     def lock(

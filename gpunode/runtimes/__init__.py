@@ -71,3 +71,8 @@ def find_runtime(id: str) -> Runtime:  # noqa: A002 - the rows' own word
         KeyError: there is none; recipes are checked against the rows first.
     """
     return {row.id: row for row in RUNTIMES}[id]
+
+
+def find_reader(path: str) -> Runtime | None:
+    """Return the runtime that reads ``path`` if nobody moves its files; None if none does."""
+    return next((row for row in RUNTIMES if path in {row.config, row.drop_in}), None)

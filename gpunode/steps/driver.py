@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode.catalog.conflicts import (
     SEPARATELY_VERSIONED_IN_DISTROS,
     STANDALONE_PREFIX,
     STANDALONE_TOOL_PACKAGES,
+    driver_packages,
     driver_versioned_packages,
     is_cuda_metapackage,
     purge_reason,
@@ -413,6 +414,22 @@ def _wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
     return driver.packages(recipe) if isinstance(driver, WantedDriver) else ()
 
 
+# These are installed with a driver that has a display; dependencies on them allow any newer version.
+_EGL_PACKAGE_PREFIX: Final = "libnvidia-egl-"
+
+
+def _locked_companions(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
+    """Yield the driver's installed packages: all in its version, and dependencies with versions of their own."""
+    driver, packages = wanted_driver(recipe, facts), known(facts.packages, {})
+    if not isinstance(driver, WantedDriver):
+        return
+    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_EGL_PACKAGE_PREFIX))}:
+        state = packages[package]
+        branch = branch_of(state.version)
+        if branch == driver.chosen.branch or (not branch and state.auto):
+            yield package
+
+
 DRIVER_STEP = Step(
     "driver",
     "NVIDIA driver",
@@ -420,5 +437,5 @@ DRIVER_STEP = Step(
     plan_driver,
     needs=("cuda-repository",),
     for_driver=True,
-    packages=StepPackageRules(_wanted_packages, frozenset[PackageId]().__contains__),
+    packages=StepPackageRules(_wanted_packages, frozenset[PackageId]().__contains__, _locked_companions),
 )

@@ -250,7 +250,9 @@ def _missing_dependency_state(
     return replace(desired_state(recipe, missing.package, anyhow), auto=True)
 
 
-MISSING_DEPENDENCIES_STEP = Step("missing-dependencies", "dependencies", "packages", plan_missing_dependencies)
+MISSING_DEPENDENCIES_STEP = Step(
+    "missing-dependencies", "dependencies", "packages", plan_missing_dependencies, uses_driver=True
+)
 
 
 CUDA_PROFILE_SCRIPT: Final = "/etc/profile.d/gpunode-cuda.sh"
@@ -273,6 +275,14 @@ def _wanted_cuda_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]
     return find_chosen_toolkit_packages(recipe, facts)
 
 
+def _cuda_components(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    if not wants_cuda_toolkit(recipe):
+        return ()
+    from gpunode.steps.cuda_release import find_components
+
+    return find_components(recipe, facts)
+
+
 def _is_cuda_toolkit_package(package: PackageId) -> bool:
     from gpunode.catalog.cuda import release_of_component
 
@@ -285,6 +295,7 @@ CUDA_TOOLKIT_STEP = Step(
     "packages",
     plan_cuda_toolkit,
     needs=("cuda-repository",),
+    uses_driver=True,
     files=(CUDA_PROFILE_SCRIPT,),
-    packages=StepPackageRules(_wanted_cuda_packages, _is_cuda_toolkit_package),
+    packages=StepPackageRules(_wanted_cuda_packages, _is_cuda_toolkit_package, _cuda_components),
 )

@@ -59,8 +59,6 @@ STEPS: tuple[Step, ...] = (
     NODE_REGISTRATION_STEP,
 )
 
-DRIVER_STEP_IDS = frozenset(step.id for step in STEPS if step.for_driver)
-
 
 def find_needed_step_ids(step: str) -> frozenset[str]:
     """Return the ids of the steps that ``step`` needs, directly or not; none for an unknown step."""

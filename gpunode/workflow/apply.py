@@ -175,20 +175,20 @@ class Applier:
             self.apply_change(_RECOVERY_STAGE_NAME, "put-back", back, failure.what)
 
     def _apply_batch(self, plan: StagePlan, batch: tuple[Change, ...]) -> None:
-        if isinstance(batch[0], PackageChange):
+        if packages := PackageChange.of_kind(batch):
             self.check_interrupt()
 
             def step_of(change: PackageChange) -> str:
                 found = plan.step_of(change)
                 return found.step.id if found else DEPENDENCIES_STEP_ID
 
-            self.apply_packages(plan.stage, PackageChange.of_kind(batch), step_of)
+            self.apply_packages(plan.stage, packages, step_of)
             return
         for change in batch:
             self.check_interrupt()
             step = plan.step_of(change)
             assert step is not None, "only packages come along as dependencies"
-            note = self._check_candidate_files(step) if isinstance(change, FileChange) else ""
+            note = self._check_candidate_files(step)
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.apply_change(plan.stage, step.step.id, change, reason, note)
@@ -203,9 +203,9 @@ class Applier:
 
     def _restore_partial_edit(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
         """Restore a runtime's other files: an import of a missing file is worse than no edit at all."""
-        if step.step.id != RUNTIME_CONFIG_STEP.id or not isinstance(change, FileChange):
-            return
         files = FileChange.of_kind(step.changes)
+        if step.step.id != RUNTIME_CONFIG_STEP.id or change not in files:
+            return
         paths, is_left = {file.path for file in files}, False
         for written in self._written_files():
             if written.path in paths and (back := written.inverse()) is not None:
@@ -227,9 +227,9 @@ class Applier:
     def _check_candidate_files(self, step: StepPlan) -> str:
         """Return what the runtime's parser says about all files of ``step``, before the first one is written."""
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
-        if expectation is None or step.step.id in self.parser_answers:
-            return ""
         changes = FileChange.of_kind(step.changes)
+        if expectation is None or not changes or step.step.id in self.parser_answers:
+            return ""
         self.parser_answers[step.step.id] = self.host.check_candidate_files(expectation, changes)
         self._expectations.update(dict.fromkeys(triggers_of(changes), expectation))
         return self.parser_answers[step.step.id]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from gpunode.catalog.managers import find_manager_claim
 from gpunode.change import Change, FileChange, PackageChange, Trigger, sort_changes, sort_triggers, triggers_of
 from gpunode.command import command
-from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
+from gpunode.errors import GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import derive, derive_devices, derive_kubelet_facts
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.machine import MELLANOX_VENDOR_ID, read_secure_boot
@@ -31,8 +31,8 @@ from gpunode.steps import mig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_service_pauses
 from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import GPU_OPTION
-from gpunode.steps.packages import CUDA_TOOLKIT_STEP, MISSING_DEPENDENCIES_STEP, merge_hold_refusals
-from gpunode.steps.table import DRIVER_STEP_IDS, STAGES, STEPS
+from gpunode.steps.packages import merge_hold_refusals
+from gpunode.steps.table import STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE
 
 # Larger than the usual number of commands, so that a hanging one does not delay the others.
@@ -283,11 +283,11 @@ def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iter
 
 def without_unneeded_driver(recipe: Recipe, only: Collection[str]) -> Recipe:
     """Return ``recipe``, without its driver if no selected step needs one."""
-    # Named by ``--only``, these two are about the driver as well: the dependencies are the driver's, and the driver
-    # limits the toolkit's release. Without ``--only`` they may be all that a recipe keeps of the driver's steps.
-    steps = DRIVER_STEP_IDS | ({MISSING_DEPENDENCIES_STEP.id, CUDA_TOOLKIT_STEP.id} & {*only})
-    taken = steps.difference(recipe.skip).intersection(only or DRIVER_STEP_IDS)
-    return recipe if taken else replace(recipe, driver=replace(recipe.driver, version="none"))
+    selected = [step for step in STEPS if step.id not in recipe.skip and (not only or step.id in only)]
+    # Without ``--only``, a step that uses the driver may be all that a recipe keeps of the driver's steps.
+    if any(step.for_driver or (step.uses_driver and only) for step in selected):
+        return recipe
+    return replace(recipe, driver=replace(recipe.driver, version="none"))
 
 
 def walk_stages(
@@ -381,8 +381,7 @@ def state_notes(
 
 
 def raise_refusal(plans: Sequence[StagePlan]) -> None:
-    """Raise the first refusal among ``plans`` as its error class; return if there is none."""
-    kinds: dict[int, type[GpunodeError]] = {3: Refused, 11: DrainRequired, 13: Undetermined}
+    """Raise the first refusal among ``plans``; return if there is none."""
     for plan in plans:
         if refusal := plan.refusal:
-            raise kinds[refusal.exit_code](refusal.what, why=refusal.why, hint=refusal.hint)
+            raise Refused(refusal.what, why=refusal.why, hint=refusal.hint)

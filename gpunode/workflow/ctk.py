@@ -102,16 +102,9 @@ def apply_edit(
     restart: bool = False,
     check_interrupt: Callable[[], None] = lambda: None,
 ) -> EditResult:
-    """Write all planned files or none.
+    """Write all planned files or none; with ``restart``, restart the daemon and check that it read the files.
 
-    Args:
-        plan: the edit.
-        host: the node.
-        store: the node's journal.
-        verb: the command that the run records.
-        on_event: called with each event.
-        restart: whether to restart the daemon, and check that it read the files.
-        check_interrupt: called before anything is written; raises Interrupted after a signal.
+    ``check_interrupt`` is called before anything is written; it raises Interrupted after a signal.
 
     Raises:
         Refused: the runtime's own parser rejects the files; nothing was written.
@@ -122,9 +115,7 @@ def apply_edit(
     check_interrupt()
     stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
     earlier = store.find_pending_triggers()
-    untriggered_changes = tuple(
-        change for change in store.find_untriggered_changes() if change.triggers & set(stage.triggers)
-    )
+    untriggered_changes = store.find_untriggered_changes(stage.triggers)
     run = store.begin(verb)
     applier = Applier(host, run, on_event, lambda: None, untriggered_changes, earlier)
     with recording_failure(applier):
@@ -140,8 +131,8 @@ def apply_edit(
 def conclude_interrupted_edit(store: Store) -> None:
     """Record an interrupted edit as finished if nothing is left to do."""
     cut = store.find_interrupted_run()
-    if cut is not None and cut.begin.verb in {"configure", "unconfigure"}:
-        store.close_interrupted_run(cut.begin.run, "cut short; a later run found nothing left to do")
+    if cut is not None and cut.verb in {"configure", "unconfigure"}:
+        store.close_interrupted_run(cut.run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +220,9 @@ def _compare_effective(
     try:
         observed = read_effective_config(runtime)
     except ChangeFailed as error:
-        is_down = DOCKER_UNREACHABLE_ERROR.search(error.why) is not None
-        return (
-            ConfigStatus(unverified="it is not running")
-            if is_down
-            else ConfigStatus(difference=f"{error.what}: {error.why}")
-        )
+        if DOCKER_UNREACHABLE_ERROR.search(error.why):
+            return ConfigStatus(unverified="it is not running")
+        return ConfigStatus(difference=f"{error.what}: {error.why}")
     if observed is None:
         return ConfigStatus(unverified=f"{runtime} is not installed")
     return ConfigStatus(difference="\n".join(list_differences(expectation, observed)))

@@ -20,7 +20,7 @@ def packages_to_download(
     """Return the package changes that setup would make, with exact versions, dependencies included.
 
     Raises:
-        Refused, DrainRequired, Undetermined: setup would refuse, or the packages are not available yet.
+        Refused, Undetermined: setup would refuse, or the packages are not available yet.
     """
     plans = plan(recipe, facts, host, only)
     raise_refusal(plans)

@@ -191,9 +191,7 @@ def find_drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
     drift = []
     for step in (step for stage in stages for step in stage.steps):
         match step.outcome:
-            case Refusal(what=what, why=why, exit_code=code):
-                if code == Undetermined.exit_code:
-                    raise Undetermined(what, why=why)
+            case Refusal(what=what, why=why):
                 drift.append(Drift(step.step.id, step.step.title, "refusal", f"{what}: {why}" if why else what))
             case Blocked(reason=reason):
                 drift.append(Drift(step.step.id, step.step.title, "wait", reason))

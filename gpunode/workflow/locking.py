@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from gpunode.catalog.conflicts import driver_packages
-from gpunode.change import KnownAfter, PackageState
+from gpunode.change import KnownAfter
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, need
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.driver import DRIVER_STEP
-from gpunode.steps.installed_driver import branch_of, is_at_version
-from gpunode.steps.packages import CUDA_TOOLKIT_STEP, wants_cuda_toolkit
-from gpunode.steps.selection import WantedDriver, wanted_driver
+from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, project_stage
-
-# These are installed with a driver that has a display; dependencies on them allow any newer version.
-_EGL_PACKAGE_PREFIX = "libnvidia-egl-"
 
 
 def create_lock(
@@ -43,8 +36,7 @@ def create_lock(
         facts = project_stage(facts, plan)
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
-    found = {*_requested_packages(recipe, facts), *_lockable_packages(recipe, facts, packages)}
-    wanted = sorted(one for one in {*found, *_cuda_components(recipe, facts)} if not one.name.startswith("linux-"))
+    wanted = sorted(one for one in {*_lockable_packages(recipe, facts)} if not one.name.startswith("linux-"))
     return VersionLock(
         file=file,
         recipe=recipe.name,
@@ -55,32 +47,12 @@ def create_lock(
     )
 
 
-def _requested_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
-    """Yield the packages that steps request by name."""
+def _lockable_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
+    """Yield the packages that steps request by name, and those that came with them."""
     for step in STEPS:
         if step.packages and step.id not in recipe.skip:
             yield from step.packages.list_wanted(recipe, facts)
-
-
-def _cuda_components(recipe: Recipe, facts: Facts) -> Iterable[PackageId]:
-    """Return the packages installed with the CUDA toolkit."""
-    if not wants_cuda_toolkit(recipe) or CUDA_TOOLKIT_STEP.id in recipe.skip:
-        return ()
-    from gpunode.steps.cuda_release import find_components  # loaded on use
-
-    return find_components(recipe, facts)
-
-
-def _lockable_packages(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
-    """Yield the driver's packages: all in its version, and dependencies with versions of their own."""
-    driver = wanted_driver(recipe, facts) if DRIVER_STEP.id not in recipe.skip else None
-    if not isinstance(driver, WantedDriver):
-        return
-    for package in {*driver_packages(packages), *(one for one in packages if one.name.startswith(_EGL_PACKAGE_PREFIX))}:
-        state = packages[package]
-        branch = branch_of(state.version)
-        if branch == driver.chosen.branch or (not branch and state.auto):
-            yield package
+            yield from step.packages.list_companions(recipe, facts)
 
 
 def missing_versions_error(

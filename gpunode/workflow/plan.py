@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -362,9 +362,31 @@ def resolve_stage_on(host: HostView, plan: StagePlan, facts: Facts, lock: Versio
     reinstalled = [named for change in plan.ordered_changes for named in list_reinstalled(change)]
     if exact.unresolved or not reinstalled:
         return exact
-    from gpunode.workflow.reinstallation import explain_lost_versions  # loaded on use: few nodes lack a program
+    return replace(exact, unresolved=_explain_lost_versions(reinstalled, exact, host, facts))
 
-    return replace(exact, unresolved=explain_lost_versions(reinstalled, exact, host, facts))
+
+def _explain_lost_versions(
+    reinstalled: Sequence[tuple[PackageId, str]], exact: StagePlan, host: HostView, facts: Facts
+) -> str:
+    """Return the ``reinstalled`` packages whose version no archive of ``host`` has; empty if none is known.
+
+    The version is "" for the installed or a newer one; packages that ``exact`` changes get their new version. The
+    package manager only says that it cannot reinstall such a package, and exits successfully.
+    """
+    installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
+    offered = _find_versions((package for package, _ in reinstalled), installed, make_version_lookup(host, facts))
+    changed = {change.id for change in exact.packages}
+    lost = (
+        (package, version)
+        for package, version in reinstalled
+        if package not in changed and (version or installed[package].version) not in offered.get(package, ())
+    )
+    return "\n".join(
+        f"Version '{version}' for '{package}' was not found"
+        if version
+        else f"no source has {package} {installed[package].version}, which is installed, or a newer version"
+        for package, version in (lost if offered else ())
+    )
 
 
 def resolve_stage(plan: StagePlan, facts: Facts, simulate: Simulate, lock: VersionLock | None = None) -> StagePlan:
@@ -431,8 +453,7 @@ def _removals_among(changes: Sequence[Change]) -> list[PackageChange]:
 
 
 VersionLookup: TypeAlias = Callable[[Collection[PackageId]], Mapping[PackageId, Collection[str]]]
-# An index that has none of this many installed packages is not this system's index.
-INDEX_SAMPLE_SIZE = 30
+_INDEX_SAMPLE_SIZE = 30
 _MAX_LOSSES_NAMED = 5
 
 
@@ -444,6 +465,16 @@ def make_version_lookup(host: HostView, facts: Facts) -> VersionLookup:
         return list_versions(system(facts).parse_archives(answer.text) if answer.outcome == "ok" else ())
 
     return list_offered_versions
+
+
+def _find_versions(
+    packages: Iterable[PackageId], installed: Collection[PackageId], look_up: VersionLookup
+) -> Mapping[PackageId, Collection[str]]:
+    """Return the versions of ``packages`` in the index; nothing if that is not this system's index.
+
+    It is not if it has none of the packages and of a sample of the installed ones.
+    """
+    return look_up(dict.fromkeys((*packages, *islice(sorted(installed), _INDEX_SAMPLE_SIZE))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,8 +520,7 @@ def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions:
     if not changes:
         return Losses()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    beside = islice(sorted(installed), INDEX_SAMPLE_SIZE)
-    found = list_offered_versions(dict.fromkeys((*(change.id for change in changes), *beside)))
+    found = _find_versions((change.id for change in changes), installed, list_offered_versions)
     if not found:
         return None
     lost = [change for change in changes if change.states[0] not in found.get(change.id, ())]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import partial
 
 from gpunode.change import Change, FileChange, FileState, PackageChange
 from gpunode.command import Command
@@ -18,13 +16,13 @@ from gpunode.journal.history import COMPLETED_RESULTS, RunRecord, intents_to_und
 from gpunode.journal.record import APPLYING_VERBS
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit, find_reader
 from gpunode.steps.table import find_needed_step_ids
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.events import Observer
-from gpunode.workflow.undo import RestoredFile, UndoExecutor, UndoPlan, installed_packages, recorded_edit
+from gpunode.workflow.undo import RestoredFile, UndoPlan, carry_out, installed_packages, recorded_edit
 from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_configuration_undo, plan_undo
 
 
@@ -67,7 +65,7 @@ def plan_rollback(
             return RestoredFile(span.change.before)
         back = span.change.inverse()
         assert back is not None, "a footprint holds what is settled"
-        raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))
+        raise edit_conflict_error(back, now, _unconfigure_commands(store, back, now))
 
     is_redo = _counts_as_undo(runs, run_id)
     request = UndoRequest(store, run_id, footprint, resolve_edit, is_redo, force, allow_disruption, allow_loss)
@@ -79,11 +77,7 @@ def plan_rollback(
     refuse_shared_subjects(store, run_id, footprint.subjects)
     undone = plan_undo(request, host, facts)
     _refuse_missing_programs(request, host, runs[run_id], undone)
-    going: dict[str, list[str]] = {}
-    for step in undone.steps:
-        if not step.change.exists_after:
-            going.setdefault(step.step_id, []).append(step.change.subject)
-    refuse_needed_removals(store, run_id, going, partial(_is_change_on_node, host, installed_packages(facts)))
+    _refuse_needed_removals(store, undone, host, installed_packages(facts))
     return undone
 
 
@@ -103,7 +97,7 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
         absent = find_missing_program(host, sorted(added_programs(recorded_edit(change))))
         if not absent:
             continue
-        row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), RUNTIMES[0])
+        row = find_reader(change.path) or RUNTIMES[0]
         root = () if str(request.store.root) == "/" else (f"--root={request.store.root}",)
         hint = missing_program(absent, row.id, *root).hint
         if not undone.with_packages and any(
@@ -117,17 +111,6 @@ def _refuse_missing_programs(request: UndoRequest, host: Host, run: RunRecord, u
         )
 
 
-def _is_change_on_node(host: Host, packages: Collection[PackageId], change: Change) -> bool:
-    """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
-    match change:
-        case FileChange(path=path):
-            return live_state.read_file_state(host, path) is not None
-        case PackageChange(id=package):
-            return package in packages
-        case _:
-            return True
-
-
 def _counts_as_undo(runs: Mapping[str, RunRecord], run: str) -> bool:
     """Return whether ``run`` removed what another run made; undoing an undo makes it again."""
     if runs[run].verb in APPLYING_VERBS:
@@ -136,22 +119,18 @@ def _counts_as_undo(runs: Mapping[str, RunRecord], run: str) -> bool:
     return of not in runs or not _counts_as_undo(runs, of)
 
 
-def _unconfigure_command(change: FileChange, current: FileState | None, root: str) -> str:
-    """Return the command that removes gpunode's runtimes from ``current``; empty if it added none."""
-    row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), None)
+def _unconfigure_commands(store: Store, change: FileChange, current: FileState | None) -> str:
+    """Return the commands that remove gpunode's runtimes from ``current``; empty if it added none."""
+    row = find_reader(change.path)
     if row is None or row.unit == "" or current is None:
         return ""
     from gpunode.runtimes.reversal import changed_handlers  # loaded on use: few rollbacks meet an edited file
 
     edits = (recorded_edit(change), Edit(change.path, None, current.content))
     ours, present = (changed_handlers(edit) - {"runc"} for edit in edits)
-    command = ["sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
-    command += ["--root", root] if root != "/" else []
-    commands = (
-        shlex.join([*command, *([] if name == DesiredConfig().handler else [f"--nvidia-runtime-name={name}"])])
-        for name in sorted(ours & present)
-    )
-    return "\n".join(commands)
+    words = ("ctk", "runtime", "unconfigure", f"--runtime={row.id}")
+    names = ((f"--nvidia-runtime-name={name}",) if name != DesiredConfig().handler else () for name in ours & present)
+    return "\n".join(store.command(*words, *name) for name in sorted(names))
 
 
 def rollback(
@@ -165,15 +144,14 @@ def rollback(
     run = store.begin(plan.verb, undoes=plan.undone_run, with_packages=plan.with_packages)
     reason = f"as it was before {plan.undone_run or 'gpunode'}"
     applier = Applier(host, run, on_event, check_interrupt)
-    executor = UndoExecutor(applier, host, reason, plan.pending_triggers)
     with recording_failure(applier):
-        executor.carry_out(plan.steps)
+        trigger_results = carry_out(plan, applier, reason)
     plan = replace(plan, reboot_reason=plan.reboot_reason or live_state.pending_mig_switch(host, plan.changes))
     if plan.is_incomplete and not plan.with_packages:
         run.commit("failed", "\n".join(plan.notes))  # a GPU's layout; so the run does not count as undone
     else:
         run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
-    return RollbackResult(plan, run.id, tuple(executor.trigger_results))
+    return RollbackResult(plan, run.id, trigger_results)
 
 
 def mark_undone(store: Store, run: RunRecord, *, with_packages: bool) -> None:
@@ -345,24 +323,23 @@ def refuse_shared_subjects(store: Store, run_id: str, touched: AbstractSet[str])
         )
 
 
-def refuse_needed_removals(
-    store: Store, run_id: str, removed: Mapping[str, Collection[str]], is_there: Callable[[Change], bool]
-) -> None:
-    """Refuse if a later run that was not undone needs something that undoing ``run_id`` would remove.
-
-    ``removed`` lists what would be removed, by the step that added it; ``is_there`` tells whether the subject of a
-    change is still on the node.
+def _refuse_needed_removals(store: Store, undone: UndoPlan, host: Host, packages: Collection[PackageId]) -> None:
+    """Refuse if a later run that was not undone needs something that ``undone`` would remove.
 
     Raises:
         Conflict: names the runs to undo first, newest first.
     """
+    removed: dict[str, list[str]] = {}  # by the step that added it
+    for step in undone.steps:
+        if not step.change.exists_after:
+            removed.setdefault(step.step_id, []).append(step.change.subject)
     needing: dict[RunRecord, frozenset[str]] = {}
     lines: list[str] = []
-    for run in _later_runs(store, run_id) if removed else ():
-        for step, made in _remaining_additions(store, run, is_there):
-            if missed := sorted(name for need in find_needed_step_ids(step) for name in removed.get(need, ())):
-                needing[run] = needing.get(run, frozenset()) | {made.subject}
-                lines.append(f"{made.subject}, of run {run.label}, needs {join_names(missed, _MAX_SUBJECTS_SHOWN)}")
+    for run in _later_runs(store, undone.undone_run) if removed else ():
+        for step_id, made in _remaining_additions(run, host, packages):
+            if missed := sorted(name for need in find_needed_step_ids(step_id) for name in removed.get(need, ())):
+                needing[run] = needing.get(run, frozenset()) | {made}
+                lines.append(f"{made}, of run {run.label}, needs {join_names(missed, _MAX_SUBJECTS_SHOWN)}")
     if needing:
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
@@ -371,16 +348,25 @@ def refuse_needed_removals(
         )
 
 
-def _remaining_additions(
-    store: Store, run: RunRecord, is_there: Callable[[Change], bool]
-) -> Iterator[tuple[str, Change]]:
+def _remaining_additions(run: RunRecord, host: Host, packages: Collection[PackageId]) -> Iterator[tuple[str, str]]:
     """Yield what ``run`` added to the node and what is still there, each with its step."""
     if run.verb not in APPLYING_VERBS or run.verb == "unconfigure":
         return  # a run that removed something needs nothing
-    for intent in intents_to_undo(store.entries(run.run)):
+    for intent in intents_to_undo(run.entries):
         back = intent.change  # from the state that the run made to the one before it
-        if back.exists_before and back.subject in run.remaining_subjects and is_there(back):
-            yield intent.step, back
+        if back.exists_before and back.subject in run.remaining_subjects and _is_on_node(back, host, packages):
+            yield intent.step, back.subject
+
+
+def _is_on_node(change: Change, host: Host, packages: Collection[PackageId]) -> bool:
+    """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
+    match change:
+        case FileChange(path=path):
+            return live_state.read_file_state(host, path) is not None
+        case PackageChange(id=package):
+            return package in packages
+        case _:
+            return True
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:

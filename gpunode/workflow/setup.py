@@ -110,7 +110,7 @@ def setup(
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (options.resume and reboot_suffices(waits)):
         if left.cut is not None:
-            store.close_interrupted_run(left.cut.begin.run, "cut short; a later run found nothing left to do")
+            store.close_interrupted_run(left.cut.run)
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     if not options.allow_disruption:
         from gpunode.workflow.disruption import refuse_disruptive_setup  # loaded on use: often nothing has to be done
@@ -120,9 +120,7 @@ def setup(
     prompted = time.monotonic()
     options.confirm(preview)
     started += time.monotonic() - prompted  # the user's time to answer does not count
-    untriggered_changes = tuple(
-        change for change in store.find_untriggered_changes() if change.triggers & set(left.pending_triggers)
-    )
+    untriggered_changes = store.find_untriggered_changes(left.pending_triggers)
     run = store.begin("setup", recipe=recipe.name, recipe_sha256=options.recipe_sha256)
     applier = Applier(host, run, on_event, options.check_interrupt, untriggered_changes, left.pending_triggers)
     made = _SetupRun(recipe, host, applier, advance, options, preview, left, facts, losses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeAlias
 
@@ -154,72 +154,60 @@ def with_dependencies_to_install(host: HostView, packages: Sequence[PackageChang
     return (*packages, *dependencies)
 
 
-@dataclass(slots=True)
-class UndoExecutor:
-    """Carries out steps in one journaled run; ``trigger_results`` collects the results of triggers."""
+def carry_out(plan: UndoPlan, applier: Applier, reason: str) -> tuple[TriggerResult, ...]:
+    """Carry out the steps of ``plan`` in order, then run the triggers.
 
-    applier: Applier
-    host: Host
-    reason: str
-    pending_triggers: tuple[Trigger, ...] = ()
-    trigger_results: list[TriggerResult] = field(default_factory=list)
+    Raises:
+        GpunodeError: a step failed; the steps before it stay done, and journaled.
+    """
+    results: list[TriggerResult] = []
+    for kind, same in groupby(plan.steps, key=lambda step: type(step.change)):
+        batch = tuple(same)
+        if kind is PackageChange:
+            _apply_packages(batch, applier)
+            continue
+        for step in batch:
+            applier.check_interrupt()
+            _apply_step(step, applier, reason)
+        triggers = triggers_of(step.change for step in batch)
+        results += applier.run_triggers([trigger for trigger in triggers if trigger.runs_at_stage_end])
+    late = {trigger for trigger in triggers_of(plan.changes) if not trigger.runs_at_stage_end}
+    pending = {*plan.pending_triggers}.difference(result.trigger for result in results)
+    return (*results, *applier.run_triggers(sort_triggers(late | pending)))
 
-    def carry_out(self, steps: Sequence[UndoStep]) -> None:
-        """Carry out the steps in order, then run the triggers.
 
-        Raises:
-            GpunodeError: a step failed; the steps before it stay done, and journaled.
-        """
-        for kind, same in groupby(steps, key=lambda step: type(step.change)):
-            batch = tuple(same)
-            if kind is PackageChange:
-                self._apply_packages(batch)
-                continue
-            for step in batch:
-                self.applier.check_interrupt()
-                self._apply_step(step)
-            pending_triggers = [one for one in triggers_of(step.change for step in batch) if one.runs_at_stage_end]
-            self.trigger_results += self.applier.run_triggers(pending_triggers)
-        late = [trigger for trigger in triggers_of(step.change for step in steps) if not trigger.runs_at_stage_end]
-        done = {trigger_result.trigger for trigger_result in self.trigger_results}
-        self.trigger_results += self.applier.run_triggers(
-            sort_triggers({*late, *(trigger for trigger in self.pending_triggers if trigger not in done)})
-        )
+def _apply_packages(batch: Sequence[UndoStep], applier: Applier) -> None:
+    applier.check_interrupt()
+    host, steps = applier.host, {step.change: step.step_id for step in batch}
+    changes = with_dependencies_to_install(host, PackageChange.of_kind(steps))
+    former = live_state.read_package_database(host).obsolete_conffiles()
+    aside = live_state.read_set_aside_files(host)
+    applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES_STEP_ID))
+    for change in live_state.find_set_aside_changes(host, aside):
+        back = FileChange(change.path, live_state.read_file_state(host, change.path), change.before)
+        applier.apply_change("packages", SET_ASIDE_STEP_ID, back, "put there by this undo")
+    now = live_state.read_package_database(host).obsolete_conffiles()
+    # Remove configuration files that only the removed version shipped; keep those that somebody edited.
+    for path in sorted(now.keys() - former.keys()):
+        state = live_state.read_regular_file_state(host, path)
+        if state is not None and live_state.package_checksum(state.content) == now[path]:
+            why = "its package's former version does not ship it"
+            applier.apply_change("packages", OBSOLETE_STEP_ID, FileChange(path, state, None), why)
 
-    def _apply_packages(self, batch: Sequence[UndoStep]) -> None:
-        self.applier.check_interrupt()
-        steps = {step.change: step.step_id for step in batch}
-        wanted = PackageChange.of_kind(steps)
-        changes = with_dependencies_to_install(self.host, wanted)
-        former = live_state.read_package_database(self.host).obsolete_conffiles()
-        aside = live_state.read_set_aside_files(self.host)
-        self.applier.apply_packages(batch[0].stage, changes, lambda change: steps.get(change, DEPENDENCIES_STEP_ID))
-        for change in live_state.find_set_aside_changes(self.host, aside):
-            back = FileChange(change.path, live_state.read_file_state(self.host, change.path), change.before)
-            self.applier.apply_change("packages", SET_ASIDE_STEP_ID, back, "put there by this undo")
-        now = live_state.read_package_database(self.host).obsolete_conffiles()
-        # Remove configuration files that only the removed version shipped; keep those that somebody edited.
-        for path in sorted(now.keys() - former.keys()):
-            state = live_state.read_regular_file_state(self.host, path)
-            if state is not None and live_state.package_checksum(state.content) == now[path]:
-                change = FileChange(path, state, None)
-                self.applier.apply_change(
-                    "packages", OBSOLETE_STEP_ID, change, "its package's former version does not ship it"
-                )
 
-    def _apply_step(self, step: UndoStep) -> None:
-        file, note = step.file, ""
-        if file is not None:
-            if file.before is None:
-                # A package that was restored meanwhile has installed its own version, which was unknown before.
-                file = replace(file, before=live_state.read_file_state(self.host, file.path))
-            if step.step_id == CONFFILES_STEP_ID and file.before is None:
-                return  # its package was not restored
-            if step.step_id == OVERWRITTEN_STEP_ID and file.before is not None:
-                return  # a package that stays has a file here
-            if step.expectation is not None:
-                note = self.host.check_candidate_files(step.expectation, (file,))
-        self.applier.apply_change(step.stage, step.step_id, file or step.change, self.reason, note)
+def _apply_step(step: UndoStep, applier: Applier, reason: str) -> None:
+    file, note = step.file, ""
+    if file is not None:
+        if file.before is None:
+            # A package that was restored meanwhile has installed its own version, which was unknown before.
+            file = replace(file, before=live_state.read_file_state(applier.host, file.path))
+        if step.step_id == CONFFILES_STEP_ID and file.before is None:
+            return  # its package was not restored
+        if step.step_id == OVERWRITTEN_STEP_ID and file.before is not None:
+            return  # a package that stays has a file here
+        if step.expectation is not None:
+            note = applier.host.check_candidate_files(step.expectation, (file,))
+    applier.apply_change(step.stage, step.step_id, file or step.change, reason, note)
 
 
 def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:

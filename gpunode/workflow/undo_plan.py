@@ -7,6 +7,7 @@ somebody edited since, and in whether packages that were installed before are re
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -39,7 +40,7 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database, system
 from gpunode.redaction.evidence import redact_change
-from gpunode.runtimes import RUNTIMES, DesiredConfig
+from gpunode.runtimes import RUNTIMES, DesiredConfig, find_reader
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.installed_driver import branch_of
 from gpunode.steps.kernel import RIVAL_MODULES
@@ -211,9 +212,7 @@ def _load_returning_driver(
         load = UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))
         return ((*steps, load) if is_redo else steps), ""  # an undone setup leaves its services before its packages
     waiting = tuple(
-        replace(step, change=replace(step.change, after=replace(step.change.after, active=False)))
-        if isinstance(step.change, ServiceChange) and step.change.unit in GPU_SERVICES
-        else step
+        replace(step, change=step.change.without_start()) if step.change.unit_running_after in GPU_SERVICES else step
         for step in steps
     )
     return waiting, f"{', '.join(rivals)} drives the GPU until the next boot"
@@ -280,11 +279,11 @@ def _plan_file_restores(
         if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, removed)):
             continue
         owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
-        change = with_needed_restart(FileChange(path, now, restored.state, owes, folders))
-        readers = (row for row in RUNTIMES if restored.is_merged and path in {row.config, row.drop_in})
-        expectation = next((RuntimeExpectation(row.id, row.config) for row in readers), None)
+        change, kept_runtimes = _with_needed_restart(FileChange(path, now, restored.state, owes, folders))
+        reader = find_reader(path) if restored.is_merged else None
+        expectation = RuntimeExpectation(reader.id, reader.config) if reader else None
         steps.append(UndoStep(first.stage, first.step, change, expectation))
-        notes += (*restored.notes, *_note_kept_runtimes(change))
+        notes += (*restored.notes, *kept_runtimes)
     return tuple(steps), tuple(notes), tuple(kept)
 
 
@@ -319,40 +318,26 @@ def _plan_layout_restores(
     return tuple(found), tuple(notes)
 
 
-def with_needed_restart(change: FileChange) -> FileChange:
+def _with_needed_restart(change: FileChange) -> tuple[FileChange, tuple[str, ...]]:
     """Return ``change`` with a restart instead of a reload if the running daemon would not take it over on reload.
 
     SIGHUP may not undo what SIGHUP applied: dockerd keeps a default runtime that its file no longer names.
+
+    Returns:
+        The change, and a note if dockerd keeps runtimes because it only reloads the file.
     """
     reloads = frozenset(trigger for trigger in change.triggers if trigger.kind == "reload")
-    if not reloads or _takes_effect_on_reload(change):
-        return change
-    restarts = {Trigger("restart", trigger.target) for trigger in reloads}
-    return replace(change, triggers=(change.triggers - reloads) | restarts)
-
-
-def _takes_effect_on_reload(change: FileChange) -> bool:
+    if not reloads:
+        return change, ()
     from gpunode.runtimes import docker  # loaded on use: only if a file of docker's is restored
 
-    try:
-        return docker.applies_on_reload(*_docker_files(change), DesiredConfig(config=change.path))
-    except Refused:
-        return False  # one of them is not a valid configuration, so the daemon's state is unknown
-
-
-def _note_kept_runtimes(change: FileChange) -> Iterator[str]:
-    """Yield which runtimes dockerd keeps where it only reloads the file without them."""
-    if any(trigger.kind == "reload" for trigger in change.triggers):
-        from gpunode.runtimes import docker  # as above
-
-        if note := docker.explain_kept_runtimes(*_docker_files(change), DesiredConfig(config=change.path)):
-            yield note
-
-
-def _docker_files(change: FileChange) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    edit = recorded_edit(change)
+    edit, desired = recorded_edit(change), DesiredConfig(config=change.path)
     before, after = ({} if content is None else {edit.path: content} for content in (edit.before, edit.after))
-    return before, after
+    with suppress(Refused):  # one of them is not a valid configuration, so the daemon's state is unknown
+        if docker.applies_on_reload(before, after, desired):
+            return change, tuple(filter(None, [docker.explain_kept_runtimes(before, after, desired)]))
+    restarts = {Trigger("restart", trigger.target) for trigger in reloads}
+    return replace(change, triggers=(change.triggers - reloads) | restarts), ()
 
 
 def _plan_conffile_restores(

@@ -20,7 +20,7 @@ from gpunode.outcome import Planned, Refusal
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import DpkgEntry
 from gpunode.recipe import Driver, Recipe, RuntimeSettings, Toolkit
-from gpunode.steps.table import DRIVER_STEP_IDS
+from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, collect_notes, project_stage
 from gpunode.workflow.locking import create_lock
 from gpunode.workflow.plan import has_pending_work, plan
@@ -165,7 +165,7 @@ def test_dependency_step_needs_no_driver_steps() -> None:
     plans = plan(recipe, drifted, Node(drifted), ["missing-dependencies"])
     (named,) = [change for stage in plans for change in stage.packages]
     assert str(named.id) == "nvidia-kernel-support"
-    without_driver = replace(recipe, skip=tuple(sorted(DRIVER_STEP_IDS)), lock=None)
+    without_driver = replace(recipe, skip=tuple(step.id for step in STEPS if step.for_driver), lock=None)
     bare = replace(drifted, devices=Known((), "lspci"))
     assert not [stage.refusal for stage in plan(without_driver, bare, Node(bare)) if stage.refusal]
 

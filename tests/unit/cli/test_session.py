@@ -16,7 +16,7 @@ from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.session import SignalGuard, exclusive_session, partial_run_envelope
 from gpunode.cli.setup import blocked_setup_error
-from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
+from gpunode.errors import ChangeFailed, Interrupted, Refused
 from gpunode.journal.store import Store
 from gpunode.outcome import WAIT_PHRASES, Blocked, BlockingAction, Refusal, reboot_suffices
 from gpunode.steps.table import STEPS
@@ -62,9 +62,6 @@ def test_wait_that_is_over_is_not_shown_as_stopped(tmp_path: Path, capsys: pytes
     assert "not started" not in said
 
 
-EXITS: dict[BlockingAction, int] = {"reboot": 10, "console": 10, "drain": 11}
-
-
 def waits(*kinds: BlockingAction) -> list[Blocked]:
     return [Blocked(kind, f"why {kind}") for kind in kinds]
 
@@ -72,17 +69,19 @@ def waits(*kinds: BlockingAction) -> list[Blocked]:
 @pytest.mark.parametrize("kind", get_args(BlockingAction))
 def test_waiting_setup_never_exits_with_success(kind: BlockingAction) -> None:
     ended = blocked_setup_error(waits(kind), resumes=True)
-    assert ended.exit_code == EXITS[kind]
+    assert ended.exit_code == 10
     assert f"why {kind}" in ended.why
     assert ended.hint
 
 
-def test_first_necessary_wait_decides_the_exit_code() -> None:
-    ended = blocked_setup_error(waits("reboot", "drain"))
-    assert (ended.exit_code, ended.why) == (11, "why reboot\nwhy drain")
+def test_waiting_setup_that_needs_the_console_says_so_with_every_reason() -> None:
+    ended = blocked_setup_error(waits("reboot", "console"), resumes=True)
+    assert "somebody at the console" in ended.what
+    assert ended.why == "why reboot\nwhy console"
+    assert "MokManager" in ended.hint
 
 
-@pytest.mark.parametrize(("kinds", "suffices"), [((), False), (("reboot",), True), (("reboot", "drain"), False),
+@pytest.mark.parametrize(("kinds", "suffices"), [((), False), (("reboot",), True), (("reboot", "console"), False),
                                                  (("console",), False)])  # fmt: skip
 def test_automatic_reboot_needs_no_other_wait(kinds: tuple[BlockingAction, ...], suffices: bool) -> None:
     assert reboot_suffices(waits(*kinds)) is suffices
@@ -102,7 +101,6 @@ def test_plan_names_what_it_waits_for(kind: BlockingAction) -> None:
     [
         (waits("reboot"), False, 10, "next: sudo systemctl reboot"),
         (waits("console", "reboot"), False, 10, ""),
-        (waits("drain"), False, 11, ""),
         (waits("reboot"), True, 4, "next: sudo gpunode setup"),
     ],
 )
@@ -124,12 +122,10 @@ def test_plan_proposes_setup_only_where_it_changes_something(
     assert bool(proposed) is bool(next_step)
 
 
-@pytest.mark.parametrize("exit_code", [3, 11, 13])
-def test_refused_step_ends_the_run_with_its_exit_code(exit_code: int) -> None:
-    planned = [StagePlan("kernel", (StepPlan(STEPS[0], Refusal("what", "why", "hint", exit_code), ()),))]
-    with pytest.raises(GpunodeError) as refused:
+def test_refused_step_ends_the_run() -> None:
+    planned = [StagePlan("kernel", (StepPlan(STEPS[0], Refusal("what", "why", "hint"), ()),))]
+    with pytest.raises(Refused) as refused:
         raise_refusal(planned)
-    assert refused.value.exit_code == exit_code
     assert (refused.value.what, refused.value.why, refused.value.hint) == ("what", "why", "hint")
 
 

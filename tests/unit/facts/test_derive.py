@@ -186,11 +186,10 @@ def test_kernel_without_modules_has_none_loaded() -> None:
     assert isinstance(derive(node(boot_id=Capture("/proc", "absent"))).modules, Unknown)
 
 
-def test_additional_files_and_units_are_probed() -> None:
-    asked = {probe.key: probe for probe in list_probes(["crio.service"], ["/etc/cufile.json"])}
-    assert asked["file:/etc/cufile.json"].path == "/etc/cufile.json"
+def test_additional_units_are_probed() -> None:
+    asked = {probe.key: probe for probe in list_probes(["crio.service"])}
     assert "crio.service" in asked["units"].argv
-    assert len(asked) == len(list_probes(["crio.service"], ["/etc/cufile.json"]))
+    assert len(asked) == len(list_probes(["crio.service"]))
 
 
 KEYS = st.sampled_from([probe.key for probe in PROBES])

@@ -409,12 +409,15 @@ class TestInterruptedRun:
         with run.path.open("ab") as file:
             file.write(b'{"v":1,"sum":"')
 
-        store.close_interrupted_run(run.id, "found done")
+        store.close_interrupted_run(run.id)
 
         assert store.find_interrupted_run() is None
         (summary,) = store.read_runs()
         assert summary.commit is not None
-        assert (summary.commit.result, summary.commit.reason) == ("interrupted", "found done")
+        assert (summary.commit.result, summary.commit.reason) == (
+            "interrupted",
+            "cut short; a later run found nothing left to do",
+        )
 
     def test_temporary_backup_is_deleted_and_a_complete_one_kept(self, store: Store) -> None:
         name = store.objects.save(b"whole")
@@ -454,7 +457,7 @@ class TestSpecialFilesInTheJournalFolder:
         for act in (
             store.read_runs,
             store.find_pending_triggers,
-            store.find_untriggered_changes,
+            lambda: store.find_untriggered_changes(()),
             lambda: store.read_with_contents(run.id),
         ):
             with pytest.raises(JournalDamaged, match=f"{run.path} is damaged in line 1"):

@@ -32,7 +32,6 @@ def test_container_guest_gets_no_driver_but_a_runtime_config(kind: PlatformKind,
 
 def test_no_gpu_refusal_lists_other_gpus() -> None:
     no = refusal(DETECT_STEP.plan(recipe(), machine(gpus=(AMD, INTEL))))
-    assert no.exit_code == 3
     assert "lspci lists 2 PCI devices" in no.why
     assert "AMD Aldebaran [Instinct MI210] at 0000:03:00.0" in no.why
     assert "Intel Raptor Lake-S" in no.why
@@ -125,7 +124,6 @@ def test_distribution_without_apt_is_refused_before_dpkg_is_read(wanted: Recipe)
     rocky = replace(machine(), distro=distro, packages=nothing, packages_interrupted=nothing)
     stage = plan_stage(wanted, rocky, "sources")
     assert stage.refusal is not None
-    assert stage.refusal.exit_code == 3
     assert "Rocky Linux" in stage.refusal.what
 
 

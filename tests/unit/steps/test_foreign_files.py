@@ -26,7 +26,6 @@ def test_unpackaged_driver_libraries_are_refused_with_the_uninstaller(node: obje
     module = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/drivers/video/nvidia.ko")
     facts: Facts = node(driver_libraries=frozenset({CUDA, NVML}), module_files=(module,))  # type: ignore[operator]
     no = refusal(CONFLICTS_STEP.plan(recipe(), facts))
-    assert no.exit_code == 3
     assert "535.54.03" in no.what
     assert all(path in no.why for path in (CUDA, NVML, module.path))
     assert "sudo sh NVIDIA-Linux-x86_64-535.54.03.run --uninstall" in no.hint

@@ -142,7 +142,6 @@ def test_module_flavour_follows_the_lock(flavour: str) -> None:
 )
 def test_lock_that_does_not_fit_is_refused(step: Any, wanted: Recipe, facts: Facts, words: tuple[str, ...]) -> None:
     refused = refusal(step.plan(wanted, facts))
-    assert refused.exit_code == 3
     assert all(word in f"{refused.what} {refused.why}" for word in words), refused
 
 
