@@ -78,6 +78,10 @@ class Database(Protocol):
         """Return the names of packages that a transaction has not finished. Raises ValueError if that is unknown."""
         ...
 
+    def held_unfinished(self) -> Mapping[PackageId, PackageState]:
+        """Return those of ``list_unfinished`` that are on hold. Raises ValueError if that is unknown."""
+        ...
+
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """Return the configuration files that a purge removes with each of ``packages``, by name."""
         ...

@@ -384,11 +384,14 @@ def _remaining_additions(
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
-    """Return the runs after ``run_id``, without rollbacks that undo one of them or ``run_id`` itself."""
+    """Return the runs after ``run_id``, without rollbacks that undo one of them or ``run_id`` itself.
+
+    A repair completes what others began, and restores holds: it changes nothing that an undo would mix up.
+    """
     runs = store.read_runs()
     since = runs[[run.run for run in runs].index(run_id) :]
     here = {run.run for run in since}
-    return [run for run in since[1:] if run.begin.undoes not in here]
+    return [run for run in since[1:] if run.verb != "repair" and run.begin.undoes not in here]
 
 
 def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> str:
