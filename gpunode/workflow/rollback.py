@@ -65,6 +65,8 @@ def plan_rollback(
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
         if force or (now is None and span.change.path in purged):  # removed with its package
             return RestoredFile(span.change.before)
+        if store.read_additions().is_other_own_version(span.change, now):
+            return RestoredFile(span.change.before)  # somebody put an earlier version of gpunode's there
         back = span.change.inverse()
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_command(back, now, str(store.root)))

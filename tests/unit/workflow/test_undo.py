@@ -1249,6 +1249,23 @@ class TestRemove:
         else:
             assert [change.after for change in plan_removal(store, made, facts_now({})).files] == [kept]
 
+    @pytest.mark.parametrize("first", [FileState(b"a = 1\n"), None])
+    @pytest.mark.parametrize("path", [CONTAINERD, BLACKLIST])
+    @pytest.mark.parametrize("verb", ["remove", "rollback"])
+    def test_earlier_version_of_gpunode_from_a_backup_is_no_edit(
+        self, store: Store, verb: Verb, path: str, first: FileState | None
+    ) -> None:
+        earlier, edited, later = (FileState(b"a = 1\ng = %d\n" % value) for value in (1, 2, 3))
+        undone: list[tuple[Verb, FileState | None, FileState | None]] = [("rollback", earlier, first)]
+        made = undone if verb == "rollback" else []
+        last: tuple[Verb, FileState | None, FileState | None] = ("setup", first if made else edited, later)
+        for verb_made, before, after in (("setup", first, earlier), *made, last):
+            run = store.begin(verb_made, version="test", undoes=newest(store) if verb_made == "rollback" else "")
+            run.record_done(run.record_intent("runtime", "step", FileChange(path, before, after)))
+            run.commit("done")
+        node = Machine(machine(files={path: earlier}))
+        assert [change.after for change in plan(verb, node, store).files] == [first]
+
     def test_line_that_somebody_deleted_stays_deleted(self, store: Store) -> None:
         first, second = FileState(b"x\ny\ngpunode's\n"), FileState(b"x\ngpunode's\n")
         edited = FileState(b"x\ntheirs\n")
