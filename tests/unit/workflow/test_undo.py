@@ -31,6 +31,7 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown
+from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
@@ -38,6 +39,7 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import DIVERSIONS_FILE
 from gpunode.packages.simulation import Action, Simulation
+from gpunode.steps.daemons import MPS_SERVICE
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Event, Notice, ignore_event
@@ -205,6 +207,20 @@ class TestWholeRollback:
         undo(host, store, again)
         assert host.files[CONTAINERD] == OURS
         assert host.triggered[0] == REFRESH, "the index is read before packages are asked for"
+
+    def test_undone_rollback_enables_the_unit_whose_file_it_restores(self, store: Store) -> None:
+        """gpunode's own unit comes with no package."""
+        file, service = FileChange(MPS_UNIT_FILE, None, FileState(b"[Unit]\n")), ServiceChange(MPS_SERVICE, OFF, ON)
+        run = store.begin("setup", version="test")
+        run.record_done(*run.record_intents("kernel", "mps", (file, service)))
+        run.commit("done")
+        node = Machine(machine(files={MPS_UNIT_FILE: FileState(b"[Unit]\n")}))
+        done = undo(node, store, plan_rollback(store, node, run.id, machine(units={MPS_SERVICE: unit()})))
+
+        gone = Unit(OFF, exists=False)
+        again = plan_rollback(store, node, done.run, machine(units={MPS_SERVICE: gone}))
+
+        assert again.changes == (file, service)
 
     def test_third_rollback_makes_the_changes_of_the_first(self, host: Machine, store: Store) -> None:
         first = plan_rollback(store, host, newest(store), facts_now())
