@@ -143,6 +143,11 @@ def read_backlog(store: Store, facts: Facts) -> Backlog:
         return Backlog(unread_reason=error.what)
 
 
+def note_other_run(store: Store) -> tuple[str, ...]:
+    """Return the note that another gpunode is changing the node; empty if none is."""
+    return Backlog(lock_holder=str(store.lock_holder() or "")).notes
+
+
 def still_pending_triggers(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
     """Return the pending triggers, without those of units that started since and so have read the new files."""
     return tuple(
