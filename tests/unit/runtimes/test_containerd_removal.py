@@ -126,6 +126,11 @@ def test_drop_in_of_an_incompatible_schema_does_not_count() -> None:
         ("/c/*.toml", {"/c/a.toml", "/c/z.toml", "/c/.h.toml"}),
         ("/c/[^a]*.toml", {"/c/z.toml", "/c/.h.toml"}),
         ("/c/[a-c]*.toml", {"/c/a.toml"}),
+        ("/c/[!a]*.toml", {"/c/a.toml", "/c/!.toml"}),
+        ("/c/[!]*.toml", {"/c/!.toml"}),
+        (r"/c/\[*.toml", {"/c/[.toml"}),
+        (r"/c/[\]\\\[]*.toml", {"/c/[.toml", "/c/].toml", "/c/\\.toml"}),
+        (r"/c/[a\-c]*.toml", {"/c/a.toml", "/c/-.toml"}),
         ("/c/?*.toml", {"/c/a.toml", "/c/z.toml", "/c/.h.toml"}),
         ("/*/x/*.toml", {"/c/x/a.toml"}),
     ],
@@ -133,7 +138,9 @@ def test_drop_in_of_an_incompatible_schema_does_not_count() -> None:
 def test_import_patterns_match_like_go(pattern: str, names: set[str], tmp_path: Path) -> None:
     """By the files' names, and on a disk, where a shell's star finds no hidden file."""
     there = ("/c/a.toml", "/c/z.toml", "/c/.h.toml", "/c/x/a.toml", "/c/a.conf")
-    root = f'version = 2\nimports = ["{pattern}"]\n'.encode()
+    if any(mark in pattern for mark in r"!\-"):
+        there = (*there, *(f"/c/{mark}.toml" for mark in r"![]\-"))
+    root = f"version = 2\nimports = ['{pattern}']\n".encode()
     files = {CONFIG: root, **dict.fromkeys(there, b"version = 2\n")}
     assert {file.path for file in load_config_files(files, DesiredConfig())} - {CONFIG} == names
     for path in there:
