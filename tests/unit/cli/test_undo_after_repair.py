@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_removal_needs_no_package_of_others_that_cannot_be_mended(state: str, is
     node.files[STATUS] = FileState(f"{before}Package: {others}\n{broken}".encode())
     applied: list[Change] = []
 
-    def apply(changes: tuple[Change, ...]) -> None:
+    def apply(changes: Sequence[Change]) -> None:
         if CommandChange.of_kind(changes):
             raise ChangeFailed("the repair failed", why="its licence server\n does not answer", hint="fix that")
         applied.extend(changes)
