@@ -116,7 +116,7 @@ def _loader() -> type:
         def compose_node(self, parent: object, index: object) -> Any:
             event = self.peek_event()
             if getattr(event, "anchor", None) is not None:
-                raise yaml.MarkedYAMLError(problem="anchors and aliases are not read", problem_mark=event.start_mark)
+                raise YamlError("anchors and aliases are not read: write the values out", event.start_mark.line + 1)
             return super().compose_node(parent, index)
 
     return Loader

@@ -8,7 +8,16 @@ from gpunode import builtin
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.screen.text import BLANK_LINE, Line, escape_controls, line, next_command_line, pad_right, span
+from gpunode.cli.screen.text import (
+    BLANK_LINE,
+    Line,
+    escape_controls,
+    line,
+    next_command_line,
+    pad_right,
+    span,
+    warning_line,
+)
 from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
@@ -58,16 +67,20 @@ def check_recipe(file: str, output: OutputOptions) -> None:
 
 def write_recipe_from_node(node: str, file: str, output: OutputOptions) -> None:
     """Write a recipe that the node already matches."""
-    from gpunode.workflow.from_node import recipe_from_node
+    from gpunode.workflow.from_node import note_unread_runtimes, recipe_from_node
 
     view = view_node(node, "/", "")
-    text = render(recipe_from_node(view.facts, view.host))
+    notes = tuple(" ".join(note.split()) for note in note_unread_runtimes(view.facts))
+    text = "".join(f"# {escape_controls(redact(note))}\n" for note in notes) + render(
+        recipe_from_node(view.facts, view.host)
+    )
     if file:
         _write_new_file(Path(file), text)
-        output.open_screen().put(*_valid_recipe_lines(f"{file} written: the recipe of this node as it is now", file))
+        written = _valid_recipe_lines(f"{file} written: the recipe of this node as it is now", file)
+        output.open_screen().put(*written, *(warning_line(note, "warn") for note in notes))
     else:
         output.open_screen().print_raw(text)
-    output.emit(Envelope("recipe from-node", result={"text": text, "file": file}))
+    output.emit(Envelope("recipe from-node", notes=notes, result={"text": text, "file": file}))
 
 
 def _valid_recipe_lines(what: str, file: str) -> tuple[Line, Line]:

@@ -35,7 +35,7 @@ from gpunode.wording import join_with_and
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditResult
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.recovery import describe_interrupted_run
+from gpunode.workflow.recovery import describe_interrupted_run, note_other_run
 
 _EDIT_MODES = ("auto", "in-place", "drop-in")
 _CONFIG_SOURCES = ("file", "command")
@@ -483,9 +483,10 @@ def _edit_envelope(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) 
 
 def _show_dry_run(command: str, verb: CtkVerb, plan_edit: EditPlanner, output: OutputOptions, root: str) -> None:
     """Print the new files to standard output, as nvidia-ctk does, and the diff to standard error."""
-    footprint, note = _read_footprint(Store(root))
-    host = LocalHost(root)
-    plan = ctk.with_restart_choice(_note_symlinks(plan_edit(host, footprint), host), restart=False)
+    store, host = Store(root), LocalHost(root)
+    other = note_other_run(store)
+    footprint, note = _read_footprint(store)
+    plan = ctk.with_restart_choice(_note_symlinks(plan_edit(host, footprint), host), restart=False).with_notes(*other)
     if note and verb == "unconfigure":
         plan = plan.with_notes(note)
     if not output.json:
@@ -512,8 +513,9 @@ def check_runtime(options: RuntimeOptions, output: OutputOptions, root: str) -> 
     """Check whether files and daemon match what configure would write."""
     place = validate_root(root)
     request = parse_options(options, place)
-    host = LocalHost(place)
-    plan = _plan_check(host, request, _read_footprint(Store(place))[0])
+    store, host = Store(place), LocalHost(place)
+    other = note_other_run(store)
+    plan = _plan_check(host, request, _read_footprint(store)[0]).with_notes(*other)
     if request.row.unit or plan.changed_files:
         verdict = ctk.compare_with_plan(plan, host.read_effective_config, is_live=place == "/")
     else:

@@ -231,18 +231,22 @@ def _plan_after_repair(
     on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     try:
         run_package_repair(work, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
-    except ChangeFailed:
-        # Only now may the package system show that the only unfinished packages are those to be removed.
-        if plan := _plan_without_repair(verb, make_plan, node):
+    except ChangeFailed as failure:
+        # Only now may the package system show which packages are unfinished.
+        if plan := _plan_without_repair(verb, make_plan, node, failure.why):
             return plan, True
+        _advise_removal_of_broken_packages(failure, node)
         raise
     return make_plan(), True
 
 
-def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> UndoPlan | NothingToUndo | None:
+def _plan_without_repair(
+    verb: str, make_plan: UndoPlanner, node: Session, repair_failure: str = ""
+) -> UndoPlan | NothingToUndo | None:
     """Return the plan if it needs no repair first; None if it does.
 
-    If the plan changes no package, what gpunode did not leave unfinished is up to others to complete.
+    If the plan changes no package, what gpunode did not leave unfinished is up to others to complete; so is, after a
+    ``repair_failure``, what a plan that only removes packages does not need.
     """
     facts = _survey_node(node)
     broken, may_be_ours = find_broken_packages(node.store, node.host)
@@ -260,6 +264,12 @@ def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> Un
         first = "them" if leaving == facts.unconfigured else names
         node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
         return plan
+    if repair_failure and facts.unconfigured and all(one.is_mark or not one.exists_after for one in changes):
+        staying = sorted(map(str, facts.unconfigured - {change.id for change in changes}))
+        why = " ".join(dict.fromkeys(map(str.strip, repair_failure.splitlines())))
+        finish = f"`sudo {system(facts).finish_command}` finishes it once the cause is fixed"
+        note = f"{join_names(staying)} cannot be configured, and this {verb} leaves it as it is; {finish}: {why}"
+        return replace(plan, notes=(*plan.notes, note))
     if changes or may_be_ours:
         return None
     note = (
@@ -267,6 +277,17 @@ def _plan_without_repair(verb: str, make_plan: UndoPlanner, node: Session) -> Un
         f"does not need it: `sudo {system(facts).finish_command}` finishes it"
     )
     return replace(plan, notes=(*plan.notes, note))
+
+
+def _advise_removal_of_broken_packages(failure: ChangeFailed, node: Session) -> None:
+    """Name in ``failure`` the packages that stop the package manager, and the command that removes them."""
+    broken, facts = sorted(find_broken_packages(node.store, node.host)[0]), _survey_node(node)
+    if broken:
+        failure.hint = (
+            f"{system(facts).manager} does nothing until {join_names(broken)} is complete or gone: fix the cause, or "
+            "remove it if you do not need it, then run the same command again:\n"
+            f"  sudo {system(facts).finish_command}\n  sudo {system(facts).force_removal_command(broken)}"
+        )
 
 
 _MAX_NAMES_SHOWN = 6

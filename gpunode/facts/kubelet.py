@@ -188,6 +188,10 @@ def _read_keys(facts: Facts, path: str, *keys: str) -> Mapping[str, str | None]:
     try:
         return read_top_level_texts(text, keys)
     except ValueError as error:
+        from gpunode.yaml import YamlError  # as below
+
+        if isinstance(error, YamlError) and error.line:
+            raise ValueError(f"{path}:{error.line}: {error.reason}") from error
         raise ValueError(f"{path}: {error}") from error
 
 

@@ -22,7 +22,14 @@ from gpunode.change import PackageChange, PackageState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host import files, places
-from gpunode.host.apt_failures import FAILURE_TEXTS, AptFailureKind, classify_failure, explain_failure, find_build_log
+from gpunode.host.apt_failures import (
+    FAILURE_TEXTS,
+    AptFailureKind,
+    classify_failure,
+    explain_failure,
+    find_build_log,
+    find_failed_packages,
+)
 from gpunode.host.locks import (
     STARTED_BY_GPUNODE_VARIABLE,
     busy_error,
@@ -314,10 +321,12 @@ class Apt:
 
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
         refreshed = was_killed = False
+        failed: tuple[str, ...] = ()
 
         def cure(kind: AptFailureKind, finished: FinishedCommand) -> bool:
-            nonlocal refreshed, was_killed
+            nonlocal refreshed, was_killed, failed
             was_killed = finished.timed_out or finished.exit_status > SIGNAL_EXIT_STATUS_BASE
+            failed = find_failed_packages(_join_output(finished))
             if refreshed or kind not in ("stale-index", "mid-sync"):
                 return False
             refreshed = True
@@ -338,7 +347,16 @@ class Apt:
             # remove an automatic package, it drops that mark even if dpkg never removes it. A killed apt has not yet
             # marked its new dependencies as automatic.
             self._restore_marks(changes)
-            raise
+            if was_killed or not _removes_only_others_than(failed, changes):
+                raise
+            self._remove_with_dpkg(changes)
+
+    def _remove_with_dpkg(self, changes: Sequence[PackageChange]) -> None:
+        """Remove what apt left: it also configures all unconfigured packages, and stops if one of them fails."""
+        leaving = [change for change in changes if not change.exists_after]
+        for option, removed in (("--remove", leaving), ("--purge", [one for one in leaving if one.after is None])):
+            if removed:
+                self._run_with_retries("remove the packages", ("dpkg", option, *(str(one.id) for one in removed)))
 
     def _wait_for_dpkg(self) -> None:
         """Wait for the dpkg that outlives a killed apt; until it exits, what it changes is unknown."""
@@ -546,6 +564,13 @@ def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
         "hold": tuple(name for name, was in held.items() if (known[name].held if name in known else was)),
         "unhold": tuple(name for name, state in known.items() if held[name] and not state.held),
     }
+
+
+def _removes_only_others_than(failed: Collection[str], changes: Sequence[PackageChange]) -> bool:
+    """Return whether ``changes`` install nothing, and all packages that ``failed`` are ones that they do not name."""
+    named = {change.id.name for change in changes}
+    is_removal = all(change.is_mark or not change.exists_after for change in changes)
+    return is_removal and bool(failed) and named.isdisjoint(PackageId.of(name).name for name in failed)
 
 
 def _was_auto(change: PackageChange) -> bool:

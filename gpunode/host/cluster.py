@@ -139,7 +139,8 @@ class Cluster:
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
         if host and b"current-context must exist" in done.stderr:
             # kubectl works nevertheless: in a pod without a kubeconfig, it uses the pod's service account.
-            return {"clusters": [{"cluster": {"server": f"https://{host}:{port}"}}]}
+            server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+            return {"clusters": [{"cluster": {"server": server}}]}
         if not done.ok:
             raise explain_failure(done)
         found: Mapping[str, Any] = _first_document(done.stdout)

@@ -13,6 +13,7 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     UnknownContent,
+    digest,
 )
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Verb
@@ -43,6 +44,14 @@ class RecordedAdditions:
     packages: frozenset[PackageId] = frozenset()
     units: frozenset[str] = frozenset()
     modules: frozenset[str] = frozenset()
+
+    def is_other_own_version(self, change: FileChange, current: FileState | None) -> bool:
+        """Return whether ``current`` is not what ``change`` wrote, but what another run derived from the same state."""
+        if current is None or (isinstance(change.after, FileState) and change.after.content == current.content):
+            return False
+        origins, name = self.written.get(change.path, {}), digest(current.content)
+        origin = digest(change.before.content) if isinstance(change.before, FileState) else None
+        return name in origins and origins[name] == origin
 
 
 def collect_additions(runs: Iterable[RunRecord]) -> RecordedAdditions:

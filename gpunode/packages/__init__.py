@@ -10,7 +10,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb import DEB
 from gpunode.packages.system import Database, PackageSystem
 
-__all__ = ["SYSTEMS", "Database", "PackageSystem", "list_reinstalled", "system"]
+__all__ = ["SYSTEMS", "Database", "PackageSystem", "is_repair", "list_reinstalled", "system"]
 
 SYSTEMS: Final[tuple[PackageSystem, ...]] = (DEB,)
 """In the order in which their databases are looked for; the first is assumed if a node has none."""
@@ -21,6 +21,11 @@ _SYSTEM_BY_ID: Final = {package_system.id: package_system for package_system in 
 def system(facts: Facts) -> PackageSystem:
     """The package system of a node."""
     return _SYSTEM_BY_ID[facts.package_system]
+
+
+def is_repair(change: Change) -> bool:
+    """Return whether it is a ``repair_change``."""
+    return isinstance(change, CommandChange) and any(change.argv == one.repair_change.argv for one in SYSTEMS)
 
 
 def list_reinstalled(change: Change) -> tuple[tuple[PackageId, str], ...]:

@@ -78,6 +78,10 @@ class Database(Protocol):
         """Return the names of packages that a transaction has not finished. Raises ValueError if that is unknown."""
         ...
 
+    def held_unfinished(self) -> Mapping[PackageId, PackageState]:
+        """Return those of ``list_unfinished`` that are on hold. Raises ValueError if that is unknown."""
+        ...
+
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """Return the configuration files that a purge removes with each of ``packages``, by name."""
         ...
@@ -157,6 +161,7 @@ class PackageSystem:
         note_diversions: a note for every file with one of the words in its path that is not its package's own.
         repair_change: the change that finishes interrupted changes and completes every package.
         finish_command: the command with which people finish such changes.
+        force_removal_command: the command that removes packages that cannot be finished.
 
         find_named_packages: every word of a refused transaction that may be a package.
         versions_not_found: the packages that no archive has in the requested version, from a refusal.
@@ -227,6 +232,7 @@ class PackageSystem:
     note_diversions: Callable[[Facts, Collection[str]], Iterator[str]]
     repair_change: CommandChange
     finish_command: str
+    force_removal_command: Callable[[Collection[str]], str]
 
     find_named_packages: Callable[[str], frozenset[PackageId]]
     versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,6 +47,9 @@ _FIRST_READING_CONF_D = (2, 2)
 _CONF_D_GLOB = "/etc/containerd/conf.d/*.toml"
 FIRST_VERSION_WITH_NEW_PLUGINS = (2,)
 _CONTAINERD_CANNOT_READ = "containerd cannot read it either"
+# Compiled on use: few imports have a class or an escape.
+_GO_PATTERN_PART = r"\\(?P<escaped>.)|\[(?P<negated>\^?)(?P<class>(?:\\.|[^\\\]])+)\]"
+_GO_CLASS_ITEM = r"(?:\\.|[^\\])(?:-(?:\\.|[^\\]))?"
 CONFIG_DUMP_SOURCE = "the output of `containerd config dump`"
 
 
@@ -150,9 +154,25 @@ def list_read_paths(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (*paths, *hidden))))
 
 
+def _as_fnmatch(part: re.Match[str]) -> str:
+    """Return an escaped character, or a class, of Go's ``filepath.Match`` in the form of fnmatch's."""
+    if part["escaped"]:
+        return f"[{part['escaped']}]" if part["escaped"] in "*?[" else part["escaped"]
+    # In fnmatch's classes a backslash stands for itself, a "]" has to come first, and a "-" last.
+    items = [re.sub(r"\\(.)", r"\1", item) for item in re.findall(_GO_CLASS_ITEM, part["class"])]
+    items.sort(key=lambda item: (item != "]", item == "-"))
+    members = "".join(items)
+    if members.startswith("!") and not part["negated"]:  # which is no negation for Go
+        members = members[-1] + members
+        if members == "!!":
+            return "!"
+    return f"[{'!' if part['negated'] else ''}{members}]"
+
+
 def _resolve_import(import_path: str, parent: str) -> str:
     """Return an import as an absolute path or pattern of fnmatch's; an empty one stays empty."""
-    path = import_path.replace("[^", "[!") if is_pattern(import_path) else import_path
+    has_more = is_pattern(import_path) and not {"[", "\\"}.isdisjoint(import_path)
+    path = re.sub(_GO_PATTERN_PART, _as_fnmatch, import_path) if has_more else import_path
     return posixpath.normpath(posixpath.join(posixpath.dirname(parent), path)) if path else ""
 
 

@@ -132,6 +132,7 @@ def with_kubelet_cgroup_driver(row: Runtime, facts: Facts, desired: DesiredConfi
 
 def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
     if isinstance(facts.kubelet, Unknown):
+        _refuse_misread_product(facts.kubelet.reason)
         return ChosenRuntime(containerd, _unknown_kubelet_note(containerd, facts.kubelet))
     kubelet = facts.kubelet.value
     if kubelet is None or kubelet.socket == containerd.socket:
@@ -145,6 +146,21 @@ def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
 
             return ChosenRuntime(products.make_row(product.id, containerd, kubelet, product.units[0], facts))
     raise _unknown_socket_error(kubelet)
+
+
+def _refuse_misread_product(reason: str) -> None:
+    """Refuse if a file of k3s or RKE2, which run a containerd of their own, could not be parsed.
+
+    Raises:
+        Refused: names the file and the line.
+    """
+    _, found, place = reason.partition("not understood: /etc/rancher/")
+    if found:
+        raise Refused(
+            "cannot tell which containerd the kubelet here uses",
+            why=f"/etc/rancher/{place}",
+            hint="correct that file, then run the same command again",
+        )
 
 
 def _unknown_kubelet_note(containerd: Runtime, why: Unknown) -> tuple[str, ...]:

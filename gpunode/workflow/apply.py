@@ -30,7 +30,8 @@ from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.outcome import Planned
-from gpunode.packages import list_reinstalled
+from gpunode.package_id import PackageId
+from gpunode.packages import is_repair, list_reinstalled
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
 from gpunode.workflow import live_state
@@ -252,10 +253,13 @@ class Applier:
 
     def _list_holds_at_risk(self, change: Change) -> Iterator[PackageChange]:
         """Yield the held packages that a command reinstalls, as they are: if killed, it may not hold them again."""
-        named = dict(list_reinstalled(change))
-        for package, state in live_state.read_package_database(self.host).packages().items() if named else ():
-            if state.held and named.get(package) == state.version:
-                yield PackageChange(package, state, state)
+        held: Mapping[PackageId, PackageState] = {}
+        if is_repair(change):
+            held = live_state.read_package_database(self.host).held_unfinished()
+        elif named := dict(list_reinstalled(change)):
+            found = live_state.read_package_database(self.host).packages()
+            held = {one: state for one, state in found.items() if state.held and named.get(one) == state.version}
+        yield from (PackageChange(package, state, state) for package, state in held.items())
 
     def apply_packages(
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]

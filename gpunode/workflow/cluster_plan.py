@@ -27,6 +27,7 @@ from gpunode.kubernetes.model import (
 from gpunode.kubernetes.owned import co_owners, conflict_lines, explain_deletion, is_labelled, object_title
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
+    OUR_RELEASE_SELECTOR,
     LiveState,
     PlanItem,
     current_fields,
@@ -110,6 +111,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     notes = (*notes, *_note_other_nodes(planned_items, {edit.node for edit in rendered.nodes}, cluster))
+    notes = (*notes, *_note_left_releases(releases, cluster))
     plan = ClusterPlan(identity, planned_items, notes=notes, releases=releases)
     missing = describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"
@@ -126,6 +128,26 @@ def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluste
                     f"What changes here changes what {join_names(others, _MAX_NODES_SHOWN)} "
                     f"{'offers' if len(others) == 1 else 'offer'}, too, by the label {GPU_PRESENT_LABEL}=true: to see "
                     f"how, name each as well: --node {others[0]}=CAPTURE"
+                )
+
+
+def find_own_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
+    """Return the namespaces and names of the releases that gpunode made, by the Secrets in which Helm stores them."""
+    secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
+    places = ((secret["metadata"]["namespace"], secret["metadata"]["labels"]["name"]) for secret in secrets)
+    return tuple(dict.fromkeys(places))
+
+
+def _note_left_releases(desired: Sequence[ChartRelease], cluster: Cluster) -> Iterator[str]:
+    """Yield a note for each release of an earlier recipe, with the command that removes it."""
+    with suppress(Forbidden):
+        places = {(one.namespace, one.name) for one in desired}
+        for namespace, name in find_own_releases(cluster):
+            if (namespace, name) not in places:
+                remove = command("helm", "uninstall", name, "--namespace", namespace)
+                yield (
+                    f"Helm release {namespace}/{name}, of an earlier recipe, stays in effect; this recipe asks for "
+                    f"nothing of it: `{remove}`"
                 )
 
 

@@ -38,6 +38,7 @@ from gpunode.kubernetes.reconcile import (
 from gpunode.workflow.cluster_plan import (
     ClusterPlan,
     describe_missing_rights,
+    find_own_releases,
     refuse_being_deleted,
     refuse_missing_rights,
 )
@@ -82,8 +83,8 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
-    """Yield the releases that gpunode made, found by the Secrets in which Helm stores them."""
-    found = _find_our_releases(cluster)
+    """Yield the removals of the releases that gpunode made."""
+    found = find_own_releases(cluster)
     releases = {(one.namespace, one.name): one for one in cluster.helm.list_releases(places=found)} if found else {}
     for namespace, name in found:
         argv, install = ("helm", "uninstall", name, "--namespace", namespace, "--wait"), None
@@ -95,13 +96,6 @@ def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
         left = "its chart's CustomResourceDefinitions, and labels that its pods gave to Nodes"
         note = f"leaves {left}, if there are any: Helm deletes neither"
         yield PlanItem("Helm release", namespace, name, "delete", "gpunode released it", 0, change, note)
-
-
-def _find_our_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
-    """Return the namespaces and names of the releases that gpunode made."""
-    secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
-    places = ((secret["metadata"]["namespace"], secret["metadata"]["labels"]["name"]) for secret in secrets)
-    return tuple(dict.fromkeys(places))
 
 
 def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
@@ -138,7 +132,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         steps[release] = PlanItem("Helm release", *release_of_command(release.argv), state, why, 0, release)
     installs = [one for one in commands if "uninstall" in (one.argv[1], *(one.undo or ())[1:2])]
     present = [place for command_change in installs if (place := release_of_command(command_change.argv)) in revisions]
-    ours = _find_our_releases(cluster) if present else ()
+    ours = find_own_releases(cluster) if present else ()
     if foreign := next((one for one in present if one not in ours), None):
         raise Conflict(
             f"Helm release {'/'.join(foreign)} is not gpunode's",

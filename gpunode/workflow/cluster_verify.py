@@ -217,7 +217,11 @@ class ClusterVerification:
 
     @contextmanager
     def _create_test_pods(self, test_pods: Sequence[GpuTestPod]) -> Iterator[DryRunResult]:
-        """Create the objects of ``test_pods`` that the API server accepts; delete them on exit."""
+        """Create the objects of ``test_pods`` that the API server accepts; delete them on exit.
+
+        After an error or a signal nobody waits until they are gone.
+        """
+        is_over = False
         job = make_deadline_job(test_pods[0], self.timeout_s)
         bodies: Sequence[Body] = [job, *(body for test_pod in test_pods for body in test_pod.bodies)]
         try:
@@ -227,16 +231,20 @@ class ClusterVerification:
             result = DryRunResult((*created.objects, *owner.objects), (*owner.errors, *created.errors))
             bodies = result.objects
             yield result
+            is_over = True
         finally:
             if bodies:
                 first = test_pods[0]
                 words = ("--namespace", first.namespace, "--selector", f"{RUN_LABEL}={first.run}")
-                self._delete_objects(bodies, f"delete them: {command('kubectl', 'delete', 'pods,jobs', *words)}")
+                hint = f"delete them: {command('kubectl', 'delete', 'pods,jobs', *words)}"
+                self._delete_objects(bodies, hint, is_awaited=is_over)
 
-    def _delete_objects(self, bodies: Sequence[Body], hint: str) -> None:
+    def _delete_objects(self, bodies: Sequence[Body], hint: str, *, is_awaited: bool) -> None:
+        left: Sequence[Body] = ()
         try:
             self.cluster.delete(*bodies)
-            *_, left = poll_deletions(bodies, self.cluster, self.on_progress)
+            if is_awaited:
+                *_, left = poll_deletions(bodies, self.cluster, self.on_progress)
         except GpunodeError as error:
             why = f"{error.what}: {error.why}"
             raise ChangeFailed("the pods of the test were not deleted", why=why, hint=hint) from error

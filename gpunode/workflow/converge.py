@@ -21,6 +21,7 @@ from gpunode.facts.project import PLAN_PROBE_KEY, project_changes
 from gpunode.host.port import HostView
 from gpunode.outcome import Blocked, Planned, Refusal, Stage, Step, StepOutcome
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.packages.simulation import NOT_SIMULATED_PREFIX
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import redact_text as redact
@@ -30,6 +31,7 @@ from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import mig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_service_pauses
 from gpunode.steps.detect import DETECT_STEP
+from gpunode.steps.gpudirect import GPUDIRECT_MODULES_FILE, GPUDIRECT_STEP
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import merge_hold_refusals
 from gpunode.steps.table import STAGES, STEPS
@@ -231,9 +233,13 @@ def _plan_step(step: Step, recipe: Recipe, facts: Facts) -> StepOutcome:
     return outcome
 
 
+# Files in folders that are read completely.
+_OTHER_OWN_FILES = {GPUDIRECT_STEP.id: (GPUDIRECT_MODULES_FILE,)}
+
+
 def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
-    """Yield a note for each gpunode file that is still in effect."""
-    for path in step.files:
+    """Yield a note for each gpunode file that is still in effect, with the commands that remove it and its packages."""
+    for path in (*step.files, *_OTHER_OWN_FILES.get(step.id, ())):
         name = path.rpartition("/")[2]
         if not name.startswith("gpunode-") or known(facts.file(path), None) is None:
             continue
@@ -243,7 +249,18 @@ def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
             if not isinstance(unit, Known) or not (unit.value.state.enabled or unit.value.state.active):
                 continue
             stop = command("sudo", "systemctl", "disable", "--now", name)
-        yield f"{path}, of an earlier recipe, is still in effect; this recipe asks for no {step.title}: `{stop}`"
+        left = _list_installed_packages(step, facts)
+        purge = f" and `sudo {system(facts).purge(left)}`" if left else ""
+        yield f"{path}, of an earlier recipe, is still in effect; this recipe asks for no {step.title}: `{stop}`{purge}"
+
+
+def _list_installed_packages(step: Step, facts: Facts) -> tuple[str, ...]:
+    """Return the names of the installed packages of ``step``, without mere dependencies."""
+    if step.packages is None:
+        return ()
+    installed = known(facts.packages, {}).items()
+    asked = (package for package, state in installed if not (state.auto or state.config_files_only))
+    return tuple(sorted(map(str, filter(step.packages.is_owned, asked))))
 
 
 def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:

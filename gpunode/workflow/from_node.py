@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -134,6 +135,28 @@ def _detect_runtime(facts: Facts) -> RuntimeSettings:
         if is_there and cdi.find_devices(facts).devices
         else RuntimeSettings()
     )
+
+
+def note_unread_runtimes(facts: Facts) -> Iterator[str]:
+    """Yield which runtimes' configuration could not be read, and what that means for the recipe."""
+    for row in (choose_row_if_possible(runtime, facts) for runtime in RUNTIMES):
+        if _is_on_node(row, facts) and (error := _reading_error(row, facts)):
+            again = ": run the same command as root" if isinstance(error, Undetermined) else ""
+            yield f"{error.what} ({error.why}); if {row.id} has an nvidia runtime, this recipe lacks it{again}"
+
+
+def _is_on_node(row: RuntimeRow, facts: Facts) -> bool:
+    packages, fact = known(facts.packages, {}), facts.unit(row.unit)
+    states = (packages.get(PackageId(name)) for name in row.packages)
+    return any(one and not one.config_files_only for one in states) or (isinstance(fact, Known) and fact.value.exists)
+
+
+def _reading_error(row: RuntimeRow, facts: Facts) -> Refused | Undetermined | None:
+    try:
+        inspect_from_facts(facts, row)
+    except (Refused, Undetermined) as error:
+        return error
+    return None
 
 
 def _configured_runtime(row: RuntimeRow, facts: Facts) -> RuntimeSettings | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
@@ -32,6 +32,7 @@ class Backlog:
     Attributes:
         pending_triggers: triggers that no run has settled.
         marks: packages that an interrupted run installed without marking them as automatic or held.
+        holds_at_risk: packages that interrupted runs were reinstalling, and that were on hold.
         cut: the newest run, if it was cut short.
         ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty if it was
             completed.
@@ -43,6 +44,7 @@ class Backlog:
 
     pending_triggers: tuple[Trigger, ...] = ()
     marks: tuple[PackageChange, ...] = ()
+    holds_at_risk: tuple[PackageChange, ...] = ()
     cut: RunRecord | None = None
     ending_phrase: str = ""
     verb: Verb = "setup"
@@ -83,12 +85,20 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         JournalDamaged: a journal is damaged.
     """
     pending_triggers, cut = still_pending_triggers(store.find_pending_triggers(), facts), store.find_interrupted_run()
-    marks = find_missing_marks(cut, facts) if cut is not None else ()
+    holds = () if store.is_newest_run_completed() else tuple(_find_holds_at_risk(store))
+    marks = find_missing_marks(cut, facts, holds)
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
     verb = cut.verb if cut is not None else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
     how = "was cut short" if cut is not None else ended
-    return Backlog(pending_triggers, marks, cut, how, verb, lost=find_lost_record(store, facts))
+    return Backlog(pending_triggers, marks, holds, cut, how, verb, lost=find_lost_record(store, facts))
+
+
+def _find_holds_at_risk(store: Store) -> Iterator[PackageChange]:
+    """Yield the holds that interrupted commands may have lost, of every run: a later one may have been killed, too."""
+    for intents in store.find_open_intents().values():
+        changes = PackageChange.of_kind(intent.change for intent in intents)
+        yield from (one for one in changes if one.before == one.after and one.before is not None and one.before.held)
 
 
 def _find_unfinished_verb(runs: Sequence[RunRecord]) -> Verb:
@@ -133,6 +143,11 @@ def read_backlog(store: Store, facts: Facts) -> Backlog:
         return Backlog(unread_reason=error.what)
 
 
+def note_other_run(store: Store) -> tuple[str, ...]:
+    """Return the note that another gpunode is changing the node; empty if none is."""
+    return Backlog(lock_holder=str(store.lock_holder() or "")).notes
+
+
 def still_pending_triggers(pending_triggers: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
     """Return the pending triggers, without those of units that started since and so have read the new files."""
     return tuple(
@@ -171,17 +186,21 @@ def _list_subjects(changes: Sequence[Change]) -> str:
     return join_names(dict.fromkeys(change.subject for change in changes), _MAX_SUBJECTS_NAMED)
 
 
-def find_missing_marks(run: RunRecord, facts: Facts) -> tuple[PackageChange, ...]:
+def find_missing_marks(
+    run: RunRecord | None, facts: Facts, holds_at_risk: Sequence[PackageChange] = ()
+) -> tuple[PackageChange, ...]:
     """Return the changes that restore package marks which the run removed, or did not get to set.
 
     Package managers mark every package that is named as manually installed; setup sets the marks after the transaction.
     They may also forget that a package is automatic as soon as they begin to remove it: if the removal did not happen,
     the package gets its mark back, after any kind of run. A killed one may also leave it selected for removal, which
-    somebody's next transaction would then make: such a package is marked as it is.
+    somebody's next transaction would then make: such a package is marked as it is. ``run`` is the interrupted one.
     """
     installed = known(facts.packages, {})
-    begun = PackageChange.of_kind(run.changes("unknown", "failed"))
-    meant = ((change.id, installed.get(change.id), _intended_marks(run, change, installed)) for change in begun)
+    begun = PackageChange.of_kind(run.changes("unknown", "failed")) if run is not None else ()
+    marks_by_id = {change.id: _intended_marks(run, change, installed) for change in begun if run is not None}
+    marks_by_id |= {change.id: change.before for change in holds_at_risk}
+    meant = ((package, installed.get(package), marks) for package, marks in marks_by_id.items())
     changes = (
         PackageChange(package, now, replace(now, auto=now.auto or marks.auto, held=now.held or marks.held))
         for package, now, marks in meant

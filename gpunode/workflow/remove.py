@@ -43,7 +43,9 @@ def plan_removal(
         after = span.change.after
         if not isinstance(after, FileState) or now is None:
             return None  # gpunode removed a file and somebody wrote another, or somebody removed gpunode's
-        return RestoredFile(span.change.before) if force else _revert_keeping_edits(span.change, now)
+        if force or store.read_additions().is_other_own_version(span.change, now):
+            return RestoredFile(span.change.before)
+        return _revert_keeping_edits(span.change, now)
 
     request = UndoRequest(store, "", store.footprint(), resolve_edit, force=force, allow_disruption=allow_disruption)
     undone = plan_undo(request, host, facts)

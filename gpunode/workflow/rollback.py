@@ -63,6 +63,8 @@ def plan_rollback(
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
         if force or (now is None and span.change.path in purged):  # removed with its package
             return RestoredFile(span.change.before)
+        if store.read_additions().is_other_own_version(span.change, now):
+            return RestoredFile(span.change.before)  # somebody put an earlier version of gpunode's there
         back = span.change.inverse()
         assert back is not None, "a footprint holds what is settled"
         raise edit_conflict_error(back, now, _unconfigure_commands(store, back, now))
@@ -370,11 +372,14 @@ def _is_on_node(change: Change, host: Host, packages: Collection[PackageId]) -> 
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:
-    """Return the runs after ``run_id``, without rollbacks that undo one of them or ``run_id`` itself."""
+    """Return the runs after ``run_id``, without rollbacks that undo one of them or ``run_id`` itself.
+
+    A repair completes what others began, and restores holds: it changes nothing that an undo would mix up.
+    """
     runs = store.read_runs()
     since = runs[[run.run for run in runs].index(run_id) :]
     here = {run.run for run in since}
-    return [run for run in since[1:] if run.begin.undoes not in here]
+    return [run for run in since[1:] if run.verb != "repair" and run.begin.undoes not in here]
 
 
 def _undo_commands(store: Store, runs: Mapping[RunRecord, AbstractSet[str]]) -> str:

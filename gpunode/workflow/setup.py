@@ -186,8 +186,8 @@ class _SetupRun:
             arrange_resume(self.applier, self.options.resume, self.facts)
 
     def _restore_marks(self) -> None:
-        """Set the marks of packages that an interrupted run installed but did not mark."""
-        if self.left.cut is not None and (missing := find_missing_marks(self.left.cut, self.facts)):
+        """Set the marks of packages that interrupted runs installed but did not mark."""
+        if missing := find_missing_marks(self.left.cut, self.facts, self.left.holds_at_risk):
             self.applier.apply_packages("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 

@@ -21,7 +21,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.recipe import RuntimeSettings as WantedRuntime
-from gpunode.runtimes import RUNTIMES, ObservedConfig, Runtime, find_runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cuda_release import installed_releases
@@ -145,9 +145,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
-    # status has no recipe: use a plain one for each runtime.
-    names = dict.fromkeys(runtime.id for runtime in runtimes) or ("none",)
-    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in names)
+    recipes = _make_recipes(runtimes)
     notes = chain(
         _note_unfinished_packages(facts),
         note_run_driver(facts),
@@ -176,6 +174,14 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         pending_verb=backlog.verb,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _make_recipes(runtimes: Iterable[RuntimeStatus]) -> Iterator[Recipe]:
+    """Yield a plain recipe for each runtime, whose default stays: status knows nothing of the node's own recipe."""
+    defaults = {one.id: one.configured.default if one.configured else "" for one in runtimes} or {"none": ""}
+    for name, default in defaults.items():
+        has_default = default == DesiredConfig().handler
+        yield Recipe("status", runtime=WantedRuntime(name, set_as_default=has_default or None))
 
 
 def _note_unfinished_packages(facts: Facts) -> Iterator[str]:

@@ -379,7 +379,9 @@ def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: Reso
 
 def _undo_newest_first(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
     found = RestoredFile(current)
-    for span in reversed(trail):
+    # Somebody may have put back what gpunode left before a later edit, which is no part of the file then.
+    as_left = [n for n, span in enumerate(trail, 1) if current is not None and span.may_have_left(current)]
+    for span in reversed(trail[: max(as_left, default=len(trail))]):
         if span.may_have_left(found.state):
             found = replace(found, state=span.change.before)
         elif found.state != span.change.before:  # else the run was cut short before it, or somebody undid it

@@ -6,6 +6,7 @@ somebody edited since, and in whether packages that were installed before are re
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -134,7 +135,8 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
     held = [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]
     overridden = (f"held, and changed all the same, because the undo includes them: {', '.join(held)}",) if held else ()
-    is_coming = request.is_redo and any(change.known_final_state is not None for change in packages)
+    with_packages = request.is_redo and any(change.known_final_state is not None for change in packages)
+    with_files = {posixpath.basename(path) for path, after in restored.items() if after and request.is_redo}
     gone = (
         (_RUN_DRIVER_NOT_RESTORED_NOTE,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
     )
@@ -148,7 +150,10 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         for unit in footprint.units
         if isinstance(fact := facts.unit(unit), Unknown)
     )
-    units = (_plan_unit_restore(facts, span, is_coming=is_coming) for span in footprint.units.values())
+    units = (
+        _plan_unit_restore(facts, span, is_coming=with_packages or unit in with_files)
+        for unit, span in footprint.units.items()
+    )
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, rivals = _load_returning_driver(steps, packages, facts, is_redo=request.is_redo)
     steps, serving = keep_what_packages_need(steps, packages, wanted, there)
@@ -512,7 +517,7 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
     What somebody has changed since stays: a unit that was disabled or stopped is not enabled or started again. A masked
     one cannot be.
 
-    ``is_coming``: whether its package may be among those that are restored before it.
+    ``is_coming``: whether its file, or a package that may have it, is restored before it.
     """
     change, fact = span.change, facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:

@@ -270,6 +270,7 @@ DEB: Final = PackageSystem(
     note_diversions=_note_diversions,
     repair_change=REPAIR_COMMAND,
     finish_command="dpkg --configure -a",
+    force_removal_command=_make_command_template("dpkg", "--remove", "--force-remove-reinstreq"),
     find_named_packages=answers.find_named_packages,
     versions_not_found=answers.versions_not_found,
     hint_on_refusal=_hint_on_refusal,

@@ -163,6 +163,13 @@ class Status:
         """Return those that dpkg has not finished, including those with pending triggers."""
         return frozenset(entry.name for entry in parse_status(self.text) if entry.status in _UNFINISHED_STATES)
 
+    def held_unfinished(self) -> Mapping[PackageId, PackageState]:
+        """Return those of ``list_unfinished`` that are on hold."""
+        entries = parse_status(self.text)
+        held = [entry for entry in entries if entry.want == "hold" and entry.status in _UNFINISHED_STATES]
+        native = native_architecture(entries) if held else ""
+        return {package_id_of(entry, native): PackageState(entry.version, held=True) for entry in held}
+
     def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """Return the configuration files that dpkg keeps for each of these packages and removes in a purge."""
         files_by_package: dict[str, tuple[str, ...]] = {}

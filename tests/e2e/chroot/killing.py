@@ -92,6 +92,12 @@ def package_intents(node: Node) -> int:
     return sum(path.read_bytes().count(b'"change":{"type":"package"') for path in journals)
 
 
+def is_repair_announced(node: Node) -> bool:
+    """Return whether the newest journal announces a repair of packages."""
+    journals = sorted(node.path("/var/lib/gpunode/runs").glob("*/journal.jsonl"))
+    return b"reinstreq" in journals[-1].read_bytes()
+
+
 @dataclass(frozen=True, slots=True)
 class Orphans:
     """The processes that a killed run left behind, such as apt."""

@@ -18,6 +18,7 @@ from tests.e2e.chroot.killing import (
     Victims,
     copy_disk,
     discard,
+    is_repair_announced,
     start,
     start_setup,
     state,
@@ -217,10 +218,15 @@ def test_remove_takes_what_a_killed_program_installed(
 
 
 @pytest.mark.parametrize(
-    "following", [("setup", RECIPE), pytest.param(("rollback", "--packages"), marks=pytest.mark.long)]
+    ("following", "is_repair_killed"),
+    [
+        (("setup", RECIPE), False),
+        pytest.param(("setup", RECIPE), True, marks=pytest.mark.long),
+        pytest.param(("rollback", "--packages"), False, marks=pytest.mark.long),
+    ],
 )
 def test_killed_reinstallation_leaves_packages_on_hold(
-    prepared: Callable[[str], Prepared], following: tuple[str, ...]
+    prepared: Callable[[str], Prepared], following: tuple[str, ...], is_repair_killed: bool
 ) -> None:
     """dpkg drops a hold as soon as it unpacks the package, and the killed shell no longer sets it again."""
     found = prepared("toolkit")
@@ -231,6 +237,8 @@ def test_killed_reinstallation_leaves_packages_on_hold(
         node.path("/usr/bin/nvidia-ctk").unlink()
         start_setup(node).kill_once(lambda: "Status: hold" not in node.read("/var/lib/dpkg/status"), "everything")
         assert state(node).held == ""
+        if is_repair_killed:
+            start_setup(node).kill_once(lambda: is_repair_announced(node), "everything")
 
         done = node.gpunode(*following, "--yes")
 

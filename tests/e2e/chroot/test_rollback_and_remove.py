@@ -342,3 +342,51 @@ def _install_what_needs(node: Chroot, *names: str, folder: Path) -> None:
     build_all([wanted], folder)
     node.path("/root/needs.deb").write_bytes((folder / wanted.file_name).read_bytes())
     node.run("apt-get", "-y", "install", "/root/needs.deb", env=NONINTERACTIVE)
+
+
+@pytest.mark.long
+def test_remove_leaves_a_package_of_others_that_cannot_be_configured(bases: dict[str, Bases], chroots: Lab) -> None:
+    """apt removes packages, then configures all others that are not configured, and fails."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        chroots.recipe(node, DIRECTORIES["bookworm"])
+        set_up(node)
+        broken = Package("lab-broken", "1", scripts={"postinst": "#!/bin/sh\necho no licence server\nexit 7\n"})
+        build_all([broken], node.path("/root"))
+        node.run("sh", "-ec", f"! dpkg -i /root/{broken.file_name}")
+
+        gone = ask(node, "remove", "--yes")
+
+        assert gone.exit_code == 10, gone.error
+        assert any("lab-broken cannot be configured" in note for note in gone.envelope["notes"])
+        assert not [name for name in node.installed() if "nvidia" in name]
+        states = node.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n").stdout
+        assert "lab-broken half-configured" in states
+        assert "config-files" not in states
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", ["unpacked", "half-installed"])
+def test_broken_package_that_stops_apt_is_named_with_a_way_out(
+    state: str, bases: dict[str, Bases], chroots: Lab
+) -> None:
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        chroots.recipe(node, DIRECTORIES["bookworm"])
+        set_up(node)
+        broken = Package("lab-broken", "1", depends=("lab-missing",))
+        build_all([broken], node.path("/root"))
+        node.run("dpkg", "--unpack", f"/root/{broken.file_name}")
+        if state == "half-installed":
+            status = node.read("/var/lib/dpkg/status")
+            node.write(
+                "/var/lib/dpkg/status", status.replace("install ok unpacked", "install reinstreq half-installed")
+            )
+
+        stopped = ask(node, "remove", "--yes")
+
+        assert stopped.exit_code == 6
+        way_out = next(line for line in stopped.error.splitlines() if "--force-remove-reinstreq" in line)
+        assert way_out.split()[0] == "sudo"
+        node.run(*way_out.split()[1:])
+        assert ask(node, "remove", "--yes").exit_code == 10

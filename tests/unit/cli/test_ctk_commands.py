@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gpunode.cli import runtime_config
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.runtime_config import EditPermissions, RuntimeOptions
+from gpunode.journal.store import Store
 
 CONFIGURE = ("ctk", "runtime", "configure")
 
@@ -175,6 +177,19 @@ def test_check_reports_pending_changes_as_json(image: Path, capsys: pytest.Captu
     assert (answer["command"], answer["status"], answer["exit_code"]) == ("ctk runtime check", "changes-pending", 4)
     assert [change["subject"] for change in answer["changes"]] == ["/etc/docker/daemon.json"]
     assert answer["result"]["runtime"] == "docker"
+
+
+@pytest.mark.parametrize("words", [("check",), ("configure", "--dry-run"), ("unconfigure", "--dry-run")])
+def test_read_only_command_tells_of_a_run_in_progress(
+    words: tuple[str, ...], image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may see the middle of that run."""
+    told = []
+    for is_held in (False, True):
+        with Store(image).lock() if is_held else nullcontext():
+            run_cli(["ctk", "runtime", *words, "--root", str(image), "--json"])
+        told.append(json.loads(capsys.readouterr().out)["notes"])
+    assert [any("another gpunode is changing this node" in note for note in notes) for notes in told] == [False, True]
 
 
 def test_json_error_names_its_command(image: Path, capsys: pytest.CaptureFixture[str]) -> None:

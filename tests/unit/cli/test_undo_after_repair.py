@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from gpunode.change import Change, CommandChange, FileChange, FileState, PackageChange, PackageState
 from gpunode.cli import undo
-from gpunode.errors import Conflict, DrainRequired, GpunodeError, JournalDamaged
+from gpunode.errors import ChangeFailed, Conflict, DrainRequired, GpunodeError, JournalDamaged
 from gpunode.facts.model import Facts
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -92,6 +93,41 @@ def test_undo_with_nothing_to_do_mends_only_what_gpunode_may_have_broken(
     note = f"half-installed or not configured: {broken}; no run of gpunode left that"
     assert (note in answer.text and "`sudo dpkg --configure -a` finishes it" in answer.text) is not is_mended
     assert (answer.exit_code, answer.envelope["changed"]) == (0, is_mended)
+
+
+@pytest.mark.parametrize(("state", "is_removed"), [("ok half-configured", True), ("reinstreq half-installed", False)])
+def test_removal_needs_no_package_of_others_that_cannot_be_mended(state: str, is_removed: bool, tmp_path: Path) -> None:
+    ours, others = PackageId("libcuda1"), PackageId("somebodys")
+    node = MemoryNode(tmp_path, Packages({ours: PackageState("1"), others: PackageState("1")}, {}), {})
+    run = Store(tmp_path).begin("setup", version="test")
+    run.record_done(*run.record_intents("packages", "driver", [PackageChange(ours, None, PackageState("1"))]))
+    run.commit("done")
+    status = node.files[STATUS]
+    assert status is not None
+    before, _, after = status.content.decode().partition(f"Package: {others}\n")
+    broken = after.replace(STATUS_ROW, f"Status: install {state}", 1)
+    node.files[STATUS] = FileState(f"{before}Package: {others}\n{broken}".encode())
+    applied: list[Change] = []
+
+    def apply(changes: Sequence[Change]) -> None:
+        if CommandChange.of_kind(changes):
+            raise ChangeFailed("the repair failed", why="its licence server\n does not answer", hint="fix that")
+        applied.extend(changes)
+        content = f"{before.partition('Package: libcuda1')[0]}Package: {others}\n{broken}".encode()
+        node.files[STATUS] = FileState(content)
+
+    node.apply = apply  # type: ignore[method-assign]
+
+    answer = command(node, "remove")
+
+    assert [change.subject for change in applied] == (["libcuda1"] if is_removed else [])
+    if is_removed:
+        assert answer.exit_code == 0
+        assert "somebodys cannot be configured, and this remove leaves it as it is" in answer.text
+        assert "its licence server does not answer" in answer.text
+    else:
+        assert answer.exit_code == 6
+        assert "sudo dpkg --remove --force-remove-reinstreq somebodys" in answer.envelope["errors"][0]["hint"]
 
 
 @pytest.mark.usefixtures("unconfigured")

@@ -196,7 +196,7 @@ def test_eks_json_configuration_is_read() -> None:
     ("path", "text", "reason"),
     [
         ("/var/lib/kubelet/config.yaml", "{kind: KubeletConfiguration, cgroupDriver: systemd}\n", "config.yaml: "),
-        ("/var/lib/kubelet/config.yaml", "cgroupDriver: &driver systemd\n", "anchors"),
+        ("/var/lib/kubelet/config.yaml", "a: 1\ncgroupDriver: &driver systemd\n", "config.yaml:2: anchors"),
         ("/var/lib/kubelet/config.yaml", "cgroupDriver: windows\n", "not a cgroup driver"),
         ("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\ncgroupDriver: cgroupfs\n", "twice"),
         (f"{ETC}.d/20.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet 'open\n", "how it is started"),

@@ -172,3 +172,5 @@ def test_kubectl_in_a_pod_is_the_pods_service_account(
     assert (identity.context, identity.server, identity.uid) == ("", "https://10.0.0.1:443", "u")
     assert "--context" not in asked.read_text()
     assert "--request-timeout" not in asked.read_text()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    assert Cluster().identify().server == "https://[fd00::1]:443"

@@ -126,14 +126,21 @@ def test_drop_in_of_an_incompatible_schema_does_not_count() -> None:
         ("/c/*.toml", {"/c/a.toml", "/c/z.toml", "/c/.h.toml"}),
         ("/c/[^a]*.toml", {"/c/z.toml", "/c/.h.toml"}),
         ("/c/[a-c]*.toml", {"/c/a.toml"}),
+        ("/c/[!a]*.toml", {"/c/a.toml", "/c/!.toml"}),
+        ("/c/[!]*.toml", {"/c/!.toml"}),
+        (r"/c/\[*.toml", {"/c/[.toml"}),
+        (r"/c/[\]\\\[]*.toml", {"/c/[.toml", "/c/].toml", "/c/\\.toml"}),
+        (r"/c/[a\-c]*.toml", {"/c/a.toml", "/c/-.toml"}),
         ("/c/?*.toml", {"/c/a.toml", "/c/z.toml", "/c/.h.toml"}),
         ("/*/x/*.toml", {"/c/x/a.toml"}),
     ],
 )
 def test_import_patterns_match_like_go(pattern: str, names: set[str], tmp_path: Path) -> None:
     """By the files' names, and on a disk, where a shell's star finds no hidden file."""
-    there = ("/c/a.toml", "/c/z.toml", "/c/.h.toml", "/c/x/a.toml", "/c/a.conf")
-    root = f'version = 2\nimports = ["{pattern}"]\n'.encode()
+    marks = r"![]\-" if any(mark in pattern for mark in r"!\-") else ""
+    named = (f"/c/{mark}.toml" for mark in marks)
+    there = ("/c/a.toml", "/c/z.toml", "/c/.h.toml", "/c/x/a.toml", "/c/a.conf", *named)
+    root = f"version = 2\nimports = ['{pattern}']\n".encode()
     files = {CONFIG: root, **dict.fromkeys(there, b"version = 2\n")}
     assert {file.path for file in load_config_files(files, DesiredConfig())} - {CONFIG} == names
     for path in there:

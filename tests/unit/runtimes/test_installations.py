@@ -46,6 +46,16 @@ def test_two_running_kubelets_are_noted() -> None:
     assert "both running" in told.notes[0]
 
 
+def test_unreadable_configuration_of_k3s_is_refused_with_its_line() -> None:
+    """The packaged containerd, even if there is one, is not that of k3s."""
+    config = "/etc/rancher/k3s/config.yaml"
+    with pytest.raises(Refused) as caught:
+        choose_row(
+            CONTAINERD, node(Unknown(f"not understood: {config}:3: anchors and aliases are not read", "kubelet"))
+        )
+    assert caught.value.why.startswith(f"{config}:3: anchors")
+
+
 def test_old_capture_without_kubelet_facts_has_no_note() -> None:
     assert not choose_row(CONTAINERD, node(Unknown("not captured", "units"))).notes
 

@@ -95,3 +95,16 @@ def test_removal_hint_names_the_same_context(server: ApiServer, user: User) -> N
     server.add(released)
     hint = user.apply("k8s-containerd", "--context", "lab", check=3).error["hint"]
     assert "gpunode k8s remove --context lab if" in hint
+
+
+def test_release_of_an_earlier_recipe_is_noted_with_its_removal(server: ApiServer, user: User) -> None:
+    labels = {"owner": "helm", "name": "dcgm-exporter", "managed-by": "gpunode"}
+    metadata = {"name": "sh.helm.release.v1.dcgm-exporter.v1", "namespace": "gpu-system", "labels": labels}
+    server.add({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+
+    (note,) = user.apply().envelope["result"]["notes"]
+
+    assert "Helm release gpu-system/dcgm-exporter, of an earlier recipe, stays in effect" in note
+    assert "`helm uninstall dcgm-exporter --namespace gpu-system`" in note
+    server.denied.add("list secrets")
+    assert user.plan().envelope["result"]["notes"] == []

@@ -11,6 +11,7 @@ import pytest
 from gpunode import builtin
 from gpunode.check import Check
 from gpunode.command import command
+from gpunode.errors import Interrupted
 from gpunode.host.cluster import Cluster
 from gpunode.host.process import FinishedCommand
 from gpunode.kubernetes.model import ClusterNode
@@ -278,6 +279,22 @@ def test_unanswered_creation_deletes_the_test_pods(applied: ApiServer, user: Use
     words = ("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080")
     assert user(*words, check=13).error["what"] == "the cluster does not answer"
     assert left_pods(applied) == []
+
+
+def test_signal_deletes_the_pods_and_waits_for_none(applied: ApiServer, user: User) -> None:
+    def keep(server: ApiServer) -> None:
+        for one in server.peek("Pod"):
+            one["metadata"]["finalizers"] = ["example.org/keep"]
+
+    def interrupt(words: tuple[str, ...]) -> None:
+        if words[:2] == ("get", "pods") and applied.peek("Job"):
+            raise Interrupted("stopped by a signal", why="", hint="")
+
+    applied.controllers.append(keep)
+    user.kubectl.intercept = interrupt
+    error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=130).error
+    assert error["what"] == "stopped by a signal"
+    assert all("deletionTimestamp" in one["metadata"] for one in applied.peek("Pod"))
 
 
 def test_pod_that_stays_is_named_and_its_deletion_not_asked_for_again(applied: ApiServer, user: User) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 
 from gpunode.change import PackageState
+from gpunode.cli import recipes
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, Platform
+from gpunode.facts.model import Facts, Known, Platform, Unknown
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import CudaToolkit, Recipe
 from gpunode.recipe.toml import parse, render
 from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
-from gpunode.workflow.from_node import recipe_from_node
+from gpunode.workflow.from_node import note_unread_runtimes, recipe_from_node
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, UBUNTU, gpu, machine, unit, with_driver
@@ -70,6 +73,29 @@ def test_recipe_describes_a_hand_built_node() -> None:
     assert found.toolkit.version == "auto"
     assert "driver" not in found.skip
     assert "runtime-config" not in found.skip
+
+
+def test_runtime_that_could_not_be_read_is_noted() -> None:
+    node = hand_built()
+    node = replace(node, files={**node.files, DAEMON_JSON: Unknown("permission denied", DAEMON_JSON)})
+    (note,) = note_unread_runtimes(node)
+    assert DAEMON_JSON in note
+    assert "permission denied" in note
+    assert "if docker has an nvidia runtime, this recipe lacks it: run the same command as root" in note
+    assert recipe_from_node(node, HOST).runtime.name != "docker"
+    assert not list(note_unread_runtimes(hand_built()))
+
+
+def test_recipe_begins_with_what_could_not_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = hand_built()
+    node = replace(node, files={**node.files, DAEMON_JSON: Unknown("denied\n[driver]", DAEMON_JSON)})
+    monkeypatch.setattr(recipes, "view_node", lambda *_: SimpleNamespace(facts=node, host=HOST))
+    recipes.write_recipe_from_node("", "", OutputOptions())
+    text = capsys.readouterr().out
+    assert text.startswith(f"# cannot tell what {DAEMON_JSON} holds")
+    assert parse(text, "from-node.toml", lambda _place: "") == recipe_from_node(node, HOST)
 
 
 @pytest.mark.parametrize(

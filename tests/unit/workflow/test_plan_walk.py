@@ -15,6 +15,7 @@ from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe
+from gpunode.steps.gpudirect import GPUDIRECT_MODULES_FILE
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.steps.table import STAGES, STEPS
 from gpunode.workflow.converge import StagePlan, collect_notes, plan_stage, raise_refusal, state_notes
@@ -166,7 +167,7 @@ def test_unchanged_managed_file_is_not_noted() -> None:
     assert not [note for note in collect_notes(plan(recipe("containerd"), facts, Node(facts))) if "Ansible" in note]
 
 
-@pytest.mark.parametrize("path", [CUDA_PROFILE_SCRIPT, MIG_BOOT_DROP_IN_FILE])
+@pytest.mark.parametrize("path", [CUDA_PROFILE_SCRIPT, MIG_BOOT_DROP_IN_FILE, GPUDIRECT_MODULES_FILE])
 def test_file_that_an_earlier_recipe_left_is_noted(path: str) -> None:
     """Each login has its CUDA in PATH, each boot partitions the GPUs, although the node matches the recipe."""
     bare = Recipe("bare")
@@ -176,3 +177,21 @@ def test_file_that_an_earlier_recipe_left_is_noted(path: str) -> None:
     assert not [note for note in state_notes(bare, machine()) if path in note]
     assert not [note for note in state_notes(bare, left, is_users_recipe=False) if path in note]
     assert note in collect_notes([plan_stage(bare, left, stage) for stage in STAGES])
+
+
+@pytest.mark.parametrize(
+    ("path", "installed", "named"),
+    [
+        (GPUDIRECT_MODULES_FILE, ("nvidia-fs-dkms", "gdrdrv-dkms"), "gdrdrv-dkms nvidia-fs-dkms"),
+        (CUDA_PROFILE_SCRIPT, ("cuda-toolkit-12-6",), "cuda-toolkit-12-6"),
+    ],
+)
+def test_packages_that_an_earlier_recipe_left_are_noted_with_their_removal(
+    path: str, installed: tuple[str, ...], named: str
+) -> None:
+    versions = {**dict.fromkeys(installed, PackageState("1")), "cuda-nvcc-12-6": PackageState("1", auto=True)}
+    left = machine(files={path: FileState(b"x\n")}, packages=versions)
+    (note,) = (note for note in state_notes(Recipe("bare"), left) if path in note)
+    assert f"and `sudo apt-get purge {named}`" in note
+    theirs = machine(packages=versions)
+    assert not [note for note in state_notes(Recipe("bare"), theirs) if "purge" in note], "gpunode's file marks them"

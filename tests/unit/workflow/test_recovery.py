@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -15,12 +16,16 @@ from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Done, Failed, Intent, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.workflow.apply import possible_temporary_files, record_change_outcomes
+from gpunode.packages.deb import REPAIR_COMMAND
+from gpunode.workflow.apply import Applier, possible_temporary_files, record_change_outcomes
 from gpunode.workflow.recovery import (
     describe_interrupted_run,
+    find_backlog,
     find_missing_marks,
     read_backlog,
 )
+from tests.fakes.dpkg import STATUS, Packages
+from tests.fakes.memory_node import MemoryNode
 from tests.ids import by_id
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.nodes import Node
@@ -240,3 +245,39 @@ def test_package_that_a_killed_run_left_selected_for_removal_is_marked() -> None
         ("lost-mark", manual, auto),
         ("now-auto", auto, auto),
     ]
+
+
+@pytest.mark.parametrize("ending", [None, "failed", "done"])
+def test_hold_lost_by_a_killed_reinstallation_survives_a_second_kill(
+    ending: Literal["failed", "done"] | None, tmp_path: Path
+) -> None:
+    store, held = Store(tmp_path), PackageState("1", held=True)
+    first, second = (store.begin("setup", version="test") for _ in range(2))
+    first.record_intents("packages", "toolkit", [PackageChange(PackageId("lab"), held, held)])
+    second.record_intent("sources", "repair", REPAIR_COMMAND)
+    if ending:
+        second.commit(ending)
+
+    marks = find_backlog(store, having({"lab": PackageState("1")})).marks
+
+    lost = PackageChange(PackageId("lab"), PackageState("1"), held)
+    assert marks == (() if ending == "done" else (lost,)), "a completed run has set it"
+
+
+@pytest.mark.parametrize("status", ["reinstreq half-installed", "ok unpacked"])
+def test_repair_announces_the_holds_that_it_may_lose(status: str, tmp_path: Path) -> None:
+    rows = f"Package: lab\nStatus: hold {status}\nArchitecture: amd64\nVersion: 1\n"
+    whole = rows.replace("lab", "whole").replace(status, "ok installed")
+    dpkg = rows.replace("lab", "dpkg").replace(f"hold {status}", "install ok installed")
+    node = MemoryNode(tmp_path, Packages({}, {}), {})
+    node.files[STATUS] = FileState("\n".join((dpkg, whole, rows)).encode())
+    node.apply = lambda _: None  # type: ignore[method-assign]
+    run = Store(tmp_path).begin("setup", version="test")
+
+    Applier(node, run, lambda _: None, lambda: None).apply_change(
+        "sources", "repair", REPAIR_COMMAND, "it was interrupted"
+    )
+
+    held = PackageState("1", held=True)
+    named = [entry.change for entry in run.entries() if isinstance(entry, Intent)]
+    assert named == [REPAIR_COMMAND, PackageChange(PackageId("lab"), held, held)]

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageState, ServiceState, Trigger
 from gpunode.cli.status import status_lines
-from gpunode.facts.model import Known, LoadedDriver, ModuleFile, Unit, Unknown
+from gpunode.facts.model import Known, LoadedDriver, ModuleFile, Unit, Unknown, known
 from gpunode.facts.nvml import NvmlFailure
 from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.journal.record import Verb
@@ -171,6 +171,18 @@ def test_mps_daemon_of_the_nodes_recipe_is_no_leftover(tmp_path: Path) -> None:
     facts = replace(facts, units={**facts.units, MPS_SERVICE: running})
     found = status(facts, nodes.host(facts), read_backlog(Store(tmp_path), facts))
     assert not [note for note in found.notes if MPS_SERVICE in note]
+
+
+def test_status_says_nothing_of_a_recipe() -> None:
+    """It knows none; plan says why nvidia stays the default."""
+    facts, path = nodes.converged(), "/etc/containerd/config.toml"
+    default = b'\n[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n'
+    present = known(facts.file(path), None) or FileState(b"")
+    config = replace(present, content=present.content + default)
+    facts = replace(facts, files={**facts.files, path: Known(config, path)})
+    found = status(facts, nodes.host(facts), Backlog())
+    assert [row.configured.default for row in found.runtimes if row.configured] == ["nvidia"]
+    assert not [note for note in found.notes if "recipe" in note]
 
 
 def test_reboot_loads_no_driver_whose_module_the_next_kernel_lacks() -> None:

@@ -31,6 +31,7 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, Undetermined, VerifyFailed
 from gpunode.facts.evidence import Capture, GlobMatch, Probe, encode_matches
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown
+from gpunode.facts.probes import MPS_UNIT_FILE
 from gpunode.host.port import GpuClient, Workloads
 from gpunode.journal.history import RunRecord, inverse_intents
 from gpunode.journal.record import Intent, Verb
@@ -38,6 +39,7 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import DIVERSIONS_FILE
 from gpunode.packages.simulation import Action, Simulation
+from gpunode.steps.daemons import MPS_SERVICE
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Event, Notice, ignore_event
@@ -205,6 +207,20 @@ class TestWholeRollback:
         undo(host, store, again)
         assert host.files[CONTAINERD] == OURS
         assert host.triggered[0] == REFRESH, "the index is read before packages are asked for"
+
+    def test_undone_rollback_enables_the_unit_whose_file_it_restores(self, store: Store) -> None:
+        """gpunode's own unit comes with no package."""
+        file, service = FileChange(MPS_UNIT_FILE, None, FileState(b"[Unit]\n")), ServiceChange(MPS_SERVICE, OFF, ON)
+        run = store.begin("setup", version="test")
+        run.record_done(*run.record_intents("kernel", "mps", (file, service)))
+        run.commit("done")
+        node = Machine(machine(files={MPS_UNIT_FILE: FileState(b"[Unit]\n")}))
+        done = undo(node, store, plan_rollback(store, node, run.id, machine(units={MPS_SERVICE: unit()})))
+
+        gone = Unit(OFF, exists=False)
+        again = plan_rollback(store, node, done.run, machine(units={MPS_SERVICE: gone}))
+
+        assert again.changes == (file, service)
 
     def test_third_rollback_makes_the_changes_of_the_first(self, host: Machine, store: Store) -> None:
         first = plan_rollback(store, host, newest(store), facts_now())
@@ -1248,6 +1264,23 @@ class TestRemove:
                 plan_removal(store, made, facts_now({}))
         else:
             assert [change.after for change in plan_removal(store, made, facts_now({})).files] == [kept]
+
+    @pytest.mark.parametrize("first", [FileState(b"a = 1\n"), None])
+    @pytest.mark.parametrize("path", [CONTAINERD, BLACKLIST])
+    @pytest.mark.parametrize("verb", ["remove", "rollback"])
+    def test_earlier_version_of_gpunode_from_a_backup_is_no_edit(
+        self, store: Store, verb: Verb, path: str, first: FileState | None
+    ) -> None:
+        earlier, edited, later = (FileState(b"a = 1\ng = %d\n" % value) for value in (1, 2, 3))
+        undone: list[tuple[Verb, FileState | None, FileState | None]] = [("rollback", earlier, first)]
+        made = undone if verb == "rollback" else []
+        last: tuple[Verb, FileState | None, FileState | None] = ("setup", first if made else edited, later)
+        for verb_made, before, after in (("setup", first, earlier), *made, last):
+            run = store.begin(verb_made, version="test", undoes=newest(store) if verb_made == "rollback" else "")
+            run.record_done(run.record_intent("runtime", "step", FileChange(path, before, after)))
+            run.commit("done")
+        node = Machine(machine(files={path: earlier}))
+        assert [change.after for change in plan(verb, node, store).files] == [first]
 
     def test_line_that_somebody_deleted_stays_deleted(self, store: Store) -> None:
         first, second = FileState(b"x\ny\ngpunode's\n"), FileState(b"x\ngpunode's\n")

@@ -111,6 +111,27 @@ def test_own_sources_are_fetched_with_tls_and_date_checks(tmp_path: Path) -> Non
     assert not (dates | tls) & {*everything}, "of others' archives the host's configuration decides"
 
 
+BROKEN = "dpkg: error processing package {} (--configure):\nE: Sub-process /usr/bin/dpkg returned an error code (1)\n"
+OLD, CHANGED = (PackageChange(PackageId("old"), PackageState("1"), after) for after in (None, PackageState("2")))
+
+
+def test_removal_succeeds_although_a_package_of_others_is_broken(tmp_path: Path) -> None:
+    """apt configures it in the same transaction."""
+    found = (0, "old old installed\n", "")
+    bench = Bench(tmp_path, dpkg_query=[found], install=[(100, "", BROKEN.format("others"))])
+    bench.apt.transact((OLD,))
+    assert bench.runner.made("dpkg") == [("dpkg", "--remove", "old"), ("dpkg", "--purge", "old")]
+
+
+@pytest.mark.parametrize(("change", "broken"), [(OLD, "old:amd64"), (CHANGED, "others")])
+def test_broken_package_fails_what_it_has_part_in(change: PackageChange, broken: str, tmp_path: Path) -> None:
+    found = (0, "old old installed\n", "")
+    bench = Bench(tmp_path, dpkg_query=[found], install=[(100, "", BROKEN.format(broken))])
+    with pytest.raises(ChangeFailed, match=broken):
+        bench.apt.transact((change,))
+    assert bench.runner.made("dpkg") == []
+
+
 def test_empty_transaction_runs_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.apt.transact(())
