@@ -47,8 +47,9 @@ def test_consequence_of_a_root_is_not_listed_as_unexplained() -> None:
     assert of(LOST).unexplained == ()
 
 
-def test_missing_toolkit_is_suspected_before_a_snap() -> None:
-    found = of(NO_DRIVER_OF_DOCKER)
+@pytest.mark.parametrize("image", ["ubuntu", "nvidia/cuda:12.4.1-base-ubuntu22.04"])
+def test_missing_toolkit_is_suspected_before_a_snap(image: str) -> None:
+    found = of((f"docker run --rm --gpus all {image} nvidia-smi", NO_DRIVER_OF_DOCKER[1]))
     assert found.suspects[0].cause == "toolkit-not-installed"
 
 
