@@ -53,6 +53,18 @@ def test_missing_toolkit_is_suspected_before_a_snap(image: str) -> None:
     assert found.suspects[0].cause == "toolkit-not-installed"
 
 
+def test_refused_key_of_another_vendor_is_not_nvidias() -> None:
+    hit = "Hit:1 https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64  InRelease\n"
+    refused = (
+        "Err:2 https://deb.example.com/node_22.x nodistro InRelease\n  Sub-process /usr/bin/sqv returned an error code "
+        "(1), error message is: Signing key on 6F71F525282841EEDAF851B42F59B5F99B1BE0B4 is not bound: because: Policy "
+        "rejected non-revocation signature because: SHA1 is not considered secure since 2026-02-01T00:00:00Z"
+    )
+    keys = {"apt-nvidia-key-sha1", "apt-nvidia-key-rotated"}
+    assert not keys & {one.cause for one in of(("apt update", hit + refused)).suspects}
+    assert keys & {one.cause for one in of(("apt update", refused)).suspects}
+
+
 def test_suspects_with_the_same_first_steps_print_them() -> None:
     found = of(MISMATCH, LOADED)
     assert not found.roots
