@@ -10,6 +10,7 @@ from gpunode.diagnoses import diagnose, rules_by_cause, suspects
 from gpunode.diagnoses.model import Diagnosis, Suspect
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.suspects import is_command_answered
+from gpunode.diagnoses.views.modules import is_module_loaded
 from gpunode.facts import pasted
 
 LOST = ("dmesg", "[ 100.1] NVRM: Xid (PCI:0000:01:00): 79, pid=1204, name=python, GPU has fallen off the bus.")
@@ -63,6 +64,11 @@ def test_refused_key_of_another_vendor_is_not_nvidias() -> None:
     keys = {"apt-nvidia-key-sha1", "apt-nvidia-key-rotated"}
     assert not keys & {one.cause for one in of(("apt update", hit + refused)).suspects}
     assert keys & {one.cause for one in of(("apt update", refused)).suspects}
+
+
+def test_module_that_a_filtered_table_names_as_user_is_loaded() -> None:
+    table = ("lsmod | grep '^nvidia '", "nvidia              17633280  41 nvidia_uvm,nvidia_modeset")
+    assert is_module_loaded(take_snapshot(pasted.collect_pieces([table])), "nvidia_uvm")
 
 
 def test_suspects_with_the_same_first_steps_print_them() -> None:
