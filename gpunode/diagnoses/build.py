@@ -155,6 +155,8 @@ _TOOL_NOT_FOUND: Final = rf"(?:{COMMAND_NOT_FOUND_WORDS}|not found|No such file 
 _COMPILER_ERROR_WORD: Final = (
     r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 )
+# The kernel's own build writes these headers, which every package of headers contains.
+_GENERATED_HEADER_NOT_FOUND: Final = rf"{_COMPILER_ERROR_WORD}\s?[:：]\s?(?:include/)?generated/[\w-]+\.h\s?[:：]"
 
 _KERNEL_HEADERS_MISSING: Final = unless(
     build_log_line(
@@ -169,6 +171,7 @@ _KERNEL_HEADERS_MISSING: Final = unless(
         rf"|{PACKAGE_NOT_FOUND_BEFORE_NAME} ['‘\"]?(?:linux|proxmox|pve)-headers-"
         rf"|(?:linux|proxmox|pve)-headers-\S+ {PACKAGE_NOT_FOUND_AFTER_NAME}|Could not resolve Linux kernel version"
         r"|Unable to find a match: kernel-(?:devel|headers)"
+        rf"|{_GENERATED_HEADER_NOT_FOUND}"
     ),
     predicate(lambda snapshot: has_headers(snapshot, build_target_kernel(snapshot)), "the headers are there"),
 )

@@ -292,6 +292,7 @@ RULES: Final = (
         cause="docker-from-snap",
         decisive=unless(_DOCKER_FROM_SNAP, _NVML_LIBRARY_NOT_FOUND),
         symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.RUNTIME_UNKNOWN),
+        share=0.3,
         may_be_normal=True,
         look_at=(Shell("command -v docker"), Shell("snap list docker")),
         remedy=make_fixed_remedy(*_REPLACE_DOCKER_SNAP_FIXES),

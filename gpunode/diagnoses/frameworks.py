@@ -159,7 +159,9 @@ _STUB_LIBRARY_REPORTED: Final = message_line(
     r"|libnvidia-ml\.so in GDK package is a stub library"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
-_COMPAT_UNSUPPORTED: Final = message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)
+_COMPAT_UNSUPPORTED_BY_CUDA: Final = message_line(cuda.COMPAT_UNSUPPORTED_MESSAGE.pattern)
+# Without a word of CUDA's, the number may be a program's own.
+_COMPAT_UNSUPPORTED: Final = any_of(_COMPAT_UNSUPPORTED_BY_CUDA, message_line(r"[Ee]rror:? 804\b|returned 804\b"))
 _LIBCUDA_FILE_VERSION: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
 _DRIVER_VERSION: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
@@ -355,8 +357,8 @@ RULES: Final = (
     _rule(
         cause="cuda-compat-not-supported-hw",
         disruption="restart-container",
-        decisive=_COMPAT_UNSUPPORTED,
-        typical=all_of(_COMPAT_LOADED, _GEFORCE_SEEN),
+        decisive=_COMPAT_UNSUPPORTED_BY_CUDA,
+        typical=any_of(_COMPAT_UNSUPPORTED, all_of(_COMPAT_LOADED, _GEFORCE_SEEN)),
         may_be_normal=True,
         symptoms=(_COMPAT_UNSUPPORTED, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
         context=_COMPAT_LIBRARIES_SEEN,

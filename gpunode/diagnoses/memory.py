@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell
@@ -253,17 +253,22 @@ def _find_uncorrectable_errors(snapshot: Snapshot) -> Iterator[Proof]:
         is_of_another = ":" not in memory.gpu and any(memory.xids for memory in memories)
         # Since Ampere the count does not tell whether the error was contained; older GPUs count double-bit errors.
         is_old = any("double bit" in " ".join(row.path).lower() for row in memory.rows())
-        rows = _uncorrectable_volatile_counts(memory)
+        rows = _uncorrectable_counts(memory, "volatile")
+        past = () if rows or memory.xids else _uncorrectable_counts(memory, "aggregate")
+        if past:
+            text = "uncorrectable ECC errors were counted in its life, but none since the driver was loaded"
+            more = {"severity": "info", "disruption": "none", "remedy": _WATCH_ERROR_COUNT_FIXES}
+            yield _make_proof(memory, text, *past, **more)
         if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.has_kernel_messages)):
             yield _make_proof(
                 memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely"
             )
 
 
-def _uncorrectable_volatile_counts(memory: _GpuMemory) -> tuple[Citation, ...]:
-    """Return the counts of uncorrectable errors since the driver was loaded."""
+def _uncorrectable_counts(memory: _GpuMemory, counter: Literal["volatile", "aggregate"]) -> tuple[Citation, ...]:
+    """Return the counts of uncorrectable errors since the driver was loaded, or in the GPU's life."""
     found = ((" ".join(row.path).lower(), row) for row in memory.rows())
-    uncorrected = (row for names, row in found if "volatile" in names and ("uncorr" in names or "double bit" in names))
+    uncorrected = (row for names, row in found if counter in names and ("uncorr" in names or "double bit" in names))
     return tuple(row.citation for row in uncorrected if re.match(r"[1-9]", row.value))
 
 
@@ -280,7 +285,9 @@ def _uncorrectable_count_sign(memory_kind: str) -> Sign:
     """Return the sign of uncorrectable errors in this kind of memory."""
 
     def lines(snapshot: Snapshot) -> Iterator[Citation]:
-        found = (count for memory in snapshot.view(_gpu_memories) for count in _uncorrectable_volatile_counts(memory))
+        found = (
+            count for memory in snapshot.view(_gpu_memories) for count in _uncorrectable_counts(memory, "volatile")
+        )
         return (line for line in found if memory_kind in line.line)
 
     return custom_sign(lines)

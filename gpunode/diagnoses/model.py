@@ -369,6 +369,10 @@ class Diagnosis:
         if not self.suspects:
             return None
         first = self.suspects[0]
+        # What would point to the suspect may be known to be no fault.
+        known = next((root for root in self.roots if first.citations and {*first.citations} <= {*root.citations}), None)
+        if known:
+            return known.next_step
         shared = self.shared_steps
         return choose_next_step(first.cause, first.title, shared, first.look_at) if shared else first.next_step
 

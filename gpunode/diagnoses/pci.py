@@ -182,7 +182,7 @@ _KEEP_AWAKE: Final = Shell(
     'for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done'
 )
 _CONFIG_SPACE_ALL_ONES: Final = message_line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
-_GPU_IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$")
+_GPU_IN_D3COLD: Final = any_line(r"^(?:\S*power_state:)?D3cold$|\bpower_state\b\W{1,4}(?:is|says)?\W{1,4}D3cold\b")
 _rule = partial(Rule, layer="pci")
 
 
@@ -334,7 +334,11 @@ RULES: Final = (
         symptoms=(*_NO_GPU_SYMPTOMS, symptoms.INIT_FAILED_22_56, symptoms.ADAPTER_INIT_FAILED, symptoms.GPU_LOST),
         look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
         decisive=custom_sign(_sleeping_gpus),
-        typical=all_of(_CONFIG_SPACE_ALL_ONES, _GPU_IN_D3COLD),
+        typical=any_of(
+            all_of(_CONFIG_SPACE_ALL_ONES, _GPU_IN_D3COLD),
+            # After a fall at work the kernel shows this state, too.
+            unless(all_of(symptoms.GPU_LOST, _GPU_IN_D3COLD), symptoms.ANY_XID),
+        ),
         remedy=make_fixed_remedy(
             power_cycle_node("power the machine off and on again: a reboot often does not reset the slot"),
             run_step("configure", "prevent GPUs from sleeping: disable their runtime power management", _KEEP_AWAKE),

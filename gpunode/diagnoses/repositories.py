@@ -128,6 +128,10 @@ _CUDA_KEY_USES_SHA1: Final = all_of(
     message_line(r"SHA-?1 is not considered secure"),
     message_line(r"[Ss]igning key on \S*A4B469963BF863CC is not bound"),
 )
+# apt read NVIDIA's archive, so that a refused key is another vendor's.
+_CUDA_REPOSITORY_READ: Final = unless(
+    message_line(r"^(?:Hit|Get|OK):\d+ https?://\S+/compute/cuda/repos/"), _CUDA_KEY_REFUSED
+)
 _SIGNATURE_POLICY_WARNING: Final = unless(
     message_line(r"Policy will reject signature within a year"), message_line(r"^(?:Err:|E: )[^\n]*nvidia\.(?:com|cn)")
 )
@@ -282,7 +286,7 @@ RULES: Final = (
         decisive=any_of(_CUDA_KEY_REFUSED, _CUDA_KEYRING_MISSING),
         symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_KEY_REFUSED, _CUDA_KEYRING_MISSING),
         latent=symptoms.DRIVER_WORKS,
-        against=(_CUDA_KEY_USES_SHA1,),
+        against=(_CUDA_KEY_USES_SHA1, _CUDA_REPOSITORY_READ),
         look_at=(Shell("sudo apt-get update"),),
         remedy=_renew_cuda_key,
         explains=NOTHING_INSTALLABLE,
@@ -290,6 +294,7 @@ RULES: Final = (
     _rule(
         cause="apt-nvidia-key-sha1",
         decisive=_CUDA_KEY_USES_SHA1,
+        against=(_CUDA_REPOSITORY_READ,),
         latent=any_of(_SIGNATURE_POLICY_WARNING, symptoms.DRIVER_WORKS),
         summary=lambda node: (
             f"apt {'will soon refuse' if node.view(_SIGNATURE_POLICY_WARNING) else 'refuses'} this folder of NVIDIA's: "

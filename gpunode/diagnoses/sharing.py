@@ -195,10 +195,12 @@ _PLUGIN_FINDS_NO_INSTANCES: Final = message_line(
     r"|device with migEnabled=true was not configured correctly: (?:error visiting [^\n]*)?[Nn]o MIG devices?"
     r"|MIG mode is enabled, but no MIG devices were found"
 )
-_MORE_THAN_ONE_MIG_TYPE: Final = message_line(r"(?i)more than one MIG device type present")
+_MIG_LAYOUT_NOT_UNIFORM: Final = message_line(
+    r"(?i)more than one MIG device type present|must be configured with the same migEnabled value"
+)
 # The plugin's words before any of its reasons.
 _PLUGIN_REJECTS_MIG: Final = unless(
-    message_line(r"device with migEnabled=true was not configured correctly"), _MORE_THAN_ONE_MIG_TYPE
+    message_line(r"device with migEnabled=true was not configured correctly"), _MIG_LAYOUT_NOT_UNIFORM
 )
 _MIG_INSTANCE_LISTED: Final = message_line(
     # Rows of the profile list are offers: they count free instances out of a total.
@@ -434,10 +436,32 @@ RULES: Final = (
             symptoms.NO_DEVICES,
             symptoms.CUDA_FINDS_NO_DEVICE,
         ),
-        against=(_MIG_INSTANCES_EXIST, _MORE_THAN_ONE_MIG_TYPE),
+        against=(_MIG_INSTANCES_EXIST, _MIG_LAYOUT_NOT_UNIFORM),
         look_at=(Shell("nvidia-smi -L"), Shell("nvidia-smi mig -lgi")),
         context=_MIG_ENABLED,
         remedy=_CREATE_MIG_INSTANCES,
+        explains=NO_CLUSTER_GPU,
+    ),
+    _rule(
+        cause="mig-strategy-single-mixed-layout",
+        layer="kubernetes",
+        decisive=_MIG_LAYOUT_NOT_UNIFORM,
+        typical=all_of(any_line(r"nvidia\.com/gpu\.product\S*-MIG-INVALID\b"), _MIG_INSTANCES_EXIST),
+        symptoms=(_PLUGIN_REJECTS_MIG,),
+        look_at=(Shell("nvidia-smi -L"), Shell("kubectl describe nodes | grep nvidia.com/mig")),
+        remedy=make_fixed_remedy(
+            run_step("inspect", "see which sizes the instances have", Shell("nvidia-smi -L")),
+            manual_step(
+                "configure",
+                "divide all GPUs of the node alike: with the GPU Operator, set the node's label nvidia.com/mig.config "
+                "to a layout of one size",
+            ),
+            manual_step(
+                "configure",
+                "or set the MIG strategy to mixed; pods then ask for nvidia.com/mig-1g.10gb, not for nvidia.com/gpu",
+                "the sizes are intended",
+            ),
+        ),
         explains=NO_CLUSTER_GPU,
     ),
     _rule(

@@ -247,6 +247,7 @@ _COMMAND_OPTION: Final = Pattern(r"(?:^|\s)-[\w-]+(?:=\S+)?")
 _NEUTRAL_OPTIONS: Final = Pattern(r"\s(?:-d [A-Z_,]+|-b|-n \d+|--no-pager|--tail=\d+|-[THxkr]+|--ctime)(?=\s|$)")
 _PROMPT_AND_SUDO_PREFIX: Final = Pattern(r"^(?:\S+@\S+[:~]\S*\s*)?[$#%]?\s*(?:sudo\s+(?:-\S+\s+)*)?")
 _PIPED_FILTER_WORD: Final = Pattern(r"[\w.:/-]+")
+_DESCRIBE_NODES_COMMAND: Final = "kubectl describe nodes"
 _FILE_READING_PROGRAMS: Final = frozenset({"cat", "grep", "head", "tail", "less"})
 
 
@@ -266,12 +267,19 @@ def drop_answered_commands(snapshot: Snapshot, commands: Iterable[Command]) -> t
 def is_command_answered(snapshot: Snapshot, command: str) -> bool:
     """Return whether the evidence contains the output of this command, or a longer one of the same program."""
     wanted = _parse_command(command)
+    if wanted.asked == _DESCRIBE_NODES_COMMAND and _is_node_described(snapshot, wanted.filter_words):
+        return True
     if wanted.files and all((item := snapshot.file(path)) is not None and item.was_answered for path in wanted.files):
         return True
     return any(
         answered_command.asked == wanted.asked and answered_command.filter_words <= wanted.filter_words
         for answered_command in snapshot.view(_answered_commands)
     )
+
+
+def _is_node_described(snapshot: Snapshot, words: Collection[str]) -> bool:
+    """Return whether a node's description, with or without its command, contains these words."""
+    return any(all(word in item.lowered for word in words) for item in snapshot.items_of("kubernetes-node"))
 
 
 def _answered_commands(snapshot: Snapshot) -> frozenset[_ComparableCommand]:

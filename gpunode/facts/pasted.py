@@ -147,6 +147,8 @@ def _make_step(match: re.Match[str]) -> ShellStep:
 _SOURCE_HEADING: Final = Pattern(
     r"^(?P<begin>#{2,6}\s+|\*\*|==+\s*|--+\s+)?`?(?P<source>[^`\n]{2,120}?)`?(?P<end>:?\*\*:?|\s*==+|\s--+|:)?\s*$"
 )
+# The characters with which such a heading begins or ends; most lines of a long log have neither.
+_HEADING_MARKS: Final = frozenset("#*=-:")
 # How tools begin a line about a place in a file: "/usr/src/nvidia-470/nv-caps.c: In function 'f':",
 # "/a/b.py:235: UserWarning:", "/tmp/ccX1b.s: Assembler messages:", "/usr/bin/ld: nv.o: in function 'f':".
 _SOURCE_FILE_LINE_START: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
@@ -190,6 +192,8 @@ def _heading_source(line: str, source: str, *, is_alone: bool) -> str:
     is_command = _COMMAND_ON_LINE_OF_ITS_OWN.match(line) and not _SENTENCE_ABOUT_PROGRAM.match(line)
     if is_alone and is_command and _begins_with_program(line) and _is_known_command(line):
         return line
+    if line[:1] not in _HEADING_MARKS and line.rstrip()[-1:] not in _HEADING_MARKS:
+        return ""
     match = _SOURCE_HEADING.match(line)
     if not match or not (match["begin"] or match["end"]) or len(match["source"].split()) > _MAX_HEADING_WORDS:
         return ""

@@ -302,7 +302,7 @@ _SOURCE_KIND_ROWS: Final = (
     _KindRow(
         "kubernetes-node",
         rf"{_KUBECTL} \w+{_CLIENT_OPTIONS} (?i:nodes?|no)(?:/\S*)?|{_KUBECTL} .*/api/\S*/nodes/\S*",
-        looks=r"^Capacity:|^Allocatable:|^NAME +STATUS +ROLES +AGE",
+        looks=r"^Capacity:|^Allocatable:|^Allocated resources:|^NAME +STATUS +ROLES +AGE",
     ),
     _KindRow(
         "kubernetes-pod",

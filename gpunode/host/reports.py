@@ -257,8 +257,8 @@ def _is_json_list(text: str) -> bool:
     return isinstance(document.get("evidence"), list) if isinstance(document, dict) else True
 
 
-# Two brackets begin a table of TOML.
-_DAMAGED_JSON_LIST_START: Final = re.compile(r'\[\s*(?:[{\]"]|\[\s*\[)')
+# Two brackets begin a table of TOML, and empty ones a box of a checklist.
+_DAMAGED_JSON_LIST_START: Final = re.compile(r'\[\s*(?:[{"]|\[\s*\[)')
 _DAMAGED_JSON_CAPTURE_LIST: Final = re.compile(r'"evidence"\s*:\s*\[')
 
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.diagnoses.views import boards, driver, packages, pci, smi_query, system
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
@@ -133,7 +133,7 @@ def _failed_searches(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _unit_states(item: EvidenceItem) -> Iterator[tuple[UnitState, Citation]]:
     for state, pattern in _UNIT_STATE_PATTERNS:
-        if match := pattern.search(item.text):
+        if match := find_first(item, pattern):
             yield state, cite(item, item.line_number_at(match.start()))
     is_about = item.subject == UNIT or _MANAGER_WORDS.search(item.written)
     if is_about and item.kind in {"unit-status", "unit-show", "unit-action", "text"}:

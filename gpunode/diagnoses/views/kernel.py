@@ -105,8 +105,13 @@ def matching_messages(snapshot: Snapshot, *patterns: Pattern) -> tuple[Message, 
     if all(map(snapshot.lacks_words, patterns)):
         return ()
     found = (message for log in snapshot.view(_kernel_logs) for message in log.messages_with_words(patterns))
-    matching = (message for message in found if any(pattern.search(message.text) for pattern in patterns))
+    matching = (message for message in found if _matches_any(message.text, patterns))
     return tuple(message for message in matching if not prose.cites_prose(snapshot, message.citation))
+
+
+def _matches_any(text: str, patterns: Iterable[Pattern]) -> bool:
+    lowered = text.lower()
+    return any(pattern.may_match(lowered) and pattern.search(text) for pattern in patterns)
 
 
 _KERNEL_LOG_WORDS: Final = Pattern(r"NVRM[: ]|\bkernel: |nvidia-nvswitch|\bXid \(")
@@ -188,10 +193,12 @@ class _KernelLog:
                 return self.messages()
             starts.update(self._item.view(LineIndex).candidate_line_starts(pattern))
         words = [word for pattern in patterns for word in pattern.words]
-        found = {*self._messages_around(map(self._item.line_number_at, starts))}
+        found = list(self._messages_around(map(self._item.line_number_at, starts)))
         # A word may be split where a message was wrapped.
-        found |= {message for message in self.joined_messages if any(word in message.text.lower() for word in words)}
-        return sorted(found, key=lambda one: one.citation.line_number or 0)
+        found += (message for message in self.joined_messages if any(word in message.text.lower() for word in words))
+        # By line, because a message's hash takes long.
+        by_line = {message.citation.line_number or 0: message for message in found}
+        return (by_line[number] for number in sorted(by_line))
 
     @cached_property
     def joined_messages(self) -> tuple[Message, ...]:
@@ -240,7 +247,8 @@ class _KernelLog:
             text, at, form = _split_stamp(self._item.lines[number - 1])
             is_nvrm = bool(_NVRM_PREFIX.match(text))
             # rsyslog writes line feeds within a message as #012.
-            body = _ESCAPED_LINE_BREAK.sub(" ", _NVRM_PREFIX.sub("", text)) if is_nvrm else text
+            body = _NVRM_PREFIX.sub("", text) if is_nvrm else text
+            body = _ESCAPED_LINE_BREAK.sub(" ", body) if is_nvrm and "#012" in body else body
             may_continue = is_nvrm or (at is None and body[:1].isspace())
             self._lines[number] = _Line(number, body, at, form, is_nvrm, may_continue)
         return self._lines[number]

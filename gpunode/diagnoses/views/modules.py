@@ -14,7 +14,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-_LSMOD_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
+_LSMOD_ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b(?:[ \t]+(?P<users>[a-z][\w,]*))?")
 _MODINFO_FIELD: Final = Pattern(r"(?m)^[ \t]*([\w-]+):\s+(.*)$")
 _DKMS_STATUS_ROW: Final = Pattern(
     r"(?m)^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
@@ -138,9 +138,11 @@ def _would_list_module(item: EvidenceItem, name: str) -> bool:
 
 def _loaded_modules_and_tables(snapshot: Snapshot) -> tuple[frozenset[str], tuple[EvidenceItem, ...]]:
     tables = tuple(item for item in snapshot.items_of("lsmod") if item.where == "host")
-    names = {match["name"] for item in tables for line in item.lines if (match := _LSMOD_ROW.match(line))}
+    rows = [match for item in tables for line in item.lines if (match := _LSMOD_ROW.match(line))]
+    # A filtered table also names loaded modules in the column "Used by".
+    names = {match["name"] for match in rows}.union(*((match["users"] or "").split(",") for match in rows))
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
-    return frozenset(names) | known, tables
+    return frozenset(names - {""}) | known, tables
 
 
 def lsmod_line(snapshot: Snapshot, name: str) -> tuple[Citation, ...]:

@@ -1,7 +1,8 @@
 """The same causes in other wordings and with other tools, their look-alikes, and healthy nodes.
 
 ``cases/FAMILY.json`` lists evidence and the one cause to find; an empty cause means that none may be found: the node is
-healthy, or the deciding evidence is missing. Informational findings count if a case asks for them.
+healthy, or the deciding evidence is missing. Informational findings count if a case asks for them. ``confidence`` and
+``severity`` are the finding's, where they matter.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def test_case_has_exactly_its_cause(family: str, number: int, row: dict[str, Any
     found = diagnosis(row["evidence"])
     roots = [finding.cause for finding in found.roots if finding.severity != "info" or finding.cause == row["cause"]]
     assert roots == ([row["cause"]] if row["cause"] else []), found.open_questions
+    for name in {"confidence", "severity"} & row.keys():
+        assert {getattr(finding, name) for finding in found.roots} == {row[name]}
     # A person's own sentence proves nothing, but suggests where to look first.
     if suspect := row.get("suspect"):
         assert found.suspects[0].cause == suspect

@@ -18,6 +18,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.views import kernel
 from gpunode.diagnoses.views.faults import fault_timeline
 from gpunode.diagnoses.word_index import LineIndex
+from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.patterns import Pattern
 from gpunode.host.reports import read_report
@@ -109,6 +110,19 @@ def test_lines_without_any_word_of_a_pattern_cost_no_search() -> None:
     few, many = (cost_of(capture_with_journal(lines, LOADING)) for lines in (20, 20_000))
     assert many["searches"] <= few["searches"]
     assert many["lines parsed"] == few["lines parsed"]
+
+
+def test_line_of_a_storm_of_xids_is_searched_a_few_times() -> None:
+    # All lines are one block, of which one line has a word of the patterns for PCIe errors: "bad".
+    xid = "node kernel: NVRM: Xid (PCI:0000:01:00): 31, pid={}, name=python, MMU Fault: faulted @ 0x7f{}000"
+
+    def cost(lines: int) -> Mapping[str, int]:
+        text = "\n".join(xid.format(number, "ccd" if number else "bad") for number in range(lines))
+        return cost_of(pasted.collect_pieces([("dmesg", text)]))
+
+    few, many = cost(200), cost(1_200)
+    assert many["searches"] - few["searches"] <= 17 * 1_000
+    assert many["whole texts"] <= MAX_WHOLE_TEXTS
 
 
 def test_lines_of_one_endless_message_are_each_visited_a_few_times() -> None:

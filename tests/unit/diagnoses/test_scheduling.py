@@ -196,3 +196,21 @@ def test_unseen_label_is_a_likely_cause_and_a_taint_an_alternative() -> None:
     ]
     taint = ("kubectl describe node gpu1 | grep Taints", "Taints:             nvidia.com/gpu=true:NoSchedule\n")
     assert [one.cause for one in diagnose_daemon_set(0, "", taint).findings] == ["pod-missing-gpu-toleration"]
+
+
+def test_next_step_is_of_what_is_known_and_of_what_is_not_shown() -> None:
+    """HAMi finds no room on a card that a pod holds; the node's description is there, whatever command printed it."""
+    waits = (
+        "kubectl describe pod",
+        "Warning  FailedScheduling  hami-scheduler  0/1 nodes are available: 1 CardInsufficientMemory.",
+    )
+    used = (
+        "pasted text",
+        "Allocated resources:\n  Resource           Requests     Limits\n  nvidia.com/gpu     2            2",
+    )
+    found = diagnose_pieces(waits, used)
+    assert [(finding.cause, finding.confidence) for finding in found.roots] == [("gpus-all-allocated", "likely")]
+    assert found.suspects
+    assert found.next_step is not None
+    assert found.next_step == found.roots[0].next_step
+    assert "nvidia.com/gpumem" in found.next_step.text

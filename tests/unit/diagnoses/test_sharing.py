@@ -67,7 +67,7 @@ REJECTED = "panic: At least one device with migEnabled=true was not configured c
     [
         ("error visiting device: device 0 has an invalid MIG configuration", ["mig-enabled-no-instances"]),
         ("No MIG devices found", ["mig-enabled-no-instances"]),
-        ("More than one MIG device type present on node", []),
+        ("More than one MIG device type present on node", ["mig-strategy-single-mixed-layout"]),
         ("Insufficient Permissions", ["mig-capabilities-permission"]),
         ("Some reason that nobody has seen", []),
     ],
@@ -81,7 +81,7 @@ def test_reason_behind_the_plugin_rejection_decides(reason: str, causes: list[st
 
 
 def test_rejection_that_no_rule_explains_is_an_open_question() -> None:
-    shown = REJECTED + "More than one MIG device type present on node"
+    shown = "panic: Unsupported MIG device found: nvidia.com/mig-9g.99gb"
     examined = diagnose_evidence(pasted.parse_text_report(shown))
     (question,) = examined.diagnosis.open_questions
     assert [line.line for line in question.citations] == [shown]

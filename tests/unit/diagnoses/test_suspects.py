@@ -10,6 +10,7 @@ from gpunode.diagnoses import diagnose, rules_by_cause, suspects
 from gpunode.diagnoses.model import Diagnosis, Suspect
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.suspects import is_command_answered
+from gpunode.diagnoses.views.modules import is_module_loaded
 from gpunode.facts import pasted
 
 LOST = ("dmesg", "[ 100.1] NVRM: Xid (PCI:0000:01:00): 79, pid=1204, name=python, GPU has fallen off the bus.")
@@ -47,9 +48,27 @@ def test_consequence_of_a_root_is_not_listed_as_unexplained() -> None:
     assert of(LOST).unexplained == ()
 
 
-def test_missing_toolkit_is_suspected_before_a_snap() -> None:
-    found = of(NO_DRIVER_OF_DOCKER)
+@pytest.mark.parametrize("image", ["ubuntu", "nvidia/cuda:12.4.1-base-ubuntu22.04"])
+def test_missing_toolkit_is_suspected_before_a_snap(image: str) -> None:
+    found = of((f"docker run --rm --gpus all {image} nvidia-smi", NO_DRIVER_OF_DOCKER[1]))
     assert found.suspects[0].cause == "toolkit-not-installed"
+
+
+def test_refused_key_of_another_vendor_is_not_nvidias() -> None:
+    hit = "Hit:1 https://developer.download.nvidia.com/compute/cuda/repos/debian13/x86_64  InRelease\n"
+    refused = (
+        "Err:2 https://deb.example.com/node_22.x nodistro InRelease\n  Sub-process /usr/bin/sqv returned an error code "
+        "(1), error message is: Signing key on 6F71F525282841EEDAF851B42F59B5F99B1BE0B4 is not bound: because: Policy "
+        "rejected non-revocation signature because: SHA1 is not considered secure since 2026-02-01T00:00:00Z"
+    )
+    keys = {"apt-nvidia-key-sha1", "apt-nvidia-key-rotated"}
+    assert not keys & {one.cause for one in of(("apt update", hit + refused)).suspects}
+    assert keys & {one.cause for one in of(("apt update", refused)).suspects}
+
+
+def test_module_that_a_filtered_table_names_as_user_is_loaded() -> None:
+    table = ("lsmod | grep '^nvidia '", "nvidia              17633280  41 nvidia_uvm,nvidia_modeset")
+    assert is_module_loaded(take_snapshot(pasted.collect_pieces([table])), "nvidia_uvm")
 
 
 def test_suspects_with_the_same_first_steps_print_them() -> None:

@@ -76,7 +76,9 @@ def test_nvidia_bug_report_is_read_from_its_gzip_members(tmp_path: Path) -> None
     assert not [source for source in texts(packed) if "acpidump" in source]
 
 
-@pytest.mark.parametrize("start", ["[root@gpu1 ~]# dmesg\nNVRM: x\n", "[    5.0] NVRM: x\n"])
+@pytest.mark.parametrize(
+    "start", ["[root@gpu1 ~]# dmesg\nNVRM: x\n", "[    5.0] NVRM: x\n", "[ ] rebooted\n[x] searched\n"]
+)
 def test_text_beginning_with_a_bracket_is_no_json(start: str, tmp_path: Path) -> None:
     assert read_report(write(tmp_path / "x", start))
 
