@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
 from typing import Final
@@ -15,6 +14,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 _DPKG_ROW: Final = Pattern(
     r"^(?P<want>[uirph])(?P<state>[nicuHFWt])(?P<bad>R?)\s+"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -15,6 +14,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 # Each of these provides the hook that dockerd needs, itself or through a dependency.
 _PACKAGES: Final = (
