@@ -26,8 +26,10 @@ def is_examined_by_gpunode(snapshot: Snapshot) -> bool:
 
 def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     """Return the proofs from the rule's check, else from its signs."""
-    found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
+    found = tuple(rule.check(snapshot)) if rule.check is not None else ()
     found = tuple(proof for proof in found if not _rests_on_prose(snapshot, proof))
+    if found and is_ruled_out(rule, snapshot):
+        return ()
     return (_doubt_quotes(proof) for proof in found or _evaluate_signs(rule, snapshot))
 
 

@@ -155,7 +155,7 @@ def _program_presence(item: EvidenceItem, name: str) -> Presence | None:
         return None
     if item.kind != "listing" and name not in item.written and name not in item.text:
         return None
-    line_numbers = [*_lines_ending_with(item, f"/{name}")]
+    line_numbers = [*_lines_ending_with(item, f"/{name}")] if name in item.text else []
     if item.kind in {"which", "listing"} and line_numbers:
         return Presence(True, cite(item, line_numbers[0]))
     is_asked = name in item.written and re.search(rf"(?:^|[\s/]){re.escape(name)}(?:\s|$)", item.written)
