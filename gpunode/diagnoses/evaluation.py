@@ -93,12 +93,7 @@ def ruled_out_alternatives_by_root(
 ) -> Mapping[str, tuple[str, ...]]:
     """Return, by root cause, the likeliest other causes of its symptoms, each with the evidence against it."""
     found_causes = {finding.cause for finding in findings}
-    others = [
-        (rule, line)
-        for rule in rules.values()
-        if rule.cause not in found_causes
-        for line in islice((line for sign in rule.against for line in snapshot.view(sign)), 1)
-    ]
+    others = [rule for rule in rules.values() if rule.cause not in found_causes]
     ruled_out: dict[str, tuple[str, ...]] = {}
     for root in (finding for finding in findings if not finding.explained_by and finding.severity != "info"):
         # A symptom that the root's proof does not cite may belong to another fault.
@@ -106,7 +101,9 @@ def ruled_out_alternatives_by_root(
         shared_symptoms = {sign for sign in rules[root.cause].symptoms if not cited.isdisjoint(snapshot.view(sign))}
         alike = [
             (len(shared), rule.share, rule, line)
-            for rule, line in others
+            for rule in others
+            if not shared_symptoms.isdisjoint(rule.symptoms)
+            for line in islice((line for sign in rule.against for line in snapshot.view(sign)), 1)
             # A line that shows a symptom and rules the cause out is no symptom of that cause.
             if (shared := [sign for sign in shared_symptoms & set(rule.symptoms) if line not in snapshot.view(sign)])
         ]
