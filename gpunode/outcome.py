@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.change import Change, RuntimeExpectation
 from gpunode.facts.model import Facts
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.recipe import Recipe

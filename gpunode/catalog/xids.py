@@ -6,11 +6,11 @@ Sources: see xids.csv and nvlink5.csv.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal, TypeAlias, cast
 
 from gpunode.catalog import tables
+from gpunode.values import dataclass
 
 XidKind: TypeAlias = Literal[
     "application",  # caused by a program, unless something else points to the GPU

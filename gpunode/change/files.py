@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, TypeAlias
 
 from gpunode.change.base import FILE_STEP_IDS, RUNTIME_CONFIG_STAGE, SET_ASIDE_STEP_ID, Action, BaseChange, Trigger
+from gpunode.values import dataclass
 
 
 def digest(content: bytes) -> str:

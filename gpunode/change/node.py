@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import ClassVar
 
 from gpunode.change.base import Action, BaseChange, Trigger, short_unit_name
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import ClassVar
 
 from gpunode.change.base import Action, BaseChange, Trigger
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pwd
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -24,6 +24,7 @@ from gpunode.facts.model import Facts, Known, PciDevice, Unknown
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe, RuntimeName
 from gpunode.recipe.toml import line_of, parse
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.host.journald import Journald

@@ -108,7 +108,7 @@ _GENERATE_SPECIFICATION: Final = make_fixed_remedy(
 
 
 def _specifications_not_searched(snapshot: Snapshot) -> Iterator[Citation]:
-    folders, place = cdi.search_folders(snapshot)
+    folders, place = snapshot.view(cdi.search_folders)
     specs = snapshot.view(cdi.cdi_specifications)
     if specs and not any(spec.folder in folders for spec in specs):
         yield from (*(spec.citation for spec in specs), *((place,) if place else ()))
@@ -124,14 +124,14 @@ _SPECIFICATION_NOT_SEARCHED: Final = any_of(
     command_run(r"--cdi-spec-dirs?[= ]/"),
 )
 _UNUSUAL_SEARCH_FOLDERS: Final = any_of(
-    custom_sign(lambda node: (place,) if (place := cdi.search_folders(node)[1]) else ()),
+    custom_sign(lambda node: (place,) if (place := node.view(cdi.search_folders)[1]) else ()),
     _ROOTLESS_DOCKER_HIDES_CDI,
 )
 _SPECIFICATION_FOLDERS: Final = (*CDI_FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
 
 
 def _write_to_searched_folder(snapshot: Snapshot) -> Iterable[Fix]:
-    folder = cdi.search_folders(snapshot)[0][0]
+    folder = snapshot.view(cdi.search_folders)[0][0]
     make = command("sudo", "mkdir", "-p", folder)
     write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
     text = f"write the specification to {folder}, which this engine reads"

@@ -26,8 +26,10 @@ def is_examined_by_gpunode(snapshot: Snapshot) -> bool:
 
 def evaluate_rule(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     """Return the proofs from the rule's check, else from its signs."""
-    found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
+    found = tuple(rule.check(snapshot)) if rule.check is not None else ()
     found = tuple(proof for proof in found if not _rests_on_prose(snapshot, proof))
+    if found and is_ruled_out(rule, snapshot):
+        return ()
     return (_doubt_typed_lines(snapshot, proof) for proof in found or _evaluate_signs(rule, snapshot))
 
 
@@ -93,12 +95,7 @@ def ruled_out_alternatives_by_root(
 ) -> Mapping[str, tuple[str, ...]]:
     """Return, by root cause, the likeliest other causes of its symptoms, each with the evidence against it."""
     found_causes = {finding.cause for finding in findings}
-    others = [
-        (rule, line)
-        for rule in rules.values()
-        if rule.cause not in found_causes
-        for line in islice((line for sign in rule.against for line in snapshot.view(sign)), 1)
-    ]
+    others = [rule for rule in rules.values() if rule.cause not in found_causes]
     ruled_out: dict[str, tuple[str, ...]] = {}
     for root in (finding for finding in findings if not finding.explained_by and finding.severity != "info"):
         # A symptom that the root's proof does not cite may belong to another fault.
@@ -106,7 +103,9 @@ def ruled_out_alternatives_by_root(
         shared_symptoms = {sign for sign in rules[root.cause].symptoms if not cited.isdisjoint(snapshot.view(sign))}
         alike = [
             (len(shared), rule.share, rule, line)
-            for rule, line in others
+            for rule in others
+            if not shared_symptoms.isdisjoint(rule.symptoms)
+            for line in islice((line for sign in rule.against for line in snapshot.view(sign)), 1)
             # A line that shows a symptom and rules the cause out is no symptom of that cause.
             if (shared := [sign for sign in shared_symptoms & set(rule.symptoms) if line not in snapshot.view(sign)])
         ]

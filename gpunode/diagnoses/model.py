@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.cause_texts import CauseText, find_text
 from gpunode.diagnoses.commands import Command, command, lacks_gpu_address
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.snapshot import Snapshot

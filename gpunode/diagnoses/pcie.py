@@ -182,10 +182,12 @@ _rule = partial(Rule, layer="pci")
 
 # ---- access control
 
-_PEER_TRANSFER_PROBLEM: Final = message_line(
-    r"(?i)NCCL_P2P_(?:DISABLE|LEVEL)|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock|stuck)"
-    r"|Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported"
-    r"|\bvia P2P/[^\n]*\n[^\n]*\bhang"
+_PEER_TRANSFER_PROBLEM: Final = any_of(
+    message_line(
+        r"(?i)NCCL_P2P_(?:DISABLE|LEVEL)|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock|stuck)"
+        r"|Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported"
+    ),
+    message_line(r"(?i)\bvia P2P/[^\n]*\n[^\n]*\bhang"),
 )
 _ACS_INSPECTED: Final = command_run(r"acs(?:ctl)?\b|Access Control")
 _ACS_REDIRECTS_REQUESTS: Final = message_line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")

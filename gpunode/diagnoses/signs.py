@@ -139,8 +139,12 @@ def all_of(*signs: Sign) -> Sign:
 
 
 def _find_all(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
-    citations = [snapshot.view(sign) for sign in signs]
-    return dict.fromkeys(line for lines in citations for line in lines) if all(citations) else ()
+    citations: list[tuple[Citation, ...]] = []
+    for sign in signs:  # the first that is not seen ends the search
+        if not (lines := snapshot.view(sign)):
+            return ()
+        citations.append(lines)
+    return dict.fromkeys(line for lines in citations for line in lines)
 
 
 def unless(sign: Sign, *others: Sign) -> Sign:
@@ -149,4 +153,5 @@ def unless(sign: Sign, *others: Sign) -> Sign:
 
 
 def _find_unless(snapshot: Snapshot, sign: Sign, *others: Sign) -> Iterable[Citation]:
-    return () if any(snapshot.view(other) for other in others) else snapshot.view(sign)
+    lines = snapshot.view(sign)  # first, because it is rarely seen
+    return () if lines and any(snapshot.view(other) for other in others) else lines

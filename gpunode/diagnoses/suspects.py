@@ -83,7 +83,7 @@ def rank_suspects(
     has_failure = not driver.works(snapshot) and bool(snapshot.view(symptoms.FAILURE_MENTIONED))
     candidates: list[tuple[float, Suspect, bool, bool]] = []
     for cause, rule in rules.items():
-        if cause in explained or is_ruled_out(rule, snapshot):
+        if cause in explained:
             continue
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
         context = snapshot.view(rule.context) if seen or is_chosen else ()
@@ -93,6 +93,8 @@ def rank_suspects(
         by_programs = prose.without_prose(snapshot, shown)
         is_likely_by_itself = context or told or (alike > _MIN_SIMILARITY and has_failure)
         if not by_programs and (is_well or not (seen or is_likely_by_itself)):
+            continue
+        if is_ruled_out(rule, snapshot):  # last, because it is rarely decided here
             continue
         asked = drop_answered_commands(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)

@@ -84,12 +84,9 @@ class ItemGroup:
 
     def _find_word(self, word: str) -> frozenset[int]:
         """Return the numbers of the items that contain the lower-case ``word``, with wrapped lines joined."""
-        likely = ((number, self.items[number]) for number in self._numbers_that_may_have(word))
-        found = (
-            number for number, item in likely if word in item.lowered or word in item.view(join_nearby_lines).lowered
-        )
-        self._numbers[word] = frozenset(found)
-        return self._numbers[word]
+        found = frozenset(number for number in self._numbers_that_may_have(word) if _has_word(self.items[number], word))
+        self._numbers[word] = found
+        return found
 
     def _numbers_that_may_have(self, word: str) -> Iterable[int]:
         """Yield the numbers of the items whose vocabulary does not rule out the lower-case ``word``."""
@@ -102,6 +99,15 @@ class ItemGroup:
             number = bisect_right(self._offsets, at) - 1
             yield number
             at = self._text.find(letters, self._offsets[number + 1])
+
+
+def _has_word(item: EvidenceItem, word: str) -> bool:
+    """Return whether ``item`` contains the lower-case ``word``, with wrapped lines joined by a space."""
+    if word in item.lowered:
+        return True
+    parts = word.split(" ")
+    is_wrapped = len(parts) > 1 and all(part in item.lowered for part in parts)
+    return is_wrapped and word in item.view(join_nearby_lines).lowered
 
 
 class LineIndex:
@@ -120,7 +126,12 @@ class LineIndex:
 
     def candidate_line_starts(self, pattern: Pattern) -> tuple[int, ...]:
         """Return the offsets of the lines that contain one of the pattern's words and may thus match."""
-        starts_by_word = [starts for word in pattern.words if (starts := self.line_starts(word))]
+        known = self._line_offsets
+        starts_by_word = [
+            starts
+            for word in pattern.words  # the look-up comes first, because this runs thousands of times per node
+            if (starts := known[word] if word in known else self.line_starts(word))
+        ]
         if len(starts_by_word) <= 1:
             return starts_by_word[0] if starts_by_word else ()
         return tuple(sorted(frozenset().union(*starts_by_word)))

@@ -9,12 +9,13 @@ nvidia-container-toolkit@v1.20.0, cmd/nvidia-ctk/cdi/generate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gpunode import yaml
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS, CDI_KIND
+from gpunode.values import dataclass
 
 _SPEC_FILE_ENDINGS = (".yaml", ".json")
 _DRIVER_VERSION_IN_PATH = Pattern(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -14,6 +14,7 @@ from gpunode.facts.evidence import NOT_CAPTURED_REASON
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 T = TypeVar("T")
 

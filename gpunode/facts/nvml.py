@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gpunode.change import MigInstance, MigLayout
 from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture
 from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern, parse_version
+from gpunode.values import dataclass
 
 NVML_ANSWER_SCHEMA_VERSION = 1
 NVML_PROBE_KEY = "nvml"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from gpunode.change import Change, FileChange, PackageChange, RuntimeExpectation, Trigger
@@ -11,6 +10,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Distro
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

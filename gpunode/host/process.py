@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpunode.errors import ChangeFailed
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.host.command_log import CommandLog

@@ -6,7 +6,7 @@ The footprint of one run is what a rollback undoes, that of all runs what ``remo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Generic, TypeAlias, TypeVar
 
 from gpunode.change import (
@@ -25,6 +25,7 @@ from gpunode.change import (
 from gpunode.journal.history import RunRecord, find_effective_undos
 from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 _BACKUP_STEP_IDS = frozenset({CONFFILES_STEP_ID, OVERWRITTEN_STEP_ID})
 

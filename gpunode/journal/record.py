@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -34,6 +34,7 @@ from gpunode.change import (
 )
 from gpunode.errors import JournalDamaged
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 JOURNAL_FORMAT = 4
 READABLE_JOURNAL_FORMATS = (3, JOURNAL_FORMAT)

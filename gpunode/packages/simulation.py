@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.package_id import PackageId
 from gpunode.packages.version import has_prefix, without_epoch
+from gpunode.values import dataclass
 
 NOT_SIMULATED_PREFIX: Final = "not simulated: "
 # An unmet relation may name a virtual package. Told to install that, the package manager takes its only provider

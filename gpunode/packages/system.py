@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from gpunode.catalog.driver import Choice
@@ -13,6 +12,7 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
 from gpunode.facts.reader import EvidenceReader
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.outcome import Refusal, StepOutcome

@@ -7,12 +7,13 @@ editors, the reference page and the comments of a rendered recipe are derived fr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.recipe.kubernetes import Kubernetes

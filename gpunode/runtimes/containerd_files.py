@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +23,7 @@ from gpunode.errors import Refused
 from gpunode.facts import systemd
 from gpunode.runtimes.documents import ConfigLayer, Document, Path, parse_toml_file
 from gpunode.runtimes.model import DesiredConfig, Files
+from gpunode.values import dataclass
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read by default (containerd PR 12323).

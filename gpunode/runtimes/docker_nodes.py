@@ -9,11 +9,12 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpunode.errors import Refused
 from gpunode.facts import systemd
 from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
+from gpunode.values import dataclass
 
 # Flags whose key in the file has another name; for a repeatable flag it is a plural.
 _DIRECTIVE_BY_FLAG = {

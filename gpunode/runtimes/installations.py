@@ -12,7 +12,7 @@ vector 047 of nvidia-ctk's), kind's is inside the node's container.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import Refused
@@ -20,6 +20,7 @@ from gpunode.facts.evidence import NOT_CAPTURED_REASON
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown
 from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.errors import Refused
 from gpunode.runtimes.documents import ConfigLayer
+from gpunode.values import dataclass
 
 DOCKER_CONFIG = CONTAINER_RUNTIMES["docker"].config
 CRIO_CONFIG = CONTAINER_RUNTIMES["crio"].config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpunode.change import (
     Change,
@@ -52,6 +52,7 @@ from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, 
 from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import refuse_package_without_lock
 from gpunode.steps.toolkit import TOOLKIT_CONFIG_FILE
+from gpunode.values import dataclass
 
 
 def plan_runtime_install(recipe: Recipe, facts: Facts) -> StepOutcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from gpunode.catalog.managers import find_manager_claim
@@ -36,6 +36,7 @@ from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import merge_hold_refusals
 from gpunode.steps.table import STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG_PACKAGE, TOOLKIT_CONFIG_FILE
+from gpunode.values import dataclass
 
 # Larger than the usual number of commands, so that a hanging one does not delay the others.
 _MAX_PARALLEL_PROBES = 64

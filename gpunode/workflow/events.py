@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gpunode.change import Change, Trigger
 from gpunode.facts.model import Facts
 from gpunode.host.port import TriggerResult
 from gpunode.recipe import Recipe
+from gpunode.values import dataclass
 from gpunode.workflow.converge import StagePlan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from gpunode.check import Check
@@ -26,6 +26,7 @@ from gpunode.steps.kernel import MODULE_LOAD_STEP
 from gpunode.steps.mig import MIG_STEP
 from gpunode.steps.mig import may_use_mig as mig_is_wanted
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command, find_missing_toolkit
+from gpunode.values import dataclass
 from gpunode.workflow.converge import StagePlan, collect_notes, selected_step_ids, state_notes
 from gpunode.workflow.driver_checks import await_fabric, check_vector_addition, driver_checks, fabric_checks
 from gpunode.workflow.extra_checks import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
@@ -13,6 +12,7 @@ from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts import nvml
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 # baseboard: connected by NVSwitches, judging by the model. rack: its switches are in other trays. card: a PCIe card.
 BoardKind: TypeAlias = Literal["baseboard", "rack", "card", ""]

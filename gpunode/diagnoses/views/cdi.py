@@ -97,16 +97,20 @@ _NO_CDI_DEVICES_FOUND: Final = Pattern(r"Found 0 CDI devices")
 def empty_listings(snapshot: Snapshot) -> Iterator[Citation]:
     """Yield listings of the specification folders, and of devices by tools, that found nothing."""
     for item in snapshot.items:
-        names = (line for line in item.lines if "No such file" not in line and not reports_absence(line))
-        is_folder = any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
         is_asked = item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip()
-        is_empty = item.kind == "listing" and not any(map(_SPEC_FILE_NAME.search, names))
-        if item.where == "host" and (is_asked or (is_folder and (is_empty or item.outcome == "absent"))):
+        is_folder = any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
+        if item.where == "host" and (is_asked or (is_folder and (item.outcome == "absent" or _is_empty_listing(item)))):
             yield cite(item, 1) if item.text.strip() else cite_fact(item.written, "nothing", item.key)
     yield from snapshot.matching_lines(_NO_CDI_DEVICES_FOUND)
     for key, folder in (("cdi-etc", CDI_FOLDERS[0]), ("cdi-run", CDI_FOLDERS[1])):
         if folder in snapshot.facts.folders and not any(path.startswith(folder) for path in snapshot.facts.files):
             yield cite_fact(f"ls {folder}", "nothing", key)
+
+
+def _is_empty_listing(item: EvidenceItem) -> bool:
+    """Return whether the item lists no specification."""
+    names = (line for line in item.lines if "No such file" not in line and not reports_absence(line))
+    return item.kind == "listing" and not any(map(_SPEC_FILE_NAME.search, names))
 
 
 _PODMAN_VERSION: Final = Pattern(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, TypeAlias
 
@@ -16,6 +15,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourcePlace
+from gpunode.values import dataclass
 
 # A program's message about the driver that it found.
 DRIVER_TOO_OLD: Final = Pattern(r"NVIDIA driver on your system is too old \(found version (?P<found>\d{1,18})\)")
@@ -202,9 +202,9 @@ def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
     # In other text only lines that name the variable matter.
-    every = range(1, len(item.lines) + 1)
-    named = (item.line_number_at(start) for start in item.view(LineIndex).candidate_line_starts(_LOADER_VARIABLE))
-    for number in every if echoes or is_conf else named:
+    starts = () if echoes or is_conf else item.view(LineIndex).candidate_line_starts(_LOADER_VARIABLE)
+    named = (item.line_number_at(start) for start in starts)
+    for number in range(1, len(item.lines) + 1) if echoes or is_conf else named:
         line = item.lines[number - 1]
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")

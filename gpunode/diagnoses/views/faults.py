@@ -7,7 +7,7 @@ kinds tell which codes can be consequences; so does the driver if it names an ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.catalog import xids
@@ -18,6 +18,7 @@ from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.xid import SxidMessage, XidMessage
+from gpunode.values import dataclass
 
 FaultSource: TypeAlias = Literal["xid", "sxid"]
 

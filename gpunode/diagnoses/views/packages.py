@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
 from typing import Final
@@ -15,6 +15,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 _DPKG_ROW: Final = Pattern(
     r"^(?P<want>[uirph])(?P<state>[nicuHFWt])(?P<bad>R?)\s+"
@@ -126,8 +127,15 @@ _HELD_PACKAGE_NAME: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d
 
 def matching_packages(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
     """Return the listed packages whose name matches one of the shell ``patterns``."""
-    wanted = _compile_globs(patterns)
-    return tuple(one for name, one in snapshot.view(listed_packages).items() if wanted.match(name))
+    wanted, beginnings = _compile_globs(patterns), tuple(_literal_beginning(pattern) for pattern in patterns)
+    likely = ((name, one) for name, one in snapshot.view(listed_packages).items() if name.startswith(beginnings))
+    return tuple(one for name, one in likely if wanted.match(name))
+
+
+@cache
+def _literal_beginning(pattern: str) -> str:
+    """Return the part of a shell pattern before its first special character."""
+    return re.split(r"[*?\[]", pattern, maxsplit=1)[0]
 
 
 @cache
@@ -167,7 +175,8 @@ def _find_packages(snapshot: Snapshot) -> Iterator[Package]:
 
 
 _UNFINISHED_STATUS_LINE: Final = Pattern(
-    r"(?m)^Status: (?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$"
+    # A set, not a space, so that the rare states are looked up instead of the word "Status".
+    r"(?m)^Status:[ \t](?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$"
 )
 _DPKG_STATE_LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H"}
 _NAME_OR_VERSION_FIELD: Final = Pattern(r"(?m)^(?P<name>Package|Version): (?P<value>\S+)$")

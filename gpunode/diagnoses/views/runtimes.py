@@ -136,11 +136,14 @@ def _find_product(snapshot: Snapshot) -> tuple[ContainerdProduct, tuple[Citation
         for item in snapshot.items
         if not (item.kind in _SOURCE_KINDS_WITHOUT_PRODUCT or item.outcome == "absent" or item.is_package_record)
     ]
+    sources = "\n".join(item.written for item in items)
     for name, pattern in _PRODUCT_PATTERNS:
+        is_in_source = pattern.search(sources) is not None
+        with_words = {id(item) for item in snapshot.items_with_words(pattern)}
         for item in items:
-            if item.text.strip() and pattern.search(item.written):
+            if is_in_source and item.text.strip() and pattern.search(item.written):
                 return name, (cite(item),)
-            if match := find_first(item, pattern):
+            if id(item) in with_words and (match := find_first(item, pattern)):
                 return name, (cite(item, item.line_number_at(match.start())),)
     return "containerd", ()
 

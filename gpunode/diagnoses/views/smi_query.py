@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -19,6 +19,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, find_first
 from gpunode.diagnoses.views import pci
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 _GPU_HEADING: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")

@@ -258,7 +258,7 @@ def is_guest(snapshot: Snapshot) -> bool | None:
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind in {"vm", "bare-metal"}:
         return platform.value.kind == "vm"
-    if any(_RUN_IN_GUEST_REMARK.search(item.written) for item in snapshot.items):
+    if _RUN_IN_GUEST_REMARK.search("\n".join(item.written for item in snapshot.items)):
         return True
     for item in snapshot.items_of("virtualization"):
         if item.text.strip() in _HYPERVISOR_NAMES:

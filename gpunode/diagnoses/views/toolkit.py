@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -15,6 +14,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 # Each of these provides the hook that dockerd needs, itself or through a dependency.
 _PACKAGES: Final = (
@@ -155,7 +155,7 @@ def _program_presence(item: EvidenceItem, name: str) -> Presence | None:
         return None
     if item.kind != "listing" and name not in item.written and name not in item.text:
         return None
-    line_numbers = [*_lines_ending_with(item, f"/{name}")]
+    line_numbers = [*_lines_ending_with(item, f"/{name}")] if name in item.text else []
     if item.kind in {"which", "listing"} and line_numbers:
         return Presence(True, cite(item, line_numbers[0]))
     is_asked = name in item.written and re.search(rf"(?:^|[\s/]){re.escape(name)}(?:\s|$)", item.written)

@@ -7,7 +7,6 @@ deparchsatisfied() on architectures. The tests compare the results with apt-get 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.change import PackageState
@@ -25,6 +24,7 @@ from gpunode.packages.deb.status import (
 from gpunode.packages.deb.status import packages as packages_of
 from gpunode.packages.deb.version import version_order_key
 from gpunode.packages.version import without_epoch
+from gpunode.values import dataclass
 
 # "<" and ">" are deprecated spellings of "<=" and ">=".
 _TEST_BY_RELATION: Final = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.change import PackageState
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 _STATUS_FIELD = Pattern(
     r"\n(Package|Status|Version|Architecture|Auto-Installed|Multi-Arch|Pre-Depends|Depends|Provides): *(.*)"
