@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -25,6 +26,7 @@ from gpunode.packages import system
 from gpunode.steps.packages import find_packages_leaving_first
 from gpunode.wording import count_noun, join_names
 from gpunode.workflow.converge import survey
+from gpunode.workflow.live_state import read_package_database
 from gpunode.workflow.recovery import describe_interrupted_run, find_lost_record
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import (
@@ -235,7 +237,7 @@ def _plan_after_repair(
         # Only now may the package system show which packages are unfinished.
         if plan := _plan_without_repair(verb, make_plan, node, failure.why):
             return plan, True
-        _advise_removal_of_broken_packages(failure, node)
+        _advise_removal_of_obstacles(failure, node)
         raise
     return make_plan(), True
 
@@ -279,14 +281,17 @@ def _plan_without_repair(
     return replace(plan, notes=(*plan.notes, note))
 
 
-def _advise_removal_of_broken_packages(failure: ChangeFailed, node: Session) -> None:
+def _advise_removal_of_obstacles(failure: ChangeFailed, node: Session) -> None:
     """Name in ``failure`` the packages that stop the package manager, and the command that removes them."""
-    broken, facts = sorted(find_broken_packages(node.store, node.host)[0]), _survey_node(node)
-    if broken:
+    obstacles: Sequence[str] = ()
+    with suppress(ValueError):
+        obstacles = sorted(read_package_database(node.host).list_obstacles())
+    if obstacles:
+        manager = system(_survey_node(node))
         failure.hint = (
-            f"{system(facts).manager} does nothing until {join_names(broken)} is complete or gone: fix the cause, or "
-            "remove it if you do not need it, then run the same command again:\n"
-            f"  sudo {system(facts).finish_command}\n  sudo {system(facts).force_removal_command(broken)}"
+            f"{manager.manager} does nothing until {join_names(obstacles)} is complete or gone: fix the cause, then "
+            f"`sudo {manager.finish_command}`; or remove it if you do not need it, then run the same command again:\n"
+            f"  sudo {manager.force_removal_command(obstacles)}"
         )
 
 

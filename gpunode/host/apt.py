@@ -42,6 +42,7 @@ from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, FinishedCommand, Runne
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
 from gpunode.packages.deb.answers import parse_archives
+from gpunode.packages.deb.status import DpkgEntry, find_unconfigured, native_architecture, package_id_of, parse_status
 from gpunode.packages.deb.transactions import (
     arguments,
     failed_fetches,
@@ -322,6 +323,8 @@ class Apt:
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
         refreshed = was_killed = False
         failed: tuple[str, ...] = ()
+        is_removal = all(change.is_mark or not change.exists_after for change in changes)
+        before = self._read_dpkg_status() if is_removal else ()
 
         def cure(kind: AptFailureKind, finished: FinishedCommand) -> bool:
             nonlocal refreshed, was_killed, failed
@@ -346,17 +349,32 @@ class Apt:
             # apt drops a package's hold once dpkg has unpacked it, even if the transaction fails later. When told to
             # remove an automatic package, it drops that mark even if dpkg never removes it. A killed apt has not yet
             # marked its new dependencies as automatic.
-            self._restore_marks(changes)
-            if was_killed or not _removes_only_others_than(failed, changes):
+            try:
+                if was_killed or not _were_unconfigured(failed, before, changes):
+                    raise
+                self._remove_with_dpkg(changes, before)
+            except GpunodeError:
+                self._restore_marks(changes)
                 raise
-            self._remove_with_dpkg(changes)
 
-    def _remove_with_dpkg(self, changes: Sequence[PackageChange]) -> None:
+    def _remove_with_dpkg(self, changes: Sequence[PackageChange], before: Sequence[DpkgEntry]) -> None:
         """Remove what apt left: it also configures all unconfigured packages, and stops if one of them fails."""
+        native = native_architecture(before)
+        # dpkg refuses a bare name of which it has several architectures.
+        names = {package_id_of(entry, native): f"{entry.name}:{entry.architecture}" for entry in before}
         leaving = [change for change in changes if not change.exists_after]
         for option, removed in (("--remove", leaving), ("--purge", [one for one in leaving if one.after is None])):
             if removed:
-                self._run_with_retries("remove the packages", ("dpkg", option, *(str(one.id) for one in removed)))
+                argv = ("dpkg", option, *(names.get(one.id, str(one.id)) for one in removed))
+                self._run_with_retries("remove the packages", argv)
+
+    def _read_dpkg_status(self) -> tuple[DpkgEntry, ...]:
+        """Return dpkg's entries; none if they cannot be read, or if none of them is dpkg's own."""
+        with suppress(ValueError):
+            entries = parse_status(files.read_file(f"{self._paths.dpkg_folder}/status", root=self._root).text)
+            native_architecture(entries)
+            return entries
+        return ()
 
     def _wait_for_dpkg(self) -> None:
         """Wait for the dpkg that outlives a killed apt; until it exits, what it changes is unknown."""
@@ -566,11 +584,16 @@ def plan_marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _removes_only_others_than(failed: Collection[str], changes: Sequence[PackageChange]) -> bool:
-    """Return whether ``changes`` install nothing, and all packages that ``failed`` are ones that they do not name."""
-    named = {change.id.name for change in changes}
-    is_removal = all(change.is_mark or not change.exists_after for change in changes)
-    return is_removal and bool(failed) and named.isdisjoint(PackageId.of(name).name for name in failed)
+def _were_unconfigured(failed: Collection[str], before: Sequence[DpkgEntry], changes: Sequence[PackageChange]) -> bool:
+    """Return whether all packages that ``failed`` were unconfigured ``before``, and are ones that ``changes`` leave.
+
+    One that was configured failed by this removal, such as the builder of the initramfs on a full disk.
+    """
+    names = {PackageId.of(name).name for name in failed}
+    if not names or not before:
+        return False
+    others = {package.name for package in find_unconfigured(before, ())} - {change.id.name for change in changes}
+    return names <= others
 
 
 def _was_auto(change: PackageChange) -> bool:

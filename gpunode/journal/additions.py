@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpunode.change import (
     FILE_STEP_IDS,
@@ -46,8 +46,14 @@ class RecordedAdditions:
     modules: frozenset[str] = frozenset()
 
     def is_other_own_version(self, change: FileChange, current: FileState | None) -> bool:
-        """Return whether ``current`` is not what ``change`` wrote, but what another run derived from the same state."""
-        if current is None or (isinstance(change.after, FileState) and change.after.content == current.content):
+        """Return whether ``current`` is not what ``change`` wrote, but what another run derived from the same state.
+
+        It is not if somebody gave it another owner or mode, which the former state would undo, unless that is no file.
+        """
+        after = change.after
+        if current is None or (isinstance(after, FileState) and after.content == current.content):
+            return False
+        if isinstance(after, FileState) and change.before and replace(after, content=current.content) != current:
             return False
         origins, name = self.written.get(change.path, {}), digest(current.content)
         origin = digest(change.before.content) if isinstance(change.before, FileState) else None

@@ -249,24 +249,26 @@ class Store:
         Raises:
             JournalDamaged: its journal is damaged.
         """
-        newest = self._find_newest_run()
-        return newest if newest and newest.commit is None else None
-
-    def is_newest_run_completed(self) -> bool:
-        """Return whether the newest run was completed, so that it did what earlier ones had left. Call it as the above.
-
-        Raises:
-            JournalDamaged: its journal is damaged.
-        """
-        newest = self._find_newest_run()
-        return newest is None or newest.ending in history.COMPLETED_RESULTS
-
-    def _find_newest_run(self) -> RunRecord | None:
         # A run that was killed before its first entry did nothing, so look behind it. Also look behind a package
         # repair, which is the first step of the next command, whose user may have declined the rest; and behind an edit
         # of a runtime's files, which continues nothing.
         began = (RunRecord(each) for run in reversed(self.ids()) if (each := self._read_entries(run)))
-        return next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
+        newest = next((run for run in began if run.commit is None or run.verb not in _STANDALONE_VERBS), None)
+        return newest if newest and newest.commit is None else None
+
+    def list_runs_since_completed(self) -> frozenset[str]:
+        """Return the runs after the newest one that was completed, and so did what earlier ones had left.
+
+        Raises:
+            JournalDamaged: a journal is damaged.
+        """
+        since: set[str] = set()
+        for run in reversed(self.ids()):
+            each = RunRecord(entries) if (entries := self._read_entries(run)) else None
+            if each and each.verb not in _STANDALONE_VERBS and each.ending in history.COMPLETED_RESULTS:
+                break
+            since.add(run)
+        return frozenset(since)
 
     def close_interrupted_run(self, run: str) -> None:
         """Record that the interrupted run is over, since a later one found nothing to do. Call it under ``lock``.

@@ -78,6 +78,10 @@ class Database(Protocol):
         """Return the names of packages that a transaction has not finished. Raises ValueError if that is unknown."""
         ...
 
+    def list_obstacles(self) -> frozenset[str]:
+        """Return those that stop the package manager, as ``force_removal_command`` names them. Raises ValueError."""
+        ...
+
     def held_unfinished(self) -> Mapping[PackageId, PackageState]:
         """Return those of ``list_unfinished`` that are on hold. Raises ValueError if that is unknown."""
         ...

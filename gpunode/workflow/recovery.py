@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
@@ -85,7 +85,8 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
         JournalDamaged: a journal is damaged.
     """
     pending_triggers, cut = still_pending_triggers(store.find_pending_triggers(), facts), store.find_interrupted_run()
-    holds = () if store.is_newest_run_completed() else tuple(_find_holds_at_risk(store))
+    since = store.list_runs_since_completed()
+    holds = tuple(_find_holds_at_risk(store, since)) if since else ()
     marks = find_missing_marks(cut, facts, holds)
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
@@ -94,10 +95,10 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     return Backlog(pending_triggers, marks, holds, cut, how, verb, lost=find_lost_record(store, facts))
 
 
-def _find_holds_at_risk(store: Store) -> Iterator[PackageChange]:
-    """Yield the holds that interrupted commands may have lost, of every run: a later one may have been killed, too."""
-    for intents in store.find_open_intents().values():
-        changes = PackageChange.of_kind(intent.change for intent in intents)
+def _find_holds_at_risk(store: Store, runs: Collection[str]) -> Iterator[PackageChange]:
+    """Yield the holds that interrupted commands of ``runs`` may have lost."""
+    for run, intents in store.find_open_intents().items():
+        changes = PackageChange.of_kind(intent.change for intent in intents if run in runs)
         yield from (one for one in changes if one.before == one.after and one.before is not None and one.before.held)
 
 

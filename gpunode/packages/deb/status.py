@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -162,6 +163,27 @@ class Status:
     def list_unfinished(self) -> frozenset[str]:
         """Return those that dpkg has not finished, including those with pending triggers."""
         return frozenset(entry.name for entry in parse_status(self.text) if entry.status in _UNFINISHED_STATES)
+
+    def list_obstacles(self) -> frozenset[str]:
+        """Return those that stop apt, as dpkg names them: they may have lost files, or lack a dependency.
+
+        Any other that dpkg cannot configure, such as the kernel's and the builder of its initramfs on a full disk, is
+        none: apt removes what it is asked to.
+        """
+        from gpunode.packages.deb.dependencies import InstalledRelations  # which imports this module
+
+        entries = parse_status(self.text)
+        native, count = native_architecture(entries), Counter(entry.name for entry in entries)
+        unconfigured = [one for one in entries if one.status in {"unpacked", "half-configured"}]
+        ids = [package_id_of(entry, native) for entry in unconfigured]
+        lacking = {one.needed_by for one in InstalledRelations(entries).missing(packages(entries), ids) or ()}
+        return frozenset(
+            f"{entry.name}:{entry.architecture}" if count[entry.name] > 1 else entry.name
+            for entry in entries
+            if entry.status == HALF_INSTALLED_STATE
+            or entry.must_be_reinstalled
+            or (entry in unconfigured and package_id_of(entry, native) in lacking)
+        )
 
     def held_unfinished(self) -> Mapping[PackageId, PackageState]:
         """Return those of ``list_unfinished`` that are on hold."""

@@ -366,6 +366,24 @@ def test_remove_leaves_a_package_of_others_that_cannot_be_configured(bases: dict
 
 
 @pytest.mark.long
+def test_remove_fails_if_it_leaves_a_package_of_others_unconfigured(bases: dict[str, Bases], chroots: Lab) -> None:
+    """The builder of the initramfs on a full disk is such a package: its trigger fails once the driver is gone."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        chroots.recipe(node, DIRECTORIES["bookworm"])
+        set_up(node)
+        postinst = '#!/bin/sh\n[ "$1" != triggered ] || { echo no room; exit 7; }\n'
+        others = Package("lab-others", "1", scripts={"postinst": postinst, "triggers": "interest-noawait /usr/bin\n"})
+        build_all([others], node.path("/root"))
+        node.run("dpkg", "-i", f"/root/{others.file_name}")
+
+        gone = ask(node, "remove", "--yes")
+
+        assert gone.exit_code == 6
+        assert "package lab-others could not be set up" in gone.error
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("state", ["unpacked", "half-installed"])
 def test_broken_package_that_stops_apt_is_named_with_a_way_out(
     state: str, bases: dict[str, Bases], chroots: Lab

@@ -130,6 +130,31 @@ def test_removal_needs_no_package_of_others_that_cannot_be_mended(state: str, is
         assert "sudo dpkg --remove --force-remove-reinstreq somebodys" in answer.envelope["errors"][0]["hint"]
 
 
+def test_package_that_apt_can_leave_is_no_package_to_remove(tmp_path: Path) -> None:
+    """On a full disk, these are the kernel and the builder of its initramfs."""
+    ours, others = PackageId("libcuda1"), PackageId("initramfs-tools")
+    node = MemoryNode(tmp_path, Packages({ours: PackageState("2"), others: PackageState("1")}, {}), {})
+    run = Store(tmp_path).begin("setup", version="test")
+    changed = PackageChange(ours, PackageState("1"), PackageState("2"))
+    run.record_done(*run.record_intents("packages", "driver", [changed]))
+    run.commit("done")
+    status = node.files[STATUS]
+    assert status is not None
+    before, name, after = status.content.decode().partition(f"Package: {others}\n")
+    broken = after.replace(STATUS_ROW, "Status: install ok half-configured", 1)
+    node.files[STATUS] = FileState(f"{before}{name}{broken}".encode())
+
+    def apply(_: Sequence[Change]) -> None:
+        raise ChangeFailed("the repair failed", why="No space left on device", hint="make room")
+
+    node.apply = apply  # type: ignore[method-assign]
+
+    answer = command(node, "rollback", "--packages")
+
+    assert answer.exit_code == 6
+    assert answer.envelope["errors"][0]["hint"] == "make room"
+
+
 @pytest.mark.usefixtures("unconfigured")
 def test_run_is_chosen_once_though_it_is_planned_again_after_a_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     """The question about an older run than the newest is asked, and explained, only once."""

@@ -264,6 +264,17 @@ def test_hold_lost_by_a_killed_reinstallation_survives_a_second_kill(
     assert marks == (() if ending == "done" else (lost,)), "a completed run has set it"
 
 
+def test_hold_that_somebody_removed_stays_removed_after_a_later_failure(tmp_path: Path) -> None:
+    """The completed run left the hold; only then was it removed."""
+    store, held = Store(tmp_path), PackageState("1", held=True)
+    killed, completed, failed = (store.begin("setup", version="test") for _ in range(3))
+    killed.record_intents("packages", "toolkit", [PackageChange(PackageId("lab"), held, held)])
+    completed.commit("done")
+    failed.commit("failed")
+
+    assert find_backlog(store, having({"lab": PackageState("1")})).marks == ()
+
+
 @pytest.mark.parametrize("status", ["reinstreq half-installed", "ok unpacked"])
 def test_repair_announces_the_holds_that_it_may_lose(status: str, tmp_path: Path) -> None:
     rows = f"Package: lab\nStatus: hold {status}\nArchitecture: amd64\nVersion: 1\n"

@@ -1281,6 +1281,12 @@ class TestRemove:
             run.commit("done")
         node = Machine(machine(files={path: earlier}))
         assert [change.after for change in plan(verb, node, store).files] == [first]
+        private = Machine(machine(files={path: replace(earlier, mode=0o600)}))
+        if first:
+            with pytest.raises(Conflict):
+                plan(verb, private, store)
+        else:
+            assert [change.after for change in plan(verb, private, store).files] == [None]
 
     def test_line_that_somebody_deleted_stays_deleted(self, store: Store) -> None:
         first, second = FileState(b"x\ny\ngpunode's\n"), FileState(b"x\ngpunode's\n")

@@ -115,17 +115,39 @@ BROKEN = "dpkg: error processing package {} (--configure):\nE: Sub-process /usr/
 OLD, CHANGED = (PackageChange(PackageId("old"), PackageState("1"), after) for after in (None, PackageState("2")))
 
 
+def write_status(root: Path, *rows: tuple[str, str, str]) -> None:
+    """Write dpkg's database: names, architectures and states, and dpkg's own row."""
+    (root / "dpkg").mkdir()
+    text = "\n".join(
+        f"Package: {name}\nStatus: install ok {state}\nArchitecture: {architecture}\nVersion: 1\n"
+        for name, architecture, state in (*rows, ("dpkg", "amd64", "installed"))
+    )
+    (root / "dpkg/status").write_text(text)
+
+
 def test_removal_succeeds_although_a_package_of_others_is_broken(tmp_path: Path) -> None:
-    """apt configures it in the same transaction."""
-    found = (0, "old old installed\n", "")
+    """apt configures it in the same transaction. dpkg refuses a bare name that two architectures have."""
+    found, installed = (0, "old old installed\n", ""), [("old", one, "installed") for one in ("i386", "amd64")]
+    write_status(tmp_path, *installed, ("others", "all", "half-configured"))
     bench = Bench(tmp_path, dpkg_query=[found], install=[(100, "", BROKEN.format("others"))])
-    bench.apt.transact((OLD,))
-    assert bench.runner.made("dpkg") == [("dpkg", "--remove", "old"), ("dpkg", "--purge", "old")]
+    bench.apt.transact((PackageChange(PackageId("old"), PackageState("1", auto=True), None),))
+    assert bench.runner.made("dpkg") == [("dpkg", "--remove", "old:amd64"), ("dpkg", "--purge", "old:amd64")]
+    assert not bench.runner.made("mark"), "the mark would wait for a package that somebody installs with dpkg"
 
 
-@pytest.mark.parametrize(("change", "broken"), [(OLD, "old:amd64"), (CHANGED, "others")])
-def test_broken_package_fails_what_it_has_part_in(change: PackageChange, broken: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "broken", "state"),
+    [
+        (OLD, "old:amd64", "half-configured"),
+        (CHANGED, "others", "half-configured"),
+        pytest.param(OLD, "others", "installed", id="broken-by-this-removal"),
+    ],
+)
+def test_broken_package_fails_what_it_has_part_in(
+    change: PackageChange, broken: str, state: str, tmp_path: Path
+) -> None:
     found = (0, "old old installed\n", "")
+    write_status(tmp_path, ("old", "amd64", state), ("others", "all", state))
     bench = Bench(tmp_path, dpkg_query=[found], install=[(100, "", BROKEN.format(broken))])
     with pytest.raises(ChangeFailed, match=broken):
         bench.apt.transact((change,))

@@ -94,6 +94,21 @@ def test_package_that_lost_files_leaves_nothing_unconfigured(status: str) -> Non
     assert dpkg.find_unconfigured(found, []) == frozenset()
 
 
+def test_only_what_apt_cannot_leave_as_it_is_is_an_obstacle() -> None:
+    """A kernel that waits for the builder of its initramfs must not be among what people are told to remove."""
+    kernel, lacking = (paragraph(name, "install ok unpacked") for name in ("linux-image-6.1.0", "lacking"))
+    text = (
+        DPKG
+        + paragraph("initramfs-tools", "install ok half-configured")
+        + kernel.replace("Conffiles", "Depends: initramfs-tools\nConffiles")
+        + lacking.replace("Conffiles", "Depends: nowhere\nConffiles")
+        + paragraph("libnvidia-gl")
+        + paragraph("libnvidia-gl", "install reinstreq half-installed", arch="i386")
+        + paragraph("waiting", "install ok triggers-pending")
+    )
+    assert dpkg.Status(text).list_obstacles() == {"lacking", "libnvidia-gl:i386"}
+
+
 def test_only_numbered_update_files_mean_an_interruption() -> None:
     assert dpkg.was_interrupted((), ["/var/lib/dpkg/updates/0001"])
     assert not dpkg.was_interrupted((), ["/var/lib/dpkg/updates/tmp.i"])
