@@ -242,6 +242,21 @@ def test_message_that_somebody_may_have_typed_is_never_certain(text: str) -> Non
     assert [one.cause for one in read(text).findings if one.confidence == "certain"] == []
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "/home/me/a.c:3:1: fatal error: generated/config.h: No such file or directory\nmake: *** [main.o] Error 1",
+            "kernel-headers-missing",
+        ),
+        ("cuda_service: request to billing failed with code 804", "cuda-compat-not-supported-hw"),
+        ("CudaWrapper: http error 804 from server", "cuda-compat-not-supported-hw"),
+    ],
+)
+def test_look_alike_of_another_program_makes_nothing_certain(text: str, cause: str) -> None:
+    assert cause not in [one.cause for one in read(text).findings if one.confidence == "certain"]
+
+
 def test_source_that_is_no_command_or_file_makes_nothing_certain() -> None:
     found = diagnose(take_snapshot(pasted.collect_pieces([("what the user wrote", "GPU has fallen off the bus")])))
     assert [one.confidence for one in found.roots] == ["likely"]
