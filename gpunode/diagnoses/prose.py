@@ -216,6 +216,8 @@ _MARKDOWN_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
 _PASTED_TEXT: Final = "pasted text"
 # A log below a sentence may be long, and its beginning is what the sentence is about.
 _MAX_DISCLAIMED_LINES: Final = 12
+# Of a longer line only the end is read: these patterns take time by the square of its length.
+_MAX_DISCLAIMER_LENGTH: Final = 300
 _SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
 
 
@@ -267,7 +269,8 @@ def _is_set_apart(line: str) -> bool:
 
 
 def _is_disclaimer(line: str) -> bool:
-    return any(pattern.search(line) for pattern in _DISCLAIMERS)
+    end = line[-_MAX_DISCLAIMER_LENGTH:]
+    return any(pattern.search(end) for pattern in _DISCLAIMERS)
 
 
 def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
@@ -305,6 +308,7 @@ class _ProseLines:
     def __init__(self, item: EvidenceItem) -> None:
         self._lines, self._is_file, self._is_output = item.lines, item.kind == "file", item.written != _PASTED_TEXT
         self._known: dict[int, bool] = {}
+        self._pasted: dict[int, bool] = {}
 
     def __contains__(self, number: int) -> bool:
         walked = [number]
@@ -347,8 +351,11 @@ class _ProseLines:
         return self._is_disclaimed(number) if is_over else None
 
     def _is_pasted(self, number: int) -> bool:
-        sentence = _SENTENCE_LEAD_IN.sub("", self._lines[number - 1], 1)
-        return _MACHINE_OUTPUT_START.match(sentence) is not None or number in self._fenced_lines
+        if number not in self._pasted:
+            sentence = _SENTENCE_LEAD_IN.sub("", self._lines[number - 1], 1)
+            is_framed = _MACHINE_OUTPUT_START.match(sentence) is not None
+            self._pasted[number] = is_framed or number in self._fenced_lines
+        return self._pasted[number]
 
     def _is_disclaimed(self, number: int) -> bool:
         """Return whether the text above the block of pasted lines says that they are not this node's present."""

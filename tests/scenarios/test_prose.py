@@ -127,6 +127,11 @@ def test_message_that_is_pasted_is_evidence(text: str) -> None:
     assert [one.cause for one in read(text).roots] == ["gpu-fallen-off-bus"]
 
 
+def test_log_below_a_line_of_any_length_is_evidence() -> None:
+    for long_line in ("1. " * 20_000, "before we fixed " * 4_000):
+        assert [one.cause for one in read(f"{long_line}\n{XID}").roots] == ["gpu-fallen-off-bus"]
+
+
 XID = "[ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
 INTRODUCTIONS = (
     "For example:",
