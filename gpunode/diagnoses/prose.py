@@ -122,10 +122,14 @@ _DISCLAIMERS: Final = (
     # A runbook says "Look for lines such as" or "Search the kernel log:"
     Pattern(
         r"(?i)(?:^\W*(?:\d+\W+)?|[.?!,] )(?:check|look|search|grep|watch|scan)(?:e?s)?"
-        r" (?:(?!here)[^\n.?!]*\bfor\b[^\n.?!]*|(?:the|your) (?:[\w-]+ )*(?:logs?|journal|dmesg)\s*:\s*)$"
+        r" (?:[^\n.?!]*\bfor\b[^\n.?!]*\b(?:like|such as|of the form)|(?:the|your) (?:[\w-]+ )*(?:logs?|journal|dmesg))"
+        r"\s*:?\s*$"
     ),
-    # Documentation says "You might see:"
-    Pattern(r"(?i)\byou (?:might|may|could|would|will|should) (?:\w+ )?(?:see|get|find)\b[^\n.?!]*:?\s*$"),
+    # Documentation says "You might see:", a post "Below you will see the log:"
+    Pattern(
+        r"(?i)^(?![^\n]*\b(?:here|below|attached|my|our|following)\b)[^\n]*"
+        r"\byou (?:might|may|could|would|will|should) (?:\w+ )?see\b[^\n.?!]*:?\s*$"
+    ),
     # "What does the line look like?" and its answer
     Pattern(r"(?i)\bwhat (?:does|do|did|would|will|should) (?![^\n]*\bmean)[^\n?]*\blook like\b[^\n?]*\?\s*$"),
     Pattern(r"(?i)^(?![^\n]*\b(?:I|we|our|my)\b)[^\n]*\btypical(?:ly)?\b[^\n.?!]*\blooks? like\s*:\s*$"),

@@ -134,6 +134,9 @@ def test_log_below_a_line_of_any_length_is_evidence() -> None:
 
 XID = "[ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
 INTRODUCTIONS = (
+    "Please check for errors:",
+    "Can you look for the cause? This is what I have",
+    "Below you will see the kernel log:",
     "For example:",
     "A user reported the following error:",
     "Our users see:",
