@@ -156,7 +156,10 @@ _COMPILER_ERROR_WORD: Final = (
     r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 )
 # The kernel's own build writes these headers, which every package of headers contains.
-_GENERATED_HEADER_NOT_FOUND: Final = rf"{_COMPILER_ERROR_WORD}\s?[:：]\s?(?:include/)?generated/[\w-]+\.h\s?[:：]"
+_GENERATED_HEADER_NOT_FOUND: Final = (
+    rf"{_COMPILER_ERROR_WORD}\s?[:：]\s?(?:include/)?generated/"
+    r"(?:autoconf|utsrelease|bounds|asm-offsets|timeconst|compile)\.h\s?[:：]"
+)
 
 _KERNEL_HEADERS_MISSING: Final = unless(
     build_log_line(

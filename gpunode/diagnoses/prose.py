@@ -31,14 +31,35 @@ _FRAME: Final = (
 )
 _TAG: Final = r"[\w.()/:\[\]-]{2,60}: "
 _MACHINE_OUTPUT_START: Final = Pattern(rf"^(?:{_FRAME}|{_TAG})")
-# Nobody types these by hand: a frame, a program's tag before its message, an indented value, a row of a padded table.
-# A quoted message is one of a script, a list or an alert rule, and one that is explained is of a glossary.
+# Nobody types these by hand: a frame, a program's tag before its message, an indented value, a row of a padded table,
+# a time within the first words. A quoted message is one of a script, a list or an alert rule, and one that is explained
+# is of a glossary.
 _FRAMED_LINE_START: Final = Pattern(
-    r"^\s*(?!\[\s*[\"']|(?!(?:time|ts|t|level|lvl)=)\w+=|\"(?:title|summary|description|expr|alert)\")"
-    rf"(?:{_FRAME}|(?:{_TAG}|[A-Z]+(?: [A-Z]+)* [Ee]rror(?: at line \d+)?: |\S+ : (?:Pre)?Depends: )(?![\"'\[])"
-    r"(?![^\n]* (?:=|means|->) [^\W\d]{6})|\S+(?: {2,}|\t)\S|[^\n]*\brpc error: code = )"
+    r"^\s*(?=\S)(?!\[\s*[\"']|(?!(?:time|ts|t|level|lvl)=)\w+=)"
+    rf"(?:{_FRAME}|(?:(?:\d+: )?{_TAG}|[A-Z]+(?: [A-Z]+)* [Ee]rror(?: at line \d+)?: |\S+ : (?:Pre)?Depends: )"
+    r"(?![\"'\[])(?![^\n]* (?:=|means|->) [^\W\d]{6})|\S+(?: {2,}|\t)\S|[^\n]*\brpc error: code = "
+    r"|(?!>|[A-Za-z]+ [a-z]+ )[^\n\"'`]{0,24}?(?:\b\d\d:\d\d:\d\d\b|\[ *\d+\.\d{4,}\])|\S+ kernel: |\(\w+ pid=\d+)"
     r"|^(?:\t| {2,})[^\s\"'(*•-][^\n\"'(]*$"
 )
+# Lines that begin like a program's, but are of a chat, a title, a list of codes, a rule, a test or a change.
+_FRAMED_BY_PERSON: Final = (
+    Pattern(r"^\[?[\d:., /-]+(?:[AP]M)?\]? ?<\w+> |^\[\d\d?[./]\d\d?[./]\d\d(?:\d\d)?, "),  # "[09:12] <alice> "
+    Pattern(
+        r"(?i)^\s*[\[(]?(?:(?:re|fwd?|subject|titles?|symptoms?|causes?|topic|examples?|samples?|tests?|case|feature|docs?"
+        r"|faq|bug|issue|questions?|help|solved|resolved|fixed|closed|alert)(?: [^\n\])\d:]{0,20})?(?:[\])]|: ))"
+    ),
+    Pattern(r"(?i)^\s*(?:xid[ _-]?)?\d{1,3}(?:: (?!\w+: )|(?: {2,}|\t)[a-z]+:? \S)"),  # "79: GPU has"
+    Pattern(r"^\s*\d+  \w+ [^\n]*\b(?:grep|echo|logger)\b|^[+-]\w"),  # a shell's history, a diff
+    Pattern(
+        r"(?i)^[^\n]*\"(?:title|summary|description|expr|alert|pattern|regexp?|input|want|expected|example)\"\s*:"
+        r"|^[^\n]*\b(?:pars(?:es?|ed|ing)|match(?:es|ed|ing)?|test(?:s|ed|ing)?|expect(?:s|ed|ing)?|patterns?|regexp?"
+        r"|inputs?)[ :=]+[\"'`]|^\S+::\w+\["
+    ),
+    # A question behind a word that looks like a tag, as in "Laptop: all works. Is it normal?"
+    Pattern(r"^[^\n]{0,300}[.:] (?:Is|Are|Does|Do|Did|Can|Could|Why|What|How)\b[^\n?]{0,300}\?\s*$"),
+)
+# What these programs print was written by people.
+_TEXT_SHOWING_COMMAND: Final = Pattern(r"^\W*(?:sudo )?(?:git|gh|man|history|echo|printf|curl|diff|pytest|go test)\b")
 # Lines that are set apart from what a node printed. NVIDIA's package repository answered with a comment once.
 _SET_APART: Final = (
     Pattern(r"^\s*(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|^\s*/\*"),  # a heading or a comment
@@ -49,7 +70,11 @@ _SET_APART: Final = (
         r"(?:no|none|nope|not\b[^\n]{0,20}|never|nein|non|❌|✗|✘|否|нет)\W*$"
     ),
     Pattern(r"(?i)^\s*(?:logger\s+(?:-\S+\s+)*[\"']|(?:el)?if\s[^\n]*\bgrep\b)"),  # a script's own words
-    Pattern(r"^\s*(?:- |(?<=\s))(?:summary|description|expr|alert|title|annotations?)\s*: "),  # an alert rule
+    # An alert rule, or the words of a playbook.
+    Pattern(
+        r"^\s*(?:- |(?<=\s))(?:(?:summary|description|expr|alert|title|annotations?|msg|fail_msg)\s*: "
+        r"|(?i:regexp?|pattern)(?:\s*: | {2,}))"
+    ),
     # A line in quotation marks that is not one of a log.
     Pattern(
         r"(?i)^\s*[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)(?!\[ *\d+\.\d|NVRM: |\w{3} {1,2}\d{1,2} \d\d:)"
@@ -94,6 +119,20 @@ _DISCLAIMERS: Final = (
         r"|wiki|faq|article|blog|tutorial|forum|friends?|(?:other|another) (?:cluster|host|machine|node|server))\b"
         r"[^\n:.,;?!]*:\s*$"
     ),
+    # A runbook says "Look for lines such as" or "Search the kernel log:"
+    Pattern(
+        r"(?i)(?:^\W*(?:\d+\W+)?|[.?!,] )(?:check|look|search|grep|watch|scan)(?:e?s)?"
+        r" (?:[^\n.?!]*\bfor\b[^\n.?!]*\b(?:like|such as|of the form)|(?:the|your) (?:[\w-]+ )*(?:logs?|journal|dmesg))"
+        r"\s*:?\s*$"
+    ),
+    # Documentation says "You might see:", a post "Below you will see the log:"
+    Pattern(
+        r"(?i)^(?![^\n]*\b(?:here|below|attached|my|our|following)\b)[^\n]*"
+        r"\byou (?:might|may|could|would|will|should) (?:\w+ )?see\b[^\n.?!]*:?\s*$"
+    ),
+    # "What does the line look like?" and its answer
+    Pattern(r"(?i)\bwhat (?:does|do|did|would|will|should) (?![^\n]*\bmean)[^\n?]*\blook like\b[^\n?]*\?\s*$"),
+    Pattern(r"(?i)^(?![^\n]*\b(?:I|we|our|my)\b)[^\n]*\btypical(?:ly)?\b[^\n.?!]*\blooks? like\s*:\s*$"),
     # "If your node prints"
     Pattern(
         r"(?i)^\W*if (?:you|your|an?|one|some\w*)\b(?![^\n]*\b(?:here|want|need|like)\b)[^\n.?!]*"
@@ -117,7 +156,8 @@ _FIRST_PERSON_WORDS: Final = Pattern(
     r"|hope|suspect|assume|wonder)\b)"
     r"|\b[Ww]e(?:['’](?:ve|re|d|ll)\b| (?:never|have|had|did|didn['’]t|do|don['’]t|are|were|saw|see|got|get|run|ran|use"
     r"|found|think|tried|also|always|only|can|can['’]t|cannot|could|suspect|read|heard)\b)"
-    r"|\b(?:[Mm]y|[Oo]ur) [A-Za-z]|\b(?:colleagues?|friends?|forums?|somebody|someone|anybody|anyone|everybody)\b"
+    r"|\b(?:[Mm]y|[Oo]ur) [A-Za-z]|\b(?:[Cc]olleagues?|[Ff]riends?|[Ff]orums?|[Ss]ome(?:body|one)|[Aa]ny(?:body|one)"
+    r"|[Ee]verybody)\b"
 )
 _QUESTION_START: Final = Pattern(
     r"^(?:Is|Are|Do|Does|Did|Can|Could|Should|What|Why|How|Has|Have|Was|Were|Will|Would|Any|Where|When|Who|Which|Must"
@@ -180,6 +220,8 @@ _MARKDOWN_FENCE: Final = Pattern(r"^\s{0,3}(?:```|~~~)")
 _PASTED_TEXT: Final = "pasted text"
 # A log below a sentence may be long, and its beginning is what the sentence is about.
 _MAX_DISCLAIMED_LINES: Final = 12
+# Of a longer line only the end is read: these patterns take time by the square of its length.
+_MAX_DISCLAIMER_LENGTH: Final = 300
 _SENTENCE_ENDINGS: Final = (".", ":", "!", "?", "```")
 
 
@@ -205,7 +247,10 @@ def is_program_output(snapshot: Snapshot, citation: Citation) -> bool:
     """Return whether the line is certainly a program's: by the command or file it is from, or by how it begins."""
     items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
     is_by_source = citation.source != _PASTED_TEXT and any(item.kind != "text" for item in items)
-    return is_by_source or _FRAMED_LINE_START.match(citation.line) is not None
+    if is_by_source and not _TEXT_SHOWING_COMMAND.match(citation.source):
+        return True
+    is_by_person = any(pattern.match(citation.line) for pattern in _FRAMED_BY_PERSON)
+    return not is_by_person and _FRAMED_LINE_START.match(citation.line) is not None
 
 
 def tells(line: str, words: Pattern) -> bool:
@@ -228,7 +273,8 @@ def _is_set_apart(line: str) -> bool:
 
 
 def _is_disclaimer(line: str) -> bool:
-    return any(pattern.search(line) for pattern in _DISCLAIMERS)
+    end = line[-_MAX_DISCLAIMER_LENGTH:]
+    return any(pattern.search(end) for pattern in _DISCLAIMERS)
 
 
 def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tuple[EvidenceItem, ...]]:
@@ -266,6 +312,7 @@ class _ProseLines:
     def __init__(self, item: EvidenceItem) -> None:
         self._lines, self._is_file, self._is_output = item.lines, item.kind == "file", item.written != _PASTED_TEXT
         self._known: dict[int, bool] = {}
+        self._pasted: dict[int, bool] = {}
 
     def __contains__(self, number: int) -> bool:
         walked = [number]
@@ -308,8 +355,11 @@ class _ProseLines:
         return self._is_disclaimed(number) if is_over else None
 
     def _is_pasted(self, number: int) -> bool:
-        sentence = _SENTENCE_LEAD_IN.sub("", self._lines[number - 1], 1)
-        return _MACHINE_OUTPUT_START.match(sentence) is not None or number in self._fenced_lines
+        if number not in self._pasted:
+            sentence = _SENTENCE_LEAD_IN.sub("", self._lines[number - 1], 1)
+            is_framed = _MACHINE_OUTPUT_START.match(sentence) is not None
+            self._pasted[number] = is_framed or number in self._fenced_lines
+        return self._pasted[number]
 
     def _is_disclaimed(self, number: int) -> bool:
         """Return whether the text above the block of pasted lines says that they are not this node's present."""

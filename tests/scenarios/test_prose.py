@@ -127,8 +127,16 @@ def test_message_that_is_pasted_is_evidence(text: str) -> None:
     assert [one.cause for one in read(text).roots] == ["gpu-fallen-off-bus"]
 
 
+def test_log_below_a_line_of_any_length_is_evidence() -> None:
+    for long_line in ("1. " * 20_000, "before we fixed " * 4_000):
+        assert [one.cause for one in read(f"{long_line}\n{XID}").roots] == ["gpu-fallen-off-bus"]
+
+
 XID = "[ 12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
 INTRODUCTIONS = (
+    "Please check for errors:",
+    "Can you look for the cause? This is what I have",
+    "Below you will see the kernel log:",
     "For example:",
     "A user reported the following error:",
     "Our users see:",
@@ -205,6 +213,14 @@ def test_message_in_a_usual_frame_is_evidence(text: str, cause: str) -> None:
         "error codes: Xid 48 = double bit ECC, Xid 79 = fallen off the bus",
         "| NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus | no |",
         '"GPU has fallen off the bus"',
+        "Somebody told me that NVRM: GPU has fallen off the bus would be logged, but nvidia-smi works:",
+        f"1. Look for lines such as\n   {XID}\n2. Drain the node.",
+        f"Search the kernel log:\n\n    {XID}\n\nThen tell the data centre.",
+        f"For example, you might see:\n{XID}",
+        f"What does the line look like?\n{XID}",
+        f"Typical lines look like:\n{XID}",
+        "rules:\n  - fail:\n      msg: GPU has fallen off the bus",
+        "[FILTER]\n    Name    grep\n    Regex   log GPU has fallen off the bus",
         "My GPU has fallen off the bus",
         "nvidia-smi works, no GPU has fallen off the bus",
         "Nothing about GPU has fallen off the bus.",
@@ -236,10 +252,57 @@ def test_summary_never_reports_what_only_prose_says(text: str) -> None:
         "Before the repair: GPU has fallen off the bus",
         "| GPU has fallen off the bus |",
         "```c\nGPU has fallen off the bus\n```",
+        "[09:12] <ann> NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+        "[30.11.26, 09:12:02] Ann: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+        "[SOLVED] GPU has fallen off the bus",
+        "Subject: GPU has fallen off the bus",
+        "xids:\n  79: GPU has fallen off the bus",
+        "79     GPU has fallen off the bus  power cycle",
+        "  501  sudo dmesg | grep 'GPU has fallen off the bus'",
+        "+Nov 29 10:11:12 node1 kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+        '  "pattern": "GPU has fallen off the bus"',
+        '{"name": "79", "input": "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."}',
+        '2026-11-29T10:11:12Z     xid_test.go:3: parsing "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."',
+        "tests/test_xid.py::test_parse[NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.] PASSED",
+        'Laptop: all works. Is it from "GPU has fallen off the bus"?',
+        "$ git log --oneline\nb2c3d4e xid: parse NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus",
     ],
 )
 def test_message_that_somebody_may_have_typed_is_never_certain(text: str) -> None:
     assert [one.cause for one in read(text).findings if one.confidence == "certain"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<pre><code>{XID}\n</code></pre>",
+        f"<p>dmesg:</p><pre>{XID}</pre>",
+        f"* {XID}",
+        f"512:{XID}",
+        "Nov 29, 2026 @ 10:11:12.123\tnode1\tkernel: NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.",
+        "node1 kernel: NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.",
+        f"0: RuntimeError: {NO_KERNEL_IMAGE}",
+        f"(RayWorker pid=123, ip=10.0.0.1) RuntimeError: {NO_KERNEL_IMAGE}",
+        f"ERROR 11-29 10:11:12 engine.py:366] {NO_KERNEL_IMAGE}",
+    ],
+)
+def test_message_in_the_frame_of_a_program_is_certain(text: str) -> None:
+    assert [one.confidence for one in read(text).roots] == ["certain"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "/home/me/a.c:3:1: fatal error: generated/config.h: No such file or directory\nmake: *** [main.o] Error 1",
+            "kernel-headers-missing",
+        ),
+        ("cuda_service: request to billing failed with code 804", "cuda-compat-not-supported-hw"),
+        ("CudaWrapper: http error 804 from server", "cuda-compat-not-supported-hw"),
+    ],
+)
+def test_look_alike_of_another_program_makes_nothing_certain(text: str, cause: str) -> None:
+    assert cause not in [one.cause for one in read(text).findings if one.confidence == "certain"]
 
 
 def test_source_that_is_no_command_or_file_makes_nothing_certain() -> None:
