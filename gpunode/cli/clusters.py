@@ -219,7 +219,7 @@ def verify(
         try:
             report = verification.run()
         except Interrupted as error:
-            why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
+            why, hint = "the pods of the test are being deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
         pods = [check for check in report.checks if check.id.startswith("pod/")]
