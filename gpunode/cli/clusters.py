@@ -160,14 +160,14 @@ def apply(
 def _show_plan(
     recipe: Recipe, captures: Sequence[str], target: ClusterRef, cluster: Cluster, screen: Screen, output: OutputOptions
 ) -> tuple[ClusterPlan, Sequence[UserPodNeeds]]:
-    """Make and show the plan, with hints for this cluster; return it with what the user's own pods need."""
+    """Make and show the plan, with hints and notes for this cluster; return it with what the user's own pods need."""
     rendered = render_cluster(recipe, _read_nodes(captures, cluster))
     found = make_plan(rendered, cluster)
     items = tuple(
         replace(one, trouble=replace(one.trouble, hint=target.adapt_hint(one.trouble.hint))) if one.trouble else one
         for one in found.items
     )
-    found = replace(found, items=items)
+    found = replace(found, items=items, notes=tuple(map(target.adapt_hint, found.notes)))
     other = _last_cluster_if_other(found.identity)
     screen.print_after_progress(*plan_lines(found, rendered, other, verbose=output.verbose))
     return found, rendered.user_pods
@@ -219,7 +219,7 @@ def verify(
         try:
             report = verification.run()
         except Interrupted as error:
-            why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
+            why, hint = "the pods of the test are being deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
         pods = [check for check in report.checks if check.id.startswith("pod/")]

@@ -12,7 +12,7 @@ from typing import Final
 
 from gpunode.check import Check
 from gpunode.command import Command, command, gpunode
-from gpunode.errors import ChangeFailed, GpunodeError, Undetermined
+from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined
 from gpunode.host.cluster import Cluster, DryRunResult
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
@@ -80,7 +80,7 @@ class ClusterVerification:
             Refused: the recipe has nothing for Kubernetes, or needs what a node cannot do.
             UsageError, Undetermined: the cluster cannot be reached.
             ChangeFailed: a test pod could not be deleted.
-            Interrupted: on a signal; the pods are deleted.
+            Interrupted: on a signal; the pods are being deleted.
         """
         rendered = render_cluster(self.recipe, self.nodes)
         if rendered.kind:
@@ -244,7 +244,11 @@ class ClusterVerification:
         try:
             self.cluster.delete(*bodies)
             if is_awaited:
-                *_, left = poll_deletions(bodies, self.cluster, self.on_progress)
+                for remaining in poll_deletions(bodies, self.cluster, self.on_progress):
+                    self.check_interrupt()
+                    left = remaining
+        except Interrupted:
+            raise
         except GpunodeError as error:
             why = f"{error.what}: {error.why}"
             raise ChangeFailed("the pods of the test were not deleted", why=why, hint=hint) from error

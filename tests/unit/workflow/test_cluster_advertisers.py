@@ -106,5 +106,7 @@ def test_release_of_an_earlier_recipe_is_noted_with_its_removal(server: ApiServe
 
     assert "Helm release gpu-system/dcgm-exporter, of an earlier recipe, stays in effect" in note
     assert "`helm uninstall dcgm-exporter --namespace gpu-system`" in note
+    (note,) = user.plan("k8s-containerd", "--context", "lab").envelope["result"]["notes"]
+    assert "`helm --kube-context lab uninstall dcgm-exporter --namespace gpu-system`" in note
     server.denied.add("list secrets")
     assert user.plan().envelope["result"]["notes"] == []

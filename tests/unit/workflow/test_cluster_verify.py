@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -281,28 +282,37 @@ def test_unanswered_creation_deletes_the_test_pods(applied: ApiServer, user: Use
     assert left_pods(applied) == []
 
 
-def test_signal_deletes_the_pods_and_waits_for_none(applied: ApiServer, user: User) -> None:
-    def keep(server: ApiServer) -> None:
-        for one in server.peek("Pod"):
-            one["metadata"]["finalizers"] = ["example.org/keep"]
+def keep_pods(server: ApiServer) -> None:
+    """Keep deleted pods, as a finalizer that nobody removes."""
+    for one in server.peek("Pod"):
+        one["metadata"]["finalizers"] = ["example.org/keep"]
 
+
+def test_signal_deletes_the_pods_and_waits_for_none(applied: ApiServer, user: User) -> None:
     def interrupt(words: tuple[str, ...]) -> None:
         if words[:2] == ("get", "pods") and applied.peek("Job"):
             raise Interrupted("stopped by a signal", why="", hint="")
 
-    applied.controllers.append(keep)
+    applied.controllers.append(keep_pods)
     user.kubectl.intercept = interrupt
     error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=130).error
     assert error["what"] == "stopped by a signal"
     assert all("deletionTimestamp" in one["metadata"] for one in applied.peek("Pod"))
 
 
-def test_pod_that_stays_is_named_and_its_deletion_not_asked_for_again(applied: ApiServer, user: User) -> None:
-    def keep(server: ApiServer) -> None:
-        for one in server.peek("Pod"):
-            one["metadata"]["finalizers"] = ["example.org/keep"]
+def test_signal_ends_the_wait_for_the_deletion(applied: ApiServer, user: User) -> None:
+    def interrupt(words: tuple[str, ...]) -> None:
+        if any("deletionTimestamp" in one["metadata"] for one in applied.peek("Pod")):
+            signal.raise_signal(signal.SIGINT)
 
-    applied.controllers.append(keep)
+    applied.controllers.append(keep_pods)
+    user.kubectl.intercept = interrupt
+    error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=130).error
+    assert error["why"] == "the pods of the test are being deleted"
+
+
+def test_pod_that_stays_is_named_and_its_deletion_not_asked_for_again(applied: ApiServer, user: User) -> None:
+    applied.controllers.append(keep_pods)
     error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=6).error
     assert error["what"].startswith("Pod gpu-system/gpunode-test-")
     assert error["what"].endswith("is still being deleted")
