@@ -259,6 +259,7 @@ GPUDIRECT_STEP = Step(
         lambda recipe, _: feature_packages(recipe),
         {PackageId(name) for feature in FEATURES for name in feature.packages}.__contains__,
     ),
+    folder_files=(GPUDIRECT_MODULES_FILE,),
 )
 GPUDIRECT_MODULES_STEP = Step(
     "gpudirect-modules", "GPUDirect modules", "kernel", plan_modules, needs=("gpudirect", "module-load")

@@ -31,7 +31,6 @@ from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import mig
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_service_pauses
 from gpunode.steps.detect import DETECT_STEP
-from gpunode.steps.gpudirect import GPUDIRECT_MODULES_FILE, GPUDIRECT_STEP
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import merge_hold_refusals
 from gpunode.steps.table import STAGES, STEPS
@@ -234,13 +233,9 @@ def _plan_step(step: Step, recipe: Recipe, facts: Facts) -> StepOutcome:
     return outcome
 
 
-# Files in folders that are read completely.
-_OTHER_OWN_FILES = {GPUDIRECT_STEP.id: (GPUDIRECT_MODULES_FILE,)}
-
-
 def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
     """Yield a note for each gpunode file that is still in effect, with the commands that remove it and its packages."""
-    for path in (*step.files, *_OTHER_OWN_FILES.get(step.id, ())):
+    for path in (*step.files, *step.folder_files):
         name = path.rpartition("/")[2]
         if not name.startswith("gpunode-") or known(facts.file(path), None) is None:
             continue
@@ -251,7 +246,7 @@ def _note_left_files(step: Step, facts: Facts) -> Iterator[str]:
                 continue
             stop = command("sudo", "systemctl", "disable", "--now", name)
         left = _list_installed_packages(step, facts)
-        purge = f" and `sudo {system(facts).purge(left)}`" if left else ""
+        purge = f"; if nothing else needs its packages: `sudo {system(facts).purge(left)}`" if left else ""
         yield f"{path}, of an earlier recipe, is still in effect; this recipe asks for no {step.title}: `{stop}`{purge}"
 
 

@@ -192,6 +192,6 @@ def test_packages_that_an_earlier_recipe_left_are_noted_with_their_removal(
     versions = {**dict.fromkeys(installed, PackageState("1")), "cuda-nvcc-12-6": PackageState("1", auto=True)}
     left = machine(files={path: FileState(b"x\n")}, packages=versions)
     (note,) = (note for note in state_notes(Recipe("bare"), left) if path in note)
-    assert f"and `sudo apt-get purge {named}`" in note
+    assert f"; if nothing else needs its packages: `sudo apt-get purge {named}`" in note
     theirs = machine(packages=versions)
     assert not [note for note in state_notes(Recipe("bare"), theirs) if "purge" in note], "gpunode's file marks them"
