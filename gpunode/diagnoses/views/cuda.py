@@ -45,7 +45,8 @@ _CUDA_RUNTIME_VERSION: Final = Pattern(
 _MAX_CUDA_RUNTIMES: Final = 64
 # Error 804: the compatibility libraries are for other GPUs.
 COMPAT_UNSUPPORTED_MESSAGE: Final = Pattern(
-    r"\(804 vs\. 0\)|\b(?:(?i:cuda)\b|cu(?:da)?[A-Z]\w*)[^\n]{0,80}\b(?:[Ee]rror:?|[Cc]ode|returned|failure:) 804\b"
+    r"\(804 vs\. 0\)"
+    r"|\b(?:[Cc][Uu][Dd][Aa]\b|cu(?:da)?[A-Z]\w*)[^\n]{0,80}\b(?:[Ee]rror:?|[Cc]ode|returned|failure:) 804\b"
     r"|[Ff]orward compatibility was attempted on non supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
 )

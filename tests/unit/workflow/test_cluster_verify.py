@@ -303,11 +303,11 @@ def test_signal_deletes_the_pods_and_waits_for_none(applied: ApiServer, user: Us
 def test_signal_ends_the_wait_for_the_deletion(applied: ApiServer, user: User) -> None:
     def interrupt(words: tuple[str, ...]) -> None:
         if any("deletionTimestamp" in one["metadata"] for one in applied.peek("Pod")):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)  # SIGINT is ignored below a shell's background job
 
     applied.controllers.append(keep_pods)
     user.kubectl.intercept = interrupt
-    error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=130).error
+    error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=143).error
     assert error["why"] == "the pods of the test are being deleted"
 
 
