@@ -114,7 +114,7 @@ class Step:
         packages: the packages that it installs by name; None if none of them are in a lock file.
         files: the files that it reads on every node, apart from folders that are read completely
             (``facts.probes.FOLDERS``), the runtimes' configuration and the package system's files.
-        folder_files: files of gpunode's own in those folders, which stay in effect if a later recipe drops the step.
+        folder_files: files in those folders that gpunode writes, which stay in effect if a later recipe drops the step.
     """
 
     id: str

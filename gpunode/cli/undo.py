@@ -266,8 +266,8 @@ def _plan_without_repair(
         first = "them" if leaving == facts.unconfigured else names
         node.notify(f"not configured: {pending}; this {verb} removes or replaces {first} before anything is configured")
         return plan
-    if repair_failure and facts.unconfigured and all(one.is_mark or not one.exists_after for one in changes):
-        staying = sorted(map(str, facts.unconfigured - {change.id for change in changes}))
+    staying = sorted(map(str, facts.unconfigured - {change.id for change in changes}))
+    if repair_failure and staying and all(one.is_mark or not one.exists_after for one in changes):
         why = " ".join(dict.fromkeys(map(str.strip, repair_failure.splitlines())))
         finish = f"`sudo {system(facts).finish_command}` finishes it once the cause is fixed"
         note = f"{join_names(staying)} cannot be configured, and this {verb} leaves it as it is; {finish}: {why}"

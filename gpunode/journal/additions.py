@@ -48,7 +48,7 @@ class RecordedAdditions:
     def is_other_own_version(self, change: FileChange, current: FileState | None) -> bool:
         """Return whether ``current`` is not what ``change`` wrote, but what another run derived from the same state.
 
-        It is not if somebody gave it another owner or mode, which the former state would undo, unless that is no file.
+        False for another owner or mode, which restoring the former file would lose.
         """
         after = change.after
         if current is None or (isinstance(after, FileState) and after.content == current.content):

@@ -517,7 +517,7 @@ def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_comin
     What somebody has changed since stays: a unit that was disabled or stopped is not enabled or started again. A masked
     one cannot be.
 
-    ``is_coming``: whether its file, or a package that may have it, is restored before it.
+    ``is_coming``: whether this undo restores the unit's file, or a package that may contain it, first.
     """
     change, fact = span.change, facts.unit(span.change.unit)
     if is_coming and isinstance(fact, Known) and not fact.value.exists:
