@@ -12,6 +12,7 @@ from typing import Final
 
 from tests.e2e.lab import distro, driver, toolkit
 from tests.e2e.lab.architecture import NODES
+from tests.e2e.lab.commands import run
 from tests.e2e.lab.debs import Content, Package, Release, build_all, publish
 from tests.e2e.lab.keys import Key, make_key, stop_agent
 from tests.e2e.lab.tree import ADDRESS, Base
@@ -135,7 +136,8 @@ def make_repositories(root: Path, bases: Iterable[Base]) -> Repositories:
 def discard_keys(keys: Keys) -> None:
     """Remove the keys and their agent."""
     stop_agent(keys.cuda.home)
-    shutil.rmtree(keys.cuda.home)
+    # Not shutil.rmtree: the agent still removes its sockets after it has been told to end, and rm does not mind.
+    run(["rm", "--recursive", "--force", os.fspath(keys.cuda.home)])
 
 
 def _make_cuda(root: Path, keys: Keys) -> None:
