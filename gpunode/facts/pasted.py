@@ -23,6 +23,7 @@ from gpunode.errors import UsageError
 from gpunode.facts import boots
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_overlong_lines, reports_absence
+from gpunode.facts.markup import FENCE, strip_markup
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import TABLE_KINDS, SourceKind, identify_by_content, identify_source
@@ -145,7 +146,7 @@ def _make_step(match: re.Match[str]) -> ShellStep:
 # ---- named commands and files
 
 _SOURCE_HEADING: Final = Pattern(
-    r"^(?P<begin>#{2,6}\s+|\*\*|==+\s*|--+\s+)?`?(?P<source>[^`\n]{2,120}?)`?(?P<end>:?\*\*:?|\s*==+|\s--+|:)?\s*$"
+    r"^(?P<begin>#{2,6}\s+|\*\*|==+>?\s*|--+\s+)?`?(?P<source>[^`\n]{2,120}?)`?(?P<end>:?\*\*:?|\s*<?==+|\s--+|:)?\s*$"
 )
 # The characters with which such a heading begins or ends; most lines of a long log have neither.
 _HEADING_MARKS: Final = frozenset("#*=-:")
@@ -154,7 +155,6 @@ _HEADING_MARKS: Final = frozenset("#*=-:")
 _SOURCE_FILE_LINE_START: Final = Pattern(r"/\S{0,120}: |\S{1,120}\.[chsS](?::|$)|\S{1,120}:\d{1,9}(?::|$)")
 # What `ls -l` prints below a folder's name.
 _LS_TOTAL_LINE: Final = Pattern(r"total \d{1,12}$")
-_MARKDOWN_FENCE: Final = Pattern(r"^\s*(?:```|~~~)")
 # A line that is only a command; one whose name is also an English word needs an option or a path.
 _COMMAND_ON_LINE_OF_ITS_OWN: Final = Pattern(
     r"^(?:sudo )?(?!(?:find|which|type|service|env|time|watch|history|file|kind|snap|stat|command|exec|set|source|if)"
@@ -168,19 +168,32 @@ _SENTENCE_ABOUT_PROGRAM: Final = Pattern(
     r"|takes|ends|exits|dies)(?= [a-z\d]|$)"
 )
 _MAX_HEADING_WORDS: Final = 12
+# "Output of `lsmod`:", "2. Run `uname -a`", "`nvidia-smi` gives:", "My /etc/docker/daemon.json:", "==> kern.log <==".
+_INTRODUCTION: Final = Pattern(
+    r"(?i)^(?:#{1,6} |\*\*|\d{1,2}[.)] |[-*] )?(?:(?:and|also|then|now|here(?:['’]s)?|is|are|this|the|my|our|full"
+    r"|i|we|run|ran|running|output|results?|contents?|logs?|of|from|for|in) ){0,8}"
+    r"(?P<code>`)?(?P<source>(?(code)[^`\n]{2,120}|/?[a-z][^`\n]{1,120}?))(?(code)`)"
+    r"(?: (?:gives|shows|says|prints|outputs?|results?|returns|reports|contains|is)(?: me)?(?: this)?)?"
+    r":?(?:\*\*)?:?\s*$"
+)
+_LOG_KINDS: Final[frozenset[SourceKind]] = frozenset({"kernel-log", "journal", "unit-log"})
 
 
 def _add_headings(lines: Sequence[str], typed: _StepsByLine) -> _StepsByLine:
     """Add to the typed commands those written as a heading, or on a line of their own, above their output."""
     heads = dict[int, ShellStep]()
-    source, before = "", ""
+    source, before, is_in_block = "", "", False
     for number, line in enumerate(lines):
+        is_in_block ^= bool(FENCE.match(line))
         if number in typed:
             heads[number] = typed[number]
-        elif heading := _heading_source(line, source, is_alone=not typed and not before.strip()):
+        elif heading := (
+            _heading_source(line, source, is_alone=not typed and not before.strip())
+            or (not is_in_block and _introduced_source(line, lines[number + 1 : number + 6]))
+        ):
             is_folder = number + 1 < len(lines) and _LS_TOTAL_LINE.match(lines[number + 1])
             heads[number] = ShellStep(f"ls -l {heading}" if is_folder else heading, "")
-        elif _MARKDOWN_FENCE.match(line):
+        elif FENCE.match(line):
             line = ""
         source = heads[number].source if number in heads else source
         before = line
@@ -201,6 +214,16 @@ def _heading_source(line: str, source: str, *, is_alone: bool) -> str:
     is_path = seen.subject.startswith("/") and not _SOURCE_FILE_LINE_START.match(match["source"])
     is_section = match["source"] in source.split() and identify_source(source).kind == "listing"
     return match["source"] if (seen.words or is_path) and not is_section else ""
+
+
+def _introduced_source(line: str, following: Sequence[str]) -> str:
+    """Return the source whose output the line announces for the Markdown block below it; empty if none."""
+    begin = next((number for number, one in enumerate(following) if one.strip()), 0)
+    if not FENCE.match("".join(following[begin : begin + 1])) or not (match := _INTRODUCTION.match(line)):
+        return ""
+    seen, shown = identify_source(match["source"]), identify_by_content("\n".join(following[begin + 1 :]))
+    is_other = shown is not None and shown.kind in _LOG_KINDS and shown.kind != seen.kind
+    return match["source"] if (seen.words or seen.subject.startswith("/")) and not is_other else ""
 
 
 def _begins_with_program(line: str) -> bool:
@@ -243,13 +266,13 @@ def _split_answer(step: ShellStep, lines: Sequence[str]) -> tuple[Sequence[str],
 
 def _split_fenced_block(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the part of a command's output in one Markdown block, and the text after the block."""
-    fences = [number for number, line in enumerate(lines) if _MARKDOWN_FENCE.match(line)]
+    fences = [number for number, line in enumerate(lines) if FENCE.match(line)]
     if not fences:
         return lines, ()
     is_opened = not any(line.strip() for line in lines[: fences[0]])
     begin, close = (fences[0] + 1, fences[1:2]) if is_opened and len(fences) > 1 else (0, fences[:1])
     rest = [*lines[close[0] + 1 :]]
-    while rest and (not rest[-1].strip() or _MARKDOWN_FENCE.match(rest[-1])):  # the next block's beginning
+    while rest and (not rest[-1].strip() or FENCE.match(rest[-1])):  # the next block's beginning
         rest.pop()
     return lines[begin : close[0]], rest
 
@@ -393,7 +416,7 @@ def parse_text_report(text: str, name: str = "") -> Evidence:
     The ``name`` of a log's file (``kern.log``) tells the kind; others are ignored.
     """
     is_log = identify_source(name).kind not in {"file", "text", "application"}
-    return collect_pieces([(name if is_log else _DEFAULT_SOURCE, text)])
+    return collect_pieces([(name if is_log else _DEFAULT_SOURCE, strip_markup(text))])
 
 
 _DEFAULT_SOURCE: Final = "pasted text"

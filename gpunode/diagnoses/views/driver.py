@@ -46,7 +46,7 @@ _SMI_STATE_PATTERNS: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("missing", Pattern(
         rf"(?im)nvidia-smi['‘’\":： ]{{0,3}}\s*(?:{COMMAND_NOT_FOUND_WORDS}|not found)|not found: nvidia-smi"
         # An engine prints this about a container, with the quoted program after "exec:".
-        r"|nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found")),
+        r"|(?<!exec /usr/bin/)nvidia-smi: No such file|^(?![^\n]*\bexec: )[^\n]*executable file not found")),
     ("failed", Pattern(
         # Without messages that only Go programs print, such as the device plugin in its container.
         r"(?i)(?:Failed to initialize NVML(?!:)|NVML: (?!could not load NVML|ERROR_))"

@@ -45,3 +45,10 @@ def test_module_without_a_file_may_be_of_another_root(sign: tuple[tuple[str, str
     seen = (("nvidia-smi", "bash: nvidia-smi: command not found"), ("lsmod | grep nvidia", "nvidia 62713856 0"), *sign)
     (found,) = diagnose(take_snapshot(pasted.collect_pieces(seen))).findings
     assert (found.cause, found.confidence) == ("driver-userspace-incomplete", confidence)
+
+
+def test_program_that_a_container_cannot_start_is_not_missing_on_the_node() -> None:
+    loaded = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.148.08  Wed May 14 21:05:20 UTC 2025"
+    post = f"{loaded}\n\nMy pod says:\n```\nexec /usr/bin/nvidia-smi: no such file or directory\n```\n"
+    found = diagnose(take_snapshot(pasted.parse_text_report(post)))
+    assert "driver-userspace-incomplete" not in [one.cause for one in found.findings]
