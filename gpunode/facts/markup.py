@@ -53,7 +53,7 @@ _HTML_REPLACEMENTS: Final = tuple(
         (r"<code\b[^<>\n]*>([^<>\n]*)</code>", r"`\1`"),
         (r"</?code\b[^<>\n]*>", "\n```\n"),
         (
-            r"<summary\b[^<>\n]*>(?:</?(?:b|strong|h[1-6])>)?([^\n]*?)(?:</?(?:b|strong|h[1-6])>)?</summary>",
+            r"<summary\b[^<>\n]*>(?:</?(?:b|strong|h[1-6])>)?([^\n]{0,300}?)(?:</?(?:b|strong|h[1-6])>)?</summary>",
             r"\n## \1\n",
         ),
         (r"</?(?:details|summary|blockquote|p|div|span|b|strong|em|i|kbd|samp|tt|ul|ol|li|h[1-6])\b[^<>\n]*>", ""),
@@ -73,6 +73,7 @@ def _convert_html(text: str) -> str:
 # ---- what stands before each line
 
 _QUOTATION_MARK: Final = Pattern(r"> ?")
+_MAX_QUOTATION_DEPTH: Final = 8
 _PROMPT: Final = Pattern(
     r"(?:\$|❯|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?[$#%]|\[[^\]\n]{1,80}\]\s?[$#]) \S"
 )
@@ -83,9 +84,12 @@ _MIN_NUMBERED_LINES: Final = 4
 def _strip_quotation_marks(lines: list[str]) -> list[str]:
     """Return the lines of a session without marks of quotation if all have one; other quotations stay somebody's."""
     bare = lines
-    while (marked := [line for line in bare if line.strip()]) and all(line.startswith(">") for line in marked):
+    for _ in range(_MAX_QUOTATION_DEPTH):
+        marked = [line for line in bare if line.strip()]
+        if not all(line.startswith(">") for line in marked):
+            return bare if _PROMPT.match(marked[0]) else lines
         bare = [_QUOTATION_MARK.sub("", line, 1) for line in bare]
-    return bare if marked and _PROMPT.match(marked[0]) else lines
+    return lines
 
 
 def _strip_line_numbers(lines: list[str]) -> list[str]:

@@ -113,3 +113,10 @@ def test_line_before_a_block_names_its_source(line: str, source: str) -> None:
 )
 def test_other_lines_name_none(post: str) -> None:
     assert all(capture.source == "pasted text" for capture in pasted.parse_text_report(post).values())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n \n", ">" * 150_000, "<summary>" * 20_000, "&lt;" * 40_000, " " * 150_000 + "$ x"]
+)
+def test_hostile_text_is_read_in_a_moment(text: str) -> None:
+    strip_markup(text)
