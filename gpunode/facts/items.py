@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any, Final, TypeVar, cast
@@ -23,6 +23,7 @@ from gpunode.facts.sources import (
     identify_source,
     program_name,
 )
+from gpunode.values import dataclass
 
 T = TypeVar("T")
 
