@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 # Plain characters, an escape, a character set, the start of a group, a quantifier; else one character.
 _REGEX_TOKEN: Final = re.compile(
@@ -31,42 +32,42 @@ _NEGATED_CHARACTER_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 _MIN_REQUIRED_STRING_LENGTH: Final = 3
 
 
-def _required_strings(expression: str, flags: int) -> frozenset[str]:
-    """Return lower-case strings, one of which every match of ``expression`` contains; none if undetermined."""
+# Lower-case strings for each alternative of an expression: every match contains all strings of one of these.
+_WordSets: TypeAlias = tuple[tuple[str, ...], ...]
+
+
+def _required_strings(expression: str, flags: int) -> _WordSets:
+    """Return the strings that the matches of ``expression`` contain; nothing if undetermined."""
     pieces = _REGEX_TOKEN.findall(expression)
-    return (
-        frozenset()
-        if flags & re.VERBOSE or any(map(_UNSUPPORTED_REGEX_SYNTAX.match, pieces))
-        else _strings_of_alternatives(pieces[::-1])
-    )
+    if flags & re.VERBOSE or any(map(_UNSUPPORTED_REGEX_SYNTAX.match, pieces)):
+        return ()
+    found = _strings_of_alternatives(pieces[::-1])
+    # The longest is the rarest, and tried first.
+    return tuple(dict.fromkeys(tuple(sorted({*words}, key=lambda word: (-len(word), word))) for words in found))
 
 
-def _strings_of_alternatives(rest: list[str]) -> frozenset[str]:
+def _strings_of_alternatives(rest: list[str]) -> _WordSets:
     """Return the required strings of a group's alternatives, which are popped from the end of ``rest``."""
-    every: list[frozenset[str]] = []
-    best, run = frozenset[str](), ""
+    every: list[_WordSets] = []
+    best_group: _WordSets = ()
+    plain_strings, run = list[str](), ""
     while True:
         piece = rest.pop() if rest else ")"
-        group = _strings_of_alternatives(rest) if piece[0] == "(" else frozenset()
+        group = _strings_of_alternatives(rest) if piece[0] == "(" else ()
         repeats = rest[-1][0] if rest and rest[-1][0] in "*+?{" else ""
         if not repeats and (plain := _literal_text(piece)):
             run += plain
             continue
-        if len(run) > _shortest_length(best):
-            best = frozenset({run})
+        if len(run) >= _MIN_REQUIRED_STRING_LENGTH:
+            plain_strings.append(run)
         run = ""
-        if (
-            group
-            and repeats in {"", "+"}
-            and piece[-1] not in "=!"
-            and _shortest_length(group) > _shortest_length(best)
-        ):
-            best = group
+        if group and repeats in {"", "+"} and piece[-1] not in "=!" and _shortest(group) > _shortest(best_group):
+            best_group = group
         if piece in {"|", ")"}:
-            every.append(best if _shortest_length(best) >= _MIN_REQUIRED_STRING_LENGTH else frozenset())
-            best = frozenset()
+            every.append(tuple((*words, *plain_strings) for words in best_group or ((),) if words or plain_strings))
+            plain_strings, best_group = [], ()
         if piece == ")":
-            return frozenset[str]().union(*every) if all(every) else frozenset()
+            return tuple(chain.from_iterable(every)) if all(every) else ()
 
 
 def _literal_text(piece: str) -> str:
@@ -79,14 +80,15 @@ def _literal_text(piece: str) -> str:
     return "" if piece[0] in _REGEX_SPECIAL_CHARACTERS else piece.lower()
 
 
-def _shortest_length(words: frozenset[str]) -> int:
-    return min(map(len, words), default=0)
+def _shortest(word_sets: _WordSets) -> int:
+    """Return the number of letters that the least telling set has in its longest string."""
+    return min((max(map(len, words)) for words in word_sets), default=0)
 
 
 class Pattern:
     """A regular expression over text, with the methods of ``re.Pattern``."""
 
-    __slots__ = ("_compiled", "_is_line_based", "_may_span_lines", "_words", "flags", "pattern")
+    __slots__ = ("_compiled", "_is_line_based", "_may_span_lines", "_word_sets", "flags", "pattern")
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         head, _, rest = pattern.partition(")")
@@ -95,7 +97,7 @@ class Pattern:
         self._compiled: re.Pattern[str] | None = None
         self._is_line_based: bool | None = None
         self._may_span_lines: bool | None = None
-        self._words: frozenset[str] | None = None
+        self._word_sets: _WordSets | None = None
 
     def __repr__(self) -> str:
         return f"Pattern({self.pattern!r}, {self.flags})"
@@ -112,11 +114,11 @@ class Pattern:
         return self._compiled
 
     @property
-    def words(self) -> frozenset[str]:
-        """Strings, one of which every match contains, in any case; none if undetermined."""
-        if self._words is None:
-            self._words = _required_strings(self.pattern, self.flags)
-        return self._words
+    def word_sets(self) -> _WordSets:
+        """Sets of strings; every match contains all strings of one set, in any case. None if undetermined."""
+        if self._word_sets is None:
+            self._word_sets = _required_strings(self.pattern, self.flags)
+        return self._word_sets
 
     @property
     def is_line_based(self) -> bool:
@@ -139,11 +141,14 @@ class Pattern:
 
     def may_match(self, lowered: str) -> bool:
         """Return False if it cannot match the text whose lower case is ``lowered``."""
-        words = self.words
-        for word in words:  # a loop: called tens of thousands of times per node
-            if word in lowered:
+        word_sets = self.word_sets
+        for words in word_sets:  # loops: called tens of thousands of times per node
+            for word in words:
+                if word not in lowered:
+                    break
+            else:
                 return True
-        return not words
+        return not word_sets
 
     def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         """Return the first match."""

@@ -186,17 +186,17 @@ class _KernelLog:
         found = (message for message in self._messages_around([number]) if message.citation.line_number == number)
         return next(found, None)
 
-    def messages_with_words(self, patterns: Iterable[Pattern]) -> Iterable[Message]:
-        """Return the messages that contain a word of ``patterns``, and some others, in their order."""
+    def messages_with_words(self, patterns: Sequence[Pattern]) -> Iterable[Message]:
+        """Return the messages that contain the words of one of ``patterns``, and some others, in their order."""
         starts = set[int]()
         for pattern in patterns:
-            if not pattern.words:
+            if not pattern.word_sets:
                 return self.messages()
             starts.update(self._item.view(LineIndex).candidate_line_starts(pattern))
-        words = [word for pattern in patterns for word in pattern.words]
         found = list(self._messages_around(map(self._item.line_number_at, starts)))
         # A word may be split where a message was wrapped.
-        found += (message for message in self.joined_messages if any(word in message.text.lower() for word in words))
+        joined = ((message, message.text.lower()) for message in self.joined_messages)
+        found += (message for message, lowered in joined if any(one.may_match(lowered) for one in patterns))
         # By line, because a message's hash takes long.
         by_line = {message.citation.line_number or 0: message for message in found}
         return (by_line[number] for number in sorted(by_line))
