@@ -11,18 +11,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain
+from functools import cache
+from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
-# Plain characters, an escape, a character set, the start of a group, a quantifier; else one character.
+_LITERAL_TEXT: Final = r"(?:[^\\.^$*+?{\[()|]|\\\W)+"
+# Literal text, the start of a group, a bar; else one element, or a group's end, with its quantifier.
 _REGEX_TOKEN: Final = re.compile(
-    r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
-    r"|\{\d*,?\d*\}[?+]?|.",
+    rf"{_LITERAL_TEXT}(?![*+?{{])|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|\|"
+    r"|(?:\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)(?:(?:[*+?]|\{\d*,?\d*\})[?+]?)?",
     re.DOTALL,
 )
 # Prefixes that an expression may have instead of flags.
 _FLAGS_BY_REGEX_PREFIX: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
-_REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
 # Characters given by number, and inline flags.
 _UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
 # Compiled on use: only doctor needs it.
@@ -41,43 +42,42 @@ def _required_strings(expression: str, flags: int) -> _WordSets:
     pieces = _REGEX_TOKEN.findall(expression)
     if flags & re.VERBOSE or any(map(_UNSUPPORTED_REGEX_SYNTAX.match, pieces)):
         return ()
-    found = _strings_of_alternatives(pieces[::-1])
+    found, _ = _strings_of_group(chain(pieces, repeat(")")))
     # The longest is the rarest, and tried first.
-    return tuple(dict.fromkeys(tuple(sorted({*words}, key=lambda word: (-len(word), word))) for words in found))
+    return tuple(dict.fromkeys(tuple(sorted(dict.fromkeys(words), key=len, reverse=True)) for words in found))
 
 
-def _strings_of_alternatives(rest: list[str]) -> _WordSets:
-    """Return the required strings of a group's alternatives, which are popped from the end of ``rest``."""
+def _strings_of_group(pieces: Iterator[str]) -> tuple[_WordSets, str]:
+    """Return the required strings of a group's alternatives, and the group's end with its quantifier."""
     every: list[_WordSets] = []
     best_group: _WordSets = ()
-    plain_strings, run = list[str](), ""
-    while True:
-        piece = rest.pop() if rest else ")"
-        group = _strings_of_alternatives(rest) if piece[0] == "(" else ()
-        repeats = rest[-1][0] if rest and rest[-1][0] in "*+?{" else ""
-        if not repeats and (plain := _literal_text(piece)):
-            run += plain
+    strings, run = list[str](), ""
+    for piece in pieces:
+        if text := _literal_text(piece):
+            run += text
             continue
         if len(run) >= _MIN_REQUIRED_STRING_LENGTH:
-            plain_strings.append(run)
+            strings.append(run)
         run = ""
-        if group and repeats in {"", "+"} and piece[-1] not in "=!" and _shortest(group) > _shortest(best_group):
-            best_group = group
-        if piece in {"|", ")"}:
-            every.append(tuple((*words, *plain_strings) for words in best_group or ((),) if words or plain_strings))
-            plain_strings, best_group = [], ()
-        if piece == ")":
-            return tuple(chain.from_iterable(every)) if all(every) else ()
+        if piece[0] == "(":
+            group, end = _strings_of_group(pieces)
+            if group and end[1:2] in {"", "+"} and piece[-1] not in "=!":
+                best_group = max(best_group, group, key=_shortest) if best_group else group
+        elif piece[0] in "|)":
+            every.append(tuple((*words, *strings) for words in best_group or ((),) if words or strings))
+            strings, best_group = [], ()
+            if piece[0] == ")":
+                return (tuple(chain.from_iterable(every)) if all(every) else ()), piece
+    raise AssertionError("the pieces never end")
 
 
+@cache
 def _literal_text(piece: str) -> str:
     """Return the only text that the piece matches, in lower case; empty if it may match others."""
-    if piece[0] == "\\":
-        return "" if piece[1].isalnum() else piece[1]
-    if piece[0] == "[" and piece[1:2] != "^":
+    if piece[0] == "[" and piece[-1] == "]" and piece[1] != "^":
         same = set(piece[1:-1].lower())
         return same.pop() if len(same) == 1 else ""
-    return "" if piece[0] in _REGEX_SPECIAL_CHARACTERS else piece.lower()
+    return re.sub(r"(?s)\\(.)", r"\1", piece).lower() if re.fullmatch(_LITERAL_TEXT, piece) else ""
 
 
 def _shortest(word_sets: _WordSets) -> int:
@@ -112,6 +112,10 @@ class Pattern:
         if self._compiled is None:
             self._compiled = re.compile(self.pattern, self.flags)
         return self._compiled
+
+    def _compile_for(self, text: str) -> re.Pattern[str] | None:
+        """Return the compiled expression; None if ``text`` shows that it need not be compiled."""
+        return self.compiled if self.may_match(text.lower()) else None
 
     @property
     def word_sets(self) -> _WordSets:
@@ -152,19 +156,23 @@ class Pattern:
 
     def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         """Return the first match."""
-        return (self._compiled or self.compiled).search(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled and compiled.search(text, start, end)
 
     def match(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         """Return the match at ``start``."""
-        return (self._compiled or self.compiled).match(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled and compiled.match(text, start, end)
 
     def fullmatch(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         """Return the match of the whole text between ``start`` and ``end``."""
-        return (self._compiled or self.compiled).fullmatch(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled and compiled.fullmatch(text, start, end)
 
     def finditer(self, text: str, start: int = 0, end: int = sys.maxsize) -> Iterator[re.Match[str]]:
         """Yield every match, in order."""
-        return (self._compiled or self.compiled).finditer(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled.finditer(text, start, end) if compiled else iter(())
 
     def findall(self, text: str) -> list[Any]:
         """Return the matched texts, or their groups."""
