@@ -56,7 +56,12 @@ class Vocabulary:
     def lacks(self, word: str) -> bool:
         """Return whether the lower-case ``word`` is certainly in none of the texts."""
         if word not in self._lacking:
-            self._lacking[word] = any(run not in self.text for run in _indexed_runs(word))
+            text, is_lacking = self.text, False
+            for run in _indexed_runs(word):  # a loop, because this runs thousands of times per node
+                if run not in text:
+                    is_lacking = True
+                    break
+            self._lacking[word] = is_lacking
         return self._lacking[word]
 
 

@@ -196,7 +196,8 @@ def _parse_libraries(item: EvidenceItem) -> Iterator[LoadedLibrary]:
 
 def extra_loader_folders(snapshot: Snapshot) -> tuple[LoaderFolder, ...]:
     """Return the folders in LD_LIBRARY_PATH and /etc/ld.so.conf.d other than the loader's defaults."""
-    return tuple(folder for item in snapshot.items if item.outcome == "ok" for folder in _parse_folders(item))
+    items = (item for item in snapshot.items if item.outcome == "ok" and not item.is_package_record)
+    return tuple(folder for item in items for folder in _parse_folders(item))
 
 
 def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
