@@ -17,7 +17,6 @@ from gpunode.diagnoses.views import kernel
 from gpunode.diagnoses.word_index import ItemGroup
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
-from gpunode.values import dataclass
 
 # Tables of names and states contain no messages, and the words of messages occur everywhere in them.
 _TABLE_KINDS: frozenset[SourceKind] = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})
@@ -25,12 +24,21 @@ _TABLE_KINDS: frozenset[SourceKind] = frozenset({"packages", "lsmod", "lspci", "
 CitationReader: TypeAlias = Callable[[Snapshot], Iterable[Citation]]
 
 
-@dataclass(frozen=True, slots=True)
 class _Sign:
     """A reader with its arguments; a snapshot evaluates equal signs once."""
 
-    read: Callable[..., Iterable[Citation]]
-    arguments: tuple[object, ...]
+    __slots__ = ("_hash", "arguments", "read")
+
+    def __init__(self, read: Callable[..., Iterable[Citation]], arguments: tuple[object, ...]) -> None:
+        self.read, self.arguments = read, arguments
+        # Signs are nested, and looked up often.
+        self._hash = hash((read, arguments))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sign) and (self.read, self.arguments) == (other.read, other.arguments)
 
     def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
         """Return the lines that show the sign."""
