@@ -125,7 +125,9 @@ _OTHER_LOG_KINDS: Final = frozenset(
 
 
 def _kernel_logs(snapshot: Snapshot) -> tuple[_KernelLog, ...]:
-    return tuple(log for item in snapshot.items if (log := item.view(_read_log)) is not None)
+    having = {id(item) for item in snapshot.items_with_words(_KERNEL_LOG_WORDS)}
+    items = (item for item in snapshot.items if item.kind == "kernel-log" or id(item) in having)
+    return tuple(log for item in items if (log := item.view(_read_log)) is not None)
 
 
 def _read_log(item: EvidenceItem) -> _KernelLog | None:

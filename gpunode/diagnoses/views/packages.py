@@ -128,8 +128,16 @@ _HELD_PACKAGE_NAME: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d
 def matching_packages(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
     """Return the listed packages whose name matches one of the shell ``patterns``."""
     wanted, beginnings = _compile_globs(patterns), tuple(_literal_beginning(pattern) for pattern in patterns)
+    names = snapshot.view(_listed_names)
+    if not any(f"\n{beginning}" in names for beginning in beginnings):
+        return ()
     likely = ((name, one) for name, one in snapshot.view(listed_packages).items() if name.startswith(beginnings))
     return tuple(one for name, one in likely if wanted.match(name))
+
+
+def _listed_names(snapshot: Snapshot) -> str:
+    """Return the names of the listed packages, each after a line end."""
+    return "".join(f"\n{name}" for name in snapshot.view(listed_packages))
 
 
 @cache

@@ -27,14 +27,14 @@ SAMPLE = Path(__file__).parents[3] / "gpunode/samples/debian12-gtx1080"
 JOURNAL = "journalctl -b -q --no-pager -o short-iso-precise -k -n 20000"
 ELSEWHERE = "kernel: br-0: port 2(veth1) entered forwarding state"
 LOADING = "kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module  545.23.08"
-# On 2026-11-30: 3 419, 58, 502, 5, 43 and 554. Before a line needed all words of a pattern, 6 030, 80, 502, 5, 80 and
+# On 2026-11-30: 3 419, 58, 502, 5, 42 and 298. Before a line needed all words of a pattern, 6 030, 80, 502, 5, 80 and
 # 1 041. Before the index of words, 146 520 searches, 20 501 lines and 15 texts.
 MAX_SEARCHES = 3_500
 MAX_PATTERNS = 62
 MAX_LINES_PARSED = 600
 MAX_WHOLE_TEXTS = 6
 MAX_WORDS_LOCATED = 50
-MAX_WORDS_ASKED = 600
+MAX_WORDS_ASKED = 330
 
 
 @contextmanager
