@@ -15,11 +15,10 @@ from functools import cache
 from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
-_LITERAL_TEXT: Final = r"(?:[^\\.^$*+?{\[()|]|\\\W)+"
-# Literal text, the start of a group, a bar; else one element, or a group's end, with its quantifier.
+# Literal text; else the start of a group, a bar, or an element or a group's end with its quantifier.
 _REGEX_TOKEN: Final = re.compile(
-    rf"{_LITERAL_TEXT}(?![*+?{{])|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|\|"
-    r"|(?:\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)(?:(?:[*+?]|\{\d*,?\d*\})[?+]?)?",
+    r"((?:[^\\.^$*+?{\[()|]|\\\W)+(?![*+?{]))|(\((?:\?(?:P<\w+>|:|<?[=!]|.))?|\|"
+    r"|(?:\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)(?:(?:[*+?]|\{\d*,?\d*\})[?+]?)?)",
     re.DOTALL,
 )
 # Prefixes that an expression may have instead of flags.
@@ -40,21 +39,21 @@ _WordSets: TypeAlias = tuple[tuple[str, ...], ...]
 def _required_strings(expression: str, flags: int) -> _WordSets:
     """Return the strings that the matches of ``expression`` contain; nothing if undetermined."""
     pieces = _REGEX_TOKEN.findall(expression)
-    if flags & re.VERBOSE or any(map(_UNSUPPORTED_REGEX_SYNTAX.match, pieces)):
+    if flags & re.VERBOSE or any(_UNSUPPORTED_REGEX_SYNTAX.match(piece) for _, piece in pieces):
         return ()
-    found, _ = _strings_of_group(chain(pieces, repeat(")")))
+    found, _ = _strings_of_group(chain(pieces, repeat(("", ")"))))
     # The longest is the rarest, and tried first.
     return tuple(dict.fromkeys(tuple(sorted(dict.fromkeys(words), key=len, reverse=True)) for words in found))
 
 
-def _strings_of_group(pieces: Iterator[str]) -> tuple[_WordSets, str]:
+def _strings_of_group(pieces: Iterator[tuple[str, str]]) -> tuple[_WordSets, str]:
     """Return the required strings of a group's alternatives, and the group's end with its quantifier."""
     every: list[_WordSets] = []
     best_group: _WordSets = ()
     strings, run = list[str](), ""
-    for piece in pieces:
-        if text := _literal_text(piece):
-            run += text
+    for text, piece in pieces:
+        if plain := _unescape(text) if text else _only_character(piece):
+            run += plain
             continue
         if len(run) >= _MIN_REQUIRED_STRING_LENGTH:
             strings.append(run)
@@ -72,12 +71,16 @@ def _strings_of_group(pieces: Iterator[str]) -> tuple[_WordSets, str]:
 
 
 @cache
-def _literal_text(piece: str) -> str:
-    """Return the only text that the piece matches, in lower case; empty if it may match others."""
-    if piece[0] == "[" and piece[-1] == "]" and piece[1] != "^":
-        same = set(piece[1:-1].lower())
-        return same.pop() if len(same) == 1 else ""
-    return re.sub(r"(?s)\\(.)", r"\1", piece).lower() if re.fullmatch(_LITERAL_TEXT, piece) else ""
+def _only_character(piece: str) -> str:
+    """Return the only character that a set matches, in lower case; empty for another piece or set."""
+    same = set(piece[1:-1].lower()) if piece[0] == "[" and piece[-1] == "]" and piece[1] != "^" else ()
+    return "".join(same) if len(same) == 1 else ""
+
+
+@cache
+def _unescape(text: str) -> str:
+    text = re.sub(r"(?s)\\(.)", r"\1", text) if "\\\\" in text else text.replace("\\", "")
+    return text.lower()
 
 
 def _shortest(word_sets: _WordSets) -> int:

@@ -127,10 +127,11 @@ _HELD_PACKAGE_NAME: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d
 
 def matching_packages(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
     """Return the listed packages whose name matches one of the shell ``patterns``."""
-    wanted, beginnings = _compile_globs(patterns), tuple(_literal_beginning(pattern) for pattern in patterns)
+    beginnings = tuple(_literal_beginning(pattern) for pattern in patterns)
     names = snapshot.view(_listed_names)
     if not any(f"\n{beginning}" in names for beginning in beginnings):
         return ()
+    wanted = _compile_globs(patterns)
     likely = ((name, one) for name, one in snapshot.view(listed_packages).items() if name.startswith(beginnings))
     return tuple(one for name, one in likely if wanted.match(name))
 
