@@ -7,11 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 # For nested tables and lists: code that walks them is recursive.
 _MAX_NESTING = 200
 # The parts of a dotted key, or text like it; does not match a list of addresses on one line.
@@ -24,6 +19,12 @@ def loads(text: str, parse_float: Callable[[str], Any] = float) -> dict[str, Any
     Raises:
         ValueError: the text is not TOML, or is crafted to exhaust the parser.
     """
+    # Loaded on use: doctor seldom reads TOML.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     # The parser takes quadratic time and memory in the number of a dotted key's parts.
     for found in _DOTTED_KEY_PARTS.finditer(text):
         if found[0].count(".") > _MAX_NESTING:

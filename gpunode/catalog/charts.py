@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from gpunode.catalog import tables
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import cast
 
@@ -15,6 +15,7 @@ from gpunode.catalog.releases import release
 from gpunode.facts.model import Distro
 from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
+from gpunode.values import dataclass
 
 _NVIDIA_HINT = 'take NVIDIA\'s packages: --driver-source nvidia, or source = "nvidia" under [driver]'
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,6 +41,7 @@ from gpunode.kubernetes.cluster_nodes import nodes_from_labels
 from gpunode.kubernetes.model import RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.reconcile import PlanItem, PlanItemState
 from gpunode.kubernetes.render import render_cluster
+from gpunode.values import dataclass
 from gpunode.wording import count_noun
 from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_plan import ClusterPlan, make_plan, refuse_missing_rights

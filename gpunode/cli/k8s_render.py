@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ from gpunode.kubernetes.forms import OUTPUT_FOLDERS, RENDERED_PATHS, has_header,
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG_FILE_NAME, ClusterNode, RenderedCluster, UserPodNeeds
 from gpunode.kubernetes.render import GITOPS_FORMS, RENDER_FORMS, render_cluster
 from gpunode.kubernetes.user_pod import format_user_pod
+from gpunode.values import dataclass
 from gpunode.workflow.cluster import derive_cluster_node, derive_node_name
 
 _CAPTURE_SUFFIXES: Final = (".tar.gz", ".tgz", ".json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gpunode.change import Change, short_unit_name
@@ -31,6 +31,7 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, find_runtime
 from gpunode.runtimes.model import INSTALLED_TOOLKIT_PROGRAM, TOOLKIT_PROGRAM_NAME, EditMode
 from gpunode.steps.runtime import refuse_missing_default_program
+from gpunode.values import dataclass
 from gpunode.wording import join_with_and
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import ConfigStatus, CtkVerb, EditResult

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.cli.envelope import Envelope
@@ -17,6 +16,7 @@ from gpunode.errors import UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
+from gpunode.values import dataclass
 from gpunode.workflow import edits
 from gpunode.workflow.edits import CtkPlan, preview_contents
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal, TypeAlias, TypeVar, cast, get_args
 
 from gpunode.diagnoses.model import Diagnosis, Finding
@@ -12,6 +12,7 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.stack import LayerState
 from gpunode.diagnoses.traits import GPU_COUNT_TRAIT_NAME, TRAITS, Reason, Trait, TraitSource, TraitWeight, gpu_slots
 from gpunode.diagnoses.views import pci
+from gpunode.values import dataclass
 
 # Traits behind most faults. Two nodes that show less than half of them cannot be called equal.
 _CORE_TRAIT_KINDS: Final = ("devices", "driver", "kernel", "modules", "packages")

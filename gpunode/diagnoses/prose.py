@@ -147,9 +147,9 @@ _OTHER_LANGUAGE_WORD: Final = (
     r"|ning[uú]na?|hay|es|en|el|nuestr[oa]s?|che|della|sono|non(?!-)|mai|nessun\w*|abbiamo|n[aã]o|uma?|nenhum\w*|temos"
     r"|nosso)\b"
 )
-_OTHER_LANGUAGE: Final = Pattern(
-    rf"(?i)(?:{_OTHER_LANGUAGE_WORD}[^\n]*?){{2}}|(?:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af][^\n]*?){{4}}"
-)
+# Without regard to case, re would compile each of the thirty thousand characters.
+_OTHER_LETTER: Final = r"(?-i:[\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
+_OTHER_LANGUAGE: Final = Pattern(rf"(?i)(?:{_OTHER_LANGUAGE_WORD}[^\n]*?){{2}}|(?:{_OTHER_LETTER}[^\n]*?){{4}}")
 _FIRST_PERSON_WORDS: Final = Pattern(
     r"\bI(?:['’](?:m|ve|d|ll)\b| (?:am|have|had|do|did|don['’]t|didn['’]t|got|get|see|saw|run|ran|think|was|use|tried"
     r"|want|need|can|can['’]t|cannot|could|never|just|also|only|would|will|know|found|installed|heard|read|fear|believe|guess"
@@ -287,7 +287,7 @@ def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tup
 
 def _disclaimed_keys(snapshot: Snapshot) -> frozenset[str]:
     """Return the keys of the pasted pieces that the last line of the piece above disclaims."""
-    texts = [item for item in snapshot.items if item.lines]
+    texts = [item for item in snapshot.items if item.text]
     return frozenset(
         below.key
         for above, below in pairwise(texts)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from math import log, sqrt
+from pathlib import Path
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 _REPORT_WORD: Final = Pattern(r"[A-Za-z][A-Za-z_+-]{2,30}")
 # The beginning of a long text characterizes it; a whole journal contains every word.
@@ -41,19 +41,25 @@ def extract_words(texts: Iterable[str]) -> frozenset[str]:
 
 def parse_report_words(text: str) -> ReportWords:
     """Parse one line per cause: ``cause:reports``, then ``word:count``, or ``word`` for a count of 1."""
-    rows = [[_parse_count(word) for word in line.split()] for line in text.splitlines()]
-    return ReportWords({row[0][0]: row[0][1] for row in rows}, {row[0][0]: dict(row[1:]) for row in rows})
+    rows = [line.split() for line in text.splitlines()]
+    reports = {cause: int(count) for row in rows for cause, _, count in [row[0].partition(":")]}
+    return ReportWords(reports, dict(zip(reports, (_parse_counts(row[1:]) for row in rows), strict=True)))
 
 
-def _parse_count(written: str) -> tuple[str, int]:
-    word, _, count = written.partition(":")
-    return word, int(count or 1)
+def _parse_counts(written: list[str]) -> Mapping[str, int]:
+    counts = dict.fromkeys(written, 1)
+    for one in written:
+        if ":" in one:
+            word, _, count = one.partition(":")
+            counts[word] = int(count)
+            del counts[one]
+    return counts
 
 
 @cache
 def shipped_words() -> ReportWords:
     """Return the counts of the project's report collection."""
-    return parse_report_words((files("gpunode.diagnoses") / "report_words.txt").read_text())
+    return parse_report_words(Path(__file__).with_name("report_words.txt").read_text("utf-8"))
 
 
 def score_causes(report_words: ReportWords, evidence_words: frozenset[str]) -> Mapping[str, float]:

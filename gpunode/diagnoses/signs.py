@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
@@ -25,12 +24,21 @@ _TABLE_KINDS: frozenset[SourceKind] = frozenset({"packages", "lsmod", "lspci", "
 CitationReader: TypeAlias = Callable[[Snapshot], Iterable[Citation]]
 
 
-@dataclass(frozen=True, slots=True)
 class _Sign:
     """A reader with its arguments; a snapshot evaluates equal signs once."""
 
-    read: Callable[..., Iterable[Citation]]
-    arguments: tuple[object, ...]
+    __slots__ = ("_hash", "arguments", "read")
+
+    def __init__(self, read: Callable[..., Iterable[Citation]], arguments: tuple[object, ...]) -> None:
+        self.read, self.arguments = read, arguments
+        # Signs are nested, and looked up often.
+        self._hash = hash((read, arguments))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sign) and (self.read, self.arguments) == (other.read, other.arguments)
 
     def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
         """Return the lines that show the sign."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
@@ -25,6 +25,7 @@ from gpunode.facts.items import EvidenceItem, split_items
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
+from gpunode.values import dataclass
 
 T = TypeVar("T")
 
@@ -151,11 +152,14 @@ class Snapshot:
 
     def lacks_words(self, pattern: Pattern) -> bool:
         """Return whether every word that a match of ``pattern`` requires is absent from all evidence."""
-        vocabulary = self.view(_vocabulary)
-        for word in pattern.words:  # a loop, because this runs thousands of times per node
-            if not vocabulary.lacks(word):
+        lacks = self.view(_vocabulary).lacks
+        for words in pattern.word_sets:  # loops, because this runs thousands of times per node
+            for word in words:
+                if lacks(word):
+                    break
+            else:
                 return False
-        return bool(pattern.words)
+        return bool(pattern.word_sets)
 
 
 def _vocabulary(snapshot: Snapshot) -> Vocabulary:
@@ -231,8 +235,8 @@ def _first_line_of_wrapped(item: EvidenceItem, pattern: Pattern) -> int:
 
 
 def _matches_by_line(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
-    """Yield the first match of ``pattern`` in each line that has one of its words; every match if it has no words."""
-    if not pattern.words or not pattern.is_line_based:
+    """Yield the first match of ``pattern`` in each line that has its words; every match if it has no words."""
+    if not pattern.word_sets or not pattern.is_line_based:
         yield from find_all(item, pattern)
         return
     for start in item.view(LineIndex).candidate_line_starts(pattern):
@@ -247,10 +251,9 @@ def _search_joined(item: EvidenceItem, pattern: Pattern) -> re.Match[str] | None
 
 def find_all(item: EvidenceItem, pattern: Pattern) -> Iterator[re.Match[str]]:
     """Yield the matches of ``pattern`` in the text of ``item``; line by line unless the pattern may span lines."""
-    if not pattern.words or not (starts := item.view(LineIndex).candidate_line_starts(pattern)):
-        return iter(()) if pattern.words else pattern.finditer(item.text)
-    if pattern.may_span_lines:
-        return pattern.finditer(item.text)
+    if not pattern.word_sets or pattern.may_span_lines:
+        return pattern.finditer(item.text) if pattern.may_match(item.lowered) else iter(())
+    starts = item.view(LineIndex).candidate_line_starts(pattern)
     return (match for start in starts for match in pattern.finditer(item.text, start, _line_end(item, start)))
 
 

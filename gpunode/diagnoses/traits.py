@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import StackLayer
@@ -22,6 +21,7 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import MODULE_FILE_PROBE_KEYS
 from gpunode.toml import loads
+from gpunode.values import dataclass
 
 # likely: often breaks GPU nodes by itself. possible: can break them. background: rarely explains a fault.
 TraitWeight: TypeAlias = Literal["likely", "possible", "background"]

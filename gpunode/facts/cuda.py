@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpunode.facts.evidence import Capture
 from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require_typed
+from gpunode.values import dataclass
 
 CUDA_ANSWER_SCHEMA_VERSION = 1
 

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any, Final, TypeVar, cast
@@ -23,6 +23,7 @@ from gpunode.facts.sources import (
     identify_source,
     program_name,
 )
+from gpunode.values import dataclass
 
 T = TypeVar("T")
 
@@ -122,7 +123,12 @@ class EvidenceItem:
     @property
     def is_package_record(self) -> bool:
         """True for a package manager's database or log: the longest texts, with only names, states and versions."""
-        return self.subject in _PACKAGE_TABLE_FILES or "/dpkg.log" in self.subject
+        return self.is_package_database or "/dpkg.log" in self.subject
+
+    @property
+    def is_package_database(self) -> bool:
+        """True for a package manager's database, which is never searched for words: it describes all packages."""
+        return self.subject in _PACKAGE_TABLE_FILES
 
     @property
     def was_answered(self) -> bool:

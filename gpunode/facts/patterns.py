@@ -11,17 +11,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from functools import cache
+from itertools import chain, repeat
+from typing import Any, Final, TypeAlias
 
-# Plain characters, an escape, a character set, the start of a group, a quantifier; else one character.
+# Literal text; else the start of a group, a bar, or an element or a group's end with its quantifier.
 _REGEX_TOKEN: Final = re.compile(
-    r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
-    r"|\{\d*,?\d*\}[?+]?|.",
+    r"((?:[^\\.^$*+?{\[()|]|\\\W)+(?![*+?{]))|(\((?:\?(?:P<\w+>|:|<?[=!]|.))?|\|"
+    r"|(?:\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)(?:(?:[*+?]|\{\d*,?\d*\})[?+]?)?)",
     re.DOTALL,
 )
 # Prefixes that an expression may have instead of flags.
 _FLAGS_BY_REGEX_PREFIX: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
-_REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
 # Characters given by number, and inline flags.
 _UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
 # Compiled on use: only doctor needs it.
@@ -31,62 +32,66 @@ _NEGATED_CHARACTER_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 _MIN_REQUIRED_STRING_LENGTH: Final = 3
 
 
-def _required_strings(expression: str, flags: int) -> frozenset[str]:
-    """Return lower-case strings, one of which every match of ``expression`` contains; none if undetermined."""
+# Lower-case strings for each alternative of an expression: every match contains all strings of one of these.
+_WordSets: TypeAlias = tuple[tuple[str, ...], ...]
+
+
+def _required_strings(expression: str, flags: int) -> _WordSets:
+    """Return the strings that the matches of ``expression`` contain; nothing if undetermined."""
     pieces = _REGEX_TOKEN.findall(expression)
-    return (
-        frozenset()
-        if flags & re.VERBOSE or any(map(_UNSUPPORTED_REGEX_SYNTAX.match, pieces))
-        else _strings_of_alternatives(pieces[::-1])
-    )
+    if flags & re.VERBOSE or any(_UNSUPPORTED_REGEX_SYNTAX.match(piece) for _, piece in pieces):
+        return ()
+    found, _ = _strings_of_group(chain(pieces, repeat(("", ")"))))
+    # The longest is the rarest, and tried first.
+    return tuple(dict.fromkeys(tuple(sorted(dict.fromkeys(words), key=len, reverse=True)) for words in found))
 
 
-def _strings_of_alternatives(rest: list[str]) -> frozenset[str]:
-    """Return the required strings of a group's alternatives, which are popped from the end of ``rest``."""
-    every: list[frozenset[str]] = []
-    best, run = frozenset[str](), ""
-    while True:
-        piece = rest.pop() if rest else ")"
-        group = _strings_of_alternatives(rest) if piece[0] == "(" else frozenset()
-        repeats = rest[-1][0] if rest and rest[-1][0] in "*+?{" else ""
-        if not repeats and (plain := _literal_text(piece)):
+def _strings_of_group(pieces: Iterator[tuple[str, str]]) -> tuple[_WordSets, str]:
+    """Return the required strings of a group's alternatives, and the group's end with its quantifier."""
+    every: list[_WordSets] = []
+    best_group: _WordSets = ()
+    strings, run = list[str](), ""
+    for text, piece in pieces:
+        if plain := _unescape(text) if text else _only_character(piece):
             run += plain
             continue
-        if len(run) > _shortest_length(best):
-            best = frozenset({run})
+        if len(run) >= _MIN_REQUIRED_STRING_LENGTH:
+            strings.append(run)
         run = ""
-        if (
-            group
-            and repeats in {"", "+"}
-            and piece[-1] not in "=!"
-            and _shortest_length(group) > _shortest_length(best)
-        ):
-            best = group
-        if piece in {"|", ")"}:
-            every.append(best if _shortest_length(best) >= _MIN_REQUIRED_STRING_LENGTH else frozenset())
-            best = frozenset()
-        if piece == ")":
-            return frozenset[str]().union(*every) if all(every) else frozenset()
+        if piece[0] == "(":
+            group, end = _strings_of_group(pieces)
+            if group and end[1:2] in {"", "+"} and piece[-1] not in "=!":
+                best_group = max(best_group, group, key=_shortest) if best_group else group
+        elif piece[0] in "|)":
+            every.append(tuple((*words, *strings) for words in best_group or ((),) if words or strings))
+            strings, best_group = [], ()
+            if piece[0] == ")":
+                return (tuple(chain.from_iterable(every)) if all(every) else ()), piece
+    raise AssertionError("the pieces never end")
 
 
-def _literal_text(piece: str) -> str:
-    """Return the only text that the piece matches, in lower case; empty if it may match others."""
-    if piece[0] == "\\":
-        return "" if piece[1].isalnum() else piece[1]
-    if piece[0] == "[" and piece[1:2] != "^":
-        same = set(piece[1:-1].lower())
-        return same.pop() if len(same) == 1 else ""
-    return "" if piece[0] in _REGEX_SPECIAL_CHARACTERS else piece.lower()
+@cache
+def _only_character(piece: str) -> str:
+    """Return the only character that a set matches, in lower case; empty for another piece or set."""
+    same = set(piece[1:-1].lower()) if piece[0] == "[" and piece[-1] == "]" and piece[1] != "^" else ()
+    return "".join(same) if len(same) == 1 else ""
 
 
-def _shortest_length(words: frozenset[str]) -> int:
-    return min(map(len, words), default=0)
+@cache
+def _unescape(text: str) -> str:
+    text = re.sub(r"(?s)\\(.)", r"\1", text) if "\\\\" in text else text.replace("\\", "")
+    return text.lower()
+
+
+def _shortest(word_sets: _WordSets) -> int:
+    """Return the number of letters that the least telling set has in its longest string."""
+    return min((max(map(len, words)) for words in word_sets), default=0)
 
 
 class Pattern:
     """A regular expression over text, with the methods of ``re.Pattern``."""
 
-    __slots__ = ("_compiled", "_is_line_based", "_may_span_lines", "_words", "flags", "pattern")
+    __slots__ = ("_compiled", "_is_line_based", "_may_span_lines", "_word_sets", "flags", "pattern")
 
     def __init__(self, pattern: str, flags: int = 0) -> None:
         head, _, rest = pattern.partition(")")
@@ -95,7 +100,7 @@ class Pattern:
         self._compiled: re.Pattern[str] | None = None
         self._is_line_based: bool | None = None
         self._may_span_lines: bool | None = None
-        self._words: frozenset[str] | None = None
+        self._word_sets: _WordSets | None = None
 
     def __repr__(self) -> str:
         return f"Pattern({self.pattern!r}, {self.flags})"
@@ -111,12 +116,16 @@ class Pattern:
             self._compiled = re.compile(self.pattern, self.flags)
         return self._compiled
 
+    def _compile_for(self, text: str) -> re.Pattern[str] | None:
+        """Return the compiled expression; None if ``text`` shows that it need not be compiled."""
+        return self.compiled if self.may_match(text.lower()) else None
+
     @property
-    def words(self) -> frozenset[str]:
-        """Strings, one of which every match contains, in any case; none if undetermined."""
-        if self._words is None:
-            self._words = _required_strings(self.pattern, self.flags)
-        return self._words
+    def word_sets(self) -> _WordSets:
+        """Sets of strings; every match contains all strings of one set, in any case. None if undetermined."""
+        if self._word_sets is None:
+            self._word_sets = _required_strings(self.pattern, self.flags)
+        return self._word_sets
 
     @property
     def is_line_based(self) -> bool:
@@ -139,27 +148,34 @@ class Pattern:
 
     def may_match(self, lowered: str) -> bool:
         """Return False if it cannot match the text whose lower case is ``lowered``."""
-        words = self.words
-        for word in words:  # a loop: called tens of thousands of times per node
-            if word in lowered:
+        word_sets = self.word_sets
+        for words in word_sets:  # loops: called tens of thousands of times per node
+            for word in words:
+                if word not in lowered:
+                    break
+            else:
                 return True
-        return not words
+        return not word_sets
 
     def search(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         """Return the first match."""
-        return (self._compiled or self.compiled).search(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled and compiled.search(text, start, end)
 
     def match(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         """Return the match at ``start``."""
-        return (self._compiled or self.compiled).match(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled and compiled.match(text, start, end)
 
     def fullmatch(self, text: str, start: int = 0, end: int = sys.maxsize) -> re.Match[str] | None:
         """Return the match of the whole text between ``start`` and ``end``."""
-        return (self._compiled or self.compiled).fullmatch(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled and compiled.fullmatch(text, start, end)
 
     def finditer(self, text: str, start: int = 0, end: int = sys.maxsize) -> Iterator[re.Match[str]]:
         """Yield every match, in order."""
-        return (self._compiled or self.compiled).finditer(text, start, end)
+        compiled = self._compiled or self._compile_for(text[start:end])
+        return compiled.finditer(text, start, end) if compiled else iter(())
 
     def findall(self, text: str) -> list[Any]:
         """Return the matched texts, or their groups."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 SourceKind: TypeAlias = Literal[
     "kernel-log",  # dmesg, journalctl -k, kern.log
@@ -366,6 +367,7 @@ _SHELL_PROMPT: Final = Pattern(
 )
 # "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
 _LABEL_PREFIX: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
+_PLAIN_PATH: Final = Pattern(r"/[\w./*@+:,-]+")
 _REMARK_IN_PARENTHESES: Final = Pattern(r"(?<=\S)\s*\(([^()]*)\)\s*$")
 _EXCERPT_WORDS: Final = Pattern(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
@@ -455,6 +457,8 @@ _MAX_LINES_ABOVE_TABLE: Final = 2
 @lru_cache(maxsize=1024)
 def _parse_description(source: str) -> tuple[tuple[Source, ...], SourcePlace, bool]:
     """Return the sources named in ``source``, the place, and whether remarks call it an excerpt."""
+    if _PLAIN_PATH.fullmatch(source) and "bin/" not in source:  # nine tenths of gpunode's own
+        return _as_tuple(_source_of_path(source)), "host", False
     where: SourcePlace = "host"
     is_part = False
     source = _SHELL_PROMPT.sub("", source)
@@ -486,7 +490,9 @@ def _source_of_label(source: str) -> Source | None:
 
 
 def _file_source(path: str) -> Source:
-    row = next((row for row in _SOURCE_KIND_ROWS if row.path and row.path.search(path)), None)
+    lowered = path.lower()
+    rows = (row for row in _SOURCE_KIND_ROWS if row.path and row.path.may_match(lowered))
+    row = next((row for row in rows if row.path and row.path.search(path)), None)
     kind: SourceKind = row.kind if row else "file"
     subject = "nvidia-fabricmanager.service" if kind == "unit-log" else path
     return Source(kind, subject, where="container" if kind == "kubernetes-log" else "host")

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 from urllib.parse import urlsplit
@@ -54,6 +54,7 @@ from gpunode.packages.deb.transactions import (
 from gpunode.packages.simulation import Simulation, differences_from_plan
 from gpunode.packages.system import list_versions
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.values import dataclass
 
 _QUERY_TIMEOUT_S = 120.0
 _REFRESH_TIMEOUT_S = 1800.0

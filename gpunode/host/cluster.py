@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,6 +27,7 @@ from gpunode.host.kubectl import (
     version_skew_warning,
 )
 from gpunode.host.process import FinishedCommand, Runner
+from gpunode.values import dataclass
 
 Body: TypeAlias = Mapping[str, Any]
 

@@ -15,12 +15,12 @@ import re
 import secrets
 import tarfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from gpunode.host.ownership import explain_writable_by_others
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.host.process import FinishedCommand, Runner

@@ -7,7 +7,6 @@ Nodes".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.command import command, gpunode
@@ -16,6 +15,7 @@ from gpunode.facts.helm import HelmRelease
 from gpunode.kubernetes.model import Body, RenderedCluster
 from gpunode.kubernetes.owned import is_labelled, object_title, owned_fields
 from gpunode.kubernetes.reconcile import FIELD_MANAGER, ObjectKey, find_release_of_chart, object_key
+from gpunode.values import dataclass
 
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
 # Keys are the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;

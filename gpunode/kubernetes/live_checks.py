@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gpunode.check import Check
@@ -14,6 +14,7 @@ from gpunode.kubernetes.model import GPU_PRESENT_LABEL, Body, ChartRelease, Clus
 from gpunode.kubernetes.objects import make_tolerations
 from gpunode.kubernetes.pods import PodProblem, find_problem, find_refused_pods, format_taint, tolerates
 from gpunode.recipe.kubernetes import Kubernetes, Stack
+from gpunode.values import dataclass
 from gpunode.wording import count_noun
 
 # Returns the check of a node's container runtime if the node is this machine.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeAlias
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.model import KubeletKind, KubernetesProvider
 from gpunode.recipe.kubernetes import GPU_PRESENT_LABEL as GPU_PRESENT_LABEL
 from gpunode.recipe.kubernetes import ArgoCd, Flux
+from gpunode.values import dataclass
 
 # An object of a cluster, in the API server's JSON form.
 Body: TypeAlias = Mapping[str, Any]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gpunode.command import command
 from gpunode.kubernetes.model import Body
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode import yaml
@@ -25,6 +25,7 @@ from gpunode.kubernetes.model import (
 )
 from gpunode.kubernetes.owned import co_owners, is_applied_client_side, other_managers, owned_fields
 from gpunode.kubernetes.pods import PodProblem, format_taint
+from gpunode.values import dataclass
 
 FIELD_MANAGER: Final = "gpunode"
 _OWN_FIELD_MANAGERS: Final = (FIELD_MANAGER, LABELS_FIELD_MANAGER)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gpunode.catalog import mig
@@ -16,6 +15,7 @@ from gpunode.errors import Refused
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe import GpuDirect, Recipe
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
+from gpunode.values import dataclass
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 # The device plugin's MIG resources with strategy mixed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import combinations
 from typing import Any, Final, Literal, TypeAlias
@@ -16,6 +16,7 @@ from gpunode.kubernetes.live_checks import read_resource
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedObject
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
+from gpunode.values import dataclass
 from gpunode.wording import join_names
 
 # What a pod tests besides a correct sum: a MIG instance, HAMi's memory limit, or a GPU shared with another pod.

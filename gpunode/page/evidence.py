@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -14,6 +13,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.page.markup import Markup, tag
 from gpunode.page.words import count
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.values import dataclass
 
 CONTEXT_LINE_COUNT: Final = 3
 _LONGEST_LINE: Final = 600

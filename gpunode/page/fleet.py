@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses.model import STACK_LAYERS
@@ -35,6 +34,7 @@ from gpunode.page.words import (
     group_digits,
     node_name,
 )
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.model import StackLayer

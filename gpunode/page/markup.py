@@ -11,8 +11,9 @@ import pkgutil
 import re
 from base64 import b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from gpunode.values import dataclass
 
 _TERMINAL_COLOUR_CODE: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
 _PRINTABLE_ASCII: Final = re.compile(r"[\x20-\x7e\n]*")

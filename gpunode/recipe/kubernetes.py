@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from gpunode.errors import Refused
 from gpunode.recipe import KeySpec
+from gpunode.values import dataclass
 
 Stack: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "none"]
 SharingMode: TypeAlias = Literal["none", "time-slicing", "mps"]

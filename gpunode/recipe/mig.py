@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gpunode import yaml
 from gpunode.errors import MigFileError
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from yaml import Node

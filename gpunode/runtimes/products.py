@@ -29,7 +29,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from gpunode.errors import Refused
@@ -37,6 +37,7 @@ from gpunode.facts.model import Facts, Kubelet, known
 from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.containerd_files import ConfigFile, first_merging_version, imports_matching, parse_config
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Removal, Runtime
+from gpunode.values import dataclass
 
 _DROP_IN_FILE_NAME: Final = "99-nvidia.toml"
 # What k3s registers by itself: each handler with the program that k3s looks for.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gpunode import merging
@@ -29,6 +29,7 @@ from gpunode.runtimes.documents import (
     with_value,
 )
 from gpunode.runtimes.model import Edit
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

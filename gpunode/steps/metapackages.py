@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from gpunode.catalog.conflicts import is_cuda_metapackage, purge_reason
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Facts, Unknown, known
 from gpunode.package_id import PackageId
 from gpunode.steps.installed_driver import installed_driver_packages, is_at_version, plan_manual_marks
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

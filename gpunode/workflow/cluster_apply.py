@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, Final, TypeAlias
@@ -32,6 +31,7 @@ from gpunode.kubernetes.reconcile import (
     own_taint,
     without_taints,
 )
+from gpunode.values import dataclass
 from gpunode.workflow.cluster_plan import ClusterPlan, conflict_error
 from gpunode.workflow.cluster_workloads import ReadinessWait, describe_namespace_contents, poll_deletions
 from gpunode.workflow.events import Applied, Applying, Observer

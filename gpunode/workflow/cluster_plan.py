@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from gpunode.command import command, gpunode
@@ -41,6 +41,7 @@ from gpunode.kubernetes.reconcile import (
 )
 from gpunode.kubernetes.render import RenderForm
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow.cluster_workloads import explain_unready, find_unready_releases, is_unchanged_workload
 

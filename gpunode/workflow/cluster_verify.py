@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gpunode.check import Check
@@ -39,6 +39,7 @@ from gpunode.kubernetes.trials import (
 from gpunode.kubernetes.user_pod import with_common_cdi_choice
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
+from gpunode.values import dataclass
 from gpunode.workflow.cluster_plan import refuse_other_cluster
 from gpunode.workflow.cluster_workloads import poll_deletions
 from gpunode.workflow.verify import VerifyReport

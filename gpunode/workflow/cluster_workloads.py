@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
@@ -20,6 +20,7 @@ from gpunode.kubernetes.model import Body, ChartRelease
 from gpunode.kubernetes.owned import explain_deletion, object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
+from gpunode.values import dataclass
 
 _POLL_INTERVAL_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from gpunode.change import RuntimeExpectation
@@ -15,6 +15,7 @@ from gpunode.host.runtime import list_differences
 from gpunode.journal.store import Store
 from gpunode.runtimes import ObservedConfig, Runtime
 from gpunode.steps.runtime import plan_reread
+from gpunode.values import dataclass
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
 from gpunode.workflow.disruption import DOCKER_UNREACHABLE_ERROR, refuse_running_containers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
@@ -38,6 +38,7 @@ from gpunode.runtimes.reversal import changed_handlers, removes_handler
 from gpunode.runtimes.toolkit import Setting, ToolkitHost
 from gpunode.steps import cdi, runtime
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, MissingProgram, RuntimeTarget, missing_program, plan_edits
+from gpunode.values import dataclass
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import probe_with_kubelet, survey, with_file_manager_notes
 from gpunode.workflow.undo import RestoredFile, recorded_edit, restore_file, revert_change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -31,6 +31,7 @@ from gpunode.host.capture import CaptureHost
 from gpunode.outcome import Blocked, Refusal
 from gpunode.recipe import Recipe
 from gpunode.redaction.evidence import redact, redact_recursively
+from gpunode.values import dataclass
 from gpunode.workflow import parallel_jobs
 from gpunode.workflow.doctor import Examination, Verdict, diagnose_evidence
 from gpunode.workflow.plan import plan

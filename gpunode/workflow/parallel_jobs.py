@@ -15,12 +15,12 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from gpunode.errors import GpunodeError
+from gpunode.values import dataclass
 
 # A report takes a fraction of a second and some 10 MB; the largest that is accepted (256 MiB) takes somewhat more.
 _MAX_JOB_MEMORY_BYTES: Final = 3 << 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpunode.check import Check
 from gpunode.facts.evidence import Evidence
@@ -12,6 +12,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.runtimes import find_runtime
+from gpunode.values import dataclass
 from gpunode.workflow.converge import project_stage
 from gpunode.workflow.events import Observer, ignore_event
 from gpunode.workflow.rollback import RollbackResult, plan_rollback, rollback

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from dataclasses import field, replace
 from typing import Any
 
@@ -42,12 +43,44 @@ def test_value_cannot_be_changed_but_replaced() -> None:
     assert not hasattr(Point(1), "__dict__")
 
 
-def test_value_class_compiles_fewer_methods_than_the_standard_one() -> None:
-    def compiled(made: type) -> set[str]:
-        return {
-            name
-            for name, one in vars(made).items()
-            if getattr(getattr(one, "__code__", None), "co_filename", "") == "<string>"
-        }
+def test_value_class_compiles_only_its_initializer_when_first_created() -> None:
+    @values.dataclass(frozen=True, slots=True)
+    class Unused:
+        x: int
 
-    assert compiled(OtherPoint) == {"__init__", "__setattr__", "__delattr__"}
+    def compiled() -> set[str]:
+        methods = {name: getattr(one, "__code__", None) for name, one in vars(Unused).items()}
+        return {name for name, code in methods.items() if code and code.co_filename == "<string>"}
+
+    assert compiled() == set()
+    Unused(1)
+    assert compiled() == {"__init__"}
+
+
+@values.dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    must: int
+    seen: dict[str, int] = field(default_factory=dict, init=False)
+    may: int = 1
+
+
+@values.dataclass(frozen=True, slots=True)
+class Longer(Point):
+    last: int = field(default=9, kw_only=True)
+    more: int = 8
+
+
+def test_value_takes_the_arguments_that_the_standard_dataclass_does() -> None:
+    assert (Named(must=2).must, Named(must=2).seen, Named(must=2, may=3).may) == (2, {}, 3)
+    assert Named(must=2).seen is not Named(must=2).seen
+    assert Longer(1, 2, "", {}, 5, last=6) == replace(Longer(1), y=2, more=5, last=6)
+    wrong: list[Any] = [lambda: Named(1), Named, lambda: Longer(1, 2, "", {}, 5, 6), lambda: Point(1, z=2)]  # type: ignore[call-arg]
+    for create in wrong:
+        with pytest.raises(TypeError):
+            create()
+
+
+def test_value_can_be_pickled_but_not_stripped_of_a_field() -> None:
+    assert pickle.loads(pickle.dumps(Longer(1, last=3))) == Longer(1, last=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del Point(1).x

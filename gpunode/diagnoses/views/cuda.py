@@ -196,14 +196,17 @@ def _parse_libraries(item: EvidenceItem) -> Iterator[LoadedLibrary]:
 
 def extra_loader_folders(snapshot: Snapshot) -> tuple[LoaderFolder, ...]:
     """Return the folders in LD_LIBRARY_PATH and /etc/ld.so.conf.d other than the loader's defaults."""
-    return tuple(folder for item in snapshot.items if item.outcome == "ok" for folder in _parse_folders(item))
+    having = {id(item) for item in snapshot.items_with_words(_LOADER_VARIABLE)}
+    items = (item for item in snapshot.items if item.outcome == "ok")
+    return tuple(folder for item in items for folder in _parse_folders(item, has_variable=id(item) in having))
 
 
-def _parse_folders(item: EvidenceItem) -> Iterator[LoaderFolder]:
+def _parse_folders(item: EvidenceItem, *, has_variable: bool) -> Iterator[LoaderFolder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
     # In other text only lines that name the variable matter.
-    starts = () if echoes or is_conf else item.view(LineIndex).candidate_line_starts(_LOADER_VARIABLE)
+    by_line = has_variable and not (echoes or is_conf)
+    starts = item.view(LineIndex).candidate_line_starts(_LOADER_VARIABLE) if by_line else ()
     named = (item.line_number_at(start) for start in starts)
     for number in range(1, len(item.lines) + 1) if echoes or is_conf else named:
         line = item.lines[number - 1]

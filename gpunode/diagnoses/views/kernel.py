@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.boots import strip_grep_prefix
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 # boot: seconds since boot. zoned: a date with its time zone. local: without one. yearless: without year and zone.
 _StampForm: TypeAlias = Literal["boot", "zoned", "local", "yearless"]
@@ -124,7 +125,9 @@ _OTHER_LOG_KINDS: Final = frozenset(
 
 
 def _kernel_logs(snapshot: Snapshot) -> tuple[_KernelLog, ...]:
-    return tuple(log for item in snapshot.items if (log := item.view(_read_log)) is not None)
+    having = {id(item) for item in snapshot.items_with_words(_KERNEL_LOG_WORDS)}
+    items = (item for item in snapshot.items if item.kind == "kernel-log" or id(item) in having)
+    return tuple(log for item in items if (log := item.view(_read_log)) is not None)
 
 
 def _read_log(item: EvidenceItem) -> _KernelLog | None:
@@ -185,17 +188,17 @@ class _KernelLog:
         found = (message for message in self._messages_around([number]) if message.citation.line_number == number)
         return next(found, None)
 
-    def messages_with_words(self, patterns: Iterable[Pattern]) -> Iterable[Message]:
-        """Return the messages that contain a word of ``patterns``, and some others, in their order."""
+    def messages_with_words(self, patterns: Sequence[Pattern]) -> Iterable[Message]:
+        """Return the messages that contain the words of one of ``patterns``, and some others, in their order."""
         starts = set[int]()
         for pattern in patterns:
-            if not pattern.words:
+            if not pattern.word_sets:
                 return self.messages()
             starts.update(self._item.view(LineIndex).candidate_line_starts(pattern))
-        words = [word for pattern in patterns for word in pattern.words]
         found = list(self._messages_around(map(self._item.line_number_at, starts)))
         # A word may be split where a message was wrapped.
-        found += (message for message in self.joined_messages if any(word in message.text.lower() for word in words))
+        joined = ((message, message.text.lower()) for message in self.joined_messages)
+        found += (message for message, lowered in joined if any(one.may_match(lowered) for one in patterns))
         # By line, because a message's hash takes long.
         by_line = {message.citation.line_number or 0: message for message in found}
         return (by_line[number] for number in sorted(by_line))

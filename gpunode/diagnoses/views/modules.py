@@ -224,7 +224,7 @@ def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
             yield InstalledModule(one.kernel, place, one.version, cite_fact(one.path, "it is there", known.probe))
     running = running_or_searched_kernel(snapshot)
     for item in snapshot.items_of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
-        if item.outcome == "ok":
+        if item.outcome == "ok" and "nvidia" in item.text and not item.is_package_record:
             yield from _module_files_in_listing(item, running)
     for row in snapshot.view(driver_dkms_rows):
         if row.state == "installed" and row.kernel:

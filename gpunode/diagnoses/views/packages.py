@@ -10,7 +10,7 @@ from typing import Final
 
 from gpunode.catalog import conflicts
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_all
+from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -127,9 +127,18 @@ _HELD_PACKAGE_NAME: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d
 
 def matching_packages(snapshot: Snapshot, *patterns: str) -> tuple[Package, ...]:
     """Return the listed packages whose name matches one of the shell ``patterns``."""
-    wanted, beginnings = _compile_globs(patterns), tuple(_literal_beginning(pattern) for pattern in patterns)
+    beginnings = tuple(_literal_beginning(pattern) for pattern in patterns)
+    names = snapshot.view(_listed_names)
+    if not any(f"\n{beginning}" in names for beginning in beginnings):
+        return ()
+    wanted = _compile_globs(patterns)
     likely = ((name, one) for name, one in snapshot.view(listed_packages).items() if name.startswith(beginnings))
     return tuple(one for name, one in likely if wanted.match(name))
+
+
+def _listed_names(snapshot: Snapshot) -> str:
+    """Return the names of the listed packages, each after a line end."""
+    return "".join(f"\n{name}" for name in snapshot.view(listed_packages))
 
 
 @cache
@@ -175,8 +184,7 @@ def _find_packages(snapshot: Snapshot) -> Iterator[Package]:
 
 
 _UNFINISHED_STATUS_LINE: Final = Pattern(
-    # A set, not a space, so that the rare states are looked up instead of the word "Status".
-    r"(?m)^Status:[ \t](?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$"
+    r"(?m)^Status: (?P<want>\w)\w* \w+ (?P<state>unpacked|half-configured|half-installed)$"
 )
 _DPKG_STATE_LETTERS: Final = {"unpacked": "U", "half-configured": "F", "half-installed": "H"}
 _NAME_OR_VERSION_FIELD: Final = Pattern(r"(?m)^(?P<name>Package|Version): (?P<value>\S+)$")
@@ -185,9 +193,10 @@ _NAME_OR_VERSION_FIELD: Final = Pattern(r"(?m)^(?P<name>Package|Version): (?P<va
 def _unfinished_packages(snapshot: Snapshot) -> Iterator[Package]:
     """Yield the packages whose installation is unfinished according to dpkg's status file."""
     status = snapshot.file("/var/lib/dpkg/status")
-    if status is None:
+    # The file is long, and each of its paragraphs has a status.
+    if status is None or not any(f" {state}\n" in f"{status.text}\n" for state in _DPKG_STATE_LETTERS):
         return
-    for match in find_all(status, _UNFINISHED_STATUS_LINE):
+    for match in _UNFINISHED_STATUS_LINE.finditer(status.text):
         start = status.text.rfind("\n\n", 0, match.start())
         end = status.text.find("\n\n", match.end())
         stanza = status.text[max(start, 0) : end if end > 0 else None]

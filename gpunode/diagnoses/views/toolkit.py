@@ -144,7 +144,7 @@ def find_program(snapshot: Snapshot, *names: str) -> Presence | None:
 
 def _lines_ending_with(item: EvidenceItem, end: str) -> Iterator[int]:
     """Yield the numbers of the lines with a path, or a link from one, that ends with ``end``."""
-    for start in item.view(LineIndex).line_starts(end.lower()):
+    for start in sorted(item.view(LineIndex).line_starts(end.lower())):
         number = item.line_number_at(start)
         if item.lines[number - 1].split(" -> ")[0].rstrip().endswith(end):
             yield number
