@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from gpunode.values import dataclass
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
 

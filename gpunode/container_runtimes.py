@@ -7,8 +7,9 @@ runtime's id with a name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+from gpunode.values import dataclass
 
 # The program that validates a candidate configuration, as host/runtime.py runs it. "none": setup says so.
 ConfigValidatorKind: TypeAlias = Literal["containerd config dump", "dockerd --validate", "crio config", "none"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import tables
+from gpunode.values import dataclass
 
 BranchKind: TypeAlias = Literal["production", "lts", "new-feature", "legacy"]
 ModuleFlavour: TypeAlias = Literal["open", "proprietary"]

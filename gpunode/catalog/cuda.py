@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import TypeAlias
 
 from gpunode.catalog import tables
+from gpunode.values import dataclass
 
 Version: TypeAlias = tuple[int, ...]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gpunode.catalog import branches, cuda
 from gpunode.catalog.branches import Branch, ModuleFlavour
@@ -12,6 +11,7 @@ from gpunode.catalog.fabric import UNSUPPORTED_NOTE
 from gpunode.catalog.gpus import GpuModel, explain_guess
 from gpunode.outcome import Refusal
 from gpunode.recipe import Driver
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 _PACKAGE_NOT_FOUND: Final = Pattern(
     r"(?:Unable to locate package|Package) ['‘]?([a-z0-9][a-z0-9+.-]+)['’]?(?: has no installation candidate|\s*$)",

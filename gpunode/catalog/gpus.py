@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import branches, tables
+from gpunode.values import dataclass
 
 OpenModuleSupport: TypeAlias = Literal["no", "yes", "required"]
 NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]

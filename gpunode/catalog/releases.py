@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from gpunode.catalog import tables
 from gpunode.facts.model import Distro
+from gpunode.values import dataclass
 
 _TABLE_FILE = "releases.csv"
 

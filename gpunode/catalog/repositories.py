@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from gpunode.catalog import tables
 from gpunode.catalog.releases import release
 from gpunode.change import SigningKey
 from gpunode.facts.model import Distro
+from gpunode.values import dataclass
 
 CUDA_BASE_URL = "https://developer.download.nvidia.com/compute/cuda/repos"
 TOOLKIT_BASE_URL = "https://nvidia.github.io/libnvidia-container"

@@ -6,7 +6,7 @@ Nothing here touches a node. A change has enough information to be shown, applie
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from gpunode.change.base import (
@@ -44,6 +44,7 @@ from gpunode.change.node import (
     display_command,
 )
 from gpunode.change.packages import KnownAfter, PackageChange, PackageState
+from gpunode.values import dataclass
 
 __all__ = [
     "CONFFILES_STEP_ID",

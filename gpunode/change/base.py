@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on

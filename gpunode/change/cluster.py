@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from gpunode.change.base import Action, BaseChange, Trigger
+from gpunode.values import dataclass
 
 _PARTICIPLES: Final[dict[Action, str]] = {"create": "created", "edit": "changed", "delete": "deleted"}
 

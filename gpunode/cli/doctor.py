@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import accumulate, takewhile
 from pathlib import Path
 from time import monotonic, time
@@ -34,6 +34,7 @@ from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.errors import Refused, UsageError
 from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, when_suffix
+from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 
 if TYPE_CHECKING:

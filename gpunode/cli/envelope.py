@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass, replace
 from typing import Any
 
 from gpunode.change import Change, FileChange, FileState, KnownAfter, PackageChange
@@ -13,6 +13,7 @@ from gpunode.cli.screen.changes import action_of, explain_purge
 from gpunode.errors import BUG_EXIT_CODE, GpunodeError
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.values import dataclass
 
 ENVELOPE_SCHEMA_VERSION = 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 
 from gpunode.catalog.driver import Choice
@@ -20,6 +20,7 @@ from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.model import Facts, need
 from gpunode.steps.gpus import NVIDIA_VENDOR_ID, find_own_gpus
+from gpunode.values import dataclass
 from gpunode.wording import join_names, join_with_and
 
 # More matches would be a list to scroll through: the words were too general.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode.cli import CommandExit
@@ -11,6 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.screen.printer import LiveLine, standard_output, write_answer
 from gpunode.cli.screen.text import BLANK_LINE, Line, line
 from gpunode.errors import GpunodeError, ProblemFound, Undetermined
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from types import TracebackType

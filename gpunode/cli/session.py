@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
@@ -20,6 +19,7 @@ from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
+from gpunode.values import dataclass
 from gpunode.workflow.apply import possible_temporary_files, record_change_outcomes
 from gpunode.workflow.events import Notice
 

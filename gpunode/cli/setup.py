@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from gpunode.change import RUNTIME_CONFIG_STAGE, CommandChange, Trigger
@@ -47,6 +47,7 @@ from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, reboot_suffices
+from gpunode.values import dataclass
 from gpunode.wording import count_noun
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.cli.envelope import Envelope
@@ -24,6 +24,7 @@ from gpunode.journal.history import RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.packages import system
 from gpunode.steps.packages import find_packages_leaving_first
+from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 from gpunode.workflow.converge import survey
 from gpunode.workflow.live_state import read_package_database

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -38,6 +37,7 @@ from gpunode.facts.items import (
 )
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 _BUILD_LOG_KINDS: Final = frozenset(
     {

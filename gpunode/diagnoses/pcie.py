@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,6 +16,7 @@ from gpunode.diagnoses.signs import all_of, any_of, command_run, custom_sign, ke
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, pci, pcie_links, virtualization
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 # ---- lanes
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import log, sqrt
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 _REPORT_WORD: Final = Pattern(r"[A-Za-z][A-Za-z_+-]{2,30}")
 # The beginning of a long text characterizes it; a whole journal contains every word.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
@@ -20,6 +20,7 @@ from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
 from gpunode.packages.deb import sources as source_lists
+from gpunode.values import dataclass
 
 RepositoryOwner: TypeAlias = Literal["cuda", "toolkit", "other"]
 

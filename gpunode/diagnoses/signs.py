@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
@@ -18,6 +17,7 @@ from gpunode.diagnoses.views import kernel
 from gpunode.diagnoses.word_index import ItemGroup
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
+from gpunode.values import dataclass
 
 # Tables of names and states contain no messages, and the words of messages occur everywhere in them.
 _TABLE_KINDS: frozenset[SourceKind] = frozenset({"packages", "lsmod", "lspci", "nvml", "initramfs"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
@@ -25,6 +25,7 @@ from gpunode.facts.items import EvidenceItem, split_items
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
+from gpunode.values import dataclass
 
 T = TypeVar("T")
 

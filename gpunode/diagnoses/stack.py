@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import STACK_LAYERS, Diagnosis, Finding, StackLayer
@@ -12,6 +11,7 @@ from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.diagnoses.views.boards import nvml_inventory
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Gpu
+from gpunode.values import dataclass
 
 # broken: the root cause is here. warning: it will break, or is degraded. affected: a consequence shows here.
 # works: it was seen working. no-fault: it was examined and shows no fault.

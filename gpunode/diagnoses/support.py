@@ -7,7 +7,7 @@ module or packages show the version and licence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -41,6 +41,7 @@ from gpunode.diagnoses.views import boards, driver, gpu_models, kernel, modules,
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.patterns import Pattern, parse_int
 from gpunode.recipe import Driver
+from gpunode.values import dataclass
 
 LEGACY_GPU_CAUSE: Final = "gpu-legacy-unsupported-by-branch"
 NEW_GPU_CAUSE: Final = "gpu-too-new-for-driver"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from math import exp, log, sqrt
@@ -24,6 +23,7 @@ from gpunode.diagnoses.report_similarity import ReportWords, extract_words, scor
 from gpunode.diagnoses.snapshot import Snapshot, cite_shown
 from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 MAX_SUSPECTS: Final = 3
 # Suspects that share a step.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -24,6 +23,7 @@ from gpunode.diagnoses.views.system import package_manager, recent_boot_lines
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 _MISMATCH: Final = Pattern(
     r"(?i)driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"

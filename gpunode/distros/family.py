@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.facts.model import Kernels
 from gpunode.package_id import PackageId
 from gpunode.recipe import DriverScope, DriverSource
+from gpunode.values import dataclass
 
 TOOLKIT_PACKAGES = (
     PackageId("nvidia-container-toolkit"),

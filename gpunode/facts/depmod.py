@@ -7,12 +7,12 @@ of the file system decides.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import DEPMOD_FOLDERS
+from gpunode.values import dataclass
 
 _DEFAULT_SEARCH_ORDER: Final = ("updates", "built-in")
 _REGEX_OPERATORS: Final = Pattern(r"[][*+?^$|(){}\\]")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 _VERSION_PARTS = Pattern(r"(\D*)(\d*)")
 # Files that grub-mkconfig skips, too (grub_file_is_not_garbage), and Ubuntu's second copies of signed images.

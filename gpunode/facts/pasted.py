@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gpunode.errors import UsageError
@@ -26,6 +26,7 @@ from gpunode.facts.items import cut_overlong_lines, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import TABLE_KINDS, SourceKind, identify_by_content, identify_source
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 SourceKind: TypeAlias = Literal[
     "kernel-log",  # dmesg, journalctl -k, kern.log

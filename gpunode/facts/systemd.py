@@ -16,13 +16,13 @@ import fnmatch
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from gpunode.change import ServiceState
 from gpunode.facts.evidence import GlobMatch
 from gpunode.facts.model import Unit
 from gpunode.facts.patterns import Pattern, parse_int
+from gpunode.values import dataclass
 
 _NO_SYSTEMD_ERRORS = ("not been booted with systemd", "Failed to connect to bus: Host is down")
 _ACTIVE_STATES = frozenset({"active", "reloading", "activating"})

@@ -9,7 +9,6 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpunode.errors import Busy
 from gpunode.host import places
 from gpunode.host.port import OnProgress, Progress
 from gpunode.redaction.secrets import redact_text as redact
+from gpunode.values import dataclass
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK_STRUCT_FORMAT = "hhqqi0q"

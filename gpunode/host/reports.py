@@ -13,7 +13,6 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +27,7 @@ from gpunode.host.capture import (
     load_capture,
     load_packed_capture,
 )
+from gpunode.values import dataclass
 
 MAX_REPORT_BYTES: Final = 64 << 20
 _GZIP_MAGIC: Final = b"\x1f\x8b"

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import contents_of_states, probe_states
 from gpunode.runtimes.model import CRIO_CONFIG
+from gpunode.values import dataclass
 
 _RUNTIME_QUERY_TIMEOUT_S = 30.0
 # The default of a daemon whose configuration names none.

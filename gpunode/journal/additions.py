@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpunode.change import (
     FILE_STEP_IDS,
@@ -18,6 +18,7 @@ from gpunode.change import (
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Verb
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 # The verbs whose runs add something to a node.
 _ADDING_VERBS: frozenset[Verb] = frozenset({"setup", "configure"})

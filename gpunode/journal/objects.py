@@ -8,7 +8,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from gpunode.errors import ChangeFailed, JournalDamaged
 from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.host.ownership import read_regular_file
+from gpunode.values import dataclass
 
 # The largest file that is read before it is replaced; some driver libraries exceed 64 MiB.
 MAX_BACKUP_BYTES = 1 << 30

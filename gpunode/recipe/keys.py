@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -22,6 +22,7 @@ from gpunode.recipe import (
     RuntimeSettings,
     Toolkit,
 )
+from gpunode.values import dataclass
 
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {

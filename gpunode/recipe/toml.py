@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from gpunode.recipe.keys import (
     section_at,
     sections,
 )
+from gpunode.values import dataclass
 
 _MAX_EXTENDED_RECIPES = 32
 # Compiled on use: only an error needs them.

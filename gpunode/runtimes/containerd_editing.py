@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpunode.runtimes.containerd import (
     OLD_RUNC_RUNTIME_TYPE,
@@ -42,6 +42,7 @@ from gpunode.runtimes.model import (
     is_under_systemd,
     needs_runc,
 )
+from gpunode.values import dataclass
 
 # What nvidia-ctk writes if there is no runtime to copy from.
 _GENERIC_RUNC_ENTRY: Document = {

@@ -8,12 +8,12 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from gpunode.errors import Refused
 from gpunode.toml import loads
+from gpunode.values import dataclass
 
 Path: TypeAlias = tuple[str, ...]
 # TOML's structure: nested tables of values.

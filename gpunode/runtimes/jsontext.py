@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from gpunode.runtimes.documents import MISSING_VALUE, Path, compare_documents
+from gpunode.values import dataclass
 
 # JSON's white space.
 JSON_BLANKS = " \t\r\n"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 # This module is loaded only if a file has to change.
@@ -20,6 +19,7 @@ from tomlkit.exceptions import ParseError, TOMLKitError  # noqa: TID253
 from tomlkit.items import AoT, Array, Comment, InlineTable, Item, Key, Table, Whitespace  # noqa: TID253
 
 from gpunode.runtimes.documents import Document, Path, Uneditable, VerbatimFloat, is_same_value, parse_toml
+from gpunode.values import dataclass
 
 _Entry: TypeAlias = tuple[Key | None, Item]
 # The second round adds the headers of tables that lose their last key but stay.

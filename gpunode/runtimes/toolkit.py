@@ -14,13 +14,13 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import to_toml_literal
 from gpunode.runtimes.documents import ConfigLayer, Path, encode_config, parse_toml_file, reads_as, value_at, with_value
+from gpunode.values import dataclass
 
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"

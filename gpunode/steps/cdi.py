@@ -6,7 +6,6 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
@@ -26,6 +25,7 @@ from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.installed_driver import is_at_version
 from gpunode.steps.kernel import is_chosen_driver_loaded
 from gpunode.steps.selection import WantedDriver, wanted_driver
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import CdiDevices, CdiSpec

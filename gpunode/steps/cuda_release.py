@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gpunode.catalog import branches, cuda
@@ -35,6 +35,7 @@ from gpunode.steps.selection import (
     refuse_package_without_lock,
     wanted_driver,
 )
+from gpunode.values import dataclass
 
 CUDA_TOOLKIT_COMPONENTS: Final = ("nvcc", "cudart", "cublas")
 # Among NVIDIA's repositories in cuda_repositories.csv, that for Ubuntu 22.04 goes back farthest.

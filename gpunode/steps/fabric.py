@@ -6,7 +6,6 @@ Without it CUDA answers error 802 (system not yet initialized) on these machines
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.catalog.fabric import (
@@ -34,6 +33,7 @@ from gpunode.steps.installed_driver import is_at_version, plan_manual_marks, ver
 from gpunode.steps.kernel import is_chosen_driver_loaded
 from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, installed_driver_version, refuse_package_without_lock, wanted_driver
+from gpunode.values import dataclass
 
 FABRIC_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-fabric.conf"
 _BRIDGES_NOT_PROBED: Final = Unknown("not captured", "switch-bridges")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.catalog.gpudirect import FEATURES, GDRCOPY_FEATURE, GpuDirectFeature
@@ -24,6 +23,7 @@ from gpunode.steps.installed_driver import (
 from gpunode.steps.kernel import MODULE_LOAD_STEP
 from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse_held_packages
 from gpunode.steps.selection import WantedDriver, refuse_package_without_lock, wanted_driver
+from gpunode.values import dataclass
 
 GPUDIRECT_MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _MODULES_FILE_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal
 
 from gpunode.catalog import branches
@@ -28,6 +28,7 @@ from gpunode.packages import system
 from gpunode.packages.version import has_prefix, without_epoch
 from gpunode.recipe import DriverSource, KernelModuleType, Recipe
 from gpunode.steps.gpus import find_models, find_own_gpus
+from gpunode.values import dataclass
 
 PLATFORM_QUESTION = "whether this is bare metal, a virtual machine or a container (a container gets no driver)"
 

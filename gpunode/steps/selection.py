@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -48,6 +48,7 @@ from gpunode.steps.installed_driver import (
     wants_driver,
 )
 from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, driver_awaits_enrolment
+from gpunode.values import dataclass
 
 _UBUNTU_VERSION_MARK = "ubuntu"
 _REVISION_SUFFIX = re.compile(r"-[^-]*\Z")

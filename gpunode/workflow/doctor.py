@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
@@ -29,6 +29,7 @@ from gpunode.facts.items import is_denial
 from gpunode.facts.probes import LSPCI_PROBE, list_probes
 from gpunode.host import nvml
 from gpunode.redaction.evidence import redact_recursively
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView

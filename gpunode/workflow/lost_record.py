@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from gpunode.catalog.repositories import cuda_repository, toolkit_repository
 from gpunode.change import FileState, digest
@@ -14,6 +13,7 @@ from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.additions import RecordedAdditions
 from gpunode.package_id import PackageId
 from gpunode.packages import system
+from gpunode.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

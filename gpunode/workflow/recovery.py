@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +14,7 @@ from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Verb
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 
 if TYPE_CHECKING:

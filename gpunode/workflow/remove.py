@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, ServiceChange, digest
 from gpunode.command import command
@@ -19,6 +19,7 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Removal, Runtime, find_run
 from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME
+from gpunode.values import dataclass
 from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpunode.change import Change, FileChange, FileState, PackageChange
 from gpunode.command import Command
@@ -18,6 +18,7 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Edit, find_reader
 from gpunode.steps.table import find_needed_step_ids
+from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure

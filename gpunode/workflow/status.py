@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
@@ -29,6 +28,7 @@ from gpunode.steps.fabric import find_fabric
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import branch_of, has_driver, installed_driver_packages
 from gpunode.steps.leftovers import note_run_driver
+from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import TypeAlias
 
@@ -34,6 +34,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.simulation import differences_from_plan
 from gpunode.runtimes import Edit
+from gpunode.values import dataclass
 from gpunode.workflow import live_state
 from gpunode.workflow.apply import Applier, recording_failure
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID

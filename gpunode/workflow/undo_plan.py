@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 
 from gpunode.catalog.conflicts import driver_packages, upstream
@@ -48,6 +48,7 @@ from gpunode.steps.kernel import RIVAL_MODULES
 from gpunode.steps.leftovers import refuse_modules_without_source
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
+from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, RESUME_STEP_ID, survey

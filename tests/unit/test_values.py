@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from dataclasses import field, replace
 from typing import Any
 
@@ -42,12 +44,50 @@ def test_value_cannot_be_changed_but_replaced() -> None:
     assert not hasattr(Point(1), "__dict__")
 
 
-def test_value_class_compiles_fewer_methods_than_the_standard_one() -> None:
-    def compiled(made: type) -> set[str]:
-        return {
-            name
-            for name, one in vars(made).items()
-            if getattr(getattr(one, "__code__", None), "co_filename", "") == "<string>"
-        }
+@values.dataclass(slots=True)
+class Tally:
+    count: int = 0
+    seen: list[str] = field(default_factory=list)
 
-    assert compiled(OtherPoint) == {"__init__", "__setattr__", "__delattr__"}
+
+@values.dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    name: str
+    note: str = ""
+
+
+def test_each_value_has_its_own_default_container() -> None:
+    first, second = Tally(), Tally(1, ["a"])
+    first.seen.append("b")
+    first.count = 2
+    assert (first, second, Tally()) == (Tally(2, ["b"]), Tally(1, ["a"]), Tally(0, []))
+    with pytest.raises(TypeError):
+        hash(first)
+
+
+def test_wrong_arguments_are_refused_as_by_the_standard_dataclass() -> None:
+    assert Named(name="a").note == ""
+    make: Any = Named
+    for values_in_order, values_by_name in (("a",), {}), ((), {}), ((), {"name": "a", "other": 1}):
+        with pytest.raises(TypeError, match=r"Named\.__init__\(\)"):
+            make(*values_in_order, **values_by_name)
+
+
+def test_value_outlives_copying_and_pickling() -> None:
+    value = Point(1, 2, "a", {"b": 3})
+    for again in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert (again, again.note, again.cache) == (value, "a", {"b": 3})
+
+
+def test_value_class_compiles_only_its_constructor_and_on_first_use() -> None:
+    @values.dataclass(frozen=True, slots=True)
+    class Fresh:
+        x: int
+
+    def compiled() -> set[str]:
+        methods = {name: getattr(one, "__code__", None) for name, one in vars(Fresh).items()}
+        return {name for name, code in methods.items() if getattr(code, "co_filename", "") == "<string>"}
+
+    assert compiled() == set()
+    Fresh(1)
+    assert compiled() == {"__init__"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
@@ -14,6 +13,7 @@ from gpunode.facts import cdi, patterns
 from gpunode.facts.items import EvidenceItem, reports_absence
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import CDI_FOLDERS
+from gpunode.values import dataclass
 
 _FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
 _SPEC_FILE_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog.conflicts import version_locked_packages
@@ -19,6 +18,7 @@ from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import SourceKind
 from gpunode.package_id import PackageId
+from gpunode.values import dataclass
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 _API_MISMATCH_MESSAGE: Final = Pattern(

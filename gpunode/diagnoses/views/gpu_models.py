@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.catalog import gpus as catalog
@@ -12,6 +11,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find_all
 from gpunode.diagnoses.views import boards, kernel, pci, virtualization
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 # "The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)", and older forms of this message.
 _DRIVER_MESSAGE_WITH_PCI_ID: Final = Pattern(

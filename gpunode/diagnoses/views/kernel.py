@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from gpunode.diagnoses.word_index import LineIndex
 from gpunode.facts.boots import strip_grep_prefix
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 # boot: seconds since boot. zoned: a date with its time zone. local: without one. yearless: without year and zone.
 _StampForm: TypeAlias = Literal["boot", "zoned", "local", "yearless"]

@@ -6,7 +6,7 @@ The sources are lspci -vvv, complete or not, sysfs, nvidia-smi and the kernel lo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -16,6 +16,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, cite_fact, find_first
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
 from gpunode.facts.items import EvidenceItem
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 ADDRESS: Final = r"(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _PCI_ADDRESS: Final = Pattern(r"(?i)(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

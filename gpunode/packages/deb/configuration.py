@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
+from gpunode.values import dataclass
 
 APT_CONF_FOLDER: Final = "/etc/apt/apt.conf.d"
 APT_CONF_FILE: Final = "/etc/apt/apt.conf"

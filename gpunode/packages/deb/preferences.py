@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import takewhile
@@ -18,6 +17,7 @@ from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages.version import without_epoch
+from gpunode.values import dataclass
 
 PREFERENCES_FILE: Final = "/etc/apt/preferences"
 PREFERENCES_FOLDER: Final = "/etc/apt/preferences.d"
