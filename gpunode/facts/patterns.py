@@ -13,20 +13,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-# Plain characters, an escape, a character set, the start of a group, a quantifier; else one character.
-_REGEX_TOKEN: Final = re.compile(
-    r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
-    r"|\{\d*,?\d*\}[?+]?|.",
-    re.DOTALL,
-)
 # Prefixes that an expression may have instead of flags.
 _FLAGS_BY_REGEX_PREFIX: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
 _REGEX_SPECIAL_CHARACTERS: Final = frozenset(".^$|)([*+?{\\")
-# Characters given by number, and inline flags.
-_UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
-# Compiled on use: only doctor needs it.
-_REGEX_MATCHING_NEWLINE: Final = r"\\[sDW]|\[\^(?![^\]]*\\n)"
-_NEGATED_CHARACTER_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 # Shorter strings are in every text and save nothing.
 _MIN_REQUIRED_STRING_LENGTH: Final = 3
 
@@ -132,9 +121,7 @@ class Pattern:
     def may_span_lines(self) -> bool:
         r"""True if any part of it can match a line end, ``\s`` included."""
         if self._may_span_lines is None:
-            self._may_span_lines = (
-                not self.is_line_based or re.search(_REGEX_MATCHING_NEWLINE, self.pattern) is not None
-            )
+            self._may_span_lines = not self.is_line_based or _REGEX_MATCHING_NEWLINE.search(self.pattern) is not None
         return self._may_span_lines
 
     def may_match(self, lowered: str) -> bool:
@@ -173,6 +160,18 @@ class Pattern:
         """Split ``text`` at the matches."""
         return (self._compiled or self.compiled).split(text, maxsplit)
 
+
+# Only doctor asks for the words and lines of expressions.
+# Plain characters, an escape, a character set, the start of a group, a quantifier; else one character.
+_REGEX_TOKEN: Final = Pattern(
+    r"[^\\.^$*+?{}\[\]()|]+(?![*+?{])|\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?(?:P<\w+>|:|<?[=!]|.))?|[*+?][+?]?"
+    r"|\{\d*,?\d*\}[?+]?|.",
+    re.DOTALL,
+)
+# Characters given by number, and inline flags.
+_UNSUPPORTED_REGEX_SYNTAX: Final = Pattern(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
+_REGEX_MATCHING_NEWLINE: Final = Pattern(r"\\[sDW]|\[\^(?![^\]]*\\n)")
+_NEGATED_CHARACTER_SET: Final = Pattern(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 
 # Just within 64 bits: no count of bytes, links or restarts is larger.
 _MAX_INTEGER_DIGITS: Final = 18
