@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gpunode.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class PackageId:
     """A package by its name and architecture, and by its version if several versions are installed side by side.
 
@@ -26,6 +26,9 @@ class PackageId:
         known, _, version = text.partition("=")
         name, _, arch = known.partition(":")
         return PackageId(name, arch, version)
+
+    def __lt__(self, other: PackageId) -> bool:
+        return (self.name, self.arch, self.version) < (other.name, other.arch, other.version)
 
     def __str__(self) -> str:
         return f"{self.name}{self.arch and f':{self.arch}'}{self.version and f'={self.version}'}"

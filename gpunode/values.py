@@ -1,40 +1,39 @@
-"""Create frozen dataclasses faster than the standard library does.
+"""Create dataclasses faster than the standard library does.
 
-``dataclasses.dataclass`` compiles six methods of each class from text; for 190 classes, that was half the time of all
-imports. Here only ``__init__`` is compiled, when the first instance is created, and the others are ordinary functions.
-Modules import ``dataclass`` from here for frozen classes; type checkers see the standard library's.
+``dataclasses.dataclass`` compiles up to six methods of each class from text; for 190 classes, that was half the time of
+all imports. Here only ``__init__`` is compiled, when the first value is created, and the others are ordinary functions.
+Modules import ``dataclass`` from here; type checkers see the standard library's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
 
 def _make_dataclass(
-    *,
-    frozen: Literal[True],  # noqa: ARG001  for type checkers, which see the standard library's
-    slots: bool = False,
-    kw_only: bool = False,
+    *, frozen: bool = False, slots: bool = False, kw_only: bool = False
 ) -> Callable[[type[T]], type[T]]:
     """Return a decorator with the meaning of ``dataclasses.dataclass`` with these options."""
 
     def decorate(declared: type[T]) -> type[T]:
-        declared.__doc__ = declared.__doc__ or declared.__name__  # else the slow signature
-        # It is frozen below: the standard library would compile two more methods.
-        made = dataclasses.dataclass(slots=slots, kw_only=kw_only, init=False, eq=False, repr=False)(declared)
+        # Without a text, the standard library would write the parameters of a method that it does not make.
+        declared.__doc__ = declared.__doc__ or declared.__name__
+        # Not frozen for the standard library, which would compile the methods that refuse changes.
+        made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(declared)
         fields = dataclasses.fields(made)  # type: ignore[arg-type]
         shown = tuple(field.name for field in fields if field.repr)
         compared = tuple(field.name for field in fields if field.compare)
         values_of: Callable[[object], Any] = attrgetter(*compared) if compared else lambda _: ()
 
-        def initialize(one: Any, *values: Any, **named_values: Any) -> None:
-            made.__init__ = _compile_init(fields)  # type: ignore[method-assign]
-            made.__init__(one, *values, **named_values)
+        def initialize(one: object, *values: object, **named_values: object) -> None:
+            method = _compile_init(made, fields)
+            made.__init__ = method  # type: ignore[method-assign]
+            method(one, *values, **named_values)
 
         def is_equal(one: object, other: object) -> bool:
             return values_of(one) == values_of(other) if other.__class__ is one.__class__ else NotImplemented
@@ -45,37 +44,44 @@ def _make_dataclass(
         def represent(one: object) -> str:
             return f"{type(one).__qualname__}({', '.join(f'{name}={getattr(one, name)!r}' for name in shown)})"
 
-        methods = {"__init__": initialize, "__eq__": is_equal, "__hash__": hash_values, "__repr__": represent}
-        for name, method in {**methods, **_METHODS_OF_ALL}.items():
-            setattr(made, name, method)
+        for name, method in {
+            "__init__": initialize,
+            "__eq__": is_equal,
+            "__hash__": hash_values if frozen else None,
+            "__repr__": represent,
+            **(_FROZEN_METHODS if frozen else {}),
+        }.items():
+            if name not in vars(declared):
+                setattr(made, name, method)
         return made
 
     return decorate
 
 
-def _compile_init(fields: tuple[dataclasses.Field[Any], ...]) -> Any:
-    """Return the ``__init__`` that sets the fields; keyword-only ones come last."""
-    names: dict[str, Any] = {"set_field": object.__setattr__, "unset": dataclasses.MISSING}
-    parameters, keyword_parameters, lines = ["self"], list[str](), list[str]()
+def _compile_init(made: type, fields: Sequence[dataclasses.Field[Any]]) -> Callable[..., None]:
+    """Return the ``__init__`` of ``made``."""
+    names: dict[str, Any] = {"_set": object.__setattr__, "_MISSING": dataclasses.MISSING}
+    parameters, named_only, lines = ["self"], ["*"], ["pass"]
     for field in fields:
-        name = value = field.name
+        parameter = value = name = field.name
         if field.default_factory is not dataclasses.MISSING:
-            names[f"make_{name}"] = field.default_factory
-            value = f"make_{name}() if {name} is unset else {name}" if field.init else f"make_{name}()"
-        names[f"default_{name}"] = field.default
-        is_optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+            names[f"_make_{name}"] = field.default_factory
+            given = f"{name} if {name} is not _MISSING else " if field.init else ""
+            parameter, value = f"{name}=_MISSING", f"{given}_make_{name}()"
+        elif field.default is not dataclasses.MISSING:
+            names[f"_default_{name}"] = field.default
+            parameter = f"{name}=_default_{name}"
         if field.init:
-            chosen = keyword_parameters if field.kw_only else parameters
-            chosen.append(f"{name}=default_{name}" if is_optional else name)
-        lines.append(f"set_field(self, {name!r}, {value})")
-    if keyword_parameters:
-        parameters += ["*", *keyword_parameters]
-    # The text contains only names of fields.
-    exec(f"def __init__({', '.join(parameters)}): {'; '.join(lines) or 'pass'}", names)  # noqa: S102
-    return names["__init__"]
+            (named_only if field.kw_only else parameters).append(parameter)
+        lines.append(f"_set(self, {name!r}, {value})")
+    parameters += named_only if len(named_only) > 1 else []
+    exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines), names)  # noqa: S102
+    method: Callable[..., None] = names["__init__"]
+    method.__qualname__ = f"{made.__qualname__}.__init__"
+    return method
 
 
-def _refuse_assignment(_: object, name: str, __: object) -> NoReturn:
+def _refuse_assignment(_: object, name: str, value: object) -> NoReturn:  # noqa: ARG001
     raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
@@ -83,23 +89,22 @@ def _refuse_deletion(_: object, name: str) -> NoReturn:
     raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
 
-def _list_values(one: Any) -> list[Any]:
+# For copies and pickles, which would otherwise assign to the fields.
+def _list_values(one: Any) -> list[object]:
     return [getattr(one, field.name) for field in dataclasses.fields(one)]
 
 
-def _restore_values(one: Any, values: list[Any]) -> None:
-    """Set the values of an unpickled instance."""
+def _restore_values(one: Any, values: Sequence[object]) -> None:
     for field, value in zip(dataclasses.fields(one), values, strict=True):
         object.__setattr__(one, field.name, value)
 
 
-_METHODS_OF_ALL: dict[str, Callable[..., Any]] = {
+_FROZEN_METHODS = {
     "__setattr__": _refuse_assignment,
     "__delattr__": _refuse_deletion,
     "__getstate__": _list_values,
     "__setstate__": _restore_values,
 }
-
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import tables
 from gpunode.change import PackageState
+from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 
 # The library of nvidia-settings works with any X driver, and packages outside the driver depend on it: libhwloc-plugins
@@ -25,7 +26,7 @@ PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
 _LIBRARIES_OF_EVERY_BRANCH = frozenset({"libcuda1", "libnvidia-ml1"})
 # Up to 13.3 they depend on the toolkit and, through cuda-runtime-12-6, on cuda-drivers; so do the demonstration
 # programs. Source: CUDA installation guide for Linux, "Meta Packages".
-_CUDA_METAPACKAGE = re.compile(r"cuda(?:-\d+)*|cuda-(?:runtime|demo-suite)-\d+-\d+")
+_CUDA_METAPACKAGE = Pattern(r"cuda(?:-\d+)*|cuda-(?:runtime|demo-suite)-\d+-\d+")
 _DRIVER_VERSION_IN_PACKAGE_VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 

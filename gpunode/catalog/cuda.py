@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import TypeAlias
 
 from gpunode.catalog import tables
+from gpunode.facts.patterns import Pattern
 from gpunode.values import dataclass
 
 Version: TypeAlias = tuple[int, ...]
@@ -23,9 +23,9 @@ _PACKAGES_BY_COMPONENT: Mapping[str, tuple[str, ...]] = {
     "cudart": ("cuda-cudart",),
     "cublas": ("libcublas", "libcublas-dev"),
 }
-_TOOLKIT_PACKAGE_NAME = re.compile(rf"(?:{'|'.join(chain(*_PACKAGES_BY_COMPONENT.values()))})-(\d{{1,2}})-(\d)")
+_TOOLKIT_PACKAGE_NAME = Pattern(rf"(?:{'|'.join(chain(*_PACKAGES_BY_COMPONENT.values()))})-(\d{{1,2}})-(\d)")
 # Packages installed with them: cuda-cccl-12-9, libcufft-dev-12-9, gds-tools-12-9, cuda-toolkit-12-9-config-common.
-_COMPONENT_PACKAGE_NAME = re.compile(r"(?!cuda-compat)(?:cuda|lib|nsight|gds)[a-z-]*-(\d{1,2})-(\d)(?:-config-common)?")
+_COMPONENT_PACKAGE_NAME = Pattern(r"(?!cuda-compat)(?:cuda|lib|nsight|gds)[a-z-]*-(\d{1,2})-(\d)(?:-config-common)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import branches, tables
+from gpunode.facts.patterns import Pattern
 from gpunode.values import dataclass
 
 OpenModuleSupport: TypeAlias = Literal["no", "yes", "required"]
@@ -97,6 +98,7 @@ class GpuModel:
         return self.takes_open_modules and self.open_modules == "required"
 
 
+@cache
 def find_model(device_id: str) -> GpuModel:
     """Return the GPU with this PCI device id; an id that no list has is judged by its range.
 
@@ -183,7 +185,7 @@ def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | Non
 
 
 # "-8Q", and "-1-5C" of a MIG instance; some profiles have no letter, and only the list knows them.
-_VGPU_PROFILE_SUFFIX = re.compile(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
+_VGPU_PROFILE_SUFFIX = Pattern(r"-[0-9]{1,3}(?P<letter>[ABCQ][0-9]?)?")
 
 
 def is_vgpu_profile(name: str) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 
+from gpunode.facts.patterns import Pattern
+
 # Such a header is at the top, above or below a licence.
 _MAX_LINES_READ = 40
 _MAX_BYTES_READ = 8192
 # Comments of TOML, apt, shell, INI, C and XML; the quote is for JSON, which has none and gets a key instead.
-_COMMENT_LINE_START = re.compile(r"\s*(#|;|//|/?\*|<!--|\")")
+_COMMENT_LINE_START = Pattern(r"\s*(#|;|//|/?\*|<!--|\")")
 # Compiled on use: only a change of a file needs it.
 _MANAGER_CLAIM = (
     r"(?i)(managed|generated|maintained|controlled|rewritten|promised) (by|with|using)|[ -]managed\b"

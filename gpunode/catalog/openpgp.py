@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import re
 import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpunode.change import SigningKey
 from gpunode.errors import Refused
+from gpunode.facts.patterns import Pattern
 
 # A repository's key file has a few kilobytes; this leaves room and bounds the work.
 _MAX_KEY_FILE_BYTES = 1 << 20
@@ -26,7 +26,7 @@ _KEY_COMPONENT_PACKET_TAGS = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _
 _IGNORED_PACKET_TAGS = frozenset({_MARKER_TAG, _PADDING})
 
 _BEGIN, _END = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
-_ARMOR_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
+_ARMOR_HEADER = Pattern(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
 
 
 class _Packet(NamedTuple):

@@ -8,7 +8,6 @@ entry with another Signed-By, which apt refuses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +15,7 @@ from gpunode.catalog import tables
 from gpunode.catalog.releases import release
 from gpunode.change import SigningKey
 from gpunode.facts.model import Distro
+from gpunode.facts.patterns import Pattern
 from gpunode.values import dataclass
 
 CUDA_BASE_URL = "https://developer.download.nvidia.com/compute/cuda/repos"
@@ -24,7 +24,7 @@ CUDA_KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 TOOLKIT_KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
 
 _OLD_TOOLKIT_BASES = ("nvidia.github.io/nvidia-docker/", "nvidia.github.io/nvidia-container-runtime/")
-_CUDA_FOLDER_OF_APT_SYSTEM = re.compile(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
+_CUDA_FOLDER_OF_APT_SYSTEM = Pattern(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
 _FOLDER_BY_DPKG_ARCHITECTURE = {"amd64": "x86_64", "arm64": "sbsa"}
 
 

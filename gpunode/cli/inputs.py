@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from gpunode.errors import RecipeError, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
+from gpunode.facts.patterns import Pattern
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe, RuntimeName
 from gpunode.recipe.toml import line_of, parse
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
 
-PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
+PCI_ID = Pattern(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _BARE_METAL_RECIPE_NAME = "bare-metal"
 # Each runtime has a recipe of the same name.
 _DEFAULT_RECIPE_BY_RUNTIME = {

@@ -7,12 +7,12 @@ nvidia-utils-580 has nvidia-smi, nvidia-persistenced is a separate package.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
+from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import version_order_key
 from gpunode.recipe import DriverScope
@@ -21,7 +21,7 @@ from gpunode.recipe import DriverScope
 _FIRST_BRANCH_WITH_PERSISTENCED = 580
 _KERNEL_IMAGE_PREFIX = "linux-image-"
 # The series of a meta package: none, a release's newer kernels, a cloud's long-term ones, or a pinned kernel version.
-_META_PACKAGE_SERIES_SUFFIX = re.compile(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
+_META_PACKAGE_SERIES_SUFFIX = Pattern(r"|(-hwe|-lts|-oem)?(-\d+\.\d+[a-d]?)?(-edge)?")
 
 
 def dkms_package(choice: Choice) -> str:

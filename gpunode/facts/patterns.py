@@ -15,19 +15,8 @@ from functools import cache
 from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
-# Literal text; else the start of a group, a bar, or an element or a group's end with its quantifier.
-_REGEX_TOKEN: Final = re.compile(
-    r"((?:[^\\.^$*+?{\[()|]|\\\W)+(?![*+?{]))|(\((?:\?(?:P<\w+>|:|<?[=!]|.))?|\|"
-    r"|(?:\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)(?:(?:[*+?]|\{\d*,?\d*\})[?+]?)?)",
-    re.DOTALL,
-)
 # Prefixes that an expression may have instead of flags.
 _FLAGS_BY_REGEX_PREFIX: Final = {"(?i": re.IGNORECASE, "(?m": re.MULTILINE, "(?im": re.IGNORECASE | re.MULTILINE}
-# Characters given by number, and inline flags.
-_UNSUPPORTED_REGEX_SYNTAX: Final = re.compile(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
-# Compiled on use: only doctor needs it.
-_REGEX_MATCHING_NEWLINE: Final = r"\\[sDW]|\[\^(?![^\]]*\\n)"
-_NEGATED_CHARACTER_SET: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 # Shorter strings are in every text and save nothing.
 _MIN_REQUIRED_STRING_LENGTH: Final = 3
 
@@ -39,7 +28,7 @@ _WordSets: TypeAlias = tuple[tuple[str, ...], ...]
 def _required_strings(expression: str, flags: int) -> _WordSets:
     """Return the strings that the matches of ``expression`` contain; nothing if undetermined."""
     pieces = _REGEX_TOKEN.findall(expression)
-    if flags & re.VERBOSE or any(_UNSUPPORTED_REGEX_SYNTAX.match(piece) for _, piece in pieces):
+    if flags & re.VERBOSE or any(_UNSUPPORTED_REGEX_SYNTAX.compiled.match(piece) for _, piece in pieces):
         return ()
     found, _ = _strings_of_group(chain(pieces, repeat(("", ")"))))
     # The longest is the rarest, and tried first.
@@ -141,9 +130,8 @@ class Pattern:
     def may_span_lines(self) -> bool:
         r"""True if any part of it can match a line end, ``\s`` included."""
         if self._may_span_lines is None:
-            self._may_span_lines = (
-                not self.is_line_based or re.search(_REGEX_MATCHING_NEWLINE, self.pattern) is not None
-            )
+            may_match_newline = _REGEX_MATCHING_NEWLINE.compiled.search(self.pattern) is not None
+            self._may_span_lines = not self.is_line_based or may_match_newline
         return self._may_span_lines
 
     def may_match(self, lowered: str) -> bool:
@@ -189,6 +177,18 @@ class Pattern:
         """Split ``text`` at the matches."""
         return (self._compiled or self.compiled).split(text, maxsplit)
 
+
+# Of these only ``compiled`` is used: a search would ask for their own words first, without an end.
+# Literal text; else the start of a group, a bar, or an element or a group's end with its quantifier.
+_REGEX_TOKEN: Final = Pattern(
+    r"((?:[^\\.^$*+?{\[()|]|\\\W)+(?![*+?{]))|(\((?:\?(?:P<\w+>|:|<?[=!]|.))?|\|"
+    r"|(?:\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)(?:(?:[*+?]|\{\d*,?\d*\})[?+]?)?)",
+    re.DOTALL,
+)
+# Characters given by number, and inline flags.
+_UNSUPPORTED_REGEX_SYNTAX: Final = Pattern(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
+_REGEX_MATCHING_NEWLINE: Final = Pattern(r"\\[sDW]|\[\^(?![^\]]*\\n)")
+_NEGATED_CHARACTER_SET: Final = Pattern(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 
 # Just within 64 bits: no count of bytes, links or restarts is larger.
 _MAX_INTEGER_DIGITS: Final = 18

@@ -11,7 +11,6 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, get_args
@@ -28,6 +27,7 @@ from gpunode.facts.evidence import (
     decode_ownership,
     encode_ownership,
 )
+from gpunode.values import dataclass
 
 if TYPE_CHECKING:
     import tarfile

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shlex
 import stat
 import struct
@@ -21,6 +20,7 @@ from gpunode.change import FileState
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import OTHER_FILE_KIND_ERROR_PREFIX, Capture, Ownership
+from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import make_file_state
 from gpunode.host.places import (
     ABSENT_ERRNOS,
@@ -33,7 +33,7 @@ from gpunode.host.places import (
     sync_folder,
 )
 
-_TEMPORARY_FILE_NAME = re.compile(r"\.gpunode-[0-9a-f]{8}")
+_TEMPORARY_FILE_NAME = Pattern(r"\.gpunode-[0-9a-f]{8}")
 _MAX_FILE_BYTES = 64 << 20
 _FILE_KIND_WORDS = {
     stat.S_IFDIR: "a folder",

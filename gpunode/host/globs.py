@@ -69,7 +69,13 @@ def _matching_names(folder: int, part: str) -> list[str]:
             return [part]
         return []
     hidden = part.startswith(".")
-    return [name for name in list_names(folder) if fnmatch.fnmatchcase(name, part) and hidden == name.startswith(".")]
+    names = [name for name in list_names(folder) if hidden == name.startswith(".")]
+    beginning, *rest = part.split("*")
+    if len(rest) != 1 or any(mark in part for mark in "?["):
+        return fnmatch.filter(names, part)
+    # As fnmatch decides, without the regular expression that it compiles for every pattern.
+    end, length = rest[0], len(part) - 1
+    return [name for name in names if name.startswith(beginning) and name.endswith(end) and len(name) >= length]
 
 
 def _make_match(path: str, name: str, folder: int, limit: int | None, root: str) -> GlobMatch:

@@ -10,7 +10,9 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from gpunode.values import dataclass
 
 # The kernel's own limit (path_resolution(7)).
 _MAX_FOLLOWED_LINKS = 40

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -27,6 +27,7 @@ from gpunode.journal.record import (
     TriggerCompleted,
     Verb,
 )
+from gpunode.values import dataclass
 
 ChangeOutcome: TypeAlias = Literal["done", "failed", "unknown"]
 RunEnding: TypeAlias = Result | Literal["running", "incomplete"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 
 from gpunode.change import digest
 from gpunode.errors import ChangeFailed, JournalDamaged
+from gpunode.facts.patterns import Pattern
 from gpunode.host import places
 from gpunode.host.files import write_all
 from gpunode.host.ownership import read_regular_file
@@ -21,7 +21,7 @@ from gpunode.values import dataclass
 # The largest file that is read before it is replaced; some driver libraries exceed 64 MiB.
 MAX_BACKUP_BYTES = 1 << 30
 OBJECTS_FOLDER: Final = "objects"
-_BACKUP_FOLDER_NAME: Final = re.compile(r"[0-9a-f]{2}")
+_BACKUP_FOLDER_NAME: Final = Pattern(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,9 @@ def match_pattern(pattern: str, files: Files) -> list[str]:
     parts = pattern.split("/")
     names_by_path = ((path, path.split("/")) for path in files)
     candidates = ((path, zip(parts, names, strict=True)) for path, names in names_by_path if len(names) == len(parts))
-    return sorted(path for path, pairs in candidates if all(fnmatchcase(name, part) for part, name in pairs))
+    return sorted(
+        path for path, pairs in candidates if all(name == part or fnmatchcase(name, part) for part, name in pairs)
+    )
 
 
 def imports_matching(file: ConfigFile, path: str) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, Literal
+from functools import wraps
+from typing import Final, Literal, TypeVar
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
@@ -36,6 +37,23 @@ PLATFORM_QUESTION = "whether this is bare metal, a virtual machine or a containe
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
     """Return whether gpunode installs the driver: the recipe requests it, and the kernel is this machine's."""
     return recipe.driver.version != "none" and need(facts.platform, PLATFORM_QUESTION).can_install_kernel_driver
+
+
+T = TypeVar("T")
+
+
+def remember_last(find: Callable[[Recipe, Facts], T]) -> Callable[[Recipe, Facts], T]:
+    """Return ``find`` with a memory of its last answer, since many steps ask the same of the same facts."""
+    last: tuple[Recipe, Facts, T] | None = None
+
+    @wraps(find)
+    def find_or_remember(recipe: Recipe, facts: Facts) -> T:
+        nonlocal last
+        if last is None or last[0] is not recipe or last[1] is not facts:
+            last = recipe, facts, find(recipe, facts)
+        return last[2]
+
+    return find_or_remember
 
 
 def family_of(facts: Facts) -> Family | Refusal:
@@ -84,6 +102,7 @@ class PreexistingDriver:
         return self.chosen.reason
 
 
+@remember_last
 def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None:
     """Return the driver of somebody else's packages, if it works, is maintained and drives every GPU.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -23,6 +22,7 @@ from gpunode.change import PackageState
 from gpunode.command import gpunode
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Kernels, known, need
+from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Planned, Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -44,6 +44,7 @@ from gpunode.steps.installed_driver import (
     is_version_of,
     pinned_by_nvidia_package,
     preexisting_driver,
+    remember_last,
     version_prefix,
     wants_driver,
 )
@@ -51,7 +52,7 @@ from gpunode.steps.secure_boot import AWAITS_ENROLMENT_REASON, driver_awaits_enr
 from gpunode.values import dataclass
 
 _UBUNTU_VERSION_MARK = "ubuntu"
-_REVISION_SUFFIX = re.compile(r"-[^-]*\Z")
+_REVISION_SUFFIX = Pattern(r"-[^-]*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class WantedDriver:
         return tuple(map(PackageId, (*names, *self.modules)))
 
 
+@remember_last
 def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refusal:
     """Return the chosen driver; else the outcome of every driver step if gpunode does not or cannot install one."""
     if not wants_driver(recipe, facts):
@@ -158,6 +160,7 @@ def choose_from_source(
     return choose_from_distro(models, request, need(facts.distro, "which distribution this is"))
 
 
+@remember_last
 def choose_driver(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     """Choose the driver for this node's GPUs.
 

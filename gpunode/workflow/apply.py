@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 
 from gpunode.catalog.conflicts import driver_packages
@@ -34,6 +34,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import is_repair, list_reinstalled
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
+from gpunode.values import dataclass
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, StagePlan, StepPlan
 from gpunode.workflow.events import TRANSACTION_STEP_ID, Applied, Applying, Notice, Observer, Triggered, Triggering

@@ -14,6 +14,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, known
 from gpunode.facts.nvml import NvmlInventory
+from gpunode.facts.patterns import Pattern
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -77,10 +78,10 @@ def _comparisons(expect: Expect, inventory: NvmlInventory | None) -> Iterator[tu
 
 
 # The packages through which programs use the driver, by Debian's and NVIDIA's names, and Ubuntu's.
-_DRIVER_LIBRARY_PACKAGE = re.compile(
+_DRIVER_LIBRARY_PACKAGE = Pattern(
     r"libcuda1|libnvidia-ml1|nvidia-smi|(?:libnvidia-compute|nvidia-utils)(?:-\d{3}(?:-server)?)?"
 )
-_EXECUTABLE_OR_LIBRARY_PATH = re.compile(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
+_EXECUTABLE_OR_LIBRARY_PATH = Pattern(r"/s?bin/[^/]+\Z|\.so(?:\.[\d.]+)?\Z")
 
 
 def package_file_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
@@ -21,6 +21,7 @@ from gpunode.packages.simulation import NOT_SIMULATED_PREFIX, Simulation, differ
 from gpunode.packages.system import list_versions
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import branch_of
+from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow.converge import StagePlan, StepPlan, project_stage, walk_stages
 from gpunode.workflow.recovery import NO_BACKLOG, Backlog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from gpunode.change import FileChange, FileState, ServiceChange, ServiceState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
@@ -16,6 +16,7 @@ from gpunode.outcome import Blocked, Planned, reboot_suffices
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
+from gpunode.values import dataclass
 from gpunode.workflow.apply import Applier, final_triggers, recording_failure
 from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +16,7 @@ from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import Status
 from gpunode.packages.simulation import Action, Simulation, differences_from_plan
+from gpunode.values import dataclass
 from gpunode.workflow.undo_plan import plan_package_restore
 from tests.unit.steps.machines import machine
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
 from dataclasses import field, replace
@@ -84,3 +85,32 @@ def test_value_can_be_pickled_but_not_stripped_of_a_field() -> None:
     assert pickle.loads(pickle.dumps(Longer(1, last=3))) == Longer(1, last=3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         del Point(1).x
+
+
+@values.dataclass(slots=True)
+class Tally:
+    count: int = 0
+    seen: list[str] = field(default_factory=list)
+
+
+def test_each_value_has_its_own_default_container() -> None:
+    first, second = Tally(), Tally(1, ["a"])
+    first.seen.append("b")
+    first.count = 2
+    assert (first, second, Tally()) == (Tally(2, ["b"]), Tally(1, ["a"]), Tally(0, []))
+    with pytest.raises(TypeError):
+        hash(first)
+
+
+def test_wrong_arguments_are_refused_as_by_the_standard_dataclass() -> None:
+    assert Named(must=1).may == 1
+    make: Any = Named
+    for values_in_order, values_by_name in ((1,), {}), ((), {}), ((), {"must": 1, "other": 1}):
+        with pytest.raises(TypeError, match=r"Named\.__init__\(\)"):
+            make(*values_in_order, **values_by_name)
+
+
+def test_value_outlives_copying_and_pickling() -> None:
+    value = Point(1, 2, "a", {"b": 3})
+    for again in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert (again, again.note, again.cache) == (value, "a", {"b": 3})

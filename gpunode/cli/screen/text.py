@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from gpunode.facts.patterns import Pattern
 from gpunode.redaction.secrets import redact_known_shapes
 from gpunode.values import dataclass
 
@@ -24,7 +24,7 @@ _ASCII_REPLACEMENTS = str.maketrans(
 _INVISIBLE_CHARACTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
     chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)
 }
-_BACKTICKED_COMMAND = re.compile(r"`[^`\n]+`")
+_BACKTICKED_COMMAND = Pattern(r"`[^`\n]+`")
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,4 +240,5 @@ def test_cost_of_a_second_setup_does_not_grow(course: Course) -> None:
     assert not {"sh", "rich", "tomlkit", "pynvml", "yaml"} & took.modules
     assert not {f"gpunode.runtimes.{name}" for name in ("crio", "docker", "jsontext")} & took.modules
     assert took.patterns <= 93
+    assert took.methods <= 115
     assert took.lines <= 31_800

@@ -124,6 +124,7 @@ def test_import_cost_of_a_plan_does_not_grow() -> None:
     took = cost.cost(done.stdout)
     assert took.processes == ()
     assert took.patterns <= 96
+    assert took.methods <= 90
     assert took.lines <= 23_800
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shlex
 import socket
@@ -246,6 +247,16 @@ def test_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     assert [one.path for one in listed] == ["/etc/d/a.list"]
     assert listed[0].data is None
     assert listed[0].ownership is not None
+
+
+@pytest.mark.parametrize("pattern", ["*", "a*", "*b", "a*b", "ab*b", "*a*", "?b", "[ab]*", ".*", "aba", "a"])
+def test_glob_matches_names_as_fnmatch_does(pattern: str, tmp_path: Path) -> None:
+    names = ["a", "ab", "aba", "abb", "b", ".a", ".ab"]
+    for name in names:
+        (tmp_path / name).touch()
+    found = decode_matches(globs.find_matches(f"/{pattern}", 100, contents=False, root=str(tmp_path)).data)
+    shown = [name for name in names if name.startswith(".") == pattern.startswith(".")]
+    assert {match.path.removeprefix("/") for match in found} == set(fnmatch.filter(shown, pattern))
 
 
 def test_glob_lists_folders_only_without_contents(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
 from gpunode.steps.daemons import PERSISTENCE_STEP
 from gpunode.steps.driver import CONFLICTS_STEP, DRIVER_PIN_STEP, DRIVER_STEP
+from gpunode.steps.installed_driver import remember_last
 from gpunode.steps.kernel import HEADERS_STEP, MODULE_BUILD_STEP, MODULE_LOAD_STEP, NOUVEAU_BLACKLIST_FILE, NOUVEAU_STEP
 from gpunode.steps.selection import choose_driver
 from gpunode.workflow.converge import plan_stage
@@ -686,3 +687,16 @@ def test_nouveau_and_nova_are_blacklisted_in_the_initramfs_too() -> None:
     edited = machine(files={NOUVEAU_BLACKLIST_FILE: b"# blacklist nouveau\n"})
     assert files(planned(NOUVEAU_STEP.plan(recipe(), edited)).changes)[NOUVEAU_BLACKLIST_FILE].after == change.after
     assert planned(NOUVEAU_STEP.plan(recipe(version="none"), machine())).changes == ()
+
+
+def test_answer_is_remembered_only_for_the_same_recipe_and_facts() -> None:
+    asked: list[tuple[Recipe, Facts]] = []
+
+    @remember_last
+    def count(recipe: Recipe, facts: Facts) -> int:
+        asked.append((recipe, facts))
+        return len(asked)
+
+    wish, facts, others = recipe(), machine(), machine(gpus=(gpu(GTX_1080),))
+    assert [count(wish, facts), count(wish, facts), count(wish, others), count(recipe(), others)] == [1, 1, 2, 3]
+    assert count(wish, facts) == 4
