@@ -182,6 +182,7 @@ TOOLKIT_STEP = Step(
     "container toolkit",
     "packages",
     plan,
+    serves=("toolkit",),
     needs=("toolkit-repository", "driver"),
     files=(TOOLKIT_CONFIG_FILE,),
     packages=StepPackageRules(

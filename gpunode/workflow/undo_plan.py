@@ -30,7 +30,6 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.distros import family
-from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
@@ -41,16 +40,15 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database, system
 from gpunode.redaction.evidence import redact_change
-from gpunode.runtimes import RUNTIMES, DesiredConfig, find_reader
+from gpunode.runtimes import DesiredConfig, find_reader
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.installed_driver import branch_of
 from gpunode.steps.kernel import RIVAL_MODULES
 from gpunode.steps.leftovers import refuse_modules_without_source
-from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
-from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
+from gpunode.steps.table import list_served_packages
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
-from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, RESUME_STEP_ID, survey
+from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, survey
 from gpunode.workflow.disruption import DOCKER_SERVICE, any_removed_or_replaced, refuse_disruptive_undo
 from gpunode.workflow.recovery import still_pending_triggers
 from gpunode.workflow.undo import (
@@ -70,8 +68,6 @@ _RUN_DRIVER_NOT_RESTORED_NOTE = (
     "the driver of NVIDIA's .run installer, which the run removed with its own uninstaller, is not restored: "
     "run its installer again if you want it back"
 )
-
-_RUNTIME_PACKAGES = frozenset(name for row in RUNTIMES for name in row.packages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +152,9 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     )
     steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
     steps, rivals = _load_returning_driver(steps, packages, facts, is_redo=request.is_redo)
-    steps, serving = keep_what_packages_need(steps, packages, wanted, there)
+    going = {change.id for change in packages}
+    staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
+    steps, serving = _keep_what_packages_need(steps, staying)
     # Dependents go before what they use: a daemon's configuration before the packages that it names, the blacklist of
     # nouveau after the driver. Archives and pins go last, so that packages can be fetched and simulated until then.
     # Undoing a rollback follows the order of a setup.
@@ -442,39 +440,21 @@ def _package_undo_steps(footprint: Footprint, packages: Iterable[PackageChange])
             yield UndoStep(span.stage, span.step, replace(change, triggers=span.change.triggers))
 
 
-def keep_what_packages_need(
-    steps: Sequence[UndoStep],
-    packages: Sequence[PackageChange],
-    wanted_states: Mapping[PackageId, PackageState | None],
-    installed: Collection[PackageId],
+def _keep_what_packages_need(
+    steps: Sequence[UndoStep], staying: Collection[PackageId]
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without what a remaining package needs, and the reasons.
+    """Return ``steps`` without what the ``staying`` packages need, and what stays with them.
 
-    A driver needs its blacklist, archive, key, pin and units; a CUDA toolkit its archive, key, pin and PATH; the
-    container toolkit its archive and key; a runtime its unit.
+    Each step's row names the packages that its files and units serve: a driver needs its blacklist and its archive.
     """
-    from gpunode.catalog.cuda import release_of_toolkit_package  # loaded on use: a plan undoes nothing
-
-    going = {change.id for change in packages}
-    staying = {one for one, state in wanted_states.items() if state is None and one in installed and one not in going}
-    drivers = sorted(driver_packages(staying))
-    toolkits = sorted(package for package in staying if release_of_toolkit_package(package.name))
-    users_by_step = {
-        CUDA_TOOLKIT_STEP.id: toolkits,
-        CUDA_REPOSITORY_STEP.id: [*drivers, *toolkits],
-        TOOLKIT_REPOSITORY_STEP.id: sorted(staying.intersection(TOOLKIT_PACKAGES)),
-        RESUME_STEP_ID: [],
-        RUNTIME_CONFIG_STEP.id: sorted(package for package in staying if package.name in _RUNTIME_PACKAGES),
-    }
-    left: list[UndoStep] = []
-    kept: list[KeptItem] = []
-    for step in steps:
-        users = users_by_step.get(step.step_id, drivers)
-        if users and step.change.removes_what_packages_need(step.stage, step.step_id):
-            kept.append(KeptItem(step.change.subject, f"stays with {users[0]}"))
-        else:
-            left.append(step)
-    return tuple(left), tuple(kept)
+    users = {step.step_id: list_served_packages(step.step_id, staying) for step in steps} if staying else {}
+    stays = [
+        step
+        for step in steps
+        if users.get(step.step_id) and step.change.removes_what_packages_need(step.stage, step.step_id)
+    ]
+    kept = (KeptItem(step.change.subject, f"stays with {users[step.step_id][0]}") for step in stays)
+    return tuple(step for step in steps if step not in stays), tuple(kept)
 
 
 def _is_package_as_wanted(present: PackageState | None, wanted_state: PackageState | None) -> bool:
