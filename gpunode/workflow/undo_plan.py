@@ -31,7 +31,7 @@ from gpunode.change import (
 )
 from gpunode.distros import family
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
@@ -94,6 +94,38 @@ class UndoRequest:
     allow_loss: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _PackagePlan:
+    """The packages of an undo.
+
+    Attributes:
+        leaving: the names of those that are purged.
+        staying: those that gpunode installed and that stay, since others need them.
+        kept: why these stay, and which former versions are lost.
+    """
+
+    changes: tuple[PackageChange, ...]
+    leaving: frozenset[str]
+    staying: frozenset[PackageId]
+    kept: tuple[KeptItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Restores:
+    """The steps that restore one kind of thing.
+
+    Attributes:
+        notes: what the user should know about them.
+        lost: what cannot be restored, a sentence each.
+        kept: what stays as it is.
+    """
+
+    steps: tuple[UndoStep, ...] = ()
+    notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    kept: tuple[KeptItem, ...] = ()
+
+
 def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """Return the plan that undoes the whole footprint.
 
@@ -102,78 +134,34 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         DrainRequired: containers would be stopped, or processes lose the driver.
         Refused: the package manager would do something else, or a package's former version is lost.
     """
-    footprint, there = request.footprint, installed_packages(facts)
-    layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
-    wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
-    packages, needed = plan_package_restore(wanted, there, database)
-    lost: tuple[KeptItem, ...] = ()
-    if not request.is_redo:
-        # In a redo, the archives that have the packages have yet to be restored.
-        packages, lost = drop_unavailable_versions(host, packages)
-        if lost and not request.allow_loss:
-            raise Refused(
-                "packages cannot get their former versions back; nothing was changed",
-                why="\n".join(map(str, lost)),
-                hint="refresh the package index, or add a source that has them; to undo the rest:\n"
-                "add --allow-loss to the same command",
-            )
-        if lost:  # what cannot be restored cannot satisfy others, either
-            packages, serving = plan_package_restore(
-                {one.id: one.known_final_state for one in packages}, there, database
-            )
-            needed = (*needed, *serving)
-        packages = with_dependencies_to_install(host, packages)
-    if refused := refuse_modules_without_source(packages, facts):
-        raise Refused(refused.what, why=refused.why, hint=refused.hint)
-    leaving = {change.id.name for change in packages if not change.exists_after}
-    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
-    restored = {step.file.path: step.file.after for step in files if step.file}
-    conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
-    held = [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]
-    overridden = (f"held, and changed all the same, because the undo includes them: {', '.join(held)}",) if held else ()
-    with_packages = request.is_redo and any(change.known_final_state is not None for change in packages)
-    with_files = {posixpath.basename(path) for path, after in restored.items() if after and request.is_redo}
-    gone = (
-        (_RUN_DRIVER_NOT_RESTORED_NOTE,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
-    )
-    kept_keys: tuple[str, ...] = ()
-    if facts.module_key is not None and not request.is_redo:
-        from gpunode.steps.enrolment import describe_kept_key  # loaded on use: only with Secure Boot on
-
-        kept_keys = tuple(describe_kept_key(facts))
-    unread = (
-        KeptItem(unit, f"stays as it is: {fact.reason}")
-        for unit in footprint.units
-        if isinstance(fact := facts.unit(unit), Unknown)
-    )
-    units = (
-        _plan_unit_restore(facts, span, is_coming=with_packages or unit in with_files)
-        for unit, span in footprint.units.items()
-    )
-    steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
-    steps, rivals = _load_returning_driver(steps, packages, facts, is_redo=request.is_redo)
-    going = {change.id for change in packages}
-    staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
-    steps, serving = _keep_what_packages_need(steps, staying)
+    footprint = request.footprint
+    packages = _plan_packages(request, host, facts)
+    files = _plan_file_restores(request, host, footprint.files, packages.leaving)
+    conffiles = _plan_conffile_restores(request, host, packages.leaving, files.steps)
+    layouts = _plan_layout_restores(host, footprint.layouts, force=request.force)
+    units = _plan_unit_restores(request, facts, packages, files.steps)
+    steps = (*conffiles, *files.steps, *layouts.steps, *_package_undo_steps(footprint, packages.changes), *units.steps)
+    steps, rivals = _load_returning_driver(steps, packages.changes, facts, is_redo=request.is_redo)
+    steps, serving = _keep_what_packages_need(steps, packages.staying)
     # Dependents go before what they use: a daemon's configuration before the packages that it names, the blacklist of
     # nouveau after the driver. Archives and pins go last, so that packages can be fetched and simulated until then.
     # Undoing a rollback follows the order of a setup.
     ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
-    steps, kept = drop_source_conflicts(
-        ordered, (*lost, *unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
-    )
+    kept = (*packages.kept, *files.kept, *units.kept, *serving)
+    steps, kept = drop_source_conflicts(ordered, kept, facts, request.store.objects.path_of_content)
     steps = (*_plan_service_stops(steps, facts), *steps)
-    pending_triggers = still_pending_triggers(request.store.find_pending_triggers(), facts)
-    starts = _plan_service_starts(request, facts) if packages else ()
-    pending_triggers = (*pending_triggers, *(one for one in starts if one not in pending_triggers))
+    pending = still_pending_triggers(request.store.find_pending_triggers(), facts)
+    pending_triggers = tuple(dict.fromkeys((*pending, *_plan_service_starts(request, facts, packages.changes))))
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
+    is_uninstalled = any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands)
+    lost = (*layouts.lost, *([_RUN_DRIVER_NOT_RESTORED_NOTE] if is_uninstalled else []))
     return UndoPlan(
         request.undone_run,
         steps,
-        (*notes, *unchanged, *gone, *kept_keys, *overridden),
-        is_incomplete=bool(unchanged or gone),
-        reboot_reason=rivals or reboot_reason(request.store, facts, packages),
+        (*files.notes, *lost, *_describe_exceptions(request, facts, packages)),
+        is_incomplete=bool(lost),
+        reboot_reason=rivals or reboot_reason(request.store, facts, packages.changes),
         pending_triggers=pending_triggers,
         kept=kept,
         with_packages=True,
@@ -189,15 +177,57 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     footprint = request.footprint
     trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == RUNTIME_CONFIG_STAGE}
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == RUNTIME_CONFIG_STAGE}
-    files, notes, kept = _plan_file_restores(request, host, trails)
-    layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
-    pauses = tuple(_plan_service_stops(layouts, survey(host))) if layouts else ()
-    steps = (*pauses, *files, *layouts)
+    files = _plan_file_restores(request, host, trails)
+    layouts = _plan_layout_restores(host, spans, force=request.force)
+    pauses = _plan_service_stops(layouts.steps, survey(host)) if layouts.steps else ()
+    steps = (*pauses, *files.steps, *layouts.steps)
     pending_triggers = tuple(request.store.find_pending_triggers())
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
-    notes = (*notes, *unchanged)
-    return UndoPlan(request.undone_run, steps, notes, bool(unchanged), pending_triggers=pending_triggers, kept=kept)
+    notes, is_incomplete = (*files.notes, *layouts.lost), bool(layouts.lost)
+    return UndoPlan(request.undone_run, steps, notes, is_incomplete, pending_triggers=pending_triggers, kept=files.kept)
+
+
+def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePlan:
+    """Return the packages' way back to their former states.
+
+    Raises:
+        Refused: the package manager would do something else, or a package's former version is lost.
+    """
+    installed, database = installed_packages(facts), live_state.read_package_database(host)
+    wanted = _list_wanted_packages(request, installed)
+    changes, kept = plan_package_restore(wanted, installed, database)
+    if not request.is_redo:
+        # In a redo, the archives that have the packages have yet to be restored.
+        changes, lost = drop_unavailable_versions(host, changes)
+        if lost and not request.allow_loss:
+            raise Refused(
+                "packages cannot get their former versions back; nothing was changed",
+                why="\n".join(map(str, lost)),
+                hint="refresh the package index, or add a source that has them; to undo the rest:\n"
+                "add --allow-loss to the same command",
+            )
+        if lost:  # what cannot be restored cannot satisfy others, either
+            again = {one.id: one.known_final_state for one in changes}
+            changes, serving = plan_package_restore(again, installed, database)
+            kept = (*lost, *kept, *serving)
+        changes = with_dependencies_to_install(host, changes)
+    if refused := refuse_modules_without_source(changes, facts):
+        raise Refused(refused.what, why=refused.why, hint=refused.hint)
+    going = {change.id for change in changes}
+    staying = {one for one, state in wanted.items() if state is None and one in installed and one not in going}
+    leaving = {change.id.name for change in changes if not change.exists_after}
+    return _PackagePlan(changes, frozenset(leaving), frozenset(staying), kept)
+
+
+def _describe_exceptions(request: UndoRequest, facts: Facts, packages: _PackagePlan) -> Iterator[str]:
+    """Yield notes on the key that stays with the machine, and on holds that the undo overrides."""
+    if facts.module_key is not None and not request.is_redo:
+        from gpunode.steps.enrolment import describe_kept_key  # loaded on use: only with Secure Boot on
+
+        yield from describe_kept_key(facts)
+    if held := [str(one.id) for one in packages.changes if not one.is_mark and one.before and one.before.held]:
+        yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
 
 
 def _load_returning_driver(
@@ -221,18 +251,18 @@ def _load_returning_driver(
     return waiting, f"{', '.join(rivals)} drives the GPU until the next boot"
 
 
-def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
-    """Yield the stops for NVIDIA's services before ``steps`` take the GPUs from them."""
+def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, ...]:
+    """Return the stops for NVIDIA's services before ``steps`` take the GPUs from them."""
     pauses = plan_service_stops([step.change for step in steps], facts)
-    yield from (UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
+    return tuple(UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
 
 
-def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger]:
+def _plan_service_starts(request: UndoRequest, facts: Facts, packages: Collection[PackageChange]) -> Iterator[Trigger]:
     """Yield the starts of services that the undone run stopped for its packages and that have not started since.
 
     After an upgrade they wait for its reboot, which an undo makes unnecessary.
     """
-    entries = request.store.entries(request.undone_run) if request.undone_run else ()
+    entries = request.store.entries(request.undone_run) if request.undone_run and packages else ()
     for change in ServiceChange.of_kind(one.change for one in collect_changes(entries)):
         fact = facts.unit(change.unit)
         if not change.is_temporary_stop or not isinstance(fact, Known) or fact.value.state.active:
@@ -244,68 +274,86 @@ def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger
 
 def _plan_file_restores(
     request: UndoRequest, host: Host, trails: Mapping[str, FileTrail], leaving: Collection[str] = ()
-) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
-    """Return the steps that restore the files of ``trails``, notes, and what stays.
+) -> _Restores:
+    """Return the steps that restore the files of ``trails``.
 
     A file that is as an installed package shipped it stays, unless the package is ``leaving``: NVIDIA's cuda-keyring
     ships the same list and keyring that gpunode writes. Undoing an undo edits such a file again, as setup would, since
     the first undo restored the package's version.
     """
-    backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
-    found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
-    states: dict[str, FileState | None] = {}
-    for path in reversed(tuple(trails)):
-        try:
-            now = live_state.read_file_state(host, path)
-        except live_state.NotAFileError as error:
-            if request.undone_run:
-                raise
-            kept.append(KeptItem(path, f"stays as it is: {error.why}, in the place of the file that gpunode wrote"))
-            continue
-        states[path] = now
-    going = {path: now for path, now in states.items() if now and trails[path] and now != trails[path][0].change.before}
+    present, kept = _read_present_files(host, trails, is_removal=not request.undone_run)
+    is_changed = {path: bool(trails[path]) and now != trails[path][0].change.before for path, now in present.items()}
+    going = {path: now for path, now in present.items() if now and is_changed[path]}
     packaged = {} if request.is_redo else live_state.find_packaged_files(host, going, leaving)
-    for path, now in states.items():
+    restored: dict[str, RestoredFile] = {}
+    for path, now in present.items():
         if not (trail := trails[path]):
             kept += [KeptItem(path, "stays as it is: a backup of it was deleted")] if now else []
         elif path in packaged:
             former = trail[0].change.before
-            backup = f"; what was there before gpunode is in {backup_of(former.content)}" if former else ""
+            where = request.store.objects.path_of_content(former.content) if former else ""
+            backup = f"; what was there before gpunode is in {where}" if former else ""
             kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
         else:
-            found.append((path, trail, now, restore_file(trail, now, request.resolve_edit)))
-    removed = frozenset(path for path, _, _, restored in found if restored.state is None)
+            restored[path] = restore_file(trail, now, request.resolve_edit)
+    removed = frozenset(path for path, found in restored.items() if found.state is None)
     steps: list[UndoStep] = []
     notes: list[str] = []
-    for path, trail, now, restored in found:
-        first, folders = trail[0], tuple(dict.fromkeys(folder for span in trail for folder in span.folders))
-        if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, removed)):
+    for path, found in restored.items():
+        folders = tuple(dict.fromkeys(folder for span in trails[path] for folder in span.folders))
+        if found.state != present[path] or (
+            found.state is None and live_state.has_empty_folder(host, folders, removed)
+        ):
+            step, kept_runtimes = _file_undo_step(trails[path], present[path], found, folders)
+            steps.append(step)
+            notes += (*found.notes, *kept_runtimes)
+    return _Restores(tuple(steps), tuple(notes), kept=tuple(kept))
+
+
+def _read_present_files(
+    host: Host, paths: Collection[str], *, is_removal: bool
+) -> tuple[dict[str, FileState | None], list[KeptItem]]:
+    """Return the present states of the files, newest first, and what a removal leaves in the place of a file."""
+    present: dict[str, FileState | None] = {}
+    kept: list[KeptItem] = []
+    for path in reversed(tuple(paths)):
+        try:
+            now = live_state.read_file_state(host, path)
+        except live_state.NotAFileError as error:
+            if not is_removal:
+                raise
+            kept.append(KeptItem(path, f"stays as it is: {error.why}, in the place of the file that gpunode wrote"))
             continue
-        owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
-        change, kept_runtimes = _with_needed_restart(FileChange(path, now, restored.state, owes, folders))
-        reader = find_reader(path) if restored.is_merged else None
-        expectation = RuntimeExpectation(reader.id, reader.config) if reader else None
-        steps.append(UndoStep(first.stage, first.step, change, expectation))
-        notes += (*restored.notes, *kept_runtimes)
-    return tuple(steps), tuple(notes), tuple(kept)
+        present[path] = now
+    return present, kept
 
 
-def _plan_layout_restores(
-    host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool
-) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
-    """Return the steps that restore the GPUs' former layouts, and a note for each that cannot be restored."""
+def _file_undo_step(
+    trail: FileTrail, now: FileState | None, restored: RestoredFile, folders: tuple[str, ...]
+) -> tuple[UndoStep, tuple[str, ...]]:
+    """Return the step from the present state to the restored one, and a note on what its daemon keeps."""
+    first = trail[0]
+    triggers = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
+    change, notes = _with_needed_restart(FileChange(first.change.path, now, restored.state, triggers, folders))
+    reader = find_reader(change.path) if restored.is_merged else None
+    expectation = RuntimeExpectation(reader.id, reader.config) if reader else None
+    return UndoStep(first.stage, first.step, change, expectation), notes
+
+
+def _plan_layout_restores(host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool) -> _Restores:
+    """Return the steps that restore the GPUs' former layouts."""
     if not spans:
-        return (), ()
+        return _Restores()
     try:
         present = live_state.list_gpus(host)
     except ValueError as error:
-        return (), tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans)
+        return _Restores(lost=tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans))
     found: list[UndoStep] = []
-    notes: list[str] = []
+    lost: list[str] = []
     for uuid, span in reversed(tuple(spans.items())):
         gpu, back = present.get(uuid), span.change.inverse()
         if gpu is None or gpu.layout is None:
-            notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
+            lost.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
             # A kill may leave part of the old or the new layout.
             is_part = any(gpu.layout.is_part_of(mig_layout) for mig_layout in (span.change.before, span.change.after))
@@ -318,7 +366,7 @@ def _plan_layout_restores(
                     hint="add --force to restore its former layout anyway",
                 )
             found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
-    return tuple(found), tuple(notes)
+    return _Restores(tuple(found), lost=tuple(lost))
 
 
 def _with_needed_restart(change: FileChange) -> tuple[FileChange, tuple[str, ...]]:
@@ -344,12 +392,13 @@ def _with_needed_restart(change: FileChange) -> tuple[FileChange, tuple[str, ...
 
 
 def _plan_conffile_restores(
-    footprint: Footprint, host: Host, leaving: Collection[str], restored: Mapping[str, object], *, force: bool
+    request: UndoRequest, host: Host, leaving: Collection[str], files: Iterable[UndoStep]
 ) -> Iterator[UndoStep]:
     """Yield the restores of purged packages' configuration files, and of files that packages replaced.
 
-    ``leaving`` names the purged packages; ``restored`` has the restored states of files that gpunode changed.
+    ``leaving`` names the purged packages; ``files`` are the restores of files that gpunode changed.
     """
+    footprint, restored = request.footprint, {step.file.path: step.file.after for step in files if step.file}
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped_conffiles() if backed_up else {}
     owners = live_state.find_owners(host, [back.path for span, back in backed_up if span.step == OVERWRITTEN_STEP_ID])
@@ -366,7 +415,7 @@ def _plan_conffile_restores(
         if now == back.after:
             continue
         is_nobodys = now is None or is_as_shipped or (trail and trail[-1].may_have_left(now))
-        if not is_nobodys and not force:
+        if not is_nobodys and not request.force:
             raise edit_conflict_error(back, now)
         yield UndoStep(span.stage, span.step, back)
 
@@ -491,29 +540,42 @@ def drop_unavailable_versions(
     return tuple(change for change in rest if change not in left), (*lost, dependents)
 
 
-def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
-    """Return the step that restores a unit's former state; None if it has that state, or the unit is gone.
+def _plan_unit_restores(
+    request: UndoRequest, facts: Facts, packages: _PackagePlan, files: Iterable[UndoStep]
+) -> _Restores:
+    """Return the steps that restore the units' former states; units whose state is unknown stay.
+
+    A unit that is gone is restored only by a redo that restores its file, or a package that may contain it, first.
+    """
+    restored = {posixpath.basename(step.file.path) for step in files if step.file and step.file.after}
+    are_packages_coming = any(change.known_final_state is not None for change in packages.changes)
+    steps: list[UndoStep] = []
+    kept: list[KeptItem] = []
+    for unit, span in request.footprint.units.items():
+        change, fact = span.change, facts.unit(unit)
+        if isinstance(fact, Unknown):
+            kept.append(KeptItem(unit, f"stays as it is: {fact.reason}"))
+            continue
+        now, wanted = fact.value.state, _former_unit_state(change, fact.value)
+        if not fact.value.exists:
+            now = ServiceState(enabled=False, active=False)
+            wanted = change.before if request.is_redo and (are_packages_coming or unit in restored) else now
+        if wanted != now:
+            steps.append(UndoStep(span.stage, span.step, replace(change, before=now, after=wanted)))
+    return _Restores(tuple(steps), kept=tuple(kept))
+
+
+def _former_unit_state(change: ServiceChange, unit: Unit) -> ServiceState:
+    """Return the state of ``unit`` without ``change``.
 
     What somebody has changed since stays: a unit that was disabled or stopped is not enabled or started again. A masked
     one cannot be.
-
-    ``is_coming``: whether this undo restores the unit's file, or a package that may contain it, first.
     """
-    change, fact = span.change, facts.unit(span.change.unit)
-    if is_coming and isinstance(fact, Known) and not fact.value.exists:
-        return UndoStep(
-            span.stage, span.step, replace(change.inverse(), before=ServiceState(enabled=False, active=False))
-        )
-    if not isinstance(fact, Known) or not fact.value.exists:
-        return None
-    now, left, former = fact.value.state, change.after, change.before
+    now, left, former = unit.state, change.after, change.before
     enabled = former.enabled if now.enabled == left.enabled else now.enabled
     is_started_by_boot = now.active and left.enabled  # as setup had it enabled for
     active = former.active if now.active == left.active or is_started_by_boot else now.active
-    if fact.value.masked:
-        enabled, active = now.enabled, active and now.active
-    wanted = ServiceState(enabled, active)
-    return None if wanted == now else UndoStep(span.stage, span.step, replace(change, before=now, after=wanted))
+    return ServiceState(now.enabled, active and now.active) if unit.masked else ServiceState(enabled, active)
 
 
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:
