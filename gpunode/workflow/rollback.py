@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from gpunode.change import Change, FileChange, FileState, PackageChange
 from gpunode.command import Command
@@ -251,29 +252,35 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
 
 
 def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: bool) -> None:
-    """Refuse the run ``found`` if a later run ended early, before it changed anything that would be undone.
+    """Refuse the completed run ``found`` if a later run ended early, before it changed anything that would be undone.
 
-    ``setup --yes || rollback --yes`` should undo the run that failed, not the setup before it, which worked.
+    ``setup --yes || rollback --yes`` should undo the run that failed, not the setup before it, which worked. If that
+    one ended early as well, the later run was to complete it, and nothing that worked is undone with it.
     """
-    newest = next(run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
-    if newest.run == found.run or newest.ending in COMPLETED_RESULTS or newest.undone_by or found.undone_by:
+    since = list(takewhile(lambda run: run.run != found.run, _applying_runs(store)))
+    if not since or found.ending not in COMPLETED_RESULTS or since[0].ending in COMPLETED_RESULTS:
+        return
+    if since[0].undone_by or found.undone_by:
         return
     part = "anything" if with_packages else "a container runtime's configuration"
-    older = (
-        f"undo run {found.label}, the newest that did: {rollback_command(store, found, with_packages=with_packages)}"
-    )
-    whole = f"undo what it did: {rollback_command(store, newest, with_packages=True)}"
+    left = [run for run in since if run.other_subjects and not run.is_fully_undone]
+    partly = [f"undo what run {run.label} did: {rollback_command(store, run, with_packages=True)}" for run in left]
+    older = f"undo run {found.label}: {rollback_command(store, found, with_packages=with_packages)}"
     raise UsageError(
-        f"run {newest.label} ended early, before it changed {part}",
-        why="without a number the newest run is undone, and no earlier one in its place",
-        hint="\n".join([*([whole] if newest.other_subjects else []), older]),
+        f"run {since[0].label} ended early, before it changed {part}",
+        why=f"the newest run that did is {found.label}, and it completed; without a number no such run is undone",
+        hint="\n".join([*partly, older]),
     )
+
+
+def _applying_runs(store: Store) -> Iterator[RunRecord]:
+    """Yield the runs that are no undo, newest first: two rollbacks without RUN would undo each other in turn."""
+    return (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
 
 
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
-    # A rollback is undone only by its name; otherwise two rollbacks would undo each other in turn.
-    made = (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
+    made = _applying_runs(store)
     return [run for run in made if run.configuration_subjects or (with_packages and run.other_subjects)]
 
 

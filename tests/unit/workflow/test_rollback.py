@@ -359,6 +359,32 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
     assert explain_undone(store, find_newest_run(store), "", with_packages=False).newest_not_undone is None
 
 
+@pytest.mark.parametrize("with_packages", [False, True])
+def test_rollback_after_two_kills_undoes_the_run_that_changed_something(
+    store: Store, host: Node, *, with_packages: bool
+) -> None:
+    cut = store.begin("setup", version="test")
+    cut.record_done(cut.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, FORMER, OURS)))
+    cut.close()
+    store.begin("setup", version="test").close()
+    assert find_newest_run(store, with_packages=with_packages).run == cut.id
+
+
+def test_rollback_after_a_kill_does_not_undo_a_run_that_worked(store: Store, host: Node) -> None:
+    write(host, store)
+    cut = store.begin("setup", version="test")
+    cut.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), None, PackageState("1")))
+    cut.close()
+    store.begin("setup", version="test").close()
+    with pytest.raises(UsageError, match="run 3 ended early, before it changed a container runtime's") as caught:
+        find_newest_run(store)
+    first, second = caught.value.hint.splitlines()
+    assert first == f"undo what run 2 did: sudo gpunode rollback 2 --packages --root {store.root}"
+    assert second == f"undo run 1: sudo gpunode rollback 1 --root {store.root}"
+    for number in "12":
+        find_run(store, number)
+
+
 def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> None:
     first = write(host, store)
     second = write(host, store, EDITED)
