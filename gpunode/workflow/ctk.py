@@ -70,9 +70,7 @@ def has_systemd(host: HostView) -> bool:
 
 def reload_was_skipped(host: HostView, plan: CtkPlan, result: EditResult) -> bool:
     """Return whether the daemon was not reloaded although it may run, as its socket exists."""
-    if not any(trigger_result.skipped for trigger_result in result.trigger_results) or has_systemd(host):
-        return False
-    return has_socket(host, plan)
+    return any(one.skipped for one in result.trigger_results) and not has_systemd(host) and has_socket(host, plan)
 
 
 def has_socket(host: HostView, plan: CtkPlan) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from gpunode.change import Change, FileChange, FileState, PackageChange
+from gpunode.change import FileChange, FileState, PackageChange
 from gpunode.command import Command
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.model import Facts
@@ -72,14 +72,12 @@ def plan_rollback(
 
     is_redo = _counts_as_undo(runs, run_id)
     request = UndoRequest(store, run_id, footprint, resolve_edit, is_redo, force, allow_disruption, allow_loss)
+    run, touched = runs[run_id], footprint.subjects
+    refuse_shared_subjects(store, run_id, touched if facts else run.configuration_subjects & touched)
+    undone = plan_undo(request, host, facts) if facts else plan_configuration_undo(request, host)
+    _refuse_missing_programs(request, host, run, undone)
     if facts is None:
-        refuse_shared_subjects(store, run_id, runs[run_id].configuration_subjects & footprint.subjects)
-        undone = plan_configuration_undo(request, host)
-        _refuse_missing_programs(request, host, runs[run_id], undone)
-        return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
-    refuse_shared_subjects(store, run_id, footprint.subjects)
-    undone = plan_undo(request, host, facts)
-    _refuse_missing_programs(request, host, runs[run_id], undone)
+        return replace(undone, not_undone=tuple(sorted(run.remaining_subjects & run.other_subjects)))
     _refuse_needed_removals(store, undone, host, installed_packages(facts))
     return undone
 
@@ -291,12 +289,9 @@ def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: boo
     )
     # What a plain rollback leaves of the runs can only be undone with the packages.
     for whole in dict.fromkeys((with_packages, True)):
-        for one in _undoable_runs(store, with_packages=whole):
-            if whole == with_packages and one.run == run.run:
-                continue
-            if not one.is_undone(with_packages=whole):
-                command = rollback_command(store, one, with_packages=whole)
-                return replace(done, newest_not_undone=one, command=command)
+        runs = (one for one in _undoable_runs(store, with_packages=whole) if not one.is_undone(with_packages=whole))
+        if left := next((one for one in runs if whole != with_packages or one.run != run.run), None):
+            return replace(done, newest_not_undone=left, command=rollback_command(store, left, with_packages=whole))
     return done
 
 
@@ -363,19 +358,12 @@ def _remaining_additions(run: RunRecord, host: Host, packages: Collection[Packag
         return  # a run that removed something needs nothing
     for intent in intents_to_undo(run.entries):
         back = intent.change  # from the state that the run made to the one before it
-        if back.exists_before and back.subject in run.remaining_subjects and _is_on_node(back, host, packages):
+        if not back.exists_before or back.subject not in run.remaining_subjects:
+            continue
+        if isinstance(back, FileChange) and live_state.read_file_state(host, back.path) is None:
+            continue
+        if not isinstance(back, PackageChange) or back.id in packages:
             yield intent.step, back.subject
-
-
-def _is_on_node(change: Change, host: Host, packages: Collection[PackageId]) -> bool:
-    """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
-    match change:
-        case FileChange(path=path):
-            return live_state.read_file_state(host, path) is not None
-        case PackageChange(id=package):
-            return package in packages
-        case _:
-            return True
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:

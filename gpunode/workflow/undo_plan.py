@@ -112,16 +112,9 @@ class _PackagePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Restores:
-    """The steps that restore one kind of thing.
-
-    Attributes:
-        notes: what the user should know about them.
-        lost: what cannot be restored, a sentence each.
-        kept: what stays as it is.
-    """
+    """The steps that restore one kind of thing; what cannot be restored, a sentence each; and what stays as it is."""
 
     steps: tuple[UndoStep, ...] = ()
-    notes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     kept: tuple[KeptItem, ...] = ()
 
@@ -155,11 +148,12 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
     is_uninstalled = any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands)
+    notes = (note for step in steps for note in step.notes)
     lost = (*layouts.lost, *([_RUN_DRIVER_NOT_RESTORED_NOTE] if is_uninstalled else []))
     return UndoPlan(
         request.undone_run,
         steps,
-        (*files.notes, *lost, *_describe_exceptions(request, facts, packages)),
+        (*notes, *lost, *_describe_exceptions(request, facts, packages)),
         is_incomplete=bool(lost),
         reboot_reason=rivals or reboot_reason(request.store, facts, packages.changes),
         pending_triggers=pending_triggers,
@@ -184,7 +178,8 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     pending_triggers = tuple(request.store.find_pending_triggers())
     if not request.allow_disruption:
         refuse_disruptive_undo([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
-    notes, is_incomplete = (*files.notes, *layouts.lost), bool(layouts.lost)
+    notes = (*(note for step in steps for note in step.notes), *layouts.lost)
+    is_incomplete = bool(layouts.lost)
     return UndoPlan(request.undone_run, steps, notes, is_incomplete, pending_triggers=pending_triggers, kept=files.kept)
 
 
@@ -297,17 +292,13 @@ def _plan_file_restores(
         else:
             restored[path] = restore_file(trail, now, request.resolve_edit)
     removed = frozenset(path for path, found in restored.items() if found.state is None)
-    steps: list[UndoStep] = []
-    notes: list[str] = []
-    for path, found in restored.items():
-        folders = tuple(dict.fromkeys(folder for span in trails[path] for folder in span.folders))
-        if found.state != present[path] or (
-            found.state is None and live_state.has_empty_folder(host, folders, removed)
-        ):
-            step, kept_runtimes = _file_undo_step(trails[path], present[path], found, folders)
-            steps.append(step)
-            notes += (*found.notes, *kept_runtimes)
-    return _Restores(tuple(steps), tuple(notes), kept=tuple(kept))
+    steps = (
+        _file_undo_step(trails[path], present[path], found)
+        for path, found in restored.items()
+        if found.state != present[path]
+        or (found.state is None and live_state.has_empty_folder(host, _list_folders(trails[path]), removed))
+    )
+    return _Restores(tuple(steps), kept=tuple(kept))
 
 
 def _read_present_files(
@@ -328,16 +319,19 @@ def _read_present_files(
     return present, kept
 
 
-def _file_undo_step(
-    trail: FileTrail, now: FileState | None, restored: RestoredFile, folders: tuple[str, ...]
-) -> tuple[UndoStep, tuple[str, ...]]:
-    """Return the step from the present state to the restored one, and a note on what its daemon keeps."""
-    first = trail[0]
+def _file_undo_step(trail: FileTrail, now: FileState | None, restored: RestoredFile) -> UndoStep:
+    """Return the step from the present state to the restored one."""
+    first, path = trail[0], trail[0].change.path
     triggers = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
-    change, notes = _with_needed_restart(FileChange(first.change.path, now, restored.state, triggers, folders))
-    reader = find_reader(change.path) if restored.is_merged else None
+    change, notes = _with_needed_restart(FileChange(path, now, restored.state, triggers, _list_folders(trail)))
+    reader = find_reader(path) if restored.is_merged else None
     expectation = RuntimeExpectation(reader.id, reader.config) if reader else None
-    return UndoStep(first.stage, first.step, change, expectation), notes
+    return UndoStep(first.stage, first.step, change, expectation, (*restored.notes, *notes))
+
+
+def _list_folders(trail: FileTrail) -> tuple[str, ...]:
+    """Return the folders that were made for the file."""
+    return tuple(dict.fromkeys(folder for span in trail for folder in span.folders))
 
 
 def _plan_layout_restores(host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool) -> _Restores:
