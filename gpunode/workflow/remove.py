@@ -29,12 +29,8 @@ def plan_removal(
 ) -> UndoPlan:
     """Return the plan that removes everything that gpunode ever added.
 
-    With ``force``, a file in which gpunode's part can no longer be identified is restored to its former state.
-
-    Raises:
-        Conflict: somebody edited the same lines of a file that gpunode wrote.
-        DrainRequired: containers would be stopped, or processes lose the driver.
-        Refused: the package manager would do something else.
+    With ``force``, a file in which gpunode's part can no longer be identified is restored to its former state; without
+    it, that raises Conflict. Raises like ``plan_undo``.
     """
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile | None:

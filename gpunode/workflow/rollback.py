@@ -261,13 +261,16 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
     if since[0].undone_by or found.undone_by:
         return
     part = "anything" if with_packages else "a container runtime's configuration"
-    left = [run for run in since if run.other_subjects and not run.is_fully_undone]
-    partly = [f"undo what run {run.label} did: {rollback_command(store, run, with_packages=True)}" for run in left]
-    older = f"undo run {found.label}: {rollback_command(store, found, with_packages=with_packages)}"
+    commands = [
+        f"undo what run {run.label} did: {rollback_command(store, run, with_packages=True)}"
+        for run in since
+        if run.other_subjects and not run.is_fully_undone
+    ]
+    commands.append(f"undo run {found.label}: {rollback_command(store, found, with_packages=with_packages)}")
     raise UsageError(
         f"run {since[0].label} ended early, before it changed {part}",
-        why=f"the newest run that did is {found.label}, and it completed; without a number no such run is undone",
-        hint="\n".join([*partly, older]),
+        why=f"the newest run that did is {found.label}; it completed, so only its number undoes it",
+        hint="\n".join(commands),
     )
 
 
@@ -278,8 +281,8 @@ def _applying_runs(store: Store) -> Iterator[RunRecord]:
 
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
-    made = _applying_runs(store)
-    return [run for run in made if run.configuration_subjects or (with_packages and run.other_subjects)]
+    runs = _applying_runs(store)
+    return [run for run in runs if run.configuration_subjects or (with_packages and run.other_subjects)]
 
 
 def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: bool) -> NothingToUndo:

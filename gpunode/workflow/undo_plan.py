@@ -75,7 +75,6 @@ class UndoRequest:
     """The scope and the options of an undo.
 
     Attributes:
-        store: the journal.
         undone_run: the run's id. Empty for all runs: then packages that gpunode purged or changed are not restored.
         resolve_edit: called for a file that is in none of the states in which gpunode left it.
         is_redo: whether it undoes a rollback, so that changes are made in the order of a setup.
@@ -163,11 +162,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
 
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
-    """Return the plan that undoes only the configuration of runtimes and the MIG layouts, newest first.
-
-    Raises:
-        the same errors as ``plan_undo``.
-    """
+    """Return the plan that undoes only the configuration of runtimes and the MIG layouts. Raises like ``plan_undo``."""
     footprint = request.footprint
     trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == RUNTIME_CONFIG_STAGE}
     spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == RUNTIME_CONFIG_STAGE}
@@ -184,11 +179,7 @@ def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
 
 
 def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePlan:
-    """Return the packages' way back to their former states.
-
-    Raises:
-        Refused: the package manager would do something else, or a package's former version is lost.
-    """
+    """Return the packages' way back to their former states. Raises Refused like ``plan_undo``."""
     installed, database = installed_packages(facts), live_state.read_package_database(host)
     wanted = _list_wanted_packages(request, installed)
     changes, kept = plan_package_restore(wanted, installed, database)
@@ -291,7 +282,7 @@ def _plan_file_restores(
             kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
         else:
             restored[path] = restore_file(trail, now, request.resolve_edit)
-    removed = frozenset(path for path, found in restored.items() if found.state is None)
+    removed = {path for path, found in restored.items() if found.state is None}
     steps = (
         _file_undo_step(trails[path], present[path], found)
         for path, found in restored.items()
@@ -490,14 +481,10 @@ def _keep_what_packages_need(
 
     Each step's row names the packages that its files and units serve: a driver needs its blacklist and its archive.
     """
-    users = {step.step_id: list_served_packages(step.step_id, staying) for step in steps} if staying else {}
-    stays = [
-        step
-        for step in steps
-        if users.get(step.step_id) and step.change.removes_what_packages_need(step.stage, step.step_id)
-    ]
-    kept = (KeptItem(step.change.subject, f"stays with {users[step.step_id][0]}") for step in stays)
-    return tuple(step for step in steps if step not in stays), tuple(kept)
+    removing = (step for step in steps if step.change.removes_what_packages_need(step.stage, step.step_id))
+    users = {step: list_served_packages(step.step_id, staying) for step in removing}
+    kept = (KeptItem(step.change.subject, f"stays with {names[0]}") for step, names in users.items() if names)
+    return tuple(step for step in steps if not users.get(step)), tuple(kept)
 
 
 def _is_package_as_wanted(present: PackageState | None, wanted_state: PackageState | None) -> bool:
