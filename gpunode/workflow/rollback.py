@@ -59,6 +59,10 @@ def plan_rollback(
         Refused: the package manager would do something else.
     """
     footprint, runs = store.read_run_footprint(run_id), {run.run: run for run in store.read_runs()}
+    run = runs[run_id]
+    if facts and run.undone_by and not run.is_fully_undone:
+        # Its configuration is undone, and that of an earlier run may be, too.
+        footprint = footprint.part(is_configuration=False)
     purged = {span.change.path for span in footprint.conffiles}
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
@@ -72,7 +76,7 @@ def plan_rollback(
 
     is_redo = _counts_as_undo(runs, run_id)
     request = UndoRequest(store, run_id, footprint, resolve_edit, is_redo, force, allow_disruption, allow_loss)
-    run, touched = runs[run_id], footprint.subjects
+    touched = footprint.subjects
     refuse_shared_subjects(store, run_id, touched if facts else run.configuration_subjects & touched)
     undone = plan_undo(request, host, facts) if facts else plan_configuration_undo(request, host)
     _refuse_missing_programs(request, host, run, undone)

@@ -17,7 +17,6 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import (
     GPU_SERVICES,
     OVERWRITTEN_STEP_ID,
-    RUNTIME_CONFIG_STAGE,
     FileChange,
     FileState,
     MigChange,
@@ -163,11 +162,9 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
 
 def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
     """Return the plan that undoes only the configuration of runtimes and the MIG layouts. Raises like ``plan_undo``."""
-    footprint = request.footprint
-    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == RUNTIME_CONFIG_STAGE}
-    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == RUNTIME_CONFIG_STAGE}
-    files = _plan_file_restores(request, host, trails)
-    layouts = _plan_layout_restores(host, spans, force=request.force)
+    footprint = request.footprint.part(is_configuration=True)
+    files = _plan_file_restores(request, host, footprint.files)
+    layouts = _plan_layout_restores(host, footprint.layouts, force=request.force)
     pauses = _plan_service_stops(layouts.steps, survey(host)) if layouts.steps else ()
     steps = (*pauses, *files.steps, *layouts.steps)
     pending_triggers = tuple(request.store.find_pending_triggers())

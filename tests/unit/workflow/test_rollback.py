@@ -385,6 +385,24 @@ def test_rollback_after_a_kill_does_not_undo_a_run_that_worked(store: Store, hos
         find_run(store, number)
 
 
+def test_rest_of_a_run_is_undone_after_the_configuration_of_an_earlier_one(store: Store, host: Node) -> None:
+    """The hint was to undo the earlier run's rollback, which registers its runtime again."""
+    first = write(host, store)
+    second = store.begin("setup", version="test")
+    file, driver = FileChange(CONTAINERD, OURS, EDITED), PackageChange(PackageId("libcuda1"), None, PackageState("1"))
+    second.record_done(second.record_intent("packages", "driver", driver))
+    second.record_done(second.record_intent("runtime", "runtime-config", file))
+    second.commit("done")
+    host.apply([file])
+    for run in (second.id, first):
+        undo(host, store, run)
+
+    back = plan_rollback(store, host, second.id, machine(packages={"libcuda1": PackageState("1")}))
+
+    assert [one.subject for one in back.changes] == ["libcuda1"]
+    assert host.files[CONTAINERD] == FORMER
+
+
 def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> None:
     first = write(host, store)
     second = write(host, store, EDITED)
