@@ -62,18 +62,20 @@ class ChangeRecord:
 
 def collect_changes(entries: Iterable[Entry]) -> tuple[ChangeRecord, ...]:
     """Return the changes of a run, in order."""
-    records: dict[int, ChangeRecord] = {}
+    records: list[ChangeRecord] = []
+    places: dict[int, int] = {}
     for entry in entries:
         match entry:
             case Intent(seq=seq):
-                records[seq] = ChangeRecord(entry, "unknown")
-            case Done(seq=seq) if seq in records:
-                records[seq] = ChangeRecord(records[seq].intent, "done", entry.at)
-            case Failed(seq=seq) if seq in records:
-                records[seq] = ChangeRecord(records[seq].intent, "failed", entry.at, entry.error)
+                places[seq] = len(records)
+                records.append(ChangeRecord(entry, "unknown"))
+            case Done(seq=seq, at=at) if seq in places:
+                records[places[seq]] = replace(records[places[seq]], outcome="done", ended_at=at)
+            case Failed(seq=seq, error=error, at=at) if seq in places:
+                records[places[seq]] = replace(records[places[seq]], outcome="failed", ended_at=at, error=error)
             case _:
                 pass
-    return tuple(one for one in records.values() if one.outcome == "unknown" or not one.change.guards_against_kill)
+    return tuple(one for one in records if one.outcome == "unknown" or not one.change.guards_against_kill)
 
 
 def inverse_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
