@@ -108,6 +108,7 @@ class Step:
     """A step in the table; ``plan`` is pure.
 
     Attributes:
+        serves: the ids of the steps whose packages need this step's files and units; an undo leaves them with these.
         needs: the ids of the steps without which this one's work is useless: no rollback undoes theirs first.
         for_driver: whether only a driver needs the step. A run without such steps also works without a GPU.
         uses_driver: whether the recipe's driver decides part of its plan, although it also works without one.
@@ -121,6 +122,7 @@ class Step:
     title: str
     stage: Stage
     plan: Callable[[Recipe, Facts], StepOutcome]
+    serves: tuple[str, ...]
     needs: tuple[str, ...] = ()
     for_driver: bool = False
     uses_driver: bool = False

@@ -14,7 +14,7 @@ from string import Template
 from typing import Final
 
 from gpunode.facts import systemd
-from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
+from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, MisreadKubelet, Unknown, known
 from gpunode.facts.patterns import Pattern
 
 _KUBEADM_CONFIG_FILE: Final = "/var/lib/kubelet/config.yaml"
@@ -129,7 +129,8 @@ def find_kubelet(facts: Facts, running: Sequence[str] = (), *, image: bool = Fal
     except _Unreadable as unreadable:
         return unreadable.fact
     except ValueError as error:
-        return Unknown(f"not understood: {error}"[:500], "kubelet")
+        problem = str(error)[:500]
+        return MisreadKubelet(f"not understood: {problem}", "kubelet", kinds[0], problem)
 
 
 _WORD_BY_RANK: Final = {3: "running", 2: "enabled", 1: "set up"}

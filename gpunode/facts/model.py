@@ -293,6 +293,19 @@ class Kubelet:
 
 
 @dataclass(frozen=True, slots=True)
+class MisreadKubelet(Unknown):
+    """The kubelet of a product whose files cannot be parsed.
+
+    Attributes:
+        kind: the product that ships it.
+        problem: the file, the line, and what is wrong there.
+    """
+
+    kind: KubeletKind
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class MigGpu:
     """A GPU's MIG state, as NVML reports it.
 

@@ -208,11 +208,11 @@ class Apt:
             ChangeFailed: if it failed, or a refreshed index makes apt deviate from the plan.
             Busy: if another program held a lock past the timeout.
         """
-        words = self._apt_arguments(changes)
+        words, purged = self._apt_arguments(changes), purged_by_dpkg(changes)
+        before = self._read_dpkg_status() if purged else ()
         if words:
             self._install(changes, words)
-        if names := tuple(map(str, purged_by_dpkg(changes))):
-            self._run_with_retries("purge " + " ".join(names), ("dpkg", "--purge", *names))
+        self._run_dpkg("purge", purged, before)
         self._mark_packages(changes)
 
     def download(self, changes: Sequence[PackageChange]) -> None:
@@ -360,14 +360,19 @@ class Apt:
 
     def _remove_with_dpkg(self, changes: Sequence[PackageChange], before: Sequence[DpkgEntry]) -> None:
         """Remove what apt left: it also configures all unconfigured packages, and stops if one of them fails."""
-        native = native_architecture(before)
-        # dpkg refuses a bare name of which it has several architectures.
+        self._run_dpkg("remove", [one.id for one in changes if not one.exists_after], before)
+        self._run_dpkg("purge", [one.id for one in changes if one.after is None], before)
+
+    def _run_dpkg(self, verb: str, packages: Sequence[PackageId], before: Sequence[DpkgEntry]) -> None:
+        """Remove or purge ``packages``, which dpkg had ``before`` apt removed them.
+
+        dpkg refuses a bare name that several architectures have, and takes the one that is left for the one that left.
+        """
+        native = native_architecture(before) if before else ""
         names = {package_id_of(entry, native): f"{entry.name}:{entry.architecture}" for entry in before}
-        leaving = [change for change in changes if not change.exists_after]
-        for option, removed in (("--remove", leaving), ("--purge", [one for one in leaving if one.after is None])):
-            if removed:
-                argv = ("dpkg", option, *(names.get(one.id, str(one.id)) for one in removed))
-                self._run_with_retries("remove the packages", argv)
+        if packages:
+            argv = ("dpkg", f"--{verb}", *(names.get(one, str(one)) for one in packages))
+            self._run_with_retries(f"{verb} {' '.join(map(str, packages))}", argv)
 
     def _read_dpkg_status(self) -> tuple[DpkgEntry, ...]:
         """Return dpkg's entries; none if they cannot be read, or if none of them is dpkg's own."""

@@ -13,6 +13,7 @@ from gpunode.change import (
     CONFFILES_STEP_ID,
     FILE_STEP_IDS,
     OVERWRITTEN_STEP_ID,
+    RUNTIME_CONFIG_STAGE,
     Change,
     CommandChange,
     FileChange,
@@ -87,6 +88,13 @@ class Footprint:
         packages = (str(package) for package in self.packages)
         conffiles = (span.change.path for span in self.conffiles)
         return frozenset((*self.files, *packages, *self.units, *self.layouts, *conffiles))
+
+    def part(self, *, is_configuration: bool) -> Footprint:
+        """Return the files and layouts of the runtimes' configuration, which a plain rollback undoes; or the rest."""
+        stage, wanted = RUNTIME_CONFIG_STAGE, is_configuration
+        files = {path: trail for path, trail in self.files.items() if (trail[0].stage == stage) is wanted}
+        layouts = {gpu: span for gpu, span in self.layouts.items() if (span.stage == stage) is wanted}
+        return Footprint(files, layouts=layouts) if is_configuration else replace(self, files=files, layouts=layouts)
 
     def with_contents(self, load: Callable[[str], bytes | None]) -> Footprint:
         """Return the same with the bytes of files; ``load`` returns them by the object's name, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -14,7 +15,16 @@ from gpunode.facts.systemd import is_unit_file
 from gpunode.package_id import PackageId
 from gpunode.packages.version import leading_numbers
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
-from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, Runtime, gather_files
+from gpunode.runtimes.model import (
+    TOOLKIT_PROGRAM_NAME,
+    ConfigEdit,
+    DesiredConfig,
+    Edit,
+    Files,
+    ObservedConfig,
+    Runtime,
+    gather_files,
+)
 
 States = Mapping[str, FileState]
 # A file with twenty thousand mirrors takes more than a megabyte.
@@ -78,6 +88,17 @@ def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> Sta
 def inspect_from_facts(facts: Facts, row: Runtime) -> ObservedConfig:
     """Return the configuration in the runtime's files. Raises like ``states_from_facts``."""
     return row.inspect(contents_of_states(states_from_facts(facts, row, DesiredConfig())), DesiredConfig())
+
+
+def list_toolkit_handlers(facts: Facts, row: Runtime) -> tuple[str, ...]:
+    """Return the names under which the runtime runs a program of the toolkit; none if its files cannot be read."""
+    try:
+        programs = inspect_from_facts(facts, row).handlers
+    except (Refused, Undetermined):
+        return ()  # the next command that edits such a file reports the problem
+    return tuple(
+        name for name in sorted(programs) if posixpath.basename(programs[name]).startswith(TOOLKIT_PROGRAM_NAME)
+    )
 
 
 def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:

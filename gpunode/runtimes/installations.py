@@ -17,7 +17,7 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED_REASON
-from gpunode.facts.model import Facts, Known, Kubelet, Unknown
+from gpunode.facts.model import Facts, Known, Kubelet, MisreadKubelet, Unknown
 from gpunode.facts.systemd import is_unit_file
 from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
 from gpunode.values import dataclass
@@ -133,7 +133,7 @@ def with_kubelet_cgroup_driver(row: Runtime, facts: Facts, desired: DesiredConfi
 
 def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
     if isinstance(facts.kubelet, Unknown):
-        _refuse_misread_product(facts.kubelet.reason)
+        _refuse_misread_product(facts.kubelet)
         return ChosenRuntime(containerd, _unknown_kubelet_note(containerd, facts.kubelet))
     kubelet = facts.kubelet.value
     if kubelet is None or kubelet.socket == containerd.socket:
@@ -149,17 +149,16 @@ def _choose_for_kubelet(containerd: Runtime, facts: Facts) -> ChosenRuntime:
     raise _unknown_socket_error(kubelet)
 
 
-def _refuse_misread_product(reason: str) -> None:
-    """Refuse if a file of k3s or RKE2, which run a containerd of their own, could not be parsed.
+def _refuse_misread_product(kubelet: Unknown) -> None:
+    """Refuse if a file of a product that runs a containerd of its own could not be parsed.
 
     Raises:
         Refused: names the file and the line.
     """
-    _, found, place = reason.partition("not understood: /etc/rancher/")
-    if found:
+    if isinstance(kubelet, MisreadKubelet) and any(product.id == kubelet.kind for product in INSTALLATIONS):
         raise Refused(
             "cannot tell which containerd the kubelet here uses",
-            why=f"/etc/rancher/{place}",
+            why=kubelet.problem,
             hint="correct that file, then run the same command again",
         )
 

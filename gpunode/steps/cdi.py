@@ -276,4 +276,12 @@ def _foreign_specifications(offer: CdiDevices, spec: CdiSpec | None, loaded: Loa
             yield f"{other.path} is of driver {versions}, and {spec.path} overrides it{also}: remove it"
 
 
-CDI_STEP = Step("cdi", "CDI specification", "runtime", plan, needs=("toolkit",), files=(CDI_REFRESH_ENVIRONMENT_FILE,))
+CDI_STEP = Step(
+    "cdi",
+    "CDI specification",
+    "runtime",
+    plan,
+    serves=("toolkit",),
+    needs=("toolkit",),
+    files=(CDI_REFRESH_ENVIRONMENT_FILE,),
+)

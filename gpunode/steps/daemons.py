@@ -69,7 +69,13 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 PERSISTENCE_STEP = Step(
-    "persistence", "persistence daemon", "kernel", plan_persistence, needs=("driver",), for_driver=True
+    "persistence",
+    "persistence daemon",
+    "kernel",
+    plan_persistence,
+    serves=("driver",),
+    needs=("driver",),
+    for_driver=True,
 )
 
 
@@ -198,7 +204,7 @@ WantedBy=multi-user.target
 """.encode()
 
 
-MPS_STEP = Step("mps", "MPS daemon", "kernel", plan_mps, needs=("driver",), files=(MPS_UNIT_FILE,))
+MPS_STEP = Step("mps", "MPS daemon", "kernel", plan_mps, serves=("driver",), needs=("driver",), files=(MPS_UNIT_FILE,))
 
 
 GpuLoss: TypeAlias = Literal["driver", "layout", "mps"]
@@ -258,4 +264,5 @@ GPU_SERVICES_STEP: Final = Step(
     "GPU services",
     "packages",
     lambda _, __: Planned((), _SERVICES_STOP_FIRST_REASON, is_requested=False),
+    serves=(),
 )

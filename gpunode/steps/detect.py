@@ -222,4 +222,4 @@ def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
             yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is no GPU, so it is left out"
 
 
-DETECT_STEP = Step("detect", "GPU and machine", "sources", plan)
+DETECT_STEP = Step("detect", "GPU and machine", "sources", plan, serves=())

@@ -95,7 +95,7 @@ def _are_compatible(pinned: str, chosen: Choice) -> bool:
     return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
 
 
-DRIVER_PIN_STEP = Step("driver-pin", "driver branch", "sources", plan_driver_pin, for_driver=True)
+DRIVER_PIN_STEP = Step("driver-pin", "driver branch", "sources", plan_driver_pin, serves=("driver",), for_driver=True)
 
 
 def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -107,7 +107,7 @@ def plan_run_driver_removal(recipe: Recipe, facts: Facts) -> StepOutcome:
     return plan_run_driver_uninstall(facts)
 
 
-RUN_DRIVER_STEP = Step("run-driver", ".run driver", "sources", plan_run_driver_removal, for_driver=True)
+RUN_DRIVER_STEP = Step("run-driver", ".run driver", "sources", plan_run_driver_removal, serves=(), for_driver=True)
 
 
 # It replaces files of packages silently; only its own uninstaller knows which.
@@ -264,7 +264,7 @@ def _is_conflicting(name: str, version: str, chosen: Choice) -> bool:
     return purge_reason(name, version) not in {None, "relation"} and not has_prefix(version, version_prefix(chosen))
 
 
-CONFLICTS_STEP = Step("conflicts", "old drivers", "packages", plan_conflicting_driver_purge, for_driver=True)
+CONFLICTS_STEP = Step("conflicts", "old drivers", "packages", plan_conflicting_driver_purge, serves=(), for_driver=True)
 
 
 # Parts of the paths of files in a driver's packages.
@@ -435,6 +435,7 @@ DRIVER_STEP = Step(
     "NVIDIA driver",
     "packages",
     plan_driver,
+    serves=(),
     needs=("cuda-repository",),
     for_driver=True,
     packages=StepPackageRules(_wanted_packages, frozenset[PackageId]().__contains__, _locked_companions),

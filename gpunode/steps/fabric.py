@@ -264,18 +264,26 @@ FABRIC_STEP = Step(
     "fabric manager",
     "packages",
     plan_fabric_packages,
+    serves=(),
     needs=("driver",),
     for_driver=True,
     packages=StepPackageRules(wanted_fabric_packages, lambda package: is_fabric_package(package.name)),
 )
 FABRIC_BRIDGE_STEP = Step(
-    "fabric-bridge", "fabric module", "kernel", plan_bridge_module, needs=("fabric",), for_driver=True
+    "fabric-bridge",
+    "fabric module",
+    "kernel",
+    plan_bridge_module,
+    serves=("fabric",),
+    needs=("fabric",),
+    for_driver=True,
 )
 FABRIC_SERVICE_STEP = Step(
     "fabric-service",
     "fabric service",
     "kernel",
     plan_fabric_service,
+    serves=("fabric",),
     needs=("fabric", "fabric-bridge"),
     for_driver=True,
     files=(IMEX_NODES_FILE,),

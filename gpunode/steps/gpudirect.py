@@ -254,6 +254,7 @@ GPUDIRECT_STEP = Step(
     "GPUDirect",
     "packages",
     plan,
+    serves=(),
     needs=("driver",),
     packages=StepPackageRules(
         lambda recipe, _: feature_packages(recipe),
@@ -262,5 +263,10 @@ GPUDIRECT_STEP = Step(
     folder_files=(GPUDIRECT_MODULES_FILE,),
 )
 GPUDIRECT_MODULES_STEP = Step(
-    "gpudirect-modules", "GPUDirect modules", "kernel", plan_modules, needs=("gpudirect", "module-load")
+    "gpudirect-modules",
+    "GPUDirect modules",
+    "kernel",
+    plan_modules,
+    serves=("gpudirect",),
+    needs=("gpudirect", "module-load"),
 )

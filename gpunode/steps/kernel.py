@@ -101,7 +101,7 @@ def _find_backports_version(meta: PackageId, packages: Mapping[PackageId, Packag
     return image.version if image and "~bpo" in image.version and not stays else ""
 
 
-HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, for_driver=True)
+HEADERS_STEP = Step("headers", "kernel headers", "packages", plan_headers, serves=(), for_driver=True)
 
 
 NOUVEAU_BLACKLIST_FILE: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
@@ -222,6 +222,7 @@ NOUVEAU_STEP = Step(
     "nouveau and nova",
     "packages",
     plan_blacklist,
+    serves=("driver",),
     for_driver=True,
     files=(KERNEL_ARGUMENTS_FILE, GRUB_DEFAULTS_FILE),
 )
@@ -347,6 +348,14 @@ def is_chosen_driver_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool
 
 
 MODULE_BUILD_STEP = Step(
-    "module-build", "kernel module", "kernel", plan_module_build, needs=("driver", "headers"), for_driver=True
+    "module-build",
+    "kernel module",
+    "kernel",
+    plan_module_build,
+    serves=(),
+    needs=("driver", "headers"),
+    for_driver=True,
 )
-MODULE_LOAD_STEP = Step("module-load", "loaded driver", "kernel", plan_module_load, needs=("driver",), for_driver=True)
+MODULE_LOAD_STEP = Step(
+    "module-load", "loaded driver", "kernel", plan_module_load, serves=(), needs=("driver",), for_driver=True
+)

@@ -322,4 +322,12 @@ def _nvidia_smi_commands(uuid: str, layout: MigLayout) -> str:
     return f"{{ {switch} && /usr/bin/nvidia-smi mig -i {uuid} -cgi {places} -C; }}"
 
 
-MIG_STEP = Step("mig", "MIG layout", "runtime", plan, needs=("driver",), files=(MIG_UNIT_FILE, MIG_BOOT_DROP_IN_FILE))
+MIG_STEP = Step(
+    "mig",
+    "MIG layout",
+    "runtime",
+    plan,
+    serves=("driver",),
+    needs=("driver",),
+    files=(MIG_UNIT_FILE, MIG_BOOT_DROP_IN_FILE),
+)

@@ -178,4 +178,4 @@ def _render_rancher_file(labels: Sequence[str], taints: Sequence[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan)
+NODE_REGISTRATION_STEP = Step("node-registration", "node registration", "runtime", plan, serves=())

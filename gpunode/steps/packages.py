@@ -70,7 +70,7 @@ def _plan_driver_changes(recipe: Recipe, facts: Facts) -> Iterator[Change]:
     yield from chain.from_iterable(outcome.changes for outcome in outcomes if isinstance(outcome, Planned))
 
 
-REPAIR_STEP = Step("repair", "package database", "sources", plan_repair)
+REPAIR_STEP = Step("repair", "package database", "sources", plan_repair, serves=())
 
 
 def plan_driver_repository(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -136,10 +136,21 @@ def wants_container_toolkit(recipe: Recipe) -> bool:
 
 
 CUDA_REPOSITORY_STEP = Step(
-    "cuda-repository", "driver repository", "sources", plan_driver_repository, for_driver=True, files=(CUDA_KEYRING,)
+    "cuda-repository",
+    "driver repository",
+    "sources",
+    plan_driver_repository,
+    serves=("driver", "fabric", "gpudirect", "cuda-toolkit"),
+    for_driver=True,
+    files=(CUDA_KEYRING,),
 )
 TOOLKIT_REPOSITORY_STEP = Step(
-    "toolkit-repository", "toolkit repository", "sources", plan_toolkit_repository, files=(TOOLKIT_KEYRING,)
+    "toolkit-repository",
+    "toolkit repository",
+    "sources",
+    plan_toolkit_repository,
+    serves=("toolkit",),
+    files=(TOOLKIT_KEYRING,),
 )
 
 
@@ -251,7 +262,7 @@ def _missing_dependency_state(
 
 
 MISSING_DEPENDENCIES_STEP = Step(
-    "missing-dependencies", "dependencies", "packages", plan_missing_dependencies, uses_driver=True
+    "missing-dependencies", "dependencies", "packages", plan_missing_dependencies, serves=(), uses_driver=True
 )
 
 
@@ -294,6 +305,7 @@ CUDA_TOOLKIT_STEP = Step(
     "CUDA toolkit",
     "packages",
     plan_cuda_toolkit,
+    serves=("cuda-toolkit",),
     needs=("cuda-repository",),
     uses_driver=True,
     files=(CUDA_PROFILE_SCRIPT,),

@@ -138,6 +138,7 @@ RUNTIME_INSTALL_STEP = Step(
     "container runtime",
     "packages",
     plan_runtime_install,
+    serves=(),
     packages=StepPackageRules(
         _installed_runtime_package, {PackageId(name) for row in RUNTIMES for name in row.packages}.__contains__
     ),
@@ -320,6 +321,7 @@ RUNTIME_CONFIG_STEP = Step(
     "runtime configuration",
     "runtime",
     plan_runtime_config,
+    serves=("runtime-install",),
     needs=("toolkit", "runtime-install"),
     files=_TOOLKIT_CONFIG_FILES,
 )

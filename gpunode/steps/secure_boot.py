@@ -119,6 +119,7 @@ SECURE_BOOT_STEP: Final = Step(
     "Secure Boot",
     "packages",
     plan,
+    serves=("driver",),
     for_driver=True,
     files=(KERNEL_ARGUMENTS_FILE, ENROLMENT_REQUEST_FILE, *SIGNATURE_FILES),
 )

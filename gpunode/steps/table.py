@@ -5,7 +5,11 @@ An ordered tuple, not a graph: a reader sees what comes after what.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from gpunode.catalog.conflicts import is_deb_driver_package
 from gpunode.outcome import Stage, Step
+from gpunode.package_id import PackageId
 from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.daemons import MPS_STEP, PERSISTENCE_STEP
 from gpunode.steps.detect import DETECT_STEP
@@ -64,3 +68,16 @@ def find_needed_step_ids(step: str) -> frozenset[str]:
     """Return the ids of the steps that ``step`` needs, directly or not; none for an unknown step."""
     direct = next((one.needs for one in STEPS if one.id == step), ())
     return frozenset(direct).union(*map(find_needed_step_ids, direct))
+
+
+def list_served_packages(step: str, packages: Collection[PackageId]) -> list[PackageId]:
+    """Return those of ``packages`` that need what ``step`` leaves on a node; none for an unknown step."""
+    served = next((one.serves for one in STEPS if one.id == step), ())
+    owners = [one for one in STEPS if one.id in served]
+    return [package for owner in owners for package in sorted(packages) if _owns(owner, package)]
+
+
+def _owns(step: Step, package: PackageId) -> bool:
+    if step is DRIVER_STEP:  # its row owns none, so that a lock treats a driver's packages and dependencies alike
+        return is_deb_driver_package(package.name)
+    return step.packages is not None and step.packages.is_owned(package)

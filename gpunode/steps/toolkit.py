@@ -16,7 +16,9 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import leading_numbers
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.runtimes import find_runtime
+from gpunode.runtimes import RUNTIMES, find_runtime
+from gpunode.runtimes.found import list_toolkit_handlers
+from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.installed_driver import explain_manual_marks, is_at_version, plan_manual_marks
 from gpunode.steps.packages import refuse_held_packages, wants_container_toolkit
 from gpunode.steps.selection import refuse_package_without_lock
@@ -34,7 +36,8 @@ VOLUME_MOUNTS_KEY = "accept-nvidia-visible-devices-as-volume-mounts"
 def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     """Plan the four packages at one version: the recipe's, else the installed one, else the newest."""
     if not wants_container_toolkit(recipe):
-        return Planned((), "the recipe has no container runtime")
+        left = _left_toolkit_notes(facts) if recipe.runtime.name == "none" else ()
+        return Planned((), "the recipe has no container runtime", tuple(left))
     packages = need(facts.packages, "which packages are installed")
     diverted = tuple(system(facts).note_diversions(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")))
     # A diverted program would be diverted again.
@@ -69,6 +72,23 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
     changes = tuple(PackageChange(name, now, replace(after, auto=_is_dependency(name, now))) for name, now in states)
     reason = "; ".join(filter(None, (_explain_changes(packages, wanted), anew.reason)))
     return Planned((*changes, *anew.changes, *marked), reason, notes)
+
+
+def _left_toolkit_notes(facts: Facts) -> Iterator[str]:
+    """Yield a note on a toolkit that no runtime of the recipe needs, with the commands that remove it in order."""
+    packages = known(facts.packages, {})
+    there = [one for one in TOOLKIT_PACKAGES if one in packages and not packages[one].config_files_only]
+    if all(packages[one].auto for one in there):
+        return  # none, or something else requires it
+    rows = (choose_row_if_possible(row, facts) for row in RUNTIMES)
+    edits = [
+        sudo_gpunode("ctk", "runtime", "unconfigure", f"--runtime={row.id}", f"--nvidia-runtime-name={name}")
+        for row in rows
+        for name in list_toolkit_handlers(facts, row)
+    ]
+    commands = [*map(str, edits), f"sudo {system(facts).purge(list(map(str, there)))}"]
+    removal = ", then ".join(f"`{one}`" for one in commands)
+    yield f"the container toolkit stays installed, though the recipe has no container runtime; to remove it: {removal}"
 
 
 def _plan_lost_programs(lost: Sequence[str], version: str, recipe: Recipe, facts: Facts) -> Planned | Refusal:
@@ -182,6 +202,7 @@ TOOLKIT_STEP = Step(
     "container toolkit",
     "packages",
     plan,
+    serves=("toolkit",),
     needs=("toolkit-repository", "driver"),
     files=(TOOLKIT_CONFIG_FILE,),
     packages=StepPackageRules(

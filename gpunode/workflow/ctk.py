@@ -71,9 +71,7 @@ def has_systemd(host: HostView) -> bool:
 
 def reload_was_skipped(host: HostView, plan: CtkPlan, result: EditResult) -> bool:
     """Return whether the daemon was not reloaded although it may run, as its socket exists."""
-    if not any(trigger_result.skipped for trigger_result in result.trigger_results) or has_systemd(host):
-        return False
-    return has_socket(host, plan)
+    return any(one.skipped for one in result.trigger_results) and not has_systemd(host) and has_socket(host, plan)
 
 
 def has_socket(host: HostView, plan: CtkPlan) -> bool:
@@ -161,23 +159,17 @@ def check_cdi_devices(host: HostView, row: Runtime, *, image: bool) -> ConfigSta
     """
     from gpunode.workflow.extra_checks import cdi_checks
 
-    checks = tuple(cdi_checks(cdi_only_recipe(row), survey(host, image=image), host)) if not image else ()
-    failed = tuple(check for check in checks if check.status == "failed")
-    unverified = (
-        "nothing runs in an image" if image else "; ".join(c.detail for c in checks if c.id == "cdi" and not failed)
-    )
-    is_told = any(check.status == "passed" for check in checks)
-    wrong = "; ".join(check.detail for check in failed)
-    return ConfigStatus(difference=wrong, unverified="" if is_told or failed else unverified)
+    if image:
+        return ConfigStatus(unverified="nothing runs in an image")
+    checks = tuple(cdi_checks(cdi_only_recipe(row), survey(host), host))
+    wrong = "; ".join(check.detail for check in checks if check.status == "failed")
+    if wrong or any(check.status == "passed" for check in checks):
+        return ConfigStatus(difference=wrong)
+    return ConfigStatus(unverified="; ".join(check.detail for check in checks if check.id == "cdi"))
 
 
 def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig, *, is_live: bool) -> ConfigStatus:
-    """Compare the files and the daemon with what ``plan`` would leave.
-
-    Args:
-        plan: of the requested configuration.
-        read_effective_config: returns a runtime's effective configuration, by the runtime's name.
-        is_live: whether this is the running system, not an image.
+    """Compare the files and, if ``is_live``, the daemon with what ``plan`` would leave.
 
     Raises:
         Undetermined: the daemon answers only root.

@@ -34,6 +34,7 @@ class Backlog:
         pending_triggers: triggers that no run has settled.
         marks: packages that an interrupted run installed without marking them as automatic or held.
         holds_at_risk: packages that interrupted runs were reinstalling, and that were on hold.
+        changed_since: those of them that somebody else brought to another version since.
         cut: the newest run, if it was cut short.
         ending_phrase: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty if it was
             completed.
@@ -46,6 +47,7 @@ class Backlog:
     pending_triggers: tuple[Trigger, ...] = ()
     marks: tuple[PackageChange, ...] = ()
     holds_at_risk: tuple[PackageChange, ...] = ()
+    changed_since: tuple[PackageChange, ...] = ()
     cut: RunRecord | None = None
     ending_phrase: str = ""
     verb: Verb = "setup"
@@ -67,7 +69,17 @@ class Backlog:
     def notes(self) -> tuple[str, ...]:
         """Notes beside the remaining work, a sentence each."""
         now = f"another gpunode is changing this node: {self.lock_holder}; this shows a moment in the middle of it"
-        return (*((now,) if self.lock_holder else ()), *((str(self.lost),) if self.lost else ()))
+        return (*((now,) if self.lock_holder else ()), *((str(self.lost),) if self.lost else ()), *self.hold_notes)
+
+    @property
+    def hold_notes(self) -> tuple[str, ...]:
+        """A sentence for each hold that is not restored, because the package's version is somebody's choice since."""
+        return tuple(
+            f"{one.id} was on hold in version {one.states[0]} when a run was killed, and somebody has changed it to "
+            f"{one.states[1]} since: its hold is not restored; hold it again if it should stay at that version"
+            for one in self.changed_since
+            if not (one.known_final_state and one.known_final_state.held)
+        )
 
     def __str__(self) -> str:
         who = f"an earlier run {self.ending_phrase} and" if self.ending_phrase else "an earlier run"
@@ -87,13 +99,17 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     """
     pending_triggers, cut = still_pending_triggers(store.find_pending_triggers(), facts), store.find_interrupted_run()
     since = store.list_runs_since_completed()
-    holds = tuple(_find_holds_at_risk(store, since)) if since else ()
+    at_risk = tuple(_find_holds_at_risk(store, since)) if since else ()
+    present = ((change, known(facts.packages, {}).get(change.id)) for change in at_risk)
+    changed = tuple(replace(change, after=now) for change, now in present if now and now.version != change.states[0])
+    holds = tuple(change for change in at_risk if change.id not in {one.id for one in changed})
     marks = find_missing_marks(cut, facts, holds)
     runs = store.read_runs() if pending_triggers or marks else ()
     ended = next((_ENDING_PHRASES.get(run.commit.result, "") for run in runs[-1:] if run.commit), "")
     verb = cut.verb if cut is not None else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
     how = "was cut short" if cut is not None else ended
-    return Backlog(pending_triggers, marks, holds, cut, how, verb, lost=find_lost_record(store, facts))
+    lost = find_lost_record(store, facts)
+    return Backlog(pending_triggers, marks, holds, changed, cut, how, verb, lost=lost)
 
 
 def _find_holds_at_risk(store: Store, runs: Collection[str]) -> Iterator[PackageChange]:

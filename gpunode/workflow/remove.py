@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, ServiceChange, digest
 from gpunode.command import command
-from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
+from gpunode.errors import GpunodeError, Refused, VerifyFailed
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
@@ -16,9 +15,8 @@ from gpunode.journal.footprint import NetChange
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Removal, Runtime, find_runtime
-from gpunode.runtimes.found import inspect_from_facts
+from gpunode.runtimes.found import list_toolkit_handlers
 from gpunode.runtimes.installations import choose_row_if_possible
-from gpunode.runtimes.model import TOOLKIT_PROGRAM_NAME
 from gpunode.values import dataclass
 from gpunode.workflow import live_state, undo
 from gpunode.workflow.lost_record import LostRecord
@@ -32,12 +30,8 @@ def plan_removal(
 ) -> UndoPlan:
     """Return the plan that removes everything that gpunode ever added.
 
-    With ``force``, a file in which gpunode's part can no longer be identified is restored to its former state.
-
-    Raises:
-        Conflict: somebody edited the same lines of a file that gpunode wrote.
-        DrainRequired: containers would be stopped, or processes lose the driver.
-        Refused: the package manager would do something else.
+    With ``force``, a file in which gpunode's part can no longer be identified is restored to its former state; without
+    it, that raises Conflict. Raises like ``plan_undo``.
     """
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile | None:
@@ -198,15 +192,10 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
 
     taken = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
     for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if taken else ())):
-        try:
-            left = inspect_from_facts(facts, row).handlers
-        except (Refused, Undetermined):
-            continue  # the next command that edits such a file reports the problem
-        for name in sorted(taken & left.keys()):
-            if posixpath.basename(left[name]).startswith(TOOLKIT_PROGRAM_NAME):
-                by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
-                where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
-                yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
+        by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
+        where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
+        for name in taken.intersection(list_toolkit_handlers(facts, row)):
+            yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
 
 
 def _package_changes_not_undone(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import takewhile
 
-from gpunode.change import Change, FileChange, FileState, PackageChange
+from gpunode.change import FileChange, FileState, PackageChange
 from gpunode.command import Command
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.model import Facts
@@ -59,6 +60,10 @@ def plan_rollback(
         Refused: the package manager would do something else.
     """
     footprint, runs = store.read_run_footprint(run_id), {run.run: run for run in store.read_runs()}
+    run = runs[run_id]
+    if facts and run.undone_by and not run.is_fully_undone:
+        # Its configuration is undone, and that of an earlier run may be, too.
+        footprint = footprint.part(is_configuration=False)
     purged = {span.change.path for span in footprint.conffiles}
 
     def resolve_edit(span: NetChange[FileChange], now: FileState | None) -> RestoredFile:
@@ -72,14 +77,12 @@ def plan_rollback(
 
     is_redo = _counts_as_undo(runs, run_id)
     request = UndoRequest(store, run_id, footprint, resolve_edit, is_redo, force, allow_disruption, allow_loss)
+    touched = footprint.subjects
+    refuse_shared_subjects(store, run_id, touched if facts else run.configuration_subjects & touched)
+    undone = plan_undo(request, host, facts) if facts else plan_configuration_undo(request, host)
+    _refuse_missing_programs(request, host, run, undone)
     if facts is None:
-        refuse_shared_subjects(store, run_id, runs[run_id].configuration_subjects & footprint.subjects)
-        undone = plan_configuration_undo(request, host)
-        _refuse_missing_programs(request, host, runs[run_id], undone)
-        return replace(undone, not_undone=tuple(sorted(runs[run_id].remaining_subjects & runs[run_id].other_subjects)))
-    refuse_shared_subjects(store, run_id, footprint.subjects)
-    undone = plan_undo(request, host, facts)
-    _refuse_missing_programs(request, host, runs[run_id], undone)
+        return replace(undone, not_undone=tuple(sorted(run.remaining_subjects & run.other_subjects)))
     _refuse_needed_removals(store, undone, host, installed_packages(facts))
     return undone
 
@@ -252,30 +255,39 @@ def find_newest_run(store: Store, *, with_packages: bool = False) -> RunRecord:
 
 
 def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: bool) -> None:
-    """Refuse the run ``found`` if a later run ended early, before it changed anything that would be undone.
+    """Refuse the completed run ``found`` if a later run ended early, before it changed anything that would be undone.
 
-    ``setup --yes || rollback --yes`` should undo the run that failed, not the setup before it, which worked.
+    ``setup --yes || rollback --yes`` should undo the run that failed, not the setup before it, which worked. If that
+    one ended early as well, the later run was to complete it, and nothing that worked is undone with it.
     """
-    newest = next(run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
-    if newest.run == found.run or newest.ending in COMPLETED_RESULTS or newest.undone_by or found.undone_by:
+    since = list(takewhile(lambda run: run.run != found.run, _applying_runs(store)))
+    if not since or found.ending not in COMPLETED_RESULTS or since[0].ending in COMPLETED_RESULTS:
+        return
+    if since[0].undone_by or found.undone_by:
         return
     part = "anything" if with_packages else "a container runtime's configuration"
-    older = (
-        f"undo run {found.label}, the newest that did: {rollback_command(store, found, with_packages=with_packages)}"
-    )
-    whole = f"undo what it did: {rollback_command(store, newest, with_packages=True)}"
+    commands = [
+        f"undo what run {run.label} did: {rollback_command(store, run, with_packages=True)}"
+        for run in since
+        if run.other_subjects and not run.is_fully_undone
+    ]
+    commands.append(f"undo run {found.label}: {rollback_command(store, found, with_packages=with_packages)}")
     raise UsageError(
-        f"run {newest.label} ended early, before it changed {part}",
-        why="without a number the newest run is undone, and no earlier one in its place",
-        hint="\n".join([*([whole] if newest.other_subjects else []), older]),
+        f"run {since[0].label} ended early, before it changed {part}",
+        why=f"the newest run that did is {found.label}; it completed, so only its number undoes it",
+        hint="\n".join(commands),
     )
+
+
+def _applying_runs(store: Store) -> Iterator[RunRecord]:
+    """Yield the runs that are no undo, newest first: two rollbacks without RUN would undo each other in turn."""
+    return (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
 
 
 def _undoable_runs(store: Store, *, with_packages: bool) -> list[RunRecord]:
     """Return the runs that a rollback without RUN may undo, newest first."""
-    # A rollback is undone only by its name; otherwise two rollbacks would undo each other in turn.
-    made = (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
-    return [run for run in made if run.configuration_subjects or (with_packages and run.other_subjects)]
+    runs = _applying_runs(store)
+    return [run for run in runs if run.configuration_subjects or (with_packages and run.other_subjects)]
 
 
 def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: bool) -> NothingToUndo:
@@ -285,12 +297,9 @@ def explain_undone(store: Store, run: RunRecord, why: str, *, with_packages: boo
     )
     # What a plain rollback leaves of the runs can only be undone with the packages.
     for whole in dict.fromkeys((with_packages, True)):
-        for one in _undoable_runs(store, with_packages=whole):
-            if whole == with_packages and one.run == run.run:
-                continue
-            if not one.is_undone(with_packages=whole):
-                command = rollback_command(store, one, with_packages=whole)
-                return replace(done, newest_not_undone=one, command=command)
+        runs = (one for one in _undoable_runs(store, with_packages=whole) if not one.is_undone(with_packages=whole))
+        if left := next((one for one in runs if whole != with_packages or one.run != run.run), None):
+            return replace(done, newest_not_undone=left, command=rollback_command(store, left, with_packages=whole))
     return done
 
 
@@ -357,19 +366,12 @@ def _remaining_additions(run: RunRecord, host: Host, packages: Collection[Packag
         return  # a run that removed something needs nothing
     for intent in intents_to_undo(run.entries):
         back = intent.change  # from the state that the run made to the one before it
-        if back.exists_before and back.subject in run.remaining_subjects and _is_on_node(back, host, packages):
+        if not back.exists_before or back.subject not in run.remaining_subjects:
+            continue
+        if isinstance(back, FileChange) and live_state.read_file_state(host, back.path) is None:
+            continue
+        if not isinstance(back, PackageChange) or back.id in packages:
             yield intent.step, back.subject
-
-
-def _is_on_node(change: Change, host: Host, packages: Collection[PackageId]) -> bool:
-    """Return whether the file or package of ``change`` is on the node; anything else is never missing."""
-    match change:
-        case FileChange(path=path):
-            return live_state.read_file_state(host, path) is not None
-        case PackageChange(id=package):
-            return package in packages
-        case _:
-            return True
 
 
 def _later_runs(store: Store, run_id: str) -> list[RunRecord]:

@@ -108,6 +108,8 @@ def setup(
         )
     if left:
         on_event(Notice(f"{left}; this run does it"))
+    for note in left.hold_notes:
+        on_event(Notice(note))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (options.resume and reboot_suffices(waits)):
         if left.cut is not None:

@@ -47,12 +47,14 @@ class UndoStep:
 
     Attributes:
         expectation: what a runtime's own parser must find in the file first; None if the file is restored unchanged.
+        notes: what the user should know about it.
     """
 
     stage: str
     step_id: str
     change: Change
     expectation: RuntimeExpectation | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def file(self) -> FileChange | None:

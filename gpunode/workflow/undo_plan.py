@@ -17,7 +17,6 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import (
     GPU_SERVICES,
     OVERWRITTEN_STEP_ID,
-    RUNTIME_CONFIG_STAGE,
     FileChange,
     FileState,
     MigChange,
@@ -30,9 +29,8 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.distros import family
-from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
+from gpunode.facts.model import Facts, Known, LoadedDriver, Unit, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
 from gpunode.journal.footprint import FileTrail, Footprint, NetChange
@@ -41,17 +39,16 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database, system
 from gpunode.redaction.evidence import redact_change
-from gpunode.runtimes import RUNTIMES, DesiredConfig, find_reader
+from gpunode.runtimes import DesiredConfig, find_reader
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.installed_driver import branch_of
 from gpunode.steps.kernel import RIVAL_MODULES
 from gpunode.steps.leftovers import refuse_modules_without_source
-from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
-from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
+from gpunode.steps.table import list_served_packages
 from gpunode.values import dataclass
 from gpunode.wording import join_names
 from gpunode.workflow import live_state
-from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, RESUME_STEP_ID, survey
+from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, survey
 from gpunode.workflow.disruption import DOCKER_SERVICE, any_removed_or_replaced, refuse_disruptive_undo
 from gpunode.workflow.recovery import still_pending_triggers
 from gpunode.workflow.undo import (
@@ -72,15 +69,12 @@ _RUN_DRIVER_NOT_RESTORED_NOTE = (
     "run its installer again if you want it back"
 )
 
-_RUNTIME_PACKAGES = frozenset(name for row in RUNTIMES for name in row.packages)
-
 
 @dataclass(frozen=True, slots=True)
 class UndoRequest:
     """The scope and the options of an undo.
 
     Attributes:
-        store: the journal.
         undone_run: the run's id. Empty for all runs: then packages that gpunode purged or changed are not restored.
         resolve_edit: called for a file that is in none of the states in which gpunode left it.
         is_redo: whether it undoes a rollback, so that changes are made in the order of a setup.
@@ -99,6 +93,31 @@ class UndoRequest:
     allow_loss: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _PackagePlan:
+    """The packages of an undo.
+
+    Attributes:
+        leaving: the names of those that are purged.
+        staying: those that gpunode installed and that stay, since others need them.
+        kept: why these stay, and which former versions are lost.
+    """
+
+    changes: tuple[PackageChange, ...]
+    leaving: frozenset[str]
+    staying: frozenset[PackageId]
+    kept: tuple[KeptItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Restores:
+    """The steps that restore one kind of thing; what cannot be restored, a sentence each; and what stays as it is."""
+
+    steps: tuple[UndoStep, ...] = ()
+    lost: tuple[str, ...] = ()
+    kept: tuple[KeptItem, ...] = ()
+
+
 def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     """Return the plan that undoes the whole footprint.
 
@@ -107,14 +126,64 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
         DrainRequired: containers would be stopped, or processes lose the driver.
         Refused: the package manager would do something else, or a package's former version is lost.
     """
-    footprint, there = request.footprint, installed_packages(facts)
-    layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
-    wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
-    packages, needed = plan_package_restore(wanted, there, database)
-    lost: tuple[KeptItem, ...] = ()
+    footprint = request.footprint
+    packages = _plan_packages(request, host, facts)
+    files = _plan_file_restores(request, host, footprint.files, packages.leaving)
+    conffiles = _plan_conffile_restores(request, host, packages.leaving, files.steps)
+    layouts = _plan_layout_restores(host, footprint.layouts, force=request.force)
+    units = _plan_unit_restores(request, facts, packages, files.steps)
+    steps = (*conffiles, *files.steps, *layouts.steps, *_package_undo_steps(footprint, packages.changes), *units.steps)
+    steps, rivals = _load_returning_driver(steps, packages.changes, facts, is_redo=request.is_redo)
+    steps, serving = _keep_what_packages_need(steps, packages.staying)
+    # Dependents go before what they use: a daemon's configuration before the packages that it names, the blacklist of
+    # nouveau after the driver. Archives and pins go last, so that packages can be fetched and simulated until then.
+    # Undoing a rollback follows the order of a setup.
+    ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
+    kept = (*packages.kept, *files.kept, *units.kept, *serving)
+    steps, kept = drop_source_conflicts(ordered, kept, facts, request.store.objects.path_of_content)
+    steps = (*_plan_service_stops(steps, facts), *steps)
+    pending = still_pending_triggers(request.store.find_pending_triggers(), facts)
+    pending_triggers = tuple(dict.fromkeys((*pending, *_plan_service_starts(request, facts, packages.changes))))
+    if not request.allow_disruption:
+        refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
+    is_uninstalled = any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands)
+    notes = (note for step in steps for note in step.notes)
+    lost = (*layouts.lost, *([_RUN_DRIVER_NOT_RESTORED_NOTE] if is_uninstalled else []))
+    return UndoPlan(
+        request.undone_run,
+        steps,
+        (*notes, *lost, *_describe_exceptions(request, facts, packages)),
+        is_incomplete=bool(lost),
+        reboot_reason=rivals or reboot_reason(request.store, facts, packages.changes),
+        pending_triggers=pending_triggers,
+        kept=kept,
+        with_packages=True,
+    )
+
+
+def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
+    """Return the plan that undoes only the configuration of runtimes and the MIG layouts. Raises like ``plan_undo``."""
+    footprint = request.footprint.part(is_configuration=True)
+    files = _plan_file_restores(request, host, footprint.files)
+    layouts = _plan_layout_restores(host, footprint.layouts, force=request.force)
+    pauses = _plan_service_stops(layouts.steps, survey(host)) if layouts.steps else ()
+    steps = (*pauses, *files.steps, *layouts.steps)
+    pending_triggers = tuple(request.store.find_pending_triggers())
+    if not request.allow_disruption:
+        refuse_disruptive_undo([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
+    notes = (*(note for step in steps for note in step.notes), *layouts.lost)
+    is_incomplete = bool(layouts.lost)
+    return UndoPlan(request.undone_run, steps, notes, is_incomplete, pending_triggers=pending_triggers, kept=files.kept)
+
+
+def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePlan:
+    """Return the packages' way back to their former states. Raises Refused like ``plan_undo``."""
+    installed, database = installed_packages(facts), live_state.read_package_database(host)
+    wanted = _list_wanted_packages(request, installed)
+    changes, kept = plan_package_restore(wanted, installed, database)
     if not request.is_redo:
         # In a redo, the archives that have the packages have yet to be restored.
-        packages, lost = drop_unavailable_versions(host, packages)
+        changes, lost = drop_unavailable_versions(host, changes)
         if lost and not request.allow_loss:
             raise Refused(
                 "packages cannot get their former versions back; nothing was changed",
@@ -123,84 +192,26 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
                 "add --allow-loss to the same command",
             )
         if lost:  # what cannot be restored cannot satisfy others, either
-            packages, serving = plan_package_restore(
-                {one.id: one.known_final_state for one in packages}, there, database
-            )
-            needed = (*needed, *serving)
-        packages = with_dependencies_to_install(host, packages)
-    if refused := refuse_modules_without_source(packages, facts):
+            again = {one.id: one.known_final_state for one in changes}
+            changes, serving = plan_package_restore(again, installed, database)
+            kept = (*lost, *kept, *serving)
+        changes = with_dependencies_to_install(host, changes)
+    if refused := refuse_modules_without_source(changes, facts):
         raise Refused(refused.what, why=refused.why, hint=refused.hint)
-    leaving = {change.id.name for change in packages if not change.exists_after}
-    files, notes, unknown = _plan_file_restores(request, host, footprint.files, leaving)
-    restored = {step.file.path: step.file.after for step in files if step.file}
-    conffiles = tuple(_plan_conffile_restores(footprint, host, leaving, restored, force=request.force))
-    held = [str(one.id) for one in packages if not one.is_mark and one.before is not None and one.before.held]
-    overridden = (f"held, and changed all the same, because the undo includes them: {', '.join(held)}",) if held else ()
-    with_packages = request.is_redo and any(change.known_final_state is not None for change in packages)
-    with_files = {posixpath.basename(path) for path, after in restored.items() if after and request.is_redo}
-    gone = (
-        (_RUN_DRIVER_NOT_RESTORED_NOTE,) if any(one.argv == UNINSTALL_RUN_DRIVER for one in footprint.commands) else ()
-    )
-    kept_keys: tuple[str, ...] = ()
+    going = {change.id for change in changes}
+    staying = {one for one, state in wanted.items() if state is None and one in installed and one not in going}
+    leaving = {change.id.name for change in changes if not change.exists_after}
+    return _PackagePlan(changes, frozenset(leaving), frozenset(staying), kept)
+
+
+def _describe_exceptions(request: UndoRequest, facts: Facts, packages: _PackagePlan) -> Iterator[str]:
+    """Yield notes on the key that stays with the machine, and on holds that the undo overrides."""
     if facts.module_key is not None and not request.is_redo:
         from gpunode.steps.enrolment import describe_kept_key  # loaded on use: only with Secure Boot on
 
-        kept_keys = tuple(describe_kept_key(facts))
-    unread = (
-        KeptItem(unit, f"stays as it is: {fact.reason}")
-        for unit in footprint.units
-        if isinstance(fact := facts.unit(unit), Unknown)
-    )
-    units = (
-        _plan_unit_restore(facts, span, is_coming=with_packages or unit in with_files)
-        for unit, span in footprint.units.items()
-    )
-    steps = (*conffiles, *files, *layouts, *_package_undo_steps(footprint, packages), *filter(None, units))
-    steps, rivals = _load_returning_driver(steps, packages, facts, is_redo=request.is_redo)
-    steps, serving = keep_what_packages_need(steps, packages, wanted, there)
-    # Dependents go before what they use: a daemon's configuration before the packages that it names, the blacklist of
-    # nouveau after the driver. Archives and pins go last, so that packages can be fetched and simulated until then.
-    # Undoing a rollback follows the order of a setup.
-    ordered = sorted(steps, key=lambda one: one.change.undo_rank(one.stage, one.step_id, is_redo=request.is_redo))
-    steps, kept = drop_source_conflicts(
-        ordered, (*lost, *unknown, *unread, *needed, *serving), facts, request.store.objects.path_of_content
-    )
-    steps = (*_plan_service_stops(steps, facts), *steps)
-    pending_triggers = still_pending_triggers(request.store.find_pending_triggers(), facts)
-    starts = _plan_service_starts(request, facts) if packages else ()
-    pending_triggers = (*pending_triggers, *(one for one in starts if one not in pending_triggers))
-    if not request.allow_disruption:
-        refuse_disruptive_undo([step.change for step in steps], pending_triggers, facts.unit(DOCKER_SERVICE), host)
-    return UndoPlan(
-        request.undone_run,
-        steps,
-        (*notes, *unchanged, *gone, *kept_keys, *overridden),
-        is_incomplete=bool(unchanged or gone),
-        reboot_reason=rivals or reboot_reason(request.store, facts, packages),
-        pending_triggers=pending_triggers,
-        kept=kept,
-        with_packages=True,
-    )
-
-
-def plan_configuration_undo(request: UndoRequest, host: Host) -> UndoPlan:
-    """Return the plan that undoes only the configuration of runtimes and the MIG layouts, newest first.
-
-    Raises:
-        the same errors as ``plan_undo``.
-    """
-    footprint = request.footprint
-    trails = {path: trail for path, trail in footprint.files.items() if trail[0].stage == RUNTIME_CONFIG_STAGE}
-    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == RUNTIME_CONFIG_STAGE}
-    files, notes, kept = _plan_file_restores(request, host, trails)
-    layouts, unchanged = _plan_layout_restores(host, spans, force=request.force)
-    pauses = tuple(_plan_service_stops(layouts, survey(host))) if layouts else ()
-    steps = (*pauses, *files, *layouts)
-    pending_triggers = tuple(request.store.find_pending_triggers())
-    if not request.allow_disruption:
-        refuse_disruptive_undo([step.change for step in steps], pending_triggers, Unknown("not asked", "units"), host)
-    notes = (*notes, *unchanged)
-    return UndoPlan(request.undone_run, steps, notes, bool(unchanged), pending_triggers=pending_triggers, kept=kept)
+        yield from describe_kept_key(facts)
+    if held := [str(one.id) for one in packages.changes if not one.is_mark and one.before and one.before.held]:
+        yield f"held, and changed all the same, because the undo includes them: {', '.join(held)}"
 
 
 def _load_returning_driver(
@@ -224,18 +235,18 @@ def _load_returning_driver(
     return waiting, f"{', '.join(rivals)} drives the GPU until the next boot"
 
 
-def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> Iterator[UndoStep]:
-    """Yield the stops for NVIDIA's services before ``steps`` take the GPUs from them."""
+def _plan_service_stops(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, ...]:
+    """Return the stops for NVIDIA's services before ``steps`` take the GPUs from them."""
     pauses = plan_service_stops([step.change for step in steps], facts)
-    yield from (UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
+    return tuple(UndoStep(GPU_SERVICES_STEP.stage, GPU_SERVICES_STEP.id, change) for change in pauses)
 
 
-def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger]:
+def _plan_service_starts(request: UndoRequest, facts: Facts, packages: Collection[PackageChange]) -> Iterator[Trigger]:
     """Yield the starts of services that the undone run stopped for its packages and that have not started since.
 
     After an upgrade they wait for its reboot, which an undo makes unnecessary.
     """
-    entries = request.store.entries(request.undone_run) if request.undone_run else ()
+    entries = request.store.entries(request.undone_run) if request.undone_run and packages else ()
     for change in ServiceChange.of_kind(one.change for one in collect_changes(entries)):
         fact = facts.unit(change.unit)
         if not change.is_temporary_stop or not isinstance(fact, Known) or fact.value.state.active:
@@ -247,68 +258,85 @@ def _plan_service_starts(request: UndoRequest, facts: Facts) -> Iterator[Trigger
 
 def _plan_file_restores(
     request: UndoRequest, host: Host, trails: Mapping[str, FileTrail], leaving: Collection[str] = ()
-) -> tuple[tuple[UndoStep, ...], tuple[str, ...], tuple[KeptItem, ...]]:
-    """Return the steps that restore the files of ``trails``, notes, and what stays.
+) -> _Restores:
+    """Return the steps that restore the files of ``trails``.
 
     A file that is as an installed package shipped it stays, unless the package is ``leaving``: NVIDIA's cuda-keyring
     ships the same list and keyring that gpunode writes. Undoing an undo edits such a file again, as setup would, since
     the first undo restored the package's version.
     """
-    backup_of, kept = request.store.objects.path_of_content, list[KeptItem]()
-    found: list[tuple[str, FileTrail, FileState | None, RestoredFile]] = []
-    states: dict[str, FileState | None] = {}
-    for path in reversed(tuple(trails)):
-        try:
-            now = live_state.read_file_state(host, path)
-        except live_state.NotAFileError as error:
-            if request.undone_run:
-                raise
-            kept.append(KeptItem(path, f"stays as it is: {error.why}, in the place of the file that gpunode wrote"))
-            continue
-        states[path] = now
-    going = {path: now for path, now in states.items() if now and trails[path] and now != trails[path][0].change.before}
+    present, kept = _read_present_files(host, trails, is_removal=not request.undone_run)
+    is_changed = {path: bool(trails[path]) and now != trails[path][0].change.before for path, now in present.items()}
+    going = {path: now for path, now in present.items() if now and is_changed[path]}
     packaged = {} if request.is_redo else live_state.find_packaged_files(host, going, leaving)
-    for path, now in states.items():
+    restored: dict[str, RestoredFile] = {}
+    for path, now in present.items():
         if not (trail := trails[path]):
             kept += [KeptItem(path, "stays as it is: a backup of it was deleted")] if now else []
         elif path in packaged:
             former = trail[0].change.before
-            backup = f"; what was there before gpunode is in {backup_of(former.content)}" if former else ""
+            where = request.store.objects.path_of_content(former.content) if former else ""
+            backup = f"; what was there before gpunode is in {where}" if former else ""
             kept.append(KeptItem(path, f"stays: it belongs to the package {packaged[path]} now{backup}"))
         else:
-            found.append((path, trail, now, restore_file(trail, now, request.resolve_edit)))
-    removed = frozenset(path for path, _, _, restored in found if restored.state is None)
-    steps: list[UndoStep] = []
-    notes: list[str] = []
-    for path, trail, now, restored in found:
-        first, folders = trail[0], tuple(dict.fromkeys(folder for span in trail for folder in span.folders))
-        if restored.state == now and not (now is None and live_state.has_empty_folder(host, folders, removed)):
+            restored[path] = restore_file(trail, now, request.resolve_edit)
+    removed = {path for path, found in restored.items() if found.state is None}
+    steps = (
+        _file_undo_step(trails[path], present[path], found)
+        for path, found in restored.items()
+        if found.state != present[path]
+        or (found.state is None and live_state.has_empty_folder(host, _list_folders(trails[path]), removed))
+    )
+    return _Restores(tuple(steps), kept=tuple(kept))
+
+
+def _read_present_files(
+    host: Host, paths: Collection[str], *, is_removal: bool
+) -> tuple[dict[str, FileState | None], list[KeptItem]]:
+    """Return the present states of the files, newest first, and what a removal leaves in the place of a file."""
+    present: dict[str, FileState | None] = {}
+    kept: list[KeptItem] = []
+    for path in reversed(tuple(paths)):
+        try:
+            now = live_state.read_file_state(host, path)
+        except live_state.NotAFileError as error:
+            if not is_removal:
+                raise
+            kept.append(KeptItem(path, f"stays as it is: {error.why}, in the place of the file that gpunode wrote"))
             continue
-        owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
-        change, kept_runtimes = _with_needed_restart(FileChange(path, now, restored.state, owes, folders))
-        reader = find_reader(path) if restored.is_merged else None
-        expectation = RuntimeExpectation(reader.id, reader.config) if reader else None
-        steps.append(UndoStep(first.stage, first.step, change, expectation))
-        notes += (*restored.notes, *kept_runtimes)
-    return tuple(steps), tuple(notes), tuple(kept)
+        present[path] = now
+    return present, kept
 
 
-def _plan_layout_restores(
-    host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool
-) -> tuple[tuple[UndoStep, ...], tuple[str, ...]]:
-    """Return the steps that restore the GPUs' former layouts, and a note for each that cannot be restored."""
+def _file_undo_step(trail: FileTrail, now: FileState | None, restored: RestoredFile) -> UndoStep:
+    """Return the step from the present state to the restored one."""
+    first, path = trail[0], trail[0].change.path
+    triggers = frozenset[Trigger]().union(*(span.change.triggers for span in trail))
+    change, notes = _with_needed_restart(FileChange(path, now, restored.state, triggers, _list_folders(trail)))
+    reader = find_reader(path) if restored.is_merged else None
+    expectation = RuntimeExpectation(reader.id, reader.config) if reader else None
+    return UndoStep(first.stage, first.step, change, expectation, (*restored.notes, *notes))
+
+
+def _list_folders(trail: FileTrail) -> tuple[str, ...]:
+    """Return the folders that were made for the file."""
+    return tuple(dict.fromkeys(folder for span in trail for folder in span.folders))
+
+
+def _plan_layout_restores(host: Host, spans: Mapping[str, NetChange[MigChange]], *, force: bool) -> _Restores:
+    """Return the steps that restore the GPUs' former layouts."""
     if not spans:
-        return (), ()
+        return _Restores()
     try:
         present = live_state.list_gpus(host)
     except ValueError as error:
-        return (), tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans)
+        return _Restores(lost=tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans))
     found: list[UndoStep] = []
-    notes: list[str] = []
+    lost: list[str] = []
     for uuid, span in reversed(tuple(spans.items())):
         gpu, back = present.get(uuid), span.change.inverse()
         if gpu is None or gpu.layout is None:
-            notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
+            lost.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
         elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
             # A kill may leave part of the old or the new layout.
             is_part = any(gpu.layout.is_part_of(mig_layout) for mig_layout in (span.change.before, span.change.after))
@@ -321,7 +349,7 @@ def _plan_layout_restores(
                     hint="add --force to restore its former layout anyway",
                 )
             found.append(UndoStep(span.stage, span.step, replace(back, before=gpu.layout)))
-    return tuple(found), tuple(notes)
+    return _Restores(tuple(found), lost=tuple(lost))
 
 
 def _with_needed_restart(change: FileChange) -> tuple[FileChange, tuple[str, ...]]:
@@ -347,12 +375,13 @@ def _with_needed_restart(change: FileChange) -> tuple[FileChange, tuple[str, ...
 
 
 def _plan_conffile_restores(
-    footprint: Footprint, host: Host, leaving: Collection[str], restored: Mapping[str, object], *, force: bool
+    request: UndoRequest, host: Host, leaving: Collection[str], files: Iterable[UndoStep]
 ) -> Iterator[UndoStep]:
     """Yield the restores of purged packages' configuration files, and of files that packages replaced.
 
-    ``leaving`` names the purged packages; ``restored`` has the restored states of files that gpunode changed.
+    ``leaving`` names the purged packages; ``files`` are the restores of files that gpunode changed.
     """
+    footprint, restored = request.footprint, {step.file.path: step.file.after for step in files if step.file}
     backed_up = [(span, back) for span in footprint.conffiles if (back := span.change.inverse())]
     shipped = live_state.read_package_database(host).shipped_conffiles() if backed_up else {}
     owners = live_state.find_owners(host, [back.path for span, back in backed_up if span.step == OVERWRITTEN_STEP_ID])
@@ -369,7 +398,7 @@ def _plan_conffile_restores(
         if now == back.after:
             continue
         is_nobodys = now is None or is_as_shipped or (trail and trail[-1].may_have_left(now))
-        if not is_nobodys and not force:
+        if not is_nobodys and not request.force:
             raise edit_conflict_error(back, now)
         yield UndoStep(span.stage, span.step, back)
 
@@ -443,39 +472,17 @@ def _package_undo_steps(footprint: Footprint, packages: Iterable[PackageChange])
             yield UndoStep(span.stage, span.step, replace(change, triggers=span.change.triggers))
 
 
-def keep_what_packages_need(
-    steps: Sequence[UndoStep],
-    packages: Sequence[PackageChange],
-    wanted_states: Mapping[PackageId, PackageState | None],
-    installed: Collection[PackageId],
+def _keep_what_packages_need(
+    steps: Sequence[UndoStep], staying: Collection[PackageId]
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Return ``steps`` without what a remaining package needs, and the reasons.
+    """Return ``steps`` without what the ``staying`` packages need, and what stays with them.
 
-    A driver needs its blacklist, archive, key, pin and units; a CUDA toolkit its archive, key, pin and PATH; the
-    container toolkit its archive and key; a runtime its unit.
+    Each step's row names the packages that its files and units serve: a driver needs its blacklist and its archive.
     """
-    from gpunode.catalog.cuda import release_of_toolkit_package  # loaded on use: a plan undoes nothing
-
-    going = {change.id for change in packages}
-    staying = {one for one, state in wanted_states.items() if state is None and one in installed and one not in going}
-    drivers = sorted(driver_packages(staying))
-    toolkits = sorted(package for package in staying if release_of_toolkit_package(package.name))
-    users_by_step = {
-        CUDA_TOOLKIT_STEP.id: toolkits,
-        CUDA_REPOSITORY_STEP.id: [*drivers, *toolkits],
-        TOOLKIT_REPOSITORY_STEP.id: sorted(staying.intersection(TOOLKIT_PACKAGES)),
-        RESUME_STEP_ID: [],
-        RUNTIME_CONFIG_STEP.id: sorted(package for package in staying if package.name in _RUNTIME_PACKAGES),
-    }
-    left: list[UndoStep] = []
-    kept: list[KeptItem] = []
-    for step in steps:
-        users = users_by_step.get(step.step_id, drivers)
-        if users and step.change.removes_what_packages_need(step.stage, step.step_id):
-            kept.append(KeptItem(step.change.subject, f"stays with {users[0]}"))
-        else:
-            left.append(step)
-    return tuple(left), tuple(kept)
+    removing = (step for step in steps if step.change.removes_what_packages_need(step.stage, step.step_id))
+    users = {step: list_served_packages(step.step_id, staying) for step in removing}
+    kept = (KeptItem(step.change.subject, f"stays with {names[0]}") for step, names in users.items() if names)
+    return tuple(step for step in steps if not users.get(step)), tuple(kept)
 
 
 def _is_package_as_wanted(present: PackageState | None, wanted_state: PackageState | None) -> bool:
@@ -512,29 +519,42 @@ def drop_unavailable_versions(
     return tuple(change for change in rest if change not in left), (*lost, dependents)
 
 
-def _plan_unit_restore(facts: Facts, span: NetChange[ServiceChange], *, is_coming: bool) -> UndoStep | None:
-    """Return the step that restores a unit's former state; None if it has that state, or the unit is gone.
+def _plan_unit_restores(
+    request: UndoRequest, facts: Facts, packages: _PackagePlan, files: Iterable[UndoStep]
+) -> _Restores:
+    """Return the steps that restore the units' former states; units whose state is unknown stay.
+
+    A unit that is gone is restored only by a redo that restores its file, or a package that may contain it, first.
+    """
+    restored = {posixpath.basename(step.file.path) for step in files if step.file and step.file.after}
+    are_packages_coming = any(change.known_final_state is not None for change in packages.changes)
+    steps: list[UndoStep] = []
+    kept: list[KeptItem] = []
+    for unit, span in request.footprint.units.items():
+        change, fact = span.change, facts.unit(unit)
+        if isinstance(fact, Unknown):
+            kept.append(KeptItem(unit, f"stays as it is: {fact.reason}"))
+            continue
+        now, wanted = fact.value.state, _former_unit_state(change, fact.value)
+        if not fact.value.exists:
+            now = ServiceState(enabled=False, active=False)
+            wanted = change.before if request.is_redo and (are_packages_coming or unit in restored) else now
+        if wanted != now:
+            steps.append(UndoStep(span.stage, span.step, replace(change, before=now, after=wanted)))
+    return _Restores(tuple(steps), kept=tuple(kept))
+
+
+def _former_unit_state(change: ServiceChange, unit: Unit) -> ServiceState:
+    """Return the state of ``unit`` without ``change``.
 
     What somebody has changed since stays: a unit that was disabled or stopped is not enabled or started again. A masked
     one cannot be.
-
-    ``is_coming``: whether this undo restores the unit's file, or a package that may contain it, first.
     """
-    change, fact = span.change, facts.unit(span.change.unit)
-    if is_coming and isinstance(fact, Known) and not fact.value.exists:
-        return UndoStep(
-            span.stage, span.step, replace(change.inverse(), before=ServiceState(enabled=False, active=False))
-        )
-    if not isinstance(fact, Known) or not fact.value.exists:
-        return None
-    now, left, former = fact.value.state, change.after, change.before
+    now, left, former = unit.state, change.after, change.before
     enabled = former.enabled if now.enabled == left.enabled else now.enabled
     is_started_by_boot = now.active and left.enabled  # as setup had it enabled for
     active = former.active if now.active == left.active or is_started_by_boot else now.active
-    if fact.value.masked:
-        enabled, active = now.enabled, active and now.active
-    wanted = ServiceState(enabled, active)
-    return None if wanted == now else UndoStep(span.stage, span.step, replace(change, before=now, after=wanted))
+    return ServiceState(now.enabled, active and now.active) if unit.masked else ServiceState(enabled, active)
 
 
 def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange]) -> str:

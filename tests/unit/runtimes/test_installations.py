@@ -9,7 +9,7 @@ import yaml
 from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import derive
-from gpunode.facts.model import Fact, Facts, Known, Kubelet, Unknown
+from gpunode.facts.model import Fact, Facts, Known, Kubelet, MisreadKubelet, Unknown
 from gpunode.runtimes import DesiredConfig, find_runtime
 from gpunode.runtimes.installations import INSTALLATIONS, choose_row, containerd_socket_of
 from tests.unit.runtimes.unconfigured import unconfigure
@@ -48,12 +48,10 @@ def test_two_running_kubelets_are_noted() -> None:
 
 def test_unreadable_configuration_of_k3s_is_refused_with_its_line() -> None:
     """The packaged containerd, even if there is one, is not that of k3s."""
-    config = "/etc/rancher/k3s/config.yaml"
+    problem = "/etc/rancher/k3s/config.yaml:3: anchors and aliases are not read"
     with pytest.raises(Refused) as caught:
-        choose_row(
-            CONTAINERD, node(Unknown(f"not understood: {config}:3: anchors and aliases are not read", "kubelet"))
-        )
-    assert caught.value.why.startswith(f"{config}:3: anchors")
+        choose_row(CONTAINERD, node(MisreadKubelet(f"not understood: {problem}", "kubelet", "k3s", problem)))
+    assert caught.value.why == problem
 
 
 def test_old_capture_without_kubelet_facts_has_no_note() -> None:

@@ -105,6 +105,19 @@ def test_toolkit_hold_is_noted_where_the_version_is_open() -> None:
     assert planned(TOOLKIT_STEP.plan(recipe_of("1.18.1"), machine(packages=packages))).notes == ()
 
 
+def test_toolkit_of_a_dropped_runtime_is_noted_with_its_removal() -> None:
+    """First the runtime's entry: a default runtime whose program is gone would stop every container."""
+    daemon = b'{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}\n'
+    node = machine(packages=toolkit_packages("1.18.1-1"), files={DAEMON_JSON: daemon})
+    (note,) = planned(TOOLKIT_STEP.plan(recipe("none"), node)).notes
+    edit = "sudo gpunode ctk runtime unconfigure --runtime=docker --nvidia-runtime-name=nvidia"
+    four = "nvidia-container-toolkit nvidia-container-toolkit-base libnvidia-container-tools libnvidia-container1"
+    assert note.endswith(f"to remove it: `{edit}`, then `sudo apt-get purge {four}`")
+    dependencies = {name: PackageState("1.18.1-1", auto=True) for name in FOUR}
+    for packages in ({}, dependencies):
+        assert planned(TOOLKIT_STEP.plan(recipe("none"), machine(packages=packages))).notes == ()
+
+
 def test_consistent_toolkit_is_upgraded_only_on_request() -> None:
     node = machine(packages=toolkit_packages("1.17.8-1"))
     assert planned(TOOLKIT_STEP.plan(recipe("docker"), node)).changes == ()

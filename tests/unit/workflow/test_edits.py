@@ -157,6 +157,13 @@ def test_containerd_of_the_kubelet_is_chosen() -> None:
     assert edits.find_target(host, find_runtime("docker"), DOCKER, image=True).row is find_runtime("docker")
 
 
+def test_damaged_file_of_k3s_does_not_lead_to_another_containerd() -> None:
+    host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: [unix\n"})
+    with pytest.raises(Refused, match="cannot tell which containerd") as caught:
+        edits.find_target(host, find_runtime("containerd"), IN_PLACE, image=True)
+    assert caught.value.why.startswith(f"{CRICTL}:")
+
+
 KUBELET = {
     "/lib/systemd/system/kubelet.service": b"[Service]\nExecStart=/usr/bin/kubelet --cgroup-driver=systemd\n",
     "/var/lib/kubelet/config.yaml": b"cgroupDriver: systemd\n",

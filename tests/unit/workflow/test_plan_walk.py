@@ -65,6 +65,13 @@ def test_no_package_belongs_to_two_steps() -> None:
         assert sum(row.is_owned(package) for row in rows) <= 1, package
 
 
+def test_undo_keeps_the_archive_of_every_package_that_stays() -> None:
+    users = [step for step in STEPS if step.packages]
+    for step in (step for step in STEPS if step.stage == "sources"):
+        assert {one.id for one in users if step.id in one.needs} <= set(step.serves), step.id
+    assert {one for step in STEPS for one in step.serves} <= {step.id for step in users}
+
+
 def test_only_option_plans_the_named_steps_and_detect() -> None:
     assert step_ids(plan(recipe("docker"), machine(), Node(machine()), ["toolkit"])) == ["detect", "toolkit"]
 

@@ -264,6 +264,22 @@ def test_hold_lost_by_a_killed_reinstallation_survives_a_second_kill(
     assert marks == (() if ending == "done" else (lost,)), "a completed run has set it"
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_hold_is_not_restored_on_a_version_that_somebody_chose_since(tmp_path: Path, *, is_held: bool) -> None:
+    store, held = Store(tmp_path), PackageState("1", held=True)
+    killed = store.begin("setup", version="test")
+    killed.record_intents("packages", "toolkit", [PackageChange(PackageId("lab"), held, held)])
+
+    backlog = find_backlog(store, having({"lab": PackageState("2", held=is_held)}))
+
+    assert (backlog.marks, backlog.holds_at_risk) == ((), ())
+    assert [note.split(":")[0] for note in backlog.notes] == (
+        []
+        if is_held
+        else ["lab was on hold in version 1 when a run was killed, and somebody has changed it to 2 since"]
+    )
+
+
 def test_hold_that_somebody_removed_stays_removed_after_a_later_failure(tmp_path: Path) -> None:
     """The completed run left the hold; only then was it removed."""
     store, held = Store(tmp_path), PackageState("1", held=True)

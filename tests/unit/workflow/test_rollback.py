@@ -359,6 +359,50 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
     assert explain_undone(store, find_newest_run(store), "", with_packages=False).newest_not_undone is None
 
 
+@pytest.mark.parametrize("with_packages", [False, True])
+def test_rollback_after_two_kills_undoes_the_run_that_changed_something(
+    store: Store, host: Node, *, with_packages: bool
+) -> None:
+    cut = store.begin("setup", version="test")
+    cut.record_done(cut.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, FORMER, OURS)))
+    cut.close()
+    store.begin("setup", version="test").close()
+    assert find_newest_run(store, with_packages=with_packages).run == cut.id
+
+
+def test_rollback_after_a_kill_does_not_undo_a_run_that_worked(store: Store, host: Node) -> None:
+    write(host, store)
+    cut = store.begin("setup", version="test")
+    cut.record_intent("packages", "driver", PackageChange(PackageId("libcuda1"), None, PackageState("1")))
+    cut.close()
+    store.begin("setup", version="test").close()
+    with pytest.raises(UsageError, match="run 3 ended early, before it changed a container runtime's") as caught:
+        find_newest_run(store)
+    first, second = caught.value.hint.splitlines()
+    assert first == f"undo what run 2 did: sudo gpunode rollback 2 --packages --root {store.root}"
+    assert second == f"undo run 1: sudo gpunode rollback 1 --root {store.root}"
+    for number in "12":
+        find_run(store, number)
+
+
+def test_rest_of_a_run_is_undone_after_the_configuration_of_an_earlier_one(store: Store, host: Node) -> None:
+    """The hint was to undo the earlier run's rollback, which registers its runtime again."""
+    first = write(host, store)
+    second = store.begin("setup", version="test")
+    file, driver = FileChange(CONTAINERD, OURS, EDITED), PackageChange(PackageId("libcuda1"), None, PackageState("1"))
+    second.record_done(second.record_intent("packages", "driver", driver))
+    second.record_done(second.record_intent("runtime", "runtime-config", file))
+    second.commit("done")
+    host.apply([file])
+    for run in (second.id, first):
+        undo(host, store, run)
+
+    back = plan_rollback(store, host, second.id, machine(packages={"libcuda1": PackageState("1")}))
+
+    assert [one.subject for one in back.changes] == ["libcuda1"]
+    assert host.files[CONTAINERD] == FORMER
+
+
 def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> None:
     first = write(host, store)
     second = write(host, store, EDITED)

@@ -40,6 +40,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import DIVERSIONS_FILE
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.steps.daemons import MPS_SERVICE
+from gpunode.steps.gpudirect import GPUDIRECT_MODULES_FILE
 from gpunode.steps.packages import CUDA_PROFILE_SCRIPT
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Event, Notice, ignore_event
@@ -125,14 +126,14 @@ BinaryName = "/n"
 """
 HALF = "Package: half\nStatus: install reinstreq half-installed\nArchitecture: amd64\n\n"
 # The changes of a setup: archive, packages, blacklist, unit, configuration.
-CHANGES: tuple[tuple[str, Change], ...] = (
-    ("sources", FileChange(CUDA_LIST, None, FileState(b"deb x\n"), frozenset({REFRESH}))),
-    ("packages", FileChange(BLACKLIST, None, FileState(b"blacklist nouveau\n"), frozenset({INITRAMFS}))),
-    ("packages", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)),
-    ("packages", PackageChange(PackageId("dkms"), None, PackageState("3"))),
-    ("packages", PackageChange(PackageId("nvidia-driver"), OLD, None)),
-    ("kernel", ServiceChange(UNIT, OFF, ON)),
-    ("runtime", FileChange(CONTAINERD, FORMER, OURS, frozenset({RESTART}))),
+CHANGES: tuple[tuple[str, str, Change], ...] = (
+    ("sources", "cuda-repository", FileChange(CUDA_LIST, None, FileState(b"deb x\n"), frozenset({REFRESH}))),
+    ("packages", "nouveau", FileChange(BLACKLIST, None, FileState(b"blacklist nouveau\n"), frozenset({INITRAMFS}))),
+    ("packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)),
+    ("packages", "dependencies", PackageChange(PackageId("dkms"), None, PackageState("3"))),
+    ("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)),
+    ("kernel", "persistence", ServiceChange(UNIT, OFF, ON)),
+    ("runtime", "runtime-config", FileChange(CONTAINERD, FORMER, OURS, frozenset({RESTART}))),
 )
 AFTER = {"nvidia-driver-cuda": NEW, "dkms": PackageState("3")}
 
@@ -147,8 +148,8 @@ def host(store: Store) -> Machine:
     """Return a node after that setup."""
     made = Machine(machine(files={CONTAINERD: FORMER}))
     run = store.begin("setup", version="test")
-    for stage, change in CHANGES:
-        run.record_done(run.record_intent(stage, "step", change))
+    for stage, step, change in CHANGES:
+        run.record_done(run.record_intent(stage, step, change))
         made.apply([change])
     for trigger in (REFRESH, INITRAMFS, RESTART):
         run.record_trigger(trigger)
@@ -1398,6 +1399,7 @@ class TestRemove:
             ("cuda-toolkit-12-9", {CUDA_LIST, CUDA_PROFILE_SCRIPT}),
             ("nvidia-container-toolkit", {TOOLKIT_LIST}),
             ("docker-ce", {"docker.service"}),
+            ("nvidia-fs-dkms", {CUDA_LIST, GPUDIRECT_MODULES_FILE}),
         ],
     )
     def test_files_and_units_stay_with_the_package_that_needs_them(
@@ -1407,17 +1409,20 @@ class TestRemove:
             CUDA_LIST: FileState(f"deb {CUDA_URI} /\n".encode()),
             TOOLKIT_LIST: FileState(b"deb https://toolkit.example /\n"),
             CUDA_PROFILE_SCRIPT: FileState(b"export PATH\n"),
+            GPUDIRECT_MODULES_FILE: FileState(b"nvidia_fs\n"),
         }
         steps = {
             CUDA_LIST: "cuda-repository",
             TOOLKIT_LIST: "toolkit-repository",
             CUDA_PROFILE_SCRIPT: "cuda-toolkit",
+            GPUDIRECT_MODULES_FILE: "gpudirect-modules",
         }
         packages = {
             "nvidia-driver-cuda": ("driver", NEW),
             "cuda-toolkit-12-9": ("cuda-toolkit", NEW),
             "nvidia-container-toolkit": ("toolkit", NEW),
             "docker-ce": ("runtime-install", NEW),
+            "nvidia-fs-dkms": ("gpudirect", NEW),
         }
         host = Machine(machine(files=content))
         run = store.begin("setup", version="test")

@@ -135,6 +135,15 @@ def test_removal_succeeds_although_a_package_of_others_is_broken(tmp_path: Path)
     assert not bench.runner.made("mark"), "the mark would wait for a package that somebody installs with dpkg"
 
 
+def test_purge_by_dpkg_names_the_architecture(tmp_path: Path) -> None:
+    """The same package stays for i386; another one leaves its configuration, so that apt does not purge."""
+    write_status(tmp_path, ("old", "i386", "installed"), ("old", "amd64", "installed"))
+    bench = Bench(tmp_path, dpkg_query=[(0, "old old installed\nkeeps keeps installed\n", "")])
+    residue = PackageState("1", config_files_only=True)
+    bench.apt.transact((OLD, PackageChange(PackageId("keeps"), PackageState("1"), residue)))
+    assert bench.runner.made("dpkg") == [("dpkg", "--purge", "old:amd64")]
+
+
 @pytest.mark.parametrize(
     ("change", "broken", "state"),
     [
