@@ -37,6 +37,8 @@ class ContainerRuntime:
         client: its client's program, which asks the daemon; empty if ``program`` does.
         client_packages: the package with that program, by distribution and version, where the daemon's package only
             recommends it.
+        data_lost_by_purge: patterns of its users' containers, images and volumes that a purge of the distribution's
+            package deletes; empty if a purge leaves them.
         package_source_hint: where to get these if no distribution has them; else empty.
         config_packages: those of ``packages`` that ship the configuration file, so that it exists after their
             installation.
@@ -59,6 +61,7 @@ class ContainerRuntime:
     client: str = ""
     client_packages: Mapping[tuple[str, str], str] = field(default_factory=dict)
     config_packages: frozenset[str] = frozenset()
+    data_lost_by_purge: tuple[str, ...] = ()
     package_source_hint: str = ""
     reloads: bool = False
     stopped_by_restart: str = ""
@@ -100,6 +103,12 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             packages=("docker.io", "docker-ce"),
             client="docker",
             client_packages={("debian", "13"): "docker-cli"},  # its package list; Debian 12's docker.io has the program
+            # docker.io.postrm runs nuke-graph-directory.sh (Debian 12 and 13).
+            data_lost_by_purge=(
+                "/var/lib/docker/containers/*",
+                "/var/lib/docker/image/*/imagedb/content/sha256/*",
+                "/var/lib/docker/volumes/*/_data",
+            ),
             reloads=True,
             stopped_by_restart="docker containers",
             config_validator="dockerd --validate",

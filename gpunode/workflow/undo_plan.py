@@ -29,9 +29,11 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
+from gpunode.command import command
 from gpunode.distros import family
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
+from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
@@ -109,7 +111,11 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     footprint, there = request.footprint, installed_packages(facts)
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
-    packages, needed = plan_package_restore(wanted, there, database)
+    with_data = _find_packages_with_data(host, wanted, there)
+    packages, needed = plan_package_restore(
+        {package: state for package, state in wanted.items() if package not in with_data}, there, database
+    )
+    needed = (*needed, *(KeptItem(str(package), reason) for package, reason in with_data.items()))
     lost: tuple[KeptItem, ...] = ()
     if not request.is_redo:
         # In a redo, the archives that have the packages have yet to be restored.
@@ -412,6 +418,32 @@ def plan_package_restore(
     staying = database.find_needed(leaving, changing)
     kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept
+
+
+def _find_packages_with_data(
+    host: Host, wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
+) -> dict[PackageId, str]:
+    """Return the packages whose purge would delete their users' data, and their clients, with the reason to keep them.
+
+    A setup could install the package again, but nothing could bring the data back.
+    """
+    going = {package for package, state in wanted.items() if state is None and package in installed}
+    kept: dict[PackageId, str] = {}
+    for row in RUNTIMES:
+        package = PackageId(row.packages[0])
+        probes = [Probe(pattern, glob=pattern, contents=False) for pattern in row.data_lost_by_purge]
+        if package not in going or not any(host.run_probe(probe).data for probe in probes):
+            continue
+        loss = (
+            f"a purge deletes {posixpath.commonpath(row.data_lost_by_purge)}, which has containers, images or volumes"
+        )
+        if installed[package].config_files_only:
+            kept[package] = f"keeps its configuration files: {loss}"
+            continue
+        kept[package] = f"stays: {loss} (`{command('sudo', 'apt-get', 'remove', str(package))}` leaves them)"
+        clients = going.intersection(map(PackageId, row.client_packages.values()))
+        kept |= dict.fromkeys(sorted(clients), f"stays with {package}")
+    return kept
 
 
 def _list_wanted_packages(
