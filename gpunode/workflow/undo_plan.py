@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Final
 
 from gpunode.catalog.conflicts import driver_packages, upstream
 from gpunode.catalog.driver import Choice
@@ -33,7 +34,7 @@ from gpunode.command import command
 from gpunode.distros import family
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
-from gpunode.facts.evidence import Probe
+from gpunode.facts.evidence import Probe, decode_matches
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known
 from gpunode.facts.project import UNINSTALL_RUN_DRIVER
 from gpunode.host.port import Host
@@ -46,7 +47,7 @@ from gpunode.redaction.evidence import redact_change
 from gpunode.runtimes import RUNTIMES, DesiredConfig, find_reader
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.installed_driver import branch_of
-from gpunode.steps.kernel import RIVAL_MODULES
+from gpunode.steps.kernel import HEADERS_STEP, RIVAL_MODULES
 from gpunode.steps.leftovers import refuse_modules_without_source
 from gpunode.steps.packages import CUDA_REPOSITORY_STEP, CUDA_TOOLKIT_STEP, TOOLKIT_REPOSITORY_STEP
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP
@@ -73,6 +74,10 @@ _RUN_DRIVER_NOT_RESTORED_NOTE = (
     "run its installer again if you want it back"
 )
 
+_DKMS: Final = PackageId("dkms")
+_DKMS_SOURCES: Final = "/var/lib/dkms/*/*/source"
+# The driver's, GPUDirect Storage's and GDRCopy's, as NVIDIA and the distributions name them.
+_OWN_DKMS_MODULES: Final = ("nvidia", "gdrdrv")
 _RUNTIME_PACKAGES = frozenset(name for row in RUNTIMES for name in row.packages)
 
 
@@ -111,11 +116,12 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     footprint, there = request.footprint, installed_packages(facts)
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
-    with_data = _find_packages_with_data(host, wanted, there)
+    going = {package for package, state in wanted.items() if state is None and package in there}
+    in_use = {**_find_packages_with_data(host, going, there), **_find_builders_in_use(host, going, footprint)}
     packages, needed = plan_package_restore(
-        {package: state for package, state in wanted.items() if package not in with_data}, there, database
+        {package: state for package, state in wanted.items() if package not in in_use}, there, database
     )
-    needed = (*needed, *(KeptItem(str(package), reason) for package, reason in with_data.items()))
+    needed = (*needed, *(KeptItem(str(package), reason) for package, reason in in_use.items()))
     lost: tuple[KeptItem, ...] = ()
     if not request.is_redo:
         # In a redo, the archives that have the packages have yet to be restored.
@@ -421,13 +427,12 @@ def plan_package_restore(
 
 
 def _find_packages_with_data(
-    host: Host, wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
+    host: Host, going: Collection[PackageId], installed: Mapping[PackageId, PackageState]
 ) -> dict[PackageId, str]:
     """Return the packages whose purge would delete their users' data, and their clients, with the reason to keep them.
 
     A setup could install the package again, but nothing could bring the data back.
     """
-    going = {package for package, state in wanted.items() if state is None and package in installed}
     kept: dict[PackageId, str] = {}
     for row in RUNTIMES:
         package = PackageId(row.packages[0])
@@ -441,9 +446,24 @@ def _find_packages_with_data(
             kept[package] = f"keeps its configuration files: {loss}"
             continue
         kept[package] = f"stays: {loss} (`{command('sudo', 'apt-get', 'remove', str(package))}` leaves them)"
-        clients = going.intersection(map(PackageId, row.client_packages.values()))
-        kept |= dict.fromkeys(sorted(clients), f"stays with {package}")
+        clients = sorted(map(PackageId, row.client_packages.values()))
+        kept |= {one: f"stays with {package}" for one in clients if one in going}
     return kept
+
+
+def _find_builders_in_use(host: Host, going: Collection[PackageId], footprint: Footprint) -> dict[PackageId, str]:
+    """Return DKMS and the kernel headers with the reason to keep them, if DKMS builds modules of others.
+
+    No package need depend on them: a vendor's installer adds a module by itself, and DKMS only recommends headers.
+    Without them the next kernel would lack that module, such as its network card's or ZFS.
+    """
+    found = decode_matches(host.run_probe(Probe(_DKMS_SOURCES, glob=_DKMS_SOURCES, contents=False)).data)
+    modules = {match.path.split("/")[4] for match in found}
+    others = sorted(name for name in modules if not name.startswith(_OWN_DKMS_MODULES))
+    if not others:
+        return {}
+    builders = (one for one in sorted(going) if one == _DKMS or footprint.packages[one].step == HEADERS_STEP.id)
+    return {one: f"stays: DKMS builds {join_names(others)} for the next kernel" for one in builders}
 
 
 def _list_wanted_packages(
