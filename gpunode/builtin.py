@@ -65,7 +65,7 @@ def read_recipe(name_or_path: str) -> recipe.Recipe:
         raise UsageError(
             f"cannot read the recipe {name_or_path}",
             why=error.strerror or str(error),
-            hint=f"shipped with gpunode, without any file: {', '.join(shipped_recipe_names())}",
+            hint=f"name a file that exists, or a shipped recipe, which needs none: {', '.join(shipped_recipe_names())}",
         ) from error
     return parse(source, name_or_path, load_recipe_text)
 

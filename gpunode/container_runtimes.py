@@ -7,6 +7,7 @@ runtime's id with a name.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Final, Literal, TypeAlias
 
 from gpunode.values import dataclass
@@ -35,6 +36,11 @@ class ContainerRuntime:
             ``list_read_paths`` returns them.
         unit: its systemd unit; empty if nothing runs between two containers.
         packages: the packages that provide it, the distribution's first.
+        client: its client's program, which asks the daemon; empty if ``program`` does.
+        client_packages: the package with that program, by distribution and version, where the daemon's package only
+            recommends it.
+        data_lost_by_purge: patterns of its users' containers, images and volumes that a purge of the distribution's
+            package deletes; empty if a purge leaves them.
         package_source_hint: where to get these if no distribution has them; else empty.
         config_packages: those of ``packages`` that ship the configuration file, so that it exists after their
             installation.
@@ -54,7 +60,10 @@ class ContainerRuntime:
     other_config_paths: tuple[str, ...] = ()
     socket: str = ""
     packages: tuple[str, ...]
+    client: str = ""
+    client_packages: Mapping[tuple[str, str], str] = field(default_factory=dict)
     config_packages: frozenset[str] = frozenset()
+    data_lost_by_purge: tuple[str, ...] = ()
     package_source_hint: str = ""
     reloads: bool = False
     stopped_by_restart: str = ""
@@ -94,6 +103,14 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             config="/etc/docker/daemon.json",
             socket="/run/docker.sock",
             packages=("docker.io", "docker-ce"),
+            client="docker",
+            client_packages={("debian", "13"): "docker-cli"},  # its package list; Debian 12's docker.io has the program
+            # docker.io.postrm runs nuke-graph-directory.sh (Debian 12 and 13).
+            data_lost_by_purge=(
+                "/var/lib/docker/containers/*",
+                "/var/lib/docker/image/*/imagedb/content/sha256/*",
+                "/var/lib/docker/volumes/*/_data",
+            ),
             reloads=True,
             stopped_by_restart="docker containers",
             config_validator="dockerd --validate",
@@ -137,6 +154,14 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
         ),
     )
 }
+
+
+def explain_missing_client(row: ContainerRuntime, *, has_daemon: bool) -> str:
+    """Return why the runtime cannot be asked for its configuration when the program that asks it is missing."""
+    if not row.client or not has_daemon:
+        return f"{row.id} is not installed"
+    packages = " or ".join(row.client_packages.values())
+    return f"{row.client}, the program that asks its daemon, is not installed (package {packages})"
 
 
 def takes_only_cdi(name: str) -> bool:

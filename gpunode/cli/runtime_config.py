@@ -286,6 +286,8 @@ def reload_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> str:
     """
     if plan.trigger is None:
         return ""
+    if plan.target and not plan.target.is_default_config:
+        return f"restart the {plan.target_name} that reads {plan.main_file}"
     kind, name = plan.trigger.kind, short_unit_name(plan.trigger.target)
     if systemd:
         return str(command("sudo", "systemctl", "restart" if failed else kind, name))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, RuntimeExpectation, SigningKey, Trigger
 from gpunode.errors import Conflict
-from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
+from gpunode.facts.evidence import NOT_CAPTURED_REASON, Capture, Evidence, Ownership, Probe
 from gpunode.host.port import TriggerResult, Workloads
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
@@ -28,7 +28,7 @@ class RehearsalHost:
             if state is None:
                 return Capture(probe.path, "absent")
             return Capture(probe.path, "ok", state.content, ownership=Ownership(state.mode, state.uid, state.gid))
-        return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
+        return self._evidence.get(probe.key, Capture(probe.source, "absent", error=NOT_CAPTURED_REASON))
 
     def read_live_distribution(self) -> None:
         """Return None: the evidence has all that there is."""

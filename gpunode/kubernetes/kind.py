@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from gpunode.builtin import shipped_recipe_names
 from gpunode.catalog.repositories import TOOLKIT_REPOSITORY
 from gpunode.command import command
 from gpunode.distros.family import TOOLKIT_PACKAGES
@@ -87,8 +88,10 @@ def _make_script(recipe: Recipe, kind: KindClusterSettings, count: int) -> str:
     install = command("apt-get", "install", "--yes", "--no-install-recommends", *packages)
     configure = "nvidia-ctk runtime configure --runtime=containerd --config-source=file"
     configure += " --cdi.enabled" if recipe.runtime.cdi else ""
+    # The name of a file of one's own may have characters that the shell expands.
+    name = recipe.name if recipe.name in shipped_recipe_names() else "RECIPE.toml"
     parts = [
-        _CHECK_DOCKER_SCRIPT,
+        _CHECK_DOCKER_SCRIPT.replace("@RECIPE@", name),
         _PREPARE_WORKER_SCRIPT.format(
             list=TOOLKIT_REPOSITORY.list_file, key=TOOLKIT_REPOSITORY.keyring, install=install, configure=configure
         ),
@@ -119,7 +122,7 @@ if docker info --format '{{.SecurityOptions}}' | grep -q name=rootless; then
     fail "this docker is rootless, which gives no GPU to kind's nodes; use the system's: docker context use default"
 fi
 [ "$(docker info --format '{{.DefaultRuntime}}')" = nvidia ] ||
-    fail "docker's default runtime is not nvidia: set this machine up with the same recipe first (sudo gpunode setup)"
+    fail "docker's default runtime is not nvidia: set this machine up first (sudo gpunode setup @RECIPE@)"
 """
 # The worker's packages come from the repository that gpunode set up on the machine, checked with the same key.
 _PREPARE_WORKER_SCRIPT: Final = """\

@@ -94,6 +94,7 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     ]
     wanted = reduce(lambda one, change: with_value(one, *change), changes, document)
     how = f"in place: {node.config} is the only file that dockerd reads"
+    how = f"in place, in the file that --config names: {node.config}" if desired.config else how
     notes = (*_notes(node, document, desired), *installation_notes(files, node))
     if not changes:
         return ConfigEdit((), how, notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from gpunode.catalog import releases
 from gpunode.change import (
     Change,
     Deferred,
@@ -53,6 +54,7 @@ from gpunode.steps.packages import desired_state, find_packages_off_lock, refuse
 from gpunode.steps.selection import refuse_package_without_lock
 from gpunode.steps.toolkit import TOOLKIT_CONFIG_FILE
 from gpunode.values import dataclass
+from gpunode.wording import join_with_and
 
 
 def plan_runtime_install(recipe: Recipe, facts: Facts) -> StepOutcome:
@@ -105,32 +107,53 @@ def _plan_missing_runtime(
     first = PackageId(row.packages[0])
     if recipe.lock is not None and first not in recipe.lock.packages:
         return refuse_package_without_lock(recipe.lock, first)
-    reason = f"{row.id} is missing; the distribution's package will be installed"
-    after = desired_state(recipe, first, KnownAfter(why="runtime"))
-    return Planned((PackageChange(first, packages.get(first), after),), reason)
+    wanted = (first, *_client_package(recipe, facts, row, packages))
+    reason = f"{row.id} is missing; the distribution's {'packages' if wanted[1:] else 'package'} will be installed"
+    after = KnownAfter(why="runtime")
+    changes = (PackageChange(one, packages.get(one), desired_state(recipe, one, after)) for one in wanted)
+    return Planned(tuple(changes), reason)
+
+
+def _client_package(
+    recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]
+) -> tuple[PackageId, ...]:
+    """Return the missing package of the runtime's client; a lock written on a node without it leaves it out."""
+    release = releases.release(need(facts.distro, "which distribution this is"))
+    name = row.client_packages.get((release.distribution, release.version), "") if release else ""
+    package = PackageId(name)
+    is_left_out = not name or (recipe.lock is not None and package not in recipe.lock.packages)
+    return () if is_left_out or is_at_version(packages.get(package), "") else (package,)
 
 
 def _plan_installed_runtime(
     recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]
 ) -> StepOutcome:
-    """Return the package that provides the runtime, in the locked version if there is one."""
-    present, lock = packages[package], recipe.lock
+    """Return the package that provides the runtime, and its client's, in the locked versions if there are any."""
+    lock = recipe.lock
     if lock is not None and package not in lock.packages:
         return refuse_package_without_lock(lock, package)
-    if lock is None or not find_packages_off_lock(recipe, packages, (package,)):
-        marked, installed = plan_manual_marks(packages, (package,)), f"{package} {present.version} is installed"
+    off_lock = find_packages_off_lock(recipe, packages, _installed_runtime_packages(recipe, facts))
+    if lock is None or not off_lock:
+        marked = plan_manual_marks(packages, (package,))
+        installed = f"{package} {packages[package].version} is installed"
         return Planned(marked, f"{installed}; {explain_manual_marks(marked, facts)}" if marked else installed)
-    if present.held:
-        return refuse_held_packages(facts, (package,), lock.file)
-    after = desired_state(recipe, package, KnownAfter(why="runtime"))
-    return Planned((PackageChange(package, present, after),), f"the lock holds {package} at another version")
+    if held := [one for one in off_lock if packages[one].held]:
+        return refuse_held_packages(facts, held, lock.file)
+    after = KnownAfter(why="runtime")
+    changes = (PackageChange(one, packages[one], desired_state(recipe, one, after)) for one in off_lock)
+    return Planned(tuple(changes), f"the lock holds {join_with_and([*map(str, off_lock)])} at another version")
 
 
-def _installed_runtime_package(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
-    """Return the package that provides the recipe's runtime on this node."""
-    packages = need(facts.packages, "which packages are installed")
-    named = find_runtime(recipe.runtime.name).packages if recipe.runtime.name != "none" else ()
-    return tuple(package for package in map(PackageId, named) if is_at_version(packages.get(package), ""))[:1]
+def _installed_runtime_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    """Return the package that provides the recipe's runtime on this node, and its client's if that is another one."""
+    if recipe.runtime.name == "none":
+        return ()
+    packages, row = need(facts.packages, "which packages are installed"), find_runtime(recipe.runtime.name)
+    daemons, clients = (
+        tuple(package for package in map(PackageId, names) if is_at_version(packages.get(package), ""))
+        for names in (row.packages, row.client_packages.values())
+    )
+    return (*daemons[:1], *clients)
 
 
 RUNTIME_INSTALL_STEP = Step(
@@ -140,7 +163,8 @@ RUNTIME_INSTALL_STEP = Step(
     plan_runtime_install,
     serves=(),
     packages=StepPackageRules(
-        _installed_runtime_package, {PackageId(name) for row in RUNTIMES for name in row.packages}.__contains__
+        _installed_runtime_packages,
+        {PackageId(name) for row in RUNTIMES for name in (*row.packages, *row.client_packages.values())}.__contains__,
     ),
 )
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from gpunode.change import RuntimeExpectation
+from gpunode.container_runtimes import explain_missing_client
 from gpunode.errors import ChangeFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Unit
 from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.host.runtime import list_differences
 from gpunode.journal.store import Store
-from gpunode.runtimes import ObservedConfig, Runtime
+from gpunode.runtimes import ObservedConfig, Runtime, find_runtime
 from gpunode.steps.runtime import plan_reread
 from gpunode.values import dataclass
 from gpunode.workflow.apply import Applier, recording_failure
@@ -192,7 +193,7 @@ def compare_with_plan(plan: CtkPlan, read_effective_config: ReadEffectiveConfig,
         return ConfigStatus(
             unverified="its configuration is generated when it starts, and it has no command that shows it"
         )
-    return _compare_effective(plan.target_name, plan.planned.expectation, read_effective_config)
+    return _compare_effective(plan, plan.planned.expectation, read_effective_config)
 
 
 def explain_no_reload(plan: CtkPlan) -> str:
@@ -208,14 +209,15 @@ def explain_no_reload(plan: CtkPlan) -> str:
 
 
 def _compare_effective(
-    runtime: str, expectation: RuntimeExpectation, read_effective_config: ReadEffectiveConfig
+    plan: CtkPlan, expectation: RuntimeExpectation, read_effective_config: ReadEffectiveConfig
 ) -> ConfigStatus:
     try:
-        observed = read_effective_config(runtime)
+        observed = read_effective_config(plan.target_name)
     except ChangeFailed as error:
         if DOCKER_UNREACHABLE_ERROR.search(error.why):
             return ConfigStatus(unverified="it is not running")
         return ConfigStatus(difference=f"{error.what}: {error.why}")
     if observed is None:
-        return ConfigStatus(unverified=f"{runtime} is not installed")
+        reason = explain_missing_client(find_runtime(plan.target_name), has_daemon=_daemon_unit(plan) is not None)
+        return ConfigStatus(unverified=reason)
     return ConfigStatus(difference="\n".join(list_differences(expectation, observed)))

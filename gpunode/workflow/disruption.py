@@ -11,8 +11,9 @@ from typing import Final
 
 from gpunode.change import GPU_SERVICES, Change, MigChange, PackageChange, ServiceChange, Trigger, triggers_of
 from gpunode.command import command
+from gpunode.container_runtimes import CONTAINER_RUNTIMES, explain_missing_client
 from gpunode.errors import DrainRequired, Undetermined
-from gpunode.facts.evidence import Probe
+from gpunode.facts.evidence import NOT_CAPTURED_REASON, Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit
 from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
@@ -154,12 +155,16 @@ def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
             why=f"running: {', '.join(names)}",
             hint=f"drain {'it' if len(names) == 1 else 'them'} first, or {_OVERRIDE_HINT}",
         )
-    is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
-    is_down = is_down or DOCKER_UNREACHABLE_ERROR.search(running.error) is not None
+    is_active = docker.value.state.active if isinstance(docker, Known) else None
+    # A daemon may run without its client: Debian 13 has that in docker-cli, which docker.io only recommends.
+    is_down = running.outcome == "absent" and (not is_active or running.error == NOT_CAPTURED_REASON)
+    is_down = is_down or is_active is False or DOCKER_UNREACHABLE_ERROR.search(running.error) is not None
     if running.outcome != "ok" and not is_down:
         raise Undetermined(
             "cannot tell which docker containers run, and continuing would stop them",
-            why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
+            why=explain_missing_client(CONTAINER_RUNTIMES["docker"], has_daemon=True)
+            if running.outcome == "absent"
+            else f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
             hint=f"make `docker ps` answer, or {_OVERRIDE_HINT}",
         )
 

@@ -143,6 +143,9 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     drivers = found if has_driver(found) else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    # The module of a removed driver stays loaded, but no program finds its libraries.
+    has_libraries = bool(drivers) or bool(known(facts.driver_libraries, frozenset({"unknown"})))
+    usable = (loaded.version if loaded else _most_common_driver_version(drivers)) if has_libraries else ""
     runtimes = tuple(_runtime_statuses(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     recipes = _make_recipes(runtimes)
@@ -163,7 +166,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         held_packages=tuple(str(package) for package, state in drivers.items() if state.held),
         fabric=_fabric_status(facts),
         secure_boot=_secure_boot_status(facts),
-        cuda=_cuda_status(facts, loaded.version if loaded else _most_common_driver_version(drivers)),
+        cuda=_cuda_status(facts, usable),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,
         nvml=nvml_facts.read_nvml_answer(host.run_probe(nvml.make_probe())),

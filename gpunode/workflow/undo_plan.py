@@ -50,6 +50,7 @@ from gpunode.wording import join_names
 from gpunode.workflow import live_state
 from gpunode.workflow.converge import DEPENDENCIES_STEP_ID, survey
 from gpunode.workflow.disruption import DOCKER_SERVICE, any_removed_or_replaced, refuse_disruptive_undo
+from gpunode.workflow.packages_in_use import find_packages_in_use
 from gpunode.workflow.recovery import still_pending_triggers
 from gpunode.workflow.undo import (
     KeptItem,
@@ -180,7 +181,11 @@ def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePl
     """Return the packages' way back to their former states. Raises Refused like ``plan_undo``."""
     installed, database = installed_packages(facts), live_state.read_package_database(host)
     wanted = _list_wanted_packages(request, installed)
-    changes, kept = plan_package_restore(wanted, installed, database)
+    in_use = find_packages_in_use(host, wanted, installed, request.footprint)
+    changes, kept = plan_package_restore(
+        {package: state for package, state in wanted.items() if package not in in_use}, installed, database
+    )
+    kept = (*kept, *(KeptItem(str(package), reason) for package, reason in in_use.items()))
     if not request.is_redo:
         # In a redo, the archives that have the packages have yet to be restored.
         changes, lost = drop_unavailable_versions(host, changes)

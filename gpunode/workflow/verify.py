@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from gpunode.check import Check
+from gpunode.container_runtimes import explain_missing_client
 from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known
@@ -245,7 +246,9 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
         yield Check("runtime", title, "failed", _join_what_and_why(error.what, error.why), hint)
         return
     if found is None:
-        yield Check("runtime", title, "skipped", f"{row.id} is not installed", _SETUP_COMMAND)
+        unit = facts.unit(row.unit)
+        reason = explain_missing_client(row, has_daemon=isinstance(unit, Known) and unit.value.exists)
+        yield Check("runtime", title, "skipped", reason, _SETUP_COMMAND)
         return
     yield _check_handler(row, recipe, found, title, facts)
 

@@ -77,6 +77,7 @@ def test_recipe_name_is_no_path(name: str) -> None:
 def test_unreadable_recipe_is_a_usage_error_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the recipe") as stopped:
         builtin.read_recipe(f"{tmp_path}/gone.toml")
+    assert stopped.value.hint.startswith("name a file that exists, or ")
     assert stopped.value.why == "No such file or directory"
     with pytest.raises(UsageError) as stopped:
         builtin.read_recipe(f"{tmp_path}/")

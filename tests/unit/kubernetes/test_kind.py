@@ -108,7 +108,7 @@ def test_kind_script_creates_the_cluster_once_and_prepares_workers(tmp_path: Pat
     ("more", "why"),
     [
         ({"SECURITY": "[name=seccomp name=rootless]"}, "rootless"),
-        ({"RUNTIME": "runc"}, "sudo gpunode setup"),
+        ({"RUNTIME": "runc"}, "sudo gpunode setup RECIPE.toml"),
         ({"BLIND": "9"}, "lab-worker sees no GPU"),
         ({"OLD": "1"}, "older than 1.19"),
     ],

@@ -20,7 +20,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Undetermined
-from gpunode.facts.model import Facts, Known, Platform, Unknown, known
+from gpunode.facts.model import Distro, Facts, Known, Platform, Unknown, known
 from gpunode.facts.project import project_changes
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, RuntimeSettings, Toolkit
@@ -38,6 +38,7 @@ FOUR = (
     "nvidia-container-toolkit-base",
 )
 DOCKER = {"docker.io": "20.10.24"}
+TRIXIE = Known(Distro("debian", "13", "trixie", "Debian GNU/Linux 13 (trixie)"), "os-release")
 
 
 def toolkit_packages(version: str, **other: str) -> dict[str, str | PackageState]:
@@ -201,6 +202,16 @@ def test_missing_runtime_is_installed_from_the_distribution_if_allowed() -> None
     assert names(planned(RUNTIME_INSTALL_STEP.plan(recipe("docker"), residue)).changes) == ["docker.io"]
     never = Recipe("test", runtime=RuntimeSettings("docker", install="never"))
     assert refusal(RUNTIME_INSTALL_STEP.plan(never, machine())).hint
+
+
+def test_docker_of_debian_13_is_installed_with_its_client() -> None:
+    """docker.io only recommends docker-cli there, and setup installs no recommended packages."""
+    bare = machine(distro=TRIXIE)
+    assert names(planned(RUNTIME_INSTALL_STEP.plan(recipe("docker"), bare)).changes) == ["docker.io", "docker-cli"]
+    left_out = machine(distro=TRIXIE, packages={"docker.io": "26.1.5"})
+    assert planned(RUNTIME_INSTALL_STEP.plan(recipe("docker"), left_out)).changes == ()
+    there = machine(distro=TRIXIE, packages={"docker-cli": "26.1.5"})
+    assert names(planned(RUNTIME_INSTALL_STEP.plan(recipe("docker"), there)).changes) == ["docker.io"]
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------

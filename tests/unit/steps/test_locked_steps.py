@@ -11,7 +11,7 @@ import pytest
 from gpunode.change import FileState, PackageChange, PackageState
 from gpunode.distros import DEBIAN
 from gpunode.distros.family import TOOLKIT_PACKAGES
-from gpunode.facts.model import Facts, Known
+from gpunode.facts.model import Distro, Facts, Known
 from gpunode.packages.deb.preferences import PIN_FILE, render_driver_pin
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.detect import DETECT_STEP
@@ -190,3 +190,16 @@ def test_edited_pin_file_pins_nothing() -> None:
     assert (
         planned(DRIVER_PIN_STEP.plan(recipe(), replace(facts, files={**facts.files, PIN_FILE: edited}))).changes != ()
     )
+
+
+def test_lock_holds_a_separate_client_too() -> None:
+    """Debian 13 has docker's client in docker-cli; a lock from a node without that package leaves it out."""
+    trixie = Known(Distro("debian", "13", "trixie", "Debian GNU/Linux 13 (trixie)"), "os-release")
+    both = {"docker.io": "26.1.5-1", "docker-cli": "26.1.5-1"}
+    wanted = locked_recipe("docker", PACKAGES | both)
+    for installed in ({}, dict.fromkeys(both, "26.1.4-1")):
+        facts = machine(distro=trixie, packages=installed)
+        assert versions(planned(RUNTIME_INSTALL_STEP.plan(wanted, facts)).changes) == both
+    alone = locked_recipe("docker", PACKAGES | {"docker.io": "26.1.5-1"})
+    bare = machine(distro=trixie)
+    assert versions(planned(RUNTIME_INSTALL_STEP.plan(alone, bare)).changes) == {"docker.io": "26.1.5-1"}

@@ -297,6 +297,21 @@ def test_config_status_compares_files_before_it_asks_the_daemon(store: Store) ->
     assert "containerd is not installed" in ctk.compare_with_plan(plan, lambda _: None, is_live=True).unverified
 
 
+def test_file_of_another_daemon_is_not_loaded_by_the_systems() -> None:
+    """A rootless dockerd reads its own file."""
+    plan = plan_of(Machine({}), replace(DOCKER, config="/home/joe/.config/docker/daemon.json"), "docker")
+    assert "systemctl" not in reload_command(plan, failed=False)
+    assert "only file" not in plan.planned.reason
+
+
+def test_daemon_without_its_client_is_not_called_missing(store: Store) -> None:
+    runs = {" ".join(unit_probe("docker.service").argv): RUNS.replace("containerd", "docker")}
+    host = Machine({DAEMON_JSON: b"{}\n"}, runs)
+    made(host, store, plan_of(host, DOCKER, "docker"))
+    status = ctk.compare_with_plan(plan_of(host, DOCKER, "docker"), lambda _: None, is_live=True)
+    assert "docker-cli" in status.unverified
+
+
 def test_stopped_daemon_or_one_with_another_file_is_not_asked(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("ActiveState=active", "ActiveState=inactive")})
     configured(host, store)

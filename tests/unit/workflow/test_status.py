@@ -155,6 +155,13 @@ def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None
     assert "gpunode setup" not in told
 
 
+def test_module_of_a_removed_driver_runs_no_cuda() -> None:
+    facts = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True))
+    for libraries, newest in ((frozenset(), ""), ({"/usr/lib/x86_64-linux-gnu/libcuda.so.1"}, "13.0")):
+        node = replace(facts, driver_libraries=Known(frozenset(libraries), "cuda-libraries"))
+        assert status(node, nodes.host(node), Backlog()).cuda.driver == newest
+
+
 def test_run_driver_whose_nvml_fails_is_no_removed_one(tmp_path: Path) -> None:
     facts = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True))
     facts = replace(facts, run_installer=Known(value=True, probe="run-installer"))

@@ -734,6 +734,48 @@ class TestWholeRollback:
             planned()
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize("is_removed", [False, True])
+    def test_docker_with_images_or_volumes_is_not_purged(self, store: Store, verb: str, is_removed: bool) -> None:
+        """docker.io.postrm deletes /var/lib/docker in a purge, also when the package was removed before."""
+        host, present = Machine(machine()), replace(NEW, config_files_only=is_removed)
+        run = store.begin("setup", version="test")
+        added = [PackageChange(PackageId(name), None, NEW) for name in ("docker.io", "docker-cli")]
+        run.record_done(*run.record_intents("packages", "runtime-install", added))
+        run.commit("done")
+        facts = machine(packages={"docker.io": present, "docker-cli": NEW})
+
+        def planned() -> UndoPlan:
+            if verb == "remove":
+                return plan_removal(store, host, facts)
+            return plan_rollback(store, host, run.id, facts)
+
+        assert {str(one.id) for one in planned().packages} == {"docker.io", "docker-cli"}
+        volume = encode_matches(iter([GlobMatch("/var/lib/docker/volumes/db/_data")]))
+        host.globs["/var/lib/docker/volumes/*/_data"] = Capture("", "ok", volume)
+        assert [str(one.id) for one in planned().packages] == (["docker-cli"] if is_removed else [])
+        assert "/var/lib/docker" in "".join(planned().remarks)
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_dkms_and_headers_stay_for_modules_of_others(self, store: Store, verb: str) -> None:
+        """A vendor's installer adds its module to DKMS without a package, and DKMS only recommends headers."""
+        host, run = Machine(machine()), store.begin("setup", version="test")
+        steps = {"linux-headers-amd64": "headers", "dkms": "dependencies", "nvidia-kernel-dkms": "driver"}
+        for name, step in steps.items():
+            run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), None, NEW)))
+        run.commit("done")
+        facts = machine(packages=dict.fromkeys(steps, NEW))
+
+        def leaving(*modules: str) -> set[str]:
+            found = encode_matches(GlobMatch(f"/var/lib/dkms/{name}/1.0/source") for name in modules)
+            host.globs["/var/lib/dkms/*/*/source"] = Capture("", "ok", found)
+            if verb == "remove":
+                return set(map(str, (one.id for one in plan_removal(store, host, facts).packages)))
+            return set(map(str, (one.id for one in plan_rollback(store, host, run.id, facts).packages)))
+
+        assert leaving("nvidia") == set(steps)
+        assert leaving("nvidia", "r8125") == {"nvidia-kernel-dkms"}
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
     def test_undo_needs_consent_for_a_pending_docker_restart(self, host: Machine, store: Store, verb: str) -> None:
         run, restart = newest(store), Trigger("restart", "docker.service")
         cut = store.begin("setup", version="test")

@@ -23,7 +23,7 @@ from gpunode.recipe import Driver, Expect, Recipe, RuntimeSettings
 from gpunode.runtimes import ObservedConfig
 from gpunode.workflow.extra_checks import package_file_checks
 from gpunode.workflow.verify import ExtraChecks, VerifyReport, verify
-from tests.unit.steps.machines import machine, recipe, with_driver
+from tests.unit.steps.machines import machine, recipe, unit, with_driver
 
 GPU: dict[str, Any] = {
     "index": 0,
@@ -360,6 +360,14 @@ def test_runtime_check_follows_what_the_runtime_reports(
 ) -> None:
     wanted = Recipe("test", runtime=RuntimeSettings("docker", set_as_default=default))
     assert check(report(wanted, configured=configured), "runtime").status == status
+
+
+def test_daemon_without_its_client_is_not_called_missing() -> None:
+    """Debian 13 has docker's client in docker-cli, which docker.io only recommends."""
+    node = machine(units={"docker.service": unit()})
+    found = verify(recipe("docker"), node, Answering(ANSWER), lambda _name: None)
+    assert check(found, "runtime").status == "skipped"
+    assert "docker-cli" in check(found, "runtime").detail
 
 
 def test_runtime_that_cannot_read_its_config_fails() -> None:
