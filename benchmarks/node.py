@@ -13,8 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,8 @@ NVIDIA_TOML = """\
 """
 # A command in the log: end time, exit status, duration, command line.
 LOGGED_COMMAND = re.compile(r"^\S+ (?:exit \d+|timeout) (\d+\.\d+) s: (.*)$", re.MULTILINE)
+# The highest resident size of a process so far, in kB: proc_pid_status(5).
+PEAK_MEMORY = re.compile(r"^VmHWM:\s*(\d+)", re.MULTILINE)
 # gpunode waits for these in sequence; their time is not counted as its own.
 FOREIGN_COMMANDS = (
     "apt-",
@@ -170,12 +173,39 @@ def measure_in_node(node: Chroot, argv: tuple[str, ...], env: Mapping[str, str])
     return measure_command(node.enter("env", "--ignore-environment", *settings, *argv))
 
 
+@contextmanager
+def find_largest_process(node: Chroot) -> Iterator[list[str]]:
+    """Yield a list that will name the process in the node with the largest peak memory seen, until the end."""
+    peaks: dict[str, int] = {}
+    largest: list[str] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.25):
+            for process in Path("/proc").glob("[1-9]*"):
+                with suppress(OSError):  # most processes end meanwhile
+                    if str(node.merged) in str((process / "root").readlink()):
+                        name = " ".join((process / "cmdline").read_text(errors="replace").split("\0")[:2])
+                        for peak in PEAK_MEMORY.findall((process / "status").read_text()):
+                            peaks[name] = max(int(peak), peaks.get(name, 0))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield largest
+    finally:
+        ended.set()
+        watcher.join()
+        largest += sorted(peaks, key=peaks.__getitem__)[-1:]
+
+
 def measure_first_setup(lab: BenchmarkLab) -> None:
     """Print the overhead, counters and peak memory of a first setup and of the commands after it."""
     print_title("First setup: what of it is gpunode's own (goal ≤ 3 s; one refresh, one transaction, one initramfs)")
     with lab.make_node("first") as node:
         prepare_node(lab, node)
-        costs = {"setup, first": measure_in_node(node, SETUP_COMMAND, PYTHON_ENVIRONMENT)}
+        with find_largest_process(node) as largest:
+            costs = {"setup, first": measure_in_node(node, SETUP_COMMAND, PYTHON_ENVIRONMENT)}
         log = node.read("/var/log/gpunode/setup.log") if node.path("/var/log/gpunode/setup.log").exists() else ""
         commands = [(float(seconds), words) for seconds, words in LOGGED_COMMAND.findall(log)]
         foreign_s = sum(seconds for seconds, words in commands if words.startswith(FOREIGN_COMMANDS))
@@ -192,7 +222,8 @@ def measure_first_setup(lab: BenchmarkLab) -> None:
             "Peak memory of any one process in the node, apt's and dkms's included (goal for gpunode: under 80 MB)"
         )
         for name, cost in costs.items():
-            print_row(name, f"{cost.peak_mb:.0f} MB", f"exit {cost.exit_status}")
+            which = largest if name == "setup, first" else ()
+            print_row(name, f"{cost.peak_mb:.0f} MB", f"exit {cost.exit_status}", *which)
 
 
 COUNTED_COMMANDS = {

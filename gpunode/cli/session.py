@@ -20,7 +20,6 @@ from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord
 from gpunode.journal.store import Store
 from gpunode.values import dataclass
-from gpunode.workflow.apply import possible_temporary_files, record_change_outcomes
 from gpunode.workflow.events import Notice
 
 if TYPE_CHECKING:
@@ -58,9 +57,14 @@ class Session:
         """Delete the temporary files of the newest run if it was interrupted, and return that run."""
         interrupted = self.store.find_interrupted_run()
         if interrupted is not None:
+            from gpunode.workflow.apply import possible_temporary_files  # loaded on use: most runs end
+
             self.store.remove_temporary_files()
             self.host.remove_temporary_files(possible_temporary_files(interrupted))
-        record_change_outcomes(self.store, self.host, is_idle=self.waited_for_package_managers)
+        if self.store.find_open_intents():
+            from gpunode.workflow.apply import record_change_outcomes
+
+            record_change_outcomes(self.store, self.host, is_idle=self.waited_for_package_managers)
         return interrupted
 
 

@@ -34,7 +34,6 @@ from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_free, wait_until_script_ended
 from gpunode.host.port import OnProgress, Progress, TriggerResult, Workloads, ignore_progress
 from gpunode.host.process import SIGNAL_EXIT_STATUS_BASE, Consent, FinishedCommand, Runner
-from gpunode.host.services import Services
 from gpunode.package_id import PackageId
 from gpunode.packages import SYSTEMS
 from gpunode.packages.simulation import Simulation
@@ -43,6 +42,7 @@ from gpunode.runtimes import find_runtime as runtime_row
 
 if TYPE_CHECKING:
     from gpunode.host.port import PackageManager
+    from gpunode.host.services import Services
 
 
 _MAX_SIGNING_KEY_BYTES = 1 << 20
@@ -71,12 +71,18 @@ class LocalHost:
     ) -> None:
         self.root = root.rstrip("/") or "/"
         self.runner = Runner(self.root, log, consent)
-        self.services = Services(self.runner)
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
         self.mok_password_file = ""
         """The file with the one-time password for enrolling a key; if empty, a password is generated and shown."""
         self._mok_password = ""
+
+    @cached_property
+    def services(self) -> Services:
+        """The node's services; loaded on first use, as ``packages``."""
+        from gpunode.host.services import Services
+
+        return Services(self.runner)
 
     @cached_property
     def packages(self) -> PackageManager:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -211,6 +210,8 @@ def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> 
 
     The candidates are in a temporary folder: from its own folder, CRI-O would read the current files, too.
     """
+    import tempfile
+
     from gpunode.runtimes import crio
 
     place = Path(tempfile.gettempdir())

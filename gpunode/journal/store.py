@@ -6,7 +6,6 @@ Layout below ``<root>/var/lib/gpunode``: ``runs/<number>-<time>/journal.jsonl`` 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import stat
@@ -26,8 +25,7 @@ from gpunode.host.files import write_all
 from gpunode.host.locks import LockHolder
 from gpunode.host.ownership import read_regular_file, refuse_untrusted_folder
 from gpunode.host.port import OnProgress, ignore_progress
-from gpunode.journal import footprint, history, record
-from gpunode.journal.footprint import Footprint
+from gpunode.journal import history, record
 from gpunode.journal.history import RunRecord
 from gpunode.journal.lock import hold_lock, read_holder
 from gpunode.journal.objects import (
@@ -43,6 +41,7 @@ from gpunode.journal.run import JOURNAL_FILE, REQUEST_FILE, RUNS_FOLDER, Announc
 
 if TYPE_CHECKING:
     from gpunode.journal.additions import RecordedAdditions
+    from gpunode.journal.footprint import Footprint
 
 
 _STANDALONE_VERBS: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
@@ -214,7 +213,9 @@ class Store:
         Raises:
             JournalDamaged: a journal or a needed backup object is damaged.
         """
-        return footprint.footprint_of_node(self.read_runs()).with_contents(self.objects.find)
+        from gpunode.journal.footprint import footprint_of_node  # loaded on use: only an undo needs it
+
+        return footprint_of_node(self.read_runs()).with_contents(self.objects.find)
 
     def read_run_footprint(self, run: str) -> Footprint:
         """Return the footprint of one run on this node, with the bytes of files.
@@ -222,8 +223,10 @@ class Store:
         Raises:
             UsageError, JournalDamaged: as ``read_with_contents``.
         """
+        from gpunode.journal.footprint import footprint_of_run
+
         self.read_with_contents(run)
-        return footprint.footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
+        return footprint_of_run(RunRecord(self._read_entries(run))).with_contents(self.objects.find)
 
     def read_additions(self) -> RecordedAdditions:
         """Return everything that any run ever added to this node, even if it was removed since; reads no backups.
@@ -426,6 +429,8 @@ def invoking_user() -> str:
     """Return the user who started gpunode; with sudo, the user who called it."""
     if sudo := os.environ.get("SUDO_USER"):
         return sudo
+    import getpass  # loaded on use: only a run that begins needs it
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):

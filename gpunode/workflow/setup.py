@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, ServiceChange, ServiceState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
@@ -17,11 +18,13 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.values import dataclass
-from gpunode.workflow.apply import Applier, final_triggers, recording_failure
 from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
 from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage_on, unplanned_removals
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
+
+if TYPE_CHECKING:
+    from gpunode.workflow.apply import Applier
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,10 @@ def setup(
         if left.cut is not None:
             store.close_interrupted_run(left.cut.run)
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
+    from gpunode.workflow.apply import Applier, recording_failure  # loaded on use, as all below: often nothing is done
+
     if not options.allow_disruption:
-        from gpunode.workflow.disruption import refuse_disruptive_setup  # loaded on use: often nothing has to be done
+        from gpunode.workflow.disruption import refuse_disruptive_setup
 
         refuse_disruptive_setup(preview, left.pending_triggers, facts, host)
     host.refuse_unsafe_changes([change for stage in preview for change in stage.ordered_changes])
@@ -171,6 +176,8 @@ class _SetupRun:
 
     def execute(self) -> None:
         """Apply every stage, and run the triggers of this run and of earlier ones."""
+        from gpunode.workflow.apply import final_triggers
+
         self.applier.run_triggers([trigger for trigger in self.left.pending_triggers if trigger.runs_at_stage_end])
         for stage in walk_stages(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
             raise_refusal([stage])
