@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
 from dataclasses import field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gpunode
 from gpunode import values
 
 
@@ -84,3 +87,13 @@ def test_value_can_be_pickled_but_not_stripped_of_a_field() -> None:
     assert pickle.loads(pickle.dumps(Longer(1, last=3))) == Longer(1, last=3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         del Point(1).x
+
+
+def test_modules_with_only_frozen_classes_create_them_here() -> None:
+    texts = {str(path): path.read_text() for path in Path(gpunode.__file__).parent.rglob("*.py")}
+    standard = [
+        name for name, text in texts.items() if re.search(r"(?m)^from dataclasses import .*\bdataclass\b", text)
+    ]
+    mutable = {name for name in standard if re.search(r"@dataclass\((?!frozen=True)|order=True", texts[name])}
+    assert standard
+    assert [name for name in standard if name not in mutable] == []
