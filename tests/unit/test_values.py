@@ -3,11 +3,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 from dataclasses import field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gpunode
 from gpunode import values
 
 
@@ -114,3 +117,13 @@ def test_value_outlives_copying_and_pickling() -> None:
     value = Point(1, 2, "a", {"b": 3})
     for again in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
         assert (again, again.note, again.cache) == (value, "a", {"b": 3})
+
+
+def test_modules_with_only_frozen_classes_create_them_here() -> None:
+    texts = {str(path): path.read_text() for path in Path(gpunode.__file__).parent.rglob("*.py")}
+    standard = [
+        name for name, text in texts.items() if re.search(r"(?m)^from dataclasses import .*\bdataclass\b", text)
+    ]
+    mutable = {name for name in standard if re.search(r"@dataclass\((?!frozen=True)|order=True", texts[name])}
+    assert standard
+    assert [name for name in standard if name not in mutable] == []
