@@ -30,7 +30,6 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
-from gpunode.command import command
 from gpunode.distros import family
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Conflict, Refused
@@ -117,7 +116,7 @@ def plan_undo(request: UndoRequest, host: Host, facts: Facts) -> UndoPlan:
     layouts, unchanged = _plan_layout_restores(host, footprint.layouts, force=request.force)
     wanted, database = _list_wanted_packages(request, there), live_state.read_package_database(host)
     going = {package for package, state in wanted.items() if state is None and package in there}
-    in_use = {**_find_packages_with_data(host, going, there), **_find_builders_in_use(host, going, footprint)}
+    in_use = {**_find_packages_with_data(host, going, facts), **_find_builders_in_use(host, going, footprint)}
     packages, needed = plan_package_restore(
         {package: state for package, state in wanted.items() if package not in in_use}, there, database
     )
@@ -426,9 +425,7 @@ def plan_package_restore(
     return tuple(change for change in changes if change.id not in staying), kept
 
 
-def _find_packages_with_data(
-    host: Host, going: Collection[PackageId], installed: Mapping[PackageId, PackageState]
-) -> dict[PackageId, str]:
+def _find_packages_with_data(host: Host, going: Collection[PackageId], facts: Facts) -> dict[PackageId, str]:
     """Return the packages whose purge would delete their users' data, and their clients, with the reason to keep them.
 
     A setup could install the package again, but nothing could bring the data back.
@@ -442,10 +439,10 @@ def _find_packages_with_data(
         loss = (
             f"a purge deletes {posixpath.commonpath(row.data_lost_by_purge)}, which has containers, images or volumes"
         )
-        if installed[package].config_files_only:
+        if installed_packages(facts)[package].config_files_only:
             kept[package] = f"keeps its configuration files: {loss}"
             continue
-        kept[package] = f"stays: {loss} (`{command('sudo', 'apt-get', 'remove', str(package))}` leaves them)"
+        kept[package] = f"stays: {loss} (`sudo {system(facts).remove((str(package),))}` leaves them)"
         clients = sorted(map(PackageId, row.client_packages.values()))
         kept |= {one: f"stays with {package}" for one in clients if one in going}
     return kept
