@@ -184,6 +184,7 @@ class PackageSystem:
         changed_files_probe: the probe that compares the files of a package with the checksums shipped with it.
         parse_changed_files: the paths that differ or are missing, from the answer to it.
         purge: the command that removes packages and their configuration files.
+        remove: the command that removes packages and keeps their configuration files.
         unhold_command: the command that lets packages change again.
         autoremove_command: the command that removes what nothing needs.
 
@@ -254,6 +255,7 @@ class PackageSystem:
     changed_files_probe: Callable[[PackageId], Probe]
     parse_changed_files: Callable[[str], tuple[str, ...]]
     purge: Callable[[Collection[str]], str]
+    remove: Callable[[Collection[str]], str]
     unhold_command: Callable[[Collection[PackageId]], str]
     autoremove_command: str
 

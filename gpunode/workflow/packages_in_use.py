@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from gpunode.change import PackageState
-from gpunode.command import command
 from gpunode.facts.evidence import Probe, decode_matches
+from gpunode.facts.model import Facts
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps.kernel import HEADERS_STEP
 from gpunode.wording import join_names
@@ -24,17 +25,18 @@ _OWN_DKMS_MODULES: Final = ("nvidia", "gdrdrv")
 
 def find_packages_in_use(
     host: HostView,
+    facts: Facts,
     wanted: Mapping[PackageId, PackageState | None],
     installed: Mapping[PackageId, PackageState],
     footprint: Footprint,
 ) -> dict[PackageId, str]:
     """Return the packages that are not ``wanted`` any more but used by others, with the reason to keep each."""
     going = {package for package, state in wanted.items() if state is None and package in installed}
-    return {**_find_packages_with_data(host, going, installed), **_find_builders_in_use(host, going, footprint)}
+    return {**_find_packages_with_data(host, going, facts, installed), **_find_builders_in_use(host, going, footprint)}
 
 
 def _find_packages_with_data(
-    host: HostView, going: Collection[PackageId], installed: Mapping[PackageId, PackageState]
+    host: HostView, going: Collection[PackageId], facts: Facts, installed: Mapping[PackageId, PackageState]
 ) -> dict[PackageId, str]:
     """Return the packages whose purge would delete their users' data, and their clients, with the reason to keep them.
 
@@ -52,7 +54,7 @@ def _find_packages_with_data(
         if installed[package].config_files_only:
             kept[package] = f"keeps its configuration files: {loss}"
             continue
-        kept[package] = f"stays: {loss} (`{command('sudo', 'apt-get', 'remove', str(package))}` leaves them)"
+        kept[package] = f"stays: {loss} (`sudo {system(facts).remove((str(package),))}` leaves them)"
         clients = sorted(map(PackageId, row.client_packages.values()))
         kept |= {one: f"stays with {package}" for one in clients if one in going}
     return kept

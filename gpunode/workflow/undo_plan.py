@@ -181,7 +181,7 @@ def _plan_packages(request: UndoRequest, host: Host, facts: Facts) -> _PackagePl
     """Return the packages' way back to their former states. Raises Refused like ``plan_undo``."""
     installed, database = installed_packages(facts), live_state.read_package_database(host)
     wanted = _list_wanted_packages(request, installed)
-    in_use = find_packages_in_use(host, wanted, installed, request.footprint)
+    in_use = find_packages_in_use(host, facts, wanted, installed, request.footprint)
     changes, kept = plan_package_restore(
         {package: state for package, state in wanted.items() if package not in in_use}, installed, database
     )

@@ -286,6 +286,7 @@ DEB: Final = PackageSystem(
     changed_files_probe=answers.changed_files_probe,
     parse_changed_files=answers.parse_changed_files,
     purge=_make_command_template("apt-get", "purge"),
+    remove=_make_command_template("apt-get", "remove"),
     unhold_command=_make_command_template("apt-mark", "unhold"),
     autoremove_command="apt-get autoremove",
     # update-initramfs(8) of initramfs-tools.
