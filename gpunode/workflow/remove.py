@@ -194,7 +194,7 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
     for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if taken else ())):
         by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
         where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
-        for name in taken.intersection(list_toolkit_handlers(facts, row)):
+        for name in (one for one in list_toolkit_handlers(facts, row) if one in taken):
             yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
 
 
