@@ -157,7 +157,7 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
 
 
 def explain_missing_client(row: ContainerRuntime, *, has_daemon: bool) -> str:
-    """Return why the runtime cannot be asked for its configuration when the program that asks it is missing."""
+    """Return the reason that nothing answers for the runtime: it is not installed, or only its client is missing."""
     if not row.client or not has_daemon:
         return f"{row.id} is not installed"
     packages = " or ".join(row.client_packages.values())

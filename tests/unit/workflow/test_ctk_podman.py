@@ -25,7 +25,7 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
     """Return the facts that a survey gives: the first of the list."""
     found = [node(None)]
     for module in (ctk, edits):
-        monkeypatch.setattr(module, "survey", lambda host, *, image: found[0])
+        monkeypatch.setattr(module, "survey", lambda host, *, image=False: found[0])
     return found
 
 
