@@ -27,7 +27,8 @@ compiler.compile = counted
 def started(event, arguments):
     if event == "os.posix_spawn":
         processes.append([str(word) for word in arguments[1]])
-    elif event == "compile" and arguments[1] == "<string>":
+    # Python 3.13 compiles an empty text for each class of which it makes no method.
+    elif event == "compile" and arguments[1] == "<string>" and "return ()" not in str(arguments[0]):
         methods.append(caller("dataclasses"))
     elif event in ("os.fork", "os.forkpty", "subprocess.Popen", "os.system"):
         processes.append([event])
