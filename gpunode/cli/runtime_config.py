@@ -255,11 +255,12 @@ def edit_result_lines(
     )
     yield line(STATE_MARK["waits" if plan.missing_program else "done"], outcome, hang=2)
     if down := downtime_text(result.trigger_results):
-        yield labelled_line("took", down)
-    if next_step:
-        yield labelled_line("next", next_step)
-        if plan.planned.stopped_workloads:
-            yield labelled_line("", f"it stops all {plan.planned.stopped_workloads}, since live-restore is off")
+        yield labelled_line("note", down)
+    missing = [plan.missing_program.install or plan.missing_program.hint] if plan.missing_program else []
+    for label, step in zip(("next", "then"), [*missing, *filter(None, [next_step])], strict=False):
+        yield labelled_line(label, step)
+    if next_step and plan.planned.stopped_workloads:
+        yield labelled_line("", f"it stops all {plan.planned.stopped_workloads}, since live-restore is off")
     if any(not change.is_generated for change in plan.changed_files):
         yield labelled_line("undo", rollback_command(argv, result.run))
 

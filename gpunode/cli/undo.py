@@ -370,7 +370,7 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     if down := downtime_text(done.trigger_results):
-        yield labelled_line("took", down)
+        yield labelled_line("note", down)
     yield labelled_line("undo", rollback_command(argv, done.run, *(["--packages"] if done.plan.with_packages else [])))
 
 

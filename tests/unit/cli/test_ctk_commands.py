@@ -241,6 +241,16 @@ def test_default_runtime_without_its_binary_is_refused(
     assert f"next: {install}\n" in capsys.readouterr().out.replace("\n      ", " ")
 
 
+def test_configured_runtime_without_its_binary_names_the_installation_next(
+    image: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (image / "usr/bin/nvidia-container-runtime").unlink()
+    assert run_cli([*CONFIGURE, "--runtime=docker", "--root", str(image)]) == 0
+    shown = capsys.readouterr().out.replace("\n        ", " ")
+    install = f"sudo gpunode setup --runtime=docker --only=toolkit-repository --only=toolkit --root={image}"
+    assert f"next  {install}\n" in shown
+
+
 def test_handler_without_its_binary_fails_the_check(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (image / "usr/bin/nvidia-container-runtime").unlink()
     (image / "etc/docker/daemon.json").write_text(
