@@ -735,7 +735,10 @@ class TestWholeRollback:
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("is_removed", [False, True])
-    def test_docker_with_images_or_volumes_is_not_purged(self, store: Store, verb: str, is_removed: bool) -> None:
+    @pytest.mark.parametrize("owner", ["", "/100000.100000"])  # the second with userns-remap
+    def test_docker_with_images_or_volumes_is_not_purged(
+        self, store: Store, verb: str, is_removed: bool, owner: str
+    ) -> None:
         """docker.io.postrm deletes /var/lib/docker in a purge, also when the package was removed before."""
         host, present = Machine(machine()), replace(NEW, config_files_only=is_removed)
         run = store.begin("setup", version="test")
@@ -750,8 +753,9 @@ class TestWholeRollback:
             return plan_rollback(store, host, run.id, facts)
 
         assert {str(one.id) for one in planned().packages} == {"docker.io", "docker-cli"}
-        volume = encode_matches(iter([GlobMatch("/var/lib/docker/volumes/db/_data")]))
-        host.globs["/var/lib/docker/volumes/*/_data"] = Capture("", "ok", volume)
+        volume = encode_matches(iter([GlobMatch(f"/var/lib/docker{owner}/volumes/db/_data")]))
+        pattern = f"/var/lib/docker{owner and '/[0-9]*.[0-9]*'}/volumes/*/_data"
+        host.globs[pattern] = Capture("", "ok", volume)
         assert [str(one.id) for one in planned().packages] == (["docker-cli"] if is_removed else [])
         assert "/var/lib/docker" in "".join(planned().remarks)
 
