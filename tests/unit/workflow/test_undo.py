@@ -760,12 +760,15 @@ class TestWholeRollback:
         assert "/var/lib/docker" in "".join(planned().remarks)
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
-    def test_dkms_and_headers_stay_for_modules_of_others(self, store: Store, verb: str) -> None:
+    @pytest.mark.parametrize("before", [None, replace(NEW, config_files_only=True)])
+    def test_dkms_and_headers_stay_for_modules_of_others(
+        self, store: Store, verb: str, before: PackageState | None
+    ) -> None:
         """A vendor's installer adds its module to DKMS without a package, and DKMS only recommends headers."""
         host, run = Machine(machine()), store.begin("setup", version="test")
         steps = {"linux-headers-amd64": "headers", "dkms": "dependencies", "nvidia-kernel-dkms": "driver"}
         for name, step in steps.items():
-            run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), None, NEW)))
+            run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), before, NEW)))
         run.commit("done")
         facts = machine(packages=dict.fromkeys(steps, NEW))
 
