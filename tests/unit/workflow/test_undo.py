@@ -1448,6 +1448,7 @@ class TestRemove:
             ("cuda-toolkit-12-9", {CUDA_LIST, CUDA_PROFILE_SCRIPT}),
             ("nvidia-container-toolkit", {TOOLKIT_LIST}),
             ("docker-ce", {"docker.service"}),
+            ("containerd", set()),
             ("nvidia-fs-dkms", {CUDA_LIST, GPUDIRECT_MODULES_FILE}),
         ],
     )
@@ -1471,6 +1472,7 @@ class TestRemove:
             "cuda-toolkit-12-9": ("cuda-toolkit", NEW),
             "nvidia-container-toolkit": ("toolkit", NEW),
             "docker-ce": ("runtime-install", NEW),
+            "containerd": ("dependencies", NEW),
             "nvidia-fs-dkms": ("gpudirect", NEW),
         }
         host = Machine(machine(files=content))
