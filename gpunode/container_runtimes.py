@@ -105,11 +105,12 @@ CONTAINER_RUNTIMES: Final[Mapping[str, ContainerRuntime]] = {
             packages=("docker.io", "docker-ce"),
             client="docker",
             client_packages={("debian", "13"): "docker-cli"},  # its package list; Debian 12's docker.io has the program
-            # docker.io.postrm runs nuke-graph-directory.sh (Debian 12 and 13).
-            data_lost_by_purge=(
-                "/var/lib/docker/containers/*",
-                "/var/lib/docker/image/*/imagedb/content/sha256/*",
-                "/var/lib/docker/volumes/*/_data",
+            # docker.io.postrm runs nuke-graph-directory.sh (Debian 12 and 13). With userns-remap, the data are in
+            # a folder such as 100000.100000.
+            data_lost_by_purge=tuple(
+                f"/var/lib/docker{folder}/{data}"
+                for folder in ("", "/[0-9]*.[0-9]*")
+                for data in ("containers/*", "image/*/imagedb/content/sha256/*", "volumes/*/_data")
             ),
             reloads=True,
             stopped_by_restart="docker containers",

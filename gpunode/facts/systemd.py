@@ -69,6 +69,11 @@ def has_unit_failed(values: Mapping[str, str]) -> bool:
     return values.get("ActiveState") == "failed" or values.get("SubState", "").startswith("auto-restart")
 
 
+def is_unit_active(values: Mapping[str, str]) -> bool:
+    """Return True if the unit runs, starts or reloads, and does not wait for systemd's next try."""
+    return not has_unit_failed(values) and values.get("ActiveState", "") in _ACTIVE_STATES
+
+
 def find_main_pid(text: str, name: str) -> int:
     """Return the main PID of the unit ``name`` in the output of ``systemctl show``; 0 if it does not run."""
     return parse_int(find_properties(text, name).get("MainPID", "")) or 0
@@ -84,7 +89,7 @@ def find_start_time(text: str, name: str) -> str:
 
 def _make_unit(values: Mapping[str, str]) -> Unit:
     load, failed = values.get("LoadState", ""), has_unit_failed(values)
-    active = not failed and values.get("ActiveState", "") in _ACTIVE_STATES
+    active = is_unit_active(values)
     runs = active and values.get("MainPID", "0") != "0"
     return Unit(
         ServiceState(values.get("UnitFileState", "") in _ENABLED_STATES, active),

@@ -13,8 +13,10 @@ from gpunode.change import GPU_SERVICES, Change, MigChange, PackageChange, Servi
 from gpunode.command import command
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, explain_missing_client
 from gpunode.errors import DrainRequired, Undetermined
+from gpunode.facts import systemd
 from gpunode.facts.evidence import NOT_CAPTURED_REASON, Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit
+from gpunode.facts.probes import unit_probe
 from gpunode.host.port import GpuClient, Host, HostView
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
@@ -156,6 +158,9 @@ def refuse_running_containers(docker: Fact[Unit], host: HostView) -> None:
             hint=f"drain {'it' if len(names) == 1 else 'them'} first, or {_OVERRIDE_HINT}",
         )
     is_active = docker.value.state.active if isinstance(docker, Known) else None
+    if running.outcome == "absent" and is_active is None:  # a plain rollback asks for no units before
+        text = host.run_probe(unit_probe(DOCKER_SERVICE)).text
+        is_active = systemd.is_unit_active(systemd.find_properties(text, DOCKER_SERVICE))
     # A daemon may run without its client: Debian 13 has that in docker-cli, which docker.io only recommends.
     is_down = running.outcome == "absent" and (not is_active or running.error == NOT_CAPTURED_REASON)
     is_down = is_down or is_active is False or DOCKER_UNREACHABLE_ERROR.search(running.error) is not None

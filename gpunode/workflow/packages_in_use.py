@@ -31,8 +31,15 @@ def find_packages_in_use(
     footprint: Footprint,
 ) -> dict[PackageId, str]:
     """Return the packages that are not ``wanted`` any more but used by others, with the reason to keep each."""
-    going = {package for package, state in wanted.items() if state is None and package in installed}
-    return {**_find_packages_with_data(host, going, facts, installed), **_find_builders_in_use(host, going, footprint)}
+    purged = {package for package, state in wanted.items() if state is None and package in installed}
+    # Of a package that had been removed before gpunode, the undo leaves the configuration files.
+    removed = {
+        package
+        for package, state in wanted.items()
+        if state and state.config_files_only and package in installed and not installed[package].config_files_only
+    }
+    kept = _find_packages_with_data(host, purged, facts, installed)
+    return kept | _find_builders_in_use(host, purged | removed, footprint)
 
 
 def _find_packages_with_data(

@@ -39,7 +39,7 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages import Database, system
 from gpunode.redaction.evidence import redact_change
-from gpunode.runtimes import DesiredConfig, find_reader
+from gpunode.runtimes import RUNTIMES, DesiredConfig, find_reader
 from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_service_stops
 from gpunode.steps.installed_driver import branch_of
 from gpunode.steps.kernel import RIVAL_MODULES
@@ -483,9 +483,18 @@ def _keep_what_packages_need(
     """Return ``steps`` without what the ``staying`` packages need, and what stays with them.
 
     Each step's row names the packages that its files and units serve: a driver needs its blacklist and its archive.
+    Of the runtimes' packages, a daemon's unit serves only that daemon's.
     """
     removing = (step for step in steps if step.change.removes_what_packages_need(step.stage, step.step_id))
-    users = {step: list_served_packages(step.step_id, staying) for step in removing}
+    packages_by_unit = {row.unit: row.packages for row in RUNTIMES}
+    users = {
+        step: [
+            package
+            for package in list_served_packages(step.step_id, staying)
+            if package.name in packages_by_unit.get(step.change.subject, (package.name,))
+        ]
+        for step in removing
+    }
     kept = (KeptItem(step.change.subject, f"stays with {names[0]}") for step, names in users.items() if names)
     return tuple(step for step in steps if not users.get(step)), tuple(kept)
 

@@ -29,12 +29,15 @@ class Node(RehearsalHost):
     ) -> None:
         super().__init__({}, {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)})
         self.solver, self.accepts, self.docker_ps, self.refuses = solver, accepts, docker_ps, refuses
+        self.units: Capture | None = None
         self.made: list[Change] = []
         self.triggered: list[Trigger] = []
 
     def run_probe(self, probe: Probe, /) -> Capture:
         if probe.key == "docker-ps" and self.docker_ps is not None:
             return self.docker_ps
+        if probe.key == "units" and self.units is not None:
+            return self.units
         return super().run_probe(probe)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:

@@ -322,6 +322,21 @@ def test_rollback_works_while_docker_is_down(store: Store, host: Node) -> None:
     assert host.files[DAEMON_JSON] is None
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_rollback_does_not_restart_a_docker_without_client_unasked(store: Store, host: Node, is_running: bool) -> None:
+    """Debian 13 has the client in a package of its own, so that nothing lists what dockerd runs."""
+    run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
+    host.docker_ps = Capture("docker ps", "absent")
+    state = "active" if is_running else "inactive"
+    host.units = Capture("systemctl", "ok", f"Id=docker.service\nLoadState=loaded\nActiveState={state}\n".encode())
+    if not is_running:
+        undo(host, store, run)
+        return
+    with pytest.raises(Undetermined) as caught:
+        plan_rollback(store, host, run)
+    assert "docker-cli" in caught.value.why
+
+
 class Unreadable(Node):
     def run_probe(self, probe: Probe, /) -> Capture:
         if probe.path == CONTAINERD:

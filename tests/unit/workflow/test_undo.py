@@ -735,7 +735,10 @@ class TestWholeRollback:
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("is_removed", [False, True])
-    def test_docker_with_images_or_volumes_is_not_purged(self, store: Store, verb: str, is_removed: bool) -> None:
+    @pytest.mark.parametrize("owner", ["", "/100000.100000"])  # the second with userns-remap
+    def test_docker_with_images_or_volumes_is_not_purged(
+        self, store: Store, verb: str, is_removed: bool, owner: str
+    ) -> None:
         """docker.io.postrm deletes /var/lib/docker in a purge, also when the package was removed before."""
         host, present = Machine(machine()), replace(NEW, config_files_only=is_removed)
         run = store.begin("setup", version="test")
@@ -750,18 +753,22 @@ class TestWholeRollback:
             return plan_rollback(store, host, run.id, facts)
 
         assert {str(one.id) for one in planned().packages} == {"docker.io", "docker-cli"}
-        volume = encode_matches(iter([GlobMatch("/var/lib/docker/volumes/db/_data")]))
-        host.globs["/var/lib/docker/volumes/*/_data"] = Capture("", "ok", volume)
+        volume = encode_matches(iter([GlobMatch(f"/var/lib/docker{owner}/volumes/db/_data")]))
+        pattern = f"/var/lib/docker{owner and '/[0-9]*.[0-9]*'}/volumes/*/_data"
+        host.globs[pattern] = Capture("", "ok", volume)
         assert [str(one.id) for one in planned().packages] == (["docker-cli"] if is_removed else [])
         assert "/var/lib/docker" in "".join(planned().remarks)
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
-    def test_dkms_and_headers_stay_for_modules_of_others(self, store: Store, verb: str) -> None:
+    @pytest.mark.parametrize("before", [None, replace(NEW, config_files_only=True)])
+    def test_dkms_and_headers_stay_for_modules_of_others(
+        self, store: Store, verb: str, before: PackageState | None
+    ) -> None:
         """A vendor's installer adds its module to DKMS without a package, and DKMS only recommends headers."""
         host, run = Machine(machine()), store.begin("setup", version="test")
         steps = {"linux-headers-amd64": "headers", "dkms": "dependencies", "nvidia-kernel-dkms": "driver"}
         for name, step in steps.items():
-            run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), None, NEW)))
+            run.record_done(run.record_intent("packages", step, PackageChange(PackageId(name), before, NEW)))
         run.commit("done")
         facts = machine(packages=dict.fromkeys(steps, NEW))
 
@@ -1441,6 +1448,7 @@ class TestRemove:
             ("cuda-toolkit-12-9", {CUDA_LIST, CUDA_PROFILE_SCRIPT}),
             ("nvidia-container-toolkit", {TOOLKIT_LIST}),
             ("docker-ce", {"docker.service"}),
+            ("containerd", set()),
             ("nvidia-fs-dkms", {CUDA_LIST, GPUDIRECT_MODULES_FILE}),
         ],
     )
@@ -1464,6 +1472,7 @@ class TestRemove:
             "cuda-toolkit-12-9": ("cuda-toolkit", NEW),
             "nvidia-container-toolkit": ("toolkit", NEW),
             "docker-ce": ("runtime-install", NEW),
+            "containerd": ("dependencies", NEW),
             "nvidia-fs-dkms": ("gpudirect", NEW),
         }
         host = Machine(machine(files=content))
