@@ -52,8 +52,11 @@ def _find_packages_with_data(
     kept: dict[PackageId, str] = {}
     for row in RUNTIMES:
         package = PackageId(row.packages[0])
-        probes = [Probe(pattern, glob=pattern, contents=False) for pattern in row.data_lost_by_purge]
-        if package not in going or not any(host.run_probe(probe).data for probe in probes):
+        if package not in going:
+            continue
+        found = (host.run_probe(Probe(pattern, glob=pattern, contents=False)) for pattern in row.data_lost_by_purge)
+        # What cannot be listed may be data.
+        if not any(one.data or one.outcome not in {"ok", "absent"} for one in found):
             continue
         loss = (
             f"a purge deletes {posixpath.commonpath(row.data_lost_by_purge)}, which has containers, images or volumes"

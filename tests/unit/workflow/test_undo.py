@@ -758,6 +758,8 @@ class TestWholeRollback:
         host.globs[pattern] = Capture("", "ok", volume)
         assert [str(one.id) for one in planned().packages] == (["docker-cli"] if is_removed else [])
         assert "/var/lib/docker" in "".join(planned().remarks)
+        host.globs[pattern] = Capture("", "failed", error="Input/output error")  # what cannot be listed may be data
+        assert [str(one.id) for one in planned().packages] == (["docker-cli"] if is_removed else [])
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("before", [None, replace(NEW, config_files_only=True)])
