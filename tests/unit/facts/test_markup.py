@@ -108,6 +108,7 @@ def test_line_before_a_block_names_its_source(line: str, source: str) -> None:
         "```\n/usr/bin/x: line 8: nvidia-smi: command not found\n```\n\nIt is loaded.\n",
         "```\n/lib/modules/5.15.0/nvidia.ko\n```\n",
         "Expected output of `dmesg`:\n\n```\nsome output\n```\n",
+        "Output of dmesg last year:\n\n```\n[    1.000000] NVRM: Xid\n```\n",
         "After `apt install x`:\n\n```\n[    1.000000] NVRM: Xid\n```\n",
     ],
 )
