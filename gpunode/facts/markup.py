@@ -56,6 +56,8 @@ _HTML_REPLACEMENTS: Final = tuple(
             r"<summary\b[^<>\n]*>(?:</?(?:b|strong|h[1-6])>)?([^\n]{0,300}?)(?:</?(?:b|strong|h[1-6])>)?</summary>",
             r"\n## \1\n",
         ),
+        (r"<h[1-6]\b[^<>\n]*>\s?", "\n## "),
+        (r"<li\b[^<>\n]*>\s?", "\n- "),
         (r"</?(?:details|summary|blockquote|p|div|span|b|strong|em|i|kbd|samp|tt|ul|ol|li|h[1-6])\b[^<>\n]*>", ""),
     )
 )

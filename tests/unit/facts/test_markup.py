@@ -46,6 +46,13 @@ def test_html_becomes_markdown() -> None:
     ]
 
 
+def test_headings_and_lists_keep_their_marks() -> None:
+    post = "<h3>Seen?</h3><ul>\n<li>NVRM: Xid: no</li>\n<li><p>nouveau: no</p></li></ul>"
+    assert [line for line in strip_markup(post).split("\n") if line] == [
+        *("## Seen?", "- NVRM: Xid: no", "- nouveau: no"),
+    ]
+
+
 @pytest.mark.parametrize("tag", ["[code]", "[/code]", "{code}", "{code:bash|title=x}", "{noformat}"])
 def test_tags_of_forums_become_fences(tag: str) -> None:
     assert strip_markup(f"a\n{tag}\nb") == "a\n```\nb"
