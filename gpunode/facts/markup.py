@@ -79,7 +79,8 @@ _MAX_QUOTATION_DEPTH: Final = 8
 _PROMPT: Final = Pattern(
     r"(?:\$|❯|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?[$#%]|\[[^\]\n]{1,80}\]\s?[$#]) \S"
 )
-_LINE_NUMBER: Final = Pattern(r"[ \t]*(?P<number>\d{1,6})(?:\t|[:.|)] ?|  ?(?:\| ?)?|$)")
+# A person's list has a dot or a space behind the number or colon, and a shell's history two spaces.
+_LINE_NUMBER: Final = Pattern(r"(?! *1  \S| *\d+: \S)[ \t]*(?P<number>\d{1,6})(?:\t|[:|] ?|  ?(?:\| ?)?|$)")
 _MIN_NUMBERED_LINES: Final = 4
 
 

@@ -82,6 +82,10 @@ def test_lines_broken_by_a_terminal_are_joined() -> None:
         # Numbers that are the program's own.
         "  411  sudo reboot\n  412  nvidia-smi\n  413  dmesg\n  414  ls\n",
         "1\n1\n2\n3\n4\n",
+        "    1  ls\n    2  dmesg | grep Xid\n    3  sudo reboot\n    4  ls\n",
+        # Numbers of a person's list.
+        "1. NVRM: Xid\n2. NVRM: API mismatch\n3. No devices were found\n4. NVRM: RmInitAdapter failed!\n",
+        "1: NVRM: Xid\n2: NVRM: API mismatch\n3: No devices were found\n4: NVRM: RmInitAdapter failed!\n",
         # XML, generics, redirections.
         "<nvidia_smi_log>\n<gpu id='0'>\n</gpu>\n",
         "Status: <none> && map<string> 2>&1 a&b;\n",
