@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import takewhile
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
@@ -117,32 +115,40 @@ _OUTPUT_START: Final = Pattern(
 
 
 def _dedent_blocks(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines, with fenced blocks at the margin, and with sessions there as blocks: Markdown indents both."""
-    at = 0
+    """Yield the lines, with fenced blocks at the margin, and with sessions there as blocks: Markdown indents both.
+
+    A session is not moved if the text above it is indented alike, as in a docstring or a commit, or if the whole text
+    is a session: then a program has indented it.
+    """
+    at, above, is_session = 0, "", False
     while at < len(lines):
         margin = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-        block: Sequence[str] = lines[at : at + 1]
+        is_session |= not margin and bool(_PROMPT.match(lines[at]))
+        end = at + 1
         fences: Sequence[str] = ()
         if margin and FENCE.match(lines[at]):
-            inside = list(takewhile(lambda line: not FENCE.match(line), lines[at + 1 :]))
-            block = lines[at : at + len(inside) + 2]
-        elif margin and _begins_session(lines[at].lstrip(), lines[at - 1] if at else ""):
-            block, fences = list(takewhile(partial(_is_within, margin), lines[at:])), ("```",)
+            end = next((number for number in range(end, len(lines)) if FENCE.match(lines[number])), len(lines)) + 1
+        elif margin and not is_session and not above.startswith(margin) and _begins_session(lines, at):
+            within = (number for number in range(end, len(lines)) if not _is_within(margin, lines[number]))
+            end, fences = next(within, len(lines)), ("```",)
+        block = lines[at:end]
         yield from (
             *fences,
             *(line.removeprefix(margin) if fences or len(block) > 1 else line for line in block),
             *fences,
         )
-        at += len(block)
+        above = next((line for line in reversed(block) if line.strip()), above)
+        at = end
 
 
 def _is_within(margin: str, line: str) -> bool:
     return line.startswith(margin) or not line.strip()
 
 
-def _begins_session(line: str, before: str) -> bool:
+def _begins_session(lines: Sequence[str], at: int) -> bool:
     """Return whether the line is a typed command, or below an empty line one that programs never indent."""
-    return bool(_PROMPT.match(line) if before.strip() else _PROMPT.match(line) or _OUTPUT_START.match(line))
+    line, before = lines[at].lstrip(), lines[at - 1] if at else ""
+    return bool(_PROMPT.match(line) or (not before.strip() and _OUTPUT_START.match(line)))
 
 
 # ---- lines broken at the width of a terminal

@@ -75,6 +75,10 @@ def test_lines_broken_by_a_terminal_are_joined() -> None:
         "spec:\n\n    containers:\n    - name: x\n",
         "[plugins]\n\n    [plugins.a]\n\n    # sudo nvidia-ctk\n    b = 1\n",
         "[    1.000000] NVRM: The GPU\n               NVRM: (PCI ID: 10de:26b5) inst\n               NVRM: fell off\n",
+        # Examples in a docstring, a commit and a manual.
+        'def parse():\n    """Parse it.\n\n    $ lsmod\n    nouveau 2334720 4\n    """\n',
+        "commit 3b2a\n\n    Reload it\n\n    [    1.000000] NVRM: Xid\n",
+        "$ tool --help\nExamples:\n    $ lsmod\n    nouveau 2334720 4\n",
         # A quotation, and an outer shell's heredoc.
         "He wrote:\n> $ nvidia-smi\n> No devices were found\n",
         "> [    1.000000] NVRM: Xid\n",
