@@ -163,6 +163,7 @@ _LINE_START: Final = Pattern(
     r"|[0-9a-f]{2,4}:[0-9a-f.:]{4,8} |(?:ii|rc|hi|un) |NVRM: |(?:time|level|ts)=|\s"
 )
 _TABLE_ROW: Final = Pattern(r"[|+].*[|+]$")
+_NUMBER: Final = Pattern(r"[\dA-Fa-f]*\d[\dA-Fa-f]*")
 
 
 def _join_wrapped_lines(lines: Sequence[str]) -> Iterator[str]:
@@ -189,5 +190,10 @@ def _is_rest(line: str, following: str) -> bool:
         bool(following)
         and not _LINE_START.match(following)
         and not _TABLE_ROW.match(line)
-        and line[:8] != following[:8]
+        and _beginning_of(line) != _beginning_of(following)
     )
+
+
+def _beginning_of(line: str) -> str:
+    """Return what the rows of a table without a frame begin with: they differ in their numbers and addresses."""
+    return _NUMBER.sub("0", line[:40])[:4]

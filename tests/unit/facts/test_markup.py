@@ -71,6 +71,8 @@ def test_lines_broken_by_a_terminal_are_joined() -> None:
         # All lines of a table have the same length, and so have repeated messages.
         "".join(f"gpu-feature-discovery-{number:040d}   0/1   Running   {number}m\n" for number in range(10, 20)),
         "".join(f"[  100.00000{at}] NVRM: Xid (PCI:0000:01:00): 31, pid=1234, name=python, Ch 8\n" for at in range(9)),
+        # Rows of nvidia-smi's CSV may differ in length.
+        "".join(f"{at}, NVIDIA H100, GPU-{'8f6d' * 9}, 00000000:{at}8:00.0, {65 + at % 2 * 40} W\n" for at in range(8)),
         # Indentation of YAML, TOML and of messages that go on.
         "spec:\n\n    containers:\n    - name: x\n",
         "[plugins]\n\n    [plugins.a]\n\n    # sudo nvidia-ctk\n    b = 1\n",
