@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import takewhile
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
@@ -56,6 +54,8 @@ _HTML_REPLACEMENTS: Final = tuple(
             r"<summary\b[^<>\n]*>(?:</?(?:b|strong|h[1-6])>)?([^\n]{0,300}?)(?:</?(?:b|strong|h[1-6])>)?</summary>",
             r"\n## \1\n",
         ),
+        (r"<h[1-6]\b[^<>\n]*>\s?", "\n## "),
+        (r"<li\b[^<>\n]*>\s?", "\n- "),
         (r"</?(?:details|summary|blockquote|p|div|span|b|strong|em|i|kbd|samp|tt|ul|ol|li|h[1-6])\b[^<>\n]*>", ""),
     )
 )
@@ -77,7 +77,8 @@ _MAX_QUOTATION_DEPTH: Final = 8
 _PROMPT: Final = Pattern(
     r"(?:\$|❯|[\w.+-]{1,40}@[^\s$#]{1,80}(?:[ :][^\s$#]{0,60})? ?[$#%]|\[[^\]\n]{1,80}\]\s?[$#]) \S"
 )
-_LINE_NUMBER: Final = Pattern(r"[ \t]*(?P<number>\d{1,6})(?:\t|[:.|)] ?|  ?(?:\| ?)?|$)")
+# A person's list has a dot or a space behind the number or colon, and a shell's history two spaces.
+_LINE_NUMBER: Final = Pattern(r"(?! *1  \S| *\d+: \S)[ \t]*(?P<number>\d{1,6})(?:\t|[:|] ?|  ?(?:\| ?)?|$)")
 _MIN_NUMBERED_LINES: Final = 4
 
 
@@ -114,32 +115,40 @@ _OUTPUT_START: Final = Pattern(
 
 
 def _dedent_blocks(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines, with fenced blocks at the margin, and with sessions there as blocks: Markdown indents both."""
-    at = 0
+    """Yield the lines, with fenced blocks at the margin, and with sessions there as blocks: Markdown indents both.
+
+    A session is not moved if the text above it is indented alike, as in a docstring or a commit, or if the whole text
+    is a session: then a program has indented it.
+    """
+    at, above, is_session = 0, "", False
     while at < len(lines):
         margin = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-        block: Sequence[str] = lines[at : at + 1]
+        is_session |= not margin and bool(_PROMPT.match(lines[at]))
+        end = at + 1
         fences: Sequence[str] = ()
         if margin and FENCE.match(lines[at]):
-            inside = list(takewhile(lambda line: not FENCE.match(line), lines[at + 1 :]))
-            block = lines[at : at + len(inside) + 2]
-        elif margin and _begins_session(lines[at].lstrip(), lines[at - 1] if at else ""):
-            block, fences = list(takewhile(partial(_is_within, margin), lines[at:])), ("```",)
+            end = next((number for number in range(end, len(lines)) if FENCE.match(lines[number])), len(lines)) + 1
+        elif margin and not is_session and not above.startswith(margin) and _begins_session(lines, at):
+            within = (number for number in range(end, len(lines)) if not _is_within(margin, lines[number]))
+            end, fences = next(within, len(lines)), ("```",)
+        block = lines[at:end]
         yield from (
             *fences,
             *(line.removeprefix(margin) if fences or len(block) > 1 else line for line in block),
             *fences,
         )
-        at += len(block)
+        above = next((line for line in reversed(block) if line.strip()), above)
+        at = end
 
 
 def _is_within(margin: str, line: str) -> bool:
     return line.startswith(margin) or not line.strip()
 
 
-def _begins_session(line: str, before: str) -> bool:
+def _begins_session(lines: Sequence[str], at: int) -> bool:
     """Return whether the line is a typed command, or below an empty line one that programs never indent."""
-    return bool(_PROMPT.match(line) if before.strip() else _PROMPT.match(line) or _OUTPUT_START.match(line))
+    line, before = lines[at].lstrip(), lines[at - 1] if at else ""
+    return bool(_PROMPT.match(line) or (not before.strip() and _OUTPUT_START.match(line)))
 
 
 # ---- lines broken at the width of a terminal
@@ -154,6 +163,7 @@ _LINE_START: Final = Pattern(
     r"|[0-9a-f]{2,4}:[0-9a-f.:]{4,8} |(?:ii|rc|hi|un) |NVRM: |(?:time|level|ts)=|\s"
 )
 _TABLE_ROW: Final = Pattern(r"[|+].*[|+]$")
+_NUMBER: Final = Pattern(r"[\dA-Fa-f]*\d[\dA-Fa-f]*")
 
 
 def _join_wrapped_lines(lines: Sequence[str]) -> Iterator[str]:
@@ -180,5 +190,10 @@ def _is_rest(line: str, following: str) -> bool:
         bool(following)
         and not _LINE_START.match(following)
         and not _TABLE_ROW.match(line)
-        and line[:8] != following[:8]
+        and _beginning_of(line) != _beginning_of(following)
     )
+
+
+def _beginning_of(line: str) -> str:
+    """Return what the rows of a table without a frame begin with: they differ in their numbers and addresses."""
+    return _NUMBER.sub("0", line[:40])[:4]

@@ -173,7 +173,8 @@ _MAX_HEADING_WORDS: Final = 12
 _INTRODUCTION: Final = Pattern(
     r"(?i)^(?:#{1,6} |\*\*|\d{1,2}[.)] |[-*] )?(?:(?:and|also|then|now|here(?:['’]s)?|is|are|this|the|my|our|full"
     r"|i|we|run|ran|running|output|results?|contents?|logs?|of|from|for|in) ){0,8}"
-    r"(?P<code>`)?(?P<source>(?(code)[^`\n]{2,120}|/?[a-z][^`\n]{1,120}?))(?(code)`)"
+    # Other words make it a sentence that may deny what follows: "Output of dmesg last year".
+    r"(?P<code>`)?(?P<source>(?(code)[^`\n]{2,120}|/?[a-z][^`\s]{1,120}?(?: [-/|][^`\n]{0,120}?)?))(?(code)`)"
     r"(?: (?:gives|shows|says|prints|outputs?|results?|returns|reports|contains|is)(?: me)?(?: this)?)?"
     r":?(?:\*\*)?:?\s*$"
 )

@@ -185,8 +185,8 @@ _REGEX_TOKEN: Final = Pattern(
     r"|(?:\\\d+|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)(?:(?:[*+?]|\{\d*,?\d*\})[?+]?)?)",
     re.DOTALL,
 )
-# Characters given by number, and inline flags.
-_UNSUPPORTED_REGEX_SYNTAX: Final = Pattern(r"\\(?:[xuUN0]|\d\d)|\(\?[^P:<=!]")
+# Characters given by number, inline flags, and references to named groups.
+_UNSUPPORTED_REGEX_SYNTAX: Final = Pattern(r"\\(?:[xuUN0]|\d\d)|\(\?(?:[^P:<=!]|P$)")
 _REGEX_MATCHING_NEWLINE: Final = Pattern(r"\\[sDW]|\[\^(?![^\]]*\\n)")
 _NEGATED_CHARACTER_SET: Final = Pattern(r"\[\^\]?(?:\\.|[^\]\\])*\]")
 

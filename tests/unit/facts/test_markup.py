@@ -46,6 +46,13 @@ def test_html_becomes_markdown() -> None:
     ]
 
 
+def test_headings_and_lists_keep_their_marks() -> None:
+    post = "<h3>Seen?</h3><ul>\n<li>NVRM: Xid: no</li>\n<li><p>nouveau: no</p></li></ul>"
+    assert [line for line in strip_markup(post).split("\n") if line] == [
+        *("## Seen?", "- NVRM: Xid: no", "- nouveau: no"),
+    ]
+
+
 @pytest.mark.parametrize("tag", ["[code]", "[/code]", "{code}", "{code:bash|title=x}", "{noformat}"])
 def test_tags_of_forums_become_fences(tag: str) -> None:
     assert strip_markup(f"a\n{tag}\nb") == "a\n```\nb"
@@ -64,10 +71,16 @@ def test_lines_broken_by_a_terminal_are_joined() -> None:
         # All lines of a table have the same length, and so have repeated messages.
         "".join(f"gpu-feature-discovery-{number:040d}   0/1   Running   {number}m\n" for number in range(10, 20)),
         "".join(f"[  100.00000{at}] NVRM: Xid (PCI:0000:01:00): 31, pid=1234, name=python, Ch 8\n" for at in range(9)),
+        # Rows of nvidia-smi's CSV may differ in length.
+        "".join(f"{at}, NVIDIA H100, GPU-{'8f6d' * 9}, 00000000:{at}8:00.0, {65 + at % 2 * 40} W\n" for at in range(8)),
         # Indentation of YAML, TOML and of messages that go on.
         "spec:\n\n    containers:\n    - name: x\n",
         "[plugins]\n\n    [plugins.a]\n\n    # sudo nvidia-ctk\n    b = 1\n",
         "[    1.000000] NVRM: The GPU\n               NVRM: (PCI ID: 10de:26b5) inst\n               NVRM: fell off\n",
+        # Examples in a docstring, a commit and a manual.
+        'def parse():\n    """Parse it.\n\n    $ lsmod\n    nouveau 2334720 4\n    """\n',
+        "commit 3b2a\n\n    Reload it\n\n    [    1.000000] NVRM: Xid\n",
+        "$ tool --help\nExamples:\n    $ lsmod\n    nouveau 2334720 4\n",
         # A quotation, and an outer shell's heredoc.
         "He wrote:\n> $ nvidia-smi\n> No devices were found\n",
         "> [    1.000000] NVRM: Xid\n",
@@ -75,6 +88,10 @@ def test_lines_broken_by_a_terminal_are_joined() -> None:
         # Numbers that are the program's own.
         "  411  sudo reboot\n  412  nvidia-smi\n  413  dmesg\n  414  ls\n",
         "1\n1\n2\n3\n4\n",
+        "    1  ls\n    2  dmesg | grep Xid\n    3  sudo reboot\n    4  ls\n",
+        # Numbers of a person's list.
+        "1. NVRM: Xid\n2. NVRM: API mismatch\n3. No devices were found\n4. NVRM: RmInitAdapter failed!\n",
+        "1: NVRM: Xid\n2: NVRM: API mismatch\n3: No devices were found\n4: NVRM: RmInitAdapter failed!\n",
         # XML, generics, redirections.
         "<nvidia_smi_log>\n<gpu id='0'>\n</gpu>\n",
         "Status: <none> && map<string> 2>&1 a&b;\n",
@@ -108,6 +125,7 @@ def test_line_before_a_block_names_its_source(line: str, source: str) -> None:
         "```\n/usr/bin/x: line 8: nvidia-smi: command not found\n```\n\nIt is loaded.\n",
         "```\n/lib/modules/5.15.0/nvidia.ko\n```\n",
         "Expected output of `dmesg`:\n\n```\nsome output\n```\n",
+        "Output of dmesg last year:\n\n```\n[    1.000000] NVRM: Xid\n```\n",
         "After `apt install x`:\n\n```\n[    1.000000] NVRM: Xid\n```\n",
     ],
 )

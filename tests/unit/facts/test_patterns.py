@@ -119,6 +119,7 @@ def test_prefilter_rejects_no_real_match() -> None:
         (r"\x41word", set()),
         (r"\101word", set()),
         (r"(\d) and then \1 again", {(" and then ", " again")}),
+        (r"(?P<end>[A-Z]+)\n(?P=end)", set()),
         (r"[^^]word", {"word"}),
         (r"C:\\dir\.x+", {"c:\\dir."}),
         (r"module .* not found", {(" not found", "module ")}),
