@@ -64,10 +64,22 @@ _CODE_TAG_LINE: Final = Pattern(r"^\s*(?:\[/?code(?:=\w+)?\]|\{(?:code|noformat)
 
 def _convert_html(text: str) -> str:
     """Return the text with Markdown in place of HTML, and with characters in place of their entities."""
+    if "<!--" in text and not text.lstrip().startswith("<?xml"):
+        text = "".join(_quote_comments(text))
     if "<" in text and _HTML_BLOCK.search(text):
         for pattern, replacement in _HTML_REPLACEMENTS:
             text = pattern.sub(replacement, text)
     return _HTML_ENTITY.sub(lambda match: _ENTITY_CHARACTERS[match[0]], text) if "&" in text else text
+
+
+def _quote_comments(text: str) -> Iterator[str]:
+    """Yield the parts of the text, with comments as quotations: templates of issues have examples in them."""
+    first, *rest = text.split("<!--")
+    yield first
+    for part in rest:
+        comment, end, after = part.partition("-->")
+        quoted = "\n".join(f"> {line.strip()}" for line in comment.strip().split("\n"))
+        yield f"\n{quoted}\n\n{after}" if end else f"<!--{part}"
 
 
 # ---- what stands before each line

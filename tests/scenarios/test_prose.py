@@ -316,6 +316,12 @@ def test_quote_of_unknown_author_is_never_certain() -> None:
     assert found.next_step.command == "sudo dmesg | grep -iE 'xid|nvrm|fallen'"
 
 
+def test_example_in_a_template_is_never_certain() -> None:
+    example = "[   12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+    found = read(f"### Kernel log\n<!--\n{example}\n-->\nnothing special\n")
+    assert "certain" not in [one.confidence for one in found.roots]
+
+
 def test_loss_without_a_number_is_not_reported_as_xid() -> None:
     text = "[    4.5] NVRM: The NVIDIA GPU 0000:01:00.0\n               NVRM: (PCI ID: 10de:134b) installed in this "
     (found,) = read(

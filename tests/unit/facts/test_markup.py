@@ -53,6 +53,11 @@ def test_headings_and_lists_keep_their_marks() -> None:
     ]
 
 
+def test_comments_of_templates_become_quotations() -> None:
+    post = "Log:\n<!-- Paste it here, e.g.\n[  1.000000] NVRM: Xid\n-->\nnone <!-- open"
+    assert strip_markup(post) == "Log:\n\n> Paste it here, e.g.\n> [  1.000000] NVRM: Xid\n\n\nnone <!-- open"
+
+
 @pytest.mark.parametrize("tag", ["[code]", "[/code]", "{code}", "{code:bash|title=x}", "{noformat}"])
 def test_tags_of_forums_become_fences(tag: str) -> None:
     assert strip_markup(f"a\n{tag}\nb") == "a\n```\nb"
