@@ -84,6 +84,11 @@ _SET_APART: Final = (
 # The tables of programs are padded.
 _MARKDOWN_ROW: Final = Pattern(r"^\s*\|\s\S(?=[^\n]*\S \S)(?![^\n]*(?:\s\s\||\|\s\s))")
 _MARKDOWN_TABLE_RULE: Final = Pattern(r"^\s*\|(?:\s*:?-+:?\s*\|){2,}\s*$")
+# "dmesg of another node", "lsmod (last year)".
+_DISCLAIMING_HEADING: Final = Pattern(
+    r"(?i)\b(?:another|other|different) (?:box|cluster|computer|host|machine|node|pc|server|vm)\b"
+    r"|\blast (?:month|year)\b"
+)
 # The last line above pasted lines says that they are denied, old, another machine's or hypothetical. Who goes on about
 # the present or about what follows, as in "it used to work, now dmesg says:", introduces evidence.
 _DISCLAIMERS: Final = (
@@ -110,7 +115,10 @@ _DISCLAIMERS: Final = (
     Pattern(r"(?i)\bused to (?:get|have|report|say|see|show)\b[^\n.,;?!]*:\s*$"),
     Pattern(r"(?i)\bbefore (?:I|they|we)\b[^\n:.,;?!]* (?:fix|repair|replac)ed\b[^\n:.,;?!]*:\s*$"),
     Pattern(r"(?i)\bbefore (?:the|its) (?:fix|repair|replacement)\b[^\n:.,;?!]*:\s*$"),
-    Pattern(r"(?i)^\W*(?:an? )?(?:example|sample) (?:log|output)\b[^\n.,;?!]*:\s*$"),
+    Pattern(
+        r"(?i)^\W*(?:an? |the )?(?:example|expected|sample)(?: of)? (?:logs?|output|dmesg|lsmod|lspci|nvidia-smi)\b"
+        r"[^\n.,;?!]*$"
+    ),
     # "The manual of another cluster:", but not "My colleague got this today:"
     Pattern(
         r"(?i)(?:^\W*|[.?!]\s)(?:(?:at|from|in|on) )?(?:the|our|your|an?|some|other|another|my)\b"
@@ -286,13 +294,14 @@ def _items_by_key_and_source(snapshot: Snapshot) -> Mapping[tuple[str, str], tup
 
 
 def _disclaimed_keys(snapshot: Snapshot) -> frozenset[str]:
-    """Return the keys of the pasted pieces that the last line of the piece above disclaims."""
+    """Return the keys of the pieces that their own heading, or the last line of the pasted piece above, disclaims."""
     texts = [item for item in snapshot.items if item.text]
-    return frozenset(
+    below_disclaimer = (
         below.key
         for above, below in pairwise(texts)
         if above.written == _PASTED_TEXT and above.view(_ends_with_disclaimer)
     )
+    return frozenset((*below_disclaimer, *(item.key for item in texts if _DISCLAIMING_HEADING.search(item.written))))
 
 
 def _ends_with_disclaimer(item: EvidenceItem) -> bool:

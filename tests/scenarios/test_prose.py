@@ -316,6 +316,16 @@ def test_quote_of_unknown_author_is_never_certain() -> None:
     assert found.next_step.command == "sudo dmesg | grep -iE 'xid|nvrm|fallen'"
 
 
+@pytest.mark.parametrize(
+    "heading",
+    ["## dmesg of another node", "dmesg from the other machine:", "**Expected output of dmesg**", "## Expected dmesg"],
+)
+def test_heading_of_another_machine_makes_nothing_certain(heading: str) -> None:
+    line = "[   12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+    found = read(f"My GPU is slow.\n\n{heading}\n\n```\n{line}\n```\n")
+    assert "certain" not in [one.confidence for one in found.roots]
+
+
 def test_example_in_a_template_is_never_certain() -> None:
     example = "[   12.345678] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
     found = read(f"### Kernel log\n<!--\n{example}\n-->\nnothing special\n")
