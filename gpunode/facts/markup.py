@@ -5,6 +5,7 @@ Each step is made only if it cannot be mistaken: a program's own output stays as
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -29,19 +30,8 @@ def strip_markup(text: str) -> str:
 # ---- HTML, and the tags of forums and of Jira
 
 _HTML_BLOCK: Final = Pattern(r"<(?:pre|code|details|summary|br|p|div)\b[^<>\n]{0,200}>", re.IGNORECASE)
+# Not all: "?a=1&copy=2" is a link.
 _HTML_ENTITY: Final = Pattern(r"&(?:lt|gt|amp|quot|apos|nbsp|#39|#x27|#34|#160);")
-_ENTITY_CHARACTERS: Final = {
-    "&lt;": "<",
-    "&gt;": ">",
-    "&amp;": "&",
-    "&quot;": '"',
-    "&#34;": '"',
-    "&apos;": "'",
-    "&#39;": "'",
-    "&#x27;": "'",
-    "&nbsp;": " ",
-    "&#160;": " ",
-}
 # In this order: each pattern, and what replaces it.
 _HTML_REPLACEMENTS: Final = tuple(
     (Pattern(pattern, re.IGNORECASE), replacement)
@@ -69,7 +59,7 @@ def _convert_html(text: str) -> str:
     if "<" in text and _HTML_BLOCK.search(text):
         for pattern, replacement in _HTML_REPLACEMENTS:
             text = pattern.sub(replacement, text)
-    return _HTML_ENTITY.sub(lambda match: _ENTITY_CHARACTERS[match[0]], text) if "&" in text else text
+    return _HTML_ENTITY.sub(lambda match: html.unescape(match[0]).replace("\xa0", " "), text) if "&" in text else text
 
 
 def _quote_comments(text: str) -> Iterator[str]:
