@@ -308,7 +308,7 @@ def require_root(command: str, why: str = "it writes under /etc and changes pack
         UsageError: the user is not root; with ``why`` and, if given, an alternative (``instead``).
     """
     if os.geteuid() != 0:
-        again = str(sudo_gpunode(*(sys.argv[1:] or [command])))
+        again = str(sudo_gpunode(*(sys.argv[1:] or command.split())))
         raise UsageError(f"{command} needs root", why=why, hint=f"{again}\n({instead})" if instead else again)
 
 

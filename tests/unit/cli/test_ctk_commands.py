@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -241,6 +242,7 @@ def test_default_runtime_without_its_binary_is_refused(
     assert f"next: {install}\n" in capsys.readouterr().out.replace("\n      ", " ")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: what is written is root's")
 def test_configured_runtime_without_its_binary_names_the_installation_next(
     image: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
