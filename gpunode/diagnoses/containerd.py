@@ -614,6 +614,7 @@ RULES: Final = (
         ),
         symptoms=(symptoms.ACCESS_DENIED, symptoms.NVML_UNKNOWN),
         context=_SELINUX_ENFORCING,
+        against=(_SELINUX_PERMISSIVE,),
         look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
         remedy=make_fixed_remedy(
             run_step(

@@ -234,6 +234,7 @@ LICENSED = (
     "Driver Version : 580.95.05\n    vGPU Software Licensed Product\n        License Status : Licensed (Expiry: N/A)"
 )
 BRIDGED = ("nvidia-smi nvlink -s", "GPU 0: NVIDIA RTX A6000\n\t Link 0: 14.062 GB/s\n\t Link 1: 14.062 GB/s")
+NVML_UNKNOWN = "Failed to initialize NVML: Unknown Error"
 COOL = ("nvidia-smi -q -d PERFORMANCE", "SW Thermal Slowdown : Not Active\nHW Thermal Slowdown : Not Active")
 
 
@@ -253,6 +254,10 @@ def test_baseboard_without_links_is_not_called_normal() -> None:
         ((("systemctl status nvidia-fallback", "Active: inactive (dead)"),), "nvlink-link-inactive"),
         ((BRIDGED, ("bench", "NCCL WARN timeout")), "nvlink-link-inactive"),
         ((BRIDGED,), "nvlink-not-present-false-positive"),
+        (
+            (("getenforce", "Permissive"), ("docker run --gpus all cuda nvidia-smi", NVML_UNKNOWN)),
+            "selinux-denies-gpu",
+        ),
         ((COOL, ("python train.py", "training is slow")), "thermal-slowdown"),
     ],
 )  # fmt: skip
