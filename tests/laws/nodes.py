@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from hypothesis import strategies as st
 
@@ -115,42 +116,64 @@ def _dependencies(packages: Mapping[str, PackageState], relations: Mapping[str, 
     )
 
 
-def _package_sets() -> st.SearchStrategy[dict[str, PackageState]]:
-    driver = st.sampled_from(
-        ("470.256.02-1", "535.261.03-1", "580.65.06-1", "580.95.05-1", "580.95.05-1ubuntu1", "595.91.07-1")
+_DRIVER_VERSIONS: Final = st.sampled_from(
+    ("470.256.02-1", "535.261.03-1", "580.65.06-1", "580.95.05-1", "580.95.05-1ubuntu1", "595.91.07-1")
+)
+_DRIVER_PACKAGES: Final = st.sampled_from(
+    (
+        *("nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "nvidia-tesla-470-driver"),
+        *("libcuda1", "libcuda1:i386", "nvidia-opencl-common", "nvidia-settings", "nvidia-modprobe"),
     )
-    names = st.sampled_from(
-        (
-            *("nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "nvidia-tesla-470-driver"),
-            *("libcuda1", "libcuda1:i386", "nvidia-opencl-common", "nvidia-settings", "nvidia-modprobe"),
-        )
-    )
-    old = st.dictionaries(names, st.builds(PackageState, driver, auto=st.booleans(), config_files_only=st.booleans()))
-    toolkit = st.dictionaries(
+)
+_BASE_PACKAGES: Final = {
+    "linux-image-amd64": PackageState("6.1.99-1"),
+    "dpkg": PackageState("1.21.22"),
+    "cri-o": PackageState("1.34.1-1.1"),  # gpunode has nowhere to get it from
+}
+# Strategies are made once: Hypothesis validates each new one, which takes longer than to draw from it.
+_PACKAGE_SETS: Final = st.tuples(
+    st.dictionaries(
+        _DRIVER_PACKAGES,
+        st.builds(PackageState, _DRIVER_VERSIONS, auto=st.booleans(), config_files_only=st.booleans()),
+    ),
+    st.dictionaries(
         st.sampled_from(("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container1")),
         st.builds(PackageState, st.sampled_from(("1.19.1-1", "1.20.1-1"))),
-    )
-    runtimes = st.dictionaries(
+    ),
+    st.dictionaries(
         st.sampled_from(("containerd", "docker.io", "podman")), st.builds(PackageState, st.just("4.3.1~ds1-1+b1"))
-    )
-    rdma = st.dictionaries(
+    ),
+    st.dictionaries(
         st.sampled_from(("mlnx-ofed-kernel-dkms", "nvidia-fs-dkms", "gdrdrv-dkms", "libgdrapi")),
         st.builds(PackageState, st.just("24.10.1-1"), auto=st.booleans()),
-    )
-    base = {
-        "linux-image-amd64": PackageState("6.1.99-1"),
-        "dpkg": PackageState("1.21.22"),
-        "cri-o": PackageState("1.34.1-1.1"),  # gpunode has nowhere to get it from
-    }
-    return st.builds(
-        lambda *parts: {k: v for part in (base, *parts) for k, v in part.items()}, old, toolkit, runtimes, rdma
-    )
+    ),
+)
+# The place of a package among a node's sorted ones, and what it depends on.
+_RELATIONS_BY_PLACE: Final = st.dictionaries(st.integers(0, 40), st.sampled_from(_RELATIONS), max_size=4)
 
 
 def _file(contents: tuple[bytes | None, ...]) -> st.SearchStrategy[FileState | None]:
     present = st.sampled_from([content for content in contents if content is not None])
     states = st.builds(FileState, present, st.sampled_from((0o644, 0o600)), st.sampled_from((0, 1000)))
     return st.none() | states
+
+
+_GPU_LISTS: Final = st.lists(st.sampled_from(GPUS), min_size=1, max_size=3)
+_LOADED_DRIVERS: Final = st.sampled_from(
+    (
+        None,
+        LoadedDriver("470.256.02", False),
+        LoadedDriver("580.95.05", False),
+        LoadedDriver("580.95.05", open_module=True),
+    )
+)
+_FILES: Final = {
+    CONTAINERD: (f"file:{CONTAINERD}", _file(CONTAINERD_FILES)),
+    DAEMON_JSON: (f"file:{DAEMON_JSON}", _file(DAEMON_JSON_FILES)),
+    CRIO_CONF: (f"file:{CRIO_CONF}", _file(CRIO_FILES)),
+    CRIO_DROP_IN: ("files:/etc/crio/crio.conf.d/*", _file(CRIO_FILES)),
+    CDI_SPEC: ("cdi-run", _file(CDI_SPECS)),
+}
 
 
 def _unit(*, exists: bool) -> Unit:
@@ -160,19 +183,13 @@ def _unit(*, exists: bool) -> Unit:
 @st.composite
 def facts(draw: st.DrawFn) -> Facts:
     """Return a node that gpunode supports, in any state of its software."""
-    gpus = draw(st.lists(st.sampled_from(GPUS), min_size=1, max_size=3))
-    packages = draw(_package_sets())
-    relations = draw(st.dictionaries(st.sampled_from(sorted(packages)), st.sampled_from(_RELATIONS), max_size=4))
-    loaded = draw(
-        st.sampled_from(
-            (
-                None,
-                LoadedDriver("470.256.02", False),
-                LoadedDriver("580.95.05", False),
-                LoadedDriver("580.95.05", open_module=True),
-            )
-        )
-    )
+    gpus = draw(_GPU_LISTS)
+    packages = dict(_BASE_PACKAGES)
+    for part in draw(_PACKAGE_SETS):
+        packages |= part
+    names = sorted(packages)
+    relations = {names[place % len(names)]: relation for place, relation in draw(_RELATIONS_BY_PLACE).items()}
+    loaded = draw(_LOADED_DRIVERS)
     has_headers = draw(st.booleans())
     built = (ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True),)
     return Facts(
@@ -203,11 +220,7 @@ def facts(draw: st.DrawFn) -> Facts:
             "nvidia-persistenced.service": Known(_unit(exists=draw(st.booleans())), "units"),
         },
         files={
-            CONTAINERD: Known(draw(_file(CONTAINERD_FILES)), f"file:{CONTAINERD}"),
-            DAEMON_JSON: Known(draw(_file(DAEMON_JSON_FILES)), f"file:{DAEMON_JSON}"),
-            CRIO_CONF: Known(draw(_file(CRIO_FILES)), f"file:{CRIO_CONF}"),
-            CRIO_DROP_IN: Known(draw(_file(CRIO_FILES)), "files:/etc/crio/crio.conf.d/*"),
-            CDI_SPEC: Known(draw(_file(CDI_SPECS)), "cdi-run"),
+            **{path: Known(draw(content), probe) for path, (probe, content) in _FILES.items()},
             **{
                 path: Known(None, f"file:{path}")
                 for path in (
@@ -227,22 +240,27 @@ def facts(draw: st.DrawFn) -> Facts:
     )
 
 
-@st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
-    """Return a recipe that fits every supported node."""
-    return Recipe(
-        "law",
-        driver=Driver(
-            version=draw(st.sampled_from(("auto", "lts", "580", "none"))),
-            scope=draw(st.sampled_from(("compute", "media", "full"))),
-            persistence=draw(st.booleans()),
-        ),
-        toolkit=Toolkit(draw(st.sampled_from(("auto", "1.20.1")))),
-        runtime=RuntimeSettings(
-            name=draw(st.sampled_from(("containerd", "docker", "crio", "podman", "none"))),
-            set_as_default=draw(st.booleans()),
-            cgroup_driver=draw(st.sampled_from(("auto", "systemd"))),
-            cdi=draw(st.booleans()),
-        ),
-        gpudirect=draw(st.sampled_from(GPUDIRECT)),
-    )
+_RECIPES: Final = st.builds(
+    Recipe,
+    st.just("law"),
+    driver=st.builds(
+        Driver,
+        version=st.sampled_from(("auto", "lts", "580", "none")),
+        scope=st.sampled_from(("compute", "media", "full")),
+        persistence=st.booleans(),
+    ),
+    toolkit=st.builds(Toolkit, st.sampled_from(("auto", "1.20.1"))),
+    runtime=st.builds(
+        RuntimeSettings,
+        name=st.sampled_from(("containerd", "docker", "crio", "podman", "none")),
+        set_as_default=st.booleans(),
+        cgroup_driver=st.sampled_from(("auto", "systemd")),
+        cdi=st.booleans(),
+    ),
+    gpudirect=st.sampled_from(GPUDIRECT),
+)
+
+
+def recipes() -> st.SearchStrategy[Recipe]:
+    """Return recipes that fit every supported node."""
+    return _RECIPES
