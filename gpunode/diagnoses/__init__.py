@@ -94,10 +94,15 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
 def _rank_suspects(
     findings: tuple[Finding, ...], snapshot: Snapshot, report_words: ReportWords | None
 ) -> tuple[RankedSuspect, ...]:
-    """Return the suspects, likeliest first; none beside a certain error or on a healthy node."""
+    """Return the suspects, likeliest first; none beside a certain error or on a healthy node.
+
+    Beside a likely error, only a failure that a program reports makes a suspect.
+    """
     if _can_ignore_symptoms(snapshot) or any(_is_certain_error(finding) for finding in findings):
         return ()
-    return suspects.rank_suspects(rules_by_cause(), snapshot, findings, report_words)
+    ranked = suspects.rank_suspects(rules_by_cause(), snapshot, findings, report_words)
+    has_error = any(finding.severity == "error" for finding in findings)
+    return tuple(suspect for suspect in ranked if suspect.has_failure_line) if has_error else ranked
 
 
 def _can_ignore_symptoms(snapshot: Snapshot) -> bool:

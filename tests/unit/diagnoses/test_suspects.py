@@ -43,6 +43,15 @@ def test_failure_beside_a_decided_root_is_listed(other: tuple[str, str], cause: 
     assert other[1].split("\n")[0] not in str(found.roots[0].ruled_out)
 
 
+def test_file_that_shows_no_failure_makes_no_suspect_beside_a_likely_fault() -> None:
+    registered = ("cat /etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
+    toolkit = ("dpkg -l | grep nvidia-container-toolkit", "ii  nvidia-container-toolkit  1.17.3-1  amd64  toolkit")
+    found = of(NO_DRIVER_OF_DOCKER, registered, toolkit)
+    assert [(one.cause, one.confidence) for one in found.roots] == [("docker-not-restarted", "likely")]
+    assert found.suspects
+    assert all(any("Error" in line.line for line in one.citations) for one in found.suspects)
+
+
 def test_consequence_of_a_root_is_not_listed_as_unexplained() -> None:
     assert of(LOST, ("nvidia-smi", "No devices were found")).unexplained == ()
     assert of(LOST).unexplained == ()
