@@ -60,10 +60,15 @@ def purge_reason(name: str, version: str) -> PurgeReason | None:
         return "relation"
     if not is_deb_driver_package(name):
         return None
+    fitting = [pattern for pattern in _purge_reasons_by_pattern() if _matches_pattern(name, pattern)]
+    longest = max(fitting, key=lambda pattern: len(pattern.rstrip("*")))
+    return _purge_reasons_by_pattern()[longest] if upstream(version) else "relation"
+
+
+@lru_cache(maxsize=1)
+def _purge_reasons_by_pattern() -> Mapping[str, PurgeReason]:
     rows = (row for row in tables.rows("driver_packages.csv") if row["action"] == "purge")
-    fitting = [(row["pattern"], row["reason"]) for row in rows if _matches_pattern(name, row["pattern"])]
-    reason = max(fitting, key=lambda pair: len(pair[0].rstrip("*")))[1]
-    return cast("PurgeReason", reason) if upstream(version) else "relation"
+    return {row["pattern"]: cast("PurgeReason", row["reason"]) for row in rows}
 
 
 def _matches_pattern(name: str, pattern: str) -> bool:
