@@ -32,8 +32,12 @@ DISTROS = (
     Distro("ubuntu", "22.04", "jammy", "Ubuntu 22.04.5 LTS", ("debian",)),
     Distro("ubuntu", "24.04", "noble", "Ubuntu 24.04.3 LTS", ("debian",)),
 )
-# A GTX 1080, a T4, an H100, a B200, and a GPU that no table lists.
-GPUS = ("1b80", "1eb8", "2330", "2901", "3fff")
+# A GTX 1080, a T4, an H100, a B200, and a GPU that no table lists; the last two have no driver in common.
+GPUS = (
+    *[("1b80",), ("1eb8",), ("1eb8", "1eb8"), ("1b80", "1eb8")],
+    *[("2330",), ("2330", "2330", "2330"), ("1eb8", "2330"), ("2901",), ("2330", "2901"), ("3fff",)],
+    ("1b80", "2901"),
+)
 # Usually none: other values are refused on nodes whose GPUs or kernel modules do not support them.
 GPUDIRECT = (
     *[GpuDirect()] * 4,
@@ -158,7 +162,7 @@ def _file(contents: tuple[bytes | None, ...]) -> st.SearchStrategy[FileState | N
     return st.none() | states
 
 
-_GPU_LISTS: Final = st.lists(st.sampled_from(GPUS), min_size=1, max_size=3)
+_GPUS: Final = st.sampled_from(GPUS)
 _LOADED_DRIVERS: Final = st.sampled_from(
     (
         None,
@@ -183,7 +187,7 @@ def _unit(*, exists: bool) -> Unit:
 @st.composite
 def facts(draw: st.DrawFn) -> Facts:
     """Return a node that gpunode supports, in any state of its software."""
-    gpus = draw(_GPU_LISTS)
+    gpus = draw(_GPUS)
     packages = dict(_BASE_PACKAGES)
     for part in draw(_PACKAGE_SETS):
         packages |= part
