@@ -1,4 +1,4 @@
-"""Where the laws keep their journals."""
+"""The place of the laws' journals."""
 
 from __future__ import annotations
 
