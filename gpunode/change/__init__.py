@@ -9,80 +9,38 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import TypeAlias
 
-from gpunode.change.base import (
-    CONFFILES_STEP_ID,
-    FILE_STEP_IDS,
-    GPU_SERVICES,
-    OBSOLETE_STEP_ID,
-    OVERWRITTEN_STEP_ID,
-    RUNTIME_CONFIG_STAGE,
-    SET_ASIDE_STEP_ID,
-    Action,
-    BaseChange,
-    Trigger,
-    short_unit_name,
-    sort_triggers,
-)
-from gpunode.change.cluster import ObjectChange
-from gpunode.change.files import (
-    Deferred,
-    FileChange,
-    FileState,
-    SigningKey,
-    UnknownContent,
-    digest,
-    restrict_writes_to_root,
-)
-from gpunode.change.node import (
-    CommandChange,
-    MigChange,
-    MigInstance,
-    MigLayout,
-    ModuleChange,
-    ServiceChange,
-    ServiceState,
-    display_command,
-)
-from gpunode.change.packages import KnownAfter, PackageChange, PackageState
+from gpunode.change.base import CONFFILES_STEP_ID as CONFFILES_STEP_ID
+from gpunode.change.base import FILE_STEP_IDS as FILE_STEP_IDS
+from gpunode.change.base import GPU_SERVICES as GPU_SERVICES
+from gpunode.change.base import OBSOLETE_STEP_ID as OBSOLETE_STEP_ID
+from gpunode.change.base import OVERWRITTEN_STEP_ID as OVERWRITTEN_STEP_ID
+from gpunode.change.base import RUNTIME_CONFIG_STAGE as RUNTIME_CONFIG_STAGE
+from gpunode.change.base import SET_ASIDE_STEP_ID as SET_ASIDE_STEP_ID
+from gpunode.change.base import Action as Action
+from gpunode.change.base import BaseChange as BaseChange
+from gpunode.change.base import Trigger as Trigger
+from gpunode.change.base import short_unit_name as short_unit_name
+from gpunode.change.base import sort_triggers as sort_triggers
+from gpunode.change.cluster import ObjectChange as ObjectChange
+from gpunode.change.files import Deferred as Deferred
+from gpunode.change.files import FileChange as FileChange
+from gpunode.change.files import FileState as FileState
+from gpunode.change.files import SigningKey as SigningKey
+from gpunode.change.files import UnknownContent as UnknownContent
+from gpunode.change.files import digest as digest
+from gpunode.change.files import restrict_writes_to_root as restrict_writes_to_root
+from gpunode.change.node import CommandChange as CommandChange
+from gpunode.change.node import MigChange as MigChange
+from gpunode.change.node import MigInstance as MigInstance
+from gpunode.change.node import MigLayout as MigLayout
+from gpunode.change.node import ModuleChange as ModuleChange
+from gpunode.change.node import ServiceChange as ServiceChange
+from gpunode.change.node import ServiceState as ServiceState
+from gpunode.change.node import display_command as display_command
+from gpunode.change.packages import KnownAfter as KnownAfter
+from gpunode.change.packages import PackageChange as PackageChange
+from gpunode.change.packages import PackageState as PackageState
 from gpunode.values import dataclass
-
-__all__ = [
-    "CONFFILES_STEP_ID",
-    "FILE_STEP_IDS",
-    "GPU_SERVICES",
-    "OBSOLETE_STEP_ID",
-    "OVERWRITTEN_STEP_ID",
-    "RUNTIME_CONFIG_STAGE",
-    "SET_ASIDE_STEP_ID",
-    "Action",
-    "BaseChange",
-    "Change",
-    "CommandChange",
-    "Deferred",
-    "FileChange",
-    "FileState",
-    "KnownAfter",
-    "MigChange",
-    "MigInstance",
-    "MigLayout",
-    "ModuleChange",
-    "ObjectChange",
-    "PackageChange",
-    "PackageState",
-    "RuntimeExpectation",
-    "ServiceChange",
-    "ServiceState",
-    "SigningKey",
-    "Trigger",
-    "UnknownContent",
-    "digest",
-    "display_command",
-    "restrict_writes_to_root",
-    "short_unit_name",
-    "sort_changes",
-    "sort_triggers",
-    "triggers_of",
-]
 
 Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange
 
