@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain, repeat
 from typing import Any, Final, TypeAlias
 
@@ -80,16 +80,11 @@ def _shortest(word_sets: _WordSets) -> int:
 class Pattern:
     """A regular expression over text, with the methods of ``re.Pattern``."""
 
-    __slots__ = ("_compiled", "_is_line_based", "_may_span_lines", "_word_sets", "flags", "pattern")
-
     def __init__(self, pattern: str, flags: int = 0) -> None:
         head, _, rest = pattern.partition(")")
         leading = _FLAGS_BY_REGEX_PREFIX.get(head, 0)
         self.pattern, self.flags = (rest if leading else pattern), flags | leading
         self._compiled: re.Pattern[str] | None = None
-        self._is_line_based: bool | None = None
-        self._may_span_lines: bool | None = None
-        self._word_sets: _WordSets | None = None
 
     def __repr__(self) -> str:
         return f"Pattern({self.pattern!r}, {self.flags})"
@@ -109,30 +104,23 @@ class Pattern:
         """Return the compiled expression; None if ``text`` shows that it need not be compiled."""
         return self.compiled if self.may_match(text.lower()) else None
 
-    @property
+    @cached_property
     def word_sets(self) -> _WordSets:
         """Sets of strings; every match contains all strings of one set, in any case. None if undetermined."""
-        if self._word_sets is None:
-            self._word_sets = _required_strings(self.pattern, self.flags)
-        return self._word_sets
+        return _required_strings(self.pattern, self.flags)
 
-    @property
+    @cached_property
     def is_line_based(self) -> bool:
         r"""True if no match spans a line end, which takes a ``\n`` outside a negated set."""
-        if self._is_line_based is None:
-            rest = _NEGATED_CHARACTER_SET.sub("", self.pattern)
-            is_anchored = not self.flags & re.MULTILINE and any(one in rest for one in "^$")
-            may_cross = any(one in rest for one in (r"\n", r"\A", r"\Z"))
-            self._is_line_based = not (is_anchored or may_cross or self.flags & re.DOTALL)
-        return self._is_line_based
+        rest = _NEGATED_CHARACTER_SET.sub("", self.pattern)
+        is_anchored = not self.flags & re.MULTILINE and any(one in rest for one in "^$")
+        may_cross = any(one in rest for one in (r"\n", r"\A", r"\Z"))
+        return not (is_anchored or may_cross or self.flags & re.DOTALL)
 
-    @property
+    @cached_property
     def may_span_lines(self) -> bool:
         r"""True if any part of it can match a line end, ``\s`` included."""
-        if self._may_span_lines is None:
-            may_match_newline = _REGEX_MATCHING_NEWLINE.compiled.search(self.pattern) is not None
-            self._may_span_lines = not self.is_line_based or may_match_newline
-        return self._may_span_lines
+        return not self.is_line_based or _REGEX_MATCHING_NEWLINE.compiled.search(self.pattern) is not None
 
     def may_match(self, lowered: str) -> bool:
         """Return False if it cannot match the text whose lower case is ``lowered``."""
