@@ -130,7 +130,7 @@ def fleet_rows(
         if isinstance(outcome, parallel_jobs.JobFailure):
             yield FleetRow(report.name, report.path, "unreadable", error=outcome.why)
             continue
-        row, seen = outcome.answer
+        row, seen = outcome
         if census is not None:
             census.add(report.name, seen)
         yield row
@@ -216,8 +216,8 @@ def with_outliers(rows: Sequence[FleetRow], groups: Sequence[ModelGroup]) -> tup
     ]
     found: dict[str, tuple[Deviation, ...]] = defaultdict(tuple)
     for pair, outcome in zip(pairs, parallel_jobs.run_parallel(pairs, _find_deviations), strict=True):
-        if isinstance(outcome, parallel_jobs.JobResult):
-            found[pair.node] = outcome.answer
+        if not isinstance(outcome, parallel_jobs.JobFailure):
+            found[pair.node] = outcome
     models = {node: redact_recursively(group.model).title for group in groups for node in group.nodes}
     return tuple(replace(row, differences=found[row.report], model=models.get(row.report, row.model)) for row in rows)
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from gpunode.errors import GpunodeError
 from gpunode.values import dataclass
@@ -40,14 +40,7 @@ class JobFailure:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobResult(Generic[R]):
-    """A job's answer."""
-
-    answer: R
-
-
-def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[JobResult[R] | JobFailure]:
+def run_parallel(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[R | JobFailure]:
     """Yield the result of ``job`` for each of ``items``, in their order, as soon as it is known.
 
     The items are pickled; ``job`` is inherited and may hold anything. ``processes`` 0 means one per core.
@@ -102,26 +95,21 @@ def _raise_cpu_time_exceeded(_: int, __: FrameType | None) -> None:
     raise _CpuTimeExceeded
 
 
-_Answer: TypeAlias = "JobResult[object] | JobFailure | None"
-
-
-def _submit(pool: ProcessPoolExecutor, item: object) -> Future[_Answer] | None:
+def _submit(pool: ProcessPoolExecutor, item: object) -> Future[Any] | None:
     try:
         return pool.submit(_run_job, item)
     except BrokenProcessPool:
         return None
 
 
-def _job_result(
-    item: T, future: Future[_Answer] | None, memory: int, job: Callable[[T], R]
-) -> JobResult[R] | JobFailure:
+def _job_result(item: T, future: Future[Any] | None, memory: int, job: Callable[[T], R]) -> R | JobFailure:
     """Return the result for ``item``; if its process was killed or ran out of memory, run it again alone.
 
     Another job may have got the process killed.
     """
     try:
         if future is not None and (answer := future.result()) is not None:
-            return cast("JobResult[R] | JobFailure", answer)
+            return answer  # type: ignore[no-any-return]
     except BrokenProcessPool:
         pass
     try:
@@ -131,14 +119,14 @@ def _job_result(
         return JobFailure("the process that read it was killed; it may need too much memory")
     if answer is None:
         return JobFailure(f"it took more than {memory / (1 << 30):.1f} GiB of memory")
-    return cast("JobResult[R] | JobFailure", answer)
+    return answer  # type: ignore[no-any-return]
 
 
-def _run_job(item: object) -> _Answer:
-    """Return the job's result; None if this process ran out of memory."""
+def _run_job(item: object) -> Any:
+    """Return the job's answer, which is never None, or its failure; None if this process ran out of memory."""
     signal.setitimer(signal.ITIMER_VIRTUAL, _CPU_LIMIT_S)
     try:
-        return JobResult(_job(item))
+        return _job(item)
     except GpunodeError as error:
         return JobFailure(f"{error.what}: {error.why}" if error.why else error.what)
     except _CpuTimeExceeded:
