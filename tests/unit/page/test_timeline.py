@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.page.tables import format_time, render_timeline
+from gpunode.page.report import format_time, render_timeline
 from tests.unit.page import nodes
 
 FAULT = "NVRM: Xid (PCI:0000:01:00): 48, pid=1, DBE (double bit error)"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gpunode.diagnoses.snapshot import take_snapshot
-from gpunode.page.tables import render_topology
+from gpunode.page.report import render_topology
 from tests.unit.page import nodes
 
 
