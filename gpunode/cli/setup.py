@@ -352,7 +352,7 @@ def _refuse_options_with_download(options: SetupFlags) -> None:
 
 def download(recipe_options: RecipeOptions, output: OutputOptions, options: SetupFlags) -> None:
     """Refresh the package index, and download the packages of the setup into the package manager's cache."""
-    from gpunode.workflow.download import packages_to_download
+    from gpunode.workflow.setup import packages_to_download
 
     _refuse_options_with_download(options)
     validate_steps(options.only)

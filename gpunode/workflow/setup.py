@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from gpunode.change import FileChange, FileState, ServiceChange, ServiceState, Trigger, sort_triggers
+from gpunode.change import FileChange, FileState, PackageChange, ServiceChange, ServiceState, Trigger, sort_triggers
 from gpunode.errors import ChangeFailed, Refused, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
-from gpunode.host.port import Host, TriggerResult
+from gpunode.host.port import Host, HostView, TriggerResult
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, Planned, reboot_suffices
 from gpunode.packages import system
@@ -20,7 +20,15 @@ from gpunode.steps.table import STAGES
 from gpunode.values import dataclass
 from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
 from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
-from gpunode.workflow.plan import Losses, describe_differences, find_losses, plan, resolve_stage_on, unplanned_removals
+from gpunode.workflow.plan import (
+    Losses,
+    describe_differences,
+    find_losses,
+    plan,
+    resolve_stage,
+    resolve_stage_on,
+    unplanned_removals,
+)
 from gpunode.workflow.recovery import Backlog, describe_interrupted_run, find_backlog, find_missing_marks
 
 if TYPE_CHECKING:
@@ -348,3 +356,28 @@ def arrange_resume(applier: Applier, resume: Resume, facts: Facts) -> None:
     state = fact.value.state if isinstance(fact, Known) else ServiceState(enabled=False, active=False)
     enable = ServiceChange(RESUME_SERVICE, state, replace(state, enabled=True))
     applier.apply_change("kernel", RESUME_STEP_ID, enable, why)
+
+
+def packages_to_download(
+    recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()
+) -> list[PackageChange]:
+    """Return the package changes that setup would make, with exact versions, dependencies included.
+
+    Raises:
+        Refused, Undetermined: setup would refuse, or the packages are not available yet.
+    """
+    plans = plan(recipe, facts, host, only)
+    raise_refusal(plans)
+    changes: list[PackageChange] = []
+    for stage in plans:
+        # Also if sources or pins still have to change: a lock names every version.
+        exact = resolve_stage(stage, facts, host.simulate, recipe.lock)
+        if exact.unresolved:
+            raise Refused(
+                f"{system(facts).manager} cannot get the packages yet; nothing was downloaded",
+                why=exact.unresolved,
+                hint="setup first adds NVIDIA's repositories, or moves the pin to another branch: on this node, "
+                "run it without --download-only",
+            )
+        changes += exact.packages
+    return changes
