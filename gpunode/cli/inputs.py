@@ -27,8 +27,7 @@ from gpunode.recipe.toml import line_of, parse
 from gpunode.values import dataclass
 
 if TYPE_CHECKING:
-    from gpunode.host.journald import Journald
-    from gpunode.journal.record import Entry
+    from gpunode.journal.announce import Journald
     from gpunode.journal.run import Announce
     from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
@@ -317,17 +316,11 @@ def create_announcer(root: str) -> Announce:
 
     @cache
     def connect() -> Journald:
-        from gpunode.host.journald import Journald
+        from gpunode.journal.announce import Journald
 
         return Journald()
 
-    def report(entries: Sequence[Entry], entry: Entry) -> None:
-        from gpunode.journal.announce import message_fields
-
-        if fields := message_fields(entries, entry):
-            connect().send(fields)
-
-    return (lambda *_: None) if is_image_root(root) else report
+    return (lambda *_: None) if is_image_root(root) else lambda entries, entry: connect().announce(entries, entry)
 
 
 def open_cluster_journal() -> Store:

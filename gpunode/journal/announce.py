@@ -1,13 +1,63 @@
-"""Announce runs in systemd's journal: their begin, each change made or failed, their end. No file contents."""
+"""Announce runs in systemd's journal: their begin, each change made or failed, their end. No file contents.
+
+Written in journald's own protocol, https://systemd.io/JOURNAL_NATIVE_PROTOCOL/; what cannot be sent at once is dropped.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result
 from gpunode.redaction.secrets import redact_text as redact
+
+JOURNALD_SOCKET = Path("/run/systemd/journal/socket")
+# A datagram must fit the socket's buffer, 200 KiB by default; longer values are of no use in a log.
+_MAX_FIELD_BYTES = 8192
+# journald takes a message in microseconds; the buffer may be full for a moment when many come at once.
+_SEND_TIMEOUT_S = 0.1
+
+
+class Journald:
+    """A connection to journald; after the first failed message nothing more is sent."""
+
+    def __init__(self, path: Path = JOURNALD_SOCKET) -> None:
+        self._path = str(path)
+        self._gone = not path.is_socket()
+
+    def announce(self, entries: Sequence[Entry], entry: Entry) -> None:
+        """Send the message about ``entry`` of a run with these ``entries`` so far, if it is announced."""
+        if fields := message_fields(entries, entry):
+            self.send(fields)
+
+    def send(self, fields: Mapping[str, str]) -> None:
+        """Send ``fields`` to systemd's journal, if there is one and it accepts them; never raises OSError."""
+        if self._gone:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.settimeout(_SEND_TIMEOUT_S)
+                sender.sendto(encode_datagram(fields), self._path)
+        except OSError:
+            self._gone = True
+
+
+def encode_datagram(fields: Mapping[str, str]) -> bytes:
+    """Encode ``fields`` for journald: a value of more than one line is preceded by its length."""
+    return b"".join(_encode_field(name, value) for name, value in fields.items())
+
+
+def _encode_field(name: str, value: str) -> bytes:
+    data = value.encode("utf-8", "replace")
+    if len(data) > _MAX_FIELD_BYTES:
+        data = data[:_MAX_FIELD_BYTES].decode("utf-8", "ignore").encode() + "…".encode()
+    if b"\n" in data:
+        return b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data)
+    return b"%s=%s\n" % (name.encode(), data)
+
 
 # Never change these: users search for such messages by them. `journalctl MESSAGE_ID=…`
 RUN_BEGUN_MESSAGE_ID: Final = "26954dfd1c66499ab132039003990614"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host import journald
-from gpunode.host.journald import Journald, encode_datagram
+from gpunode.journal import announce
+from gpunode.journal.announce import Journald, encode_datagram
 
 
 def test_multiline_value_is_length_prefixed() -> None:
@@ -48,7 +48,7 @@ def test_missing_journald_is_ignored(tmp_path: Path) -> None:
 def test_blocked_journald_is_given_up_after_the_timeout(
     listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journald, "_SEND_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(announce, "_SEND_TIMEOUT_S", 0.01)
     tried: list[int] = []
     send = socket.socket.sendto
 
