@@ -1,4 +1,4 @@
-"""Numbers and lists in English. Pure."""
+"""Numbers, durations and lists in English. Pure."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def join_names(items: Iterable[str], limit: int = 0) -> str:
 def join_with_and(parts: Sequence[str]) -> str:
     """Join ``parts`` as ``a, b and c``."""
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def format_seconds(value: float) -> str:
+    """Format a duration: ``0.4 s``, ``12 s``, ``3 min 12 s``."""
+    if value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"

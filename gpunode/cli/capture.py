@@ -10,8 +10,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import own_gpunode
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.text import Line, line, next_command_line, span
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import STATE_MARK, Line, line, next_command_line, span
 from gpunode.command import sudo_gpunode
 from gpunode.facts.probes import PROBES
 from gpunode.redaction.secrets import redact_text as redacted

@@ -27,8 +27,7 @@ from gpunode.cli.screen.commands import (
     own_sudo,
 )
 from gpunode.cli.screen.failures import hint_lines
-from gpunode.cli.screen.text import BLANK_LINE, Line, Style, line, span, warning_line
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Style, line, span, warning_line
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError

@@ -14,8 +14,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import PCI_ID, list_unknown_facts, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, short_model_name
-from gpunode.cli.screen.text import Line, line, span
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import STATE_MARK, Line, line, span
 from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.model import Facts, need

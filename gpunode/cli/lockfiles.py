@@ -10,8 +10,7 @@ from pathlib import Path
 from gpunode import __version__
 from gpunode.change import FileState
 from gpunode.cli.screen.commands import setup_command
-from gpunode.cli.screen.text import BLANK_LINE, Line, line, next_command_line
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, line, next_command_line
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files

@@ -13,14 +13,13 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import open_cluster_journal, validate_root
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import own_gpunode, root_option
-from gpunode.cli.screen.text import BLANK_LINE, Line, Span, cell_width, indent_lines, line, pad_right, span
-from gpunode.cli.screen.words import STATE_MARK, format_seconds
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.command import sudo_gpunode
 from gpunode.errors import UsageError
 from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import redact_recursively
-from gpunode.wording import join_names
+from gpunode.wording import format_seconds, join_names
 
 
 def show_log(run: str, output: OutputOptions, root: str) -> None:

@@ -15,10 +15,10 @@ from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK_LINE, Line, Span, escape_controls, line, span, warning_line
-from gpunode.cli.screen.words import STATE_MARK, format_seconds
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Span, escape_controls, line, span, warning_line
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
+from gpunode.wording import format_seconds
 from gpunode.workflow.events import Applied, Applying, Event, Notice, PlanCompleted, Surveyed, Triggered, Triggering
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from gpunode.cli.inputs import load_recipe, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.text import (
     BLANK_LINE,
+    STATE_MARK,
     Line,
     escape_controls,
     line,
@@ -18,7 +19,6 @@ from gpunode.cli.screen.text import (
     span,
     warning_line,
 )
-from gpunode.cli.screen.words import STATE_MARK
 from gpunode.command import gpunode
 from gpunode.errors import Refused, UsageError
 from gpunode.recipe.toml import render

@@ -15,8 +15,7 @@ from gpunode.cli.screen.checks import check_lines
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.events import RESTORED_PHRASE, trigger_line
 from gpunode.cli.screen.plans import stage_lines
-from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, indent_lines, line, next_command_line, span
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import step_ids_by_change, triggers_of_plans
 from gpunode.workflow.rehearse import rehearse as make

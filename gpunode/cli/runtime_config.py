@@ -17,8 +17,7 @@ from gpunode.cli.screen.commands import DISPLAY_OPTIONS, drop_options, rollback_
 from gpunode.cli.screen.events import downtime_text, labelled_line
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.printer import standard_error, standard_output
-from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, indent_lines, line, next_command_line, span
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi

@@ -38,8 +38,7 @@ from gpunode.cli.screen.commands import (
     verify_command,
 )
 from gpunode.cli.screen.events import downtime_text, labelled_line, reboot_lines
-from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, span
-from gpunode.cli.screen.words import STATE_MARK, format_seconds
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, indent_lines, line, span
 from gpunode.cli.session import LOCK_TIMEOUT_S, exclusive_session, report_partial_run
 from gpunode.command import Command
 from gpunode.container_runtimes import takes_only_cdi
@@ -48,7 +47,7 @@ from gpunode.host.process import proxy_variables
 from gpunode.journal.store import Store
 from gpunode.outcome import Blocked, reboot_suffices
 from gpunode.values import dataclass
-from gpunode.wording import count_noun
+from gpunode.wording import count_noun, format_seconds
 from gpunode.workflow.converge import collect_notes, selected_step_ids, state_notes, step_ids_by_change, survey
 from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Resume, SetupOptions, SetupResult

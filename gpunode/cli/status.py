@@ -11,8 +11,18 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import list_unknown_facts, load_backlog, view_node
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.node import label_rows, node_line
-from gpunode.cli.screen.text import Line, Span, Style, line, mark_commands, pad_right, span, warning_line
-from gpunode.cli.screen.words import DOT, STATE_MARK
+from gpunode.cli.screen.text import (
+    DOT,
+    STATE_MARK,
+    Line,
+    Span,
+    Style,
+    line,
+    mark_commands,
+    pad_right,
+    span,
+    warning_line,
+)
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
 from gpunode.facts.model import Facts, Known, known
 from gpunode.wording import join_names

@@ -14,8 +14,7 @@ from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.commands import rollback_command, root_option
 from gpunode.cli.screen.events import RESTORED_PHRASE, downtime_text, labelled_line, reboot_lines
 from gpunode.cli.screen.plans import note_line
-from gpunode.cli.screen.text import BLANK_LINE, Line, indent_lines, line, next_command_line, span
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, indent_lines, line, next_command_line, span
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, GpunodeError, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts.evidence import Probe

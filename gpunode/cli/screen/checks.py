@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.failures import hint_lines
 from gpunode.cli.screen.node import short_model_name
-from gpunode.cli.screen.text import Line, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import STATE_MARK
+from gpunode.cli.screen.text import STATE_MARK, Line, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.wording import count_noun, join_names, join_with_and
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ from gpunode.change import (
     short_unit_name,
 )
 from gpunode.cli.screen.failures import hint_lines
-from gpunode.cli.screen.text import Line, Span, Style, indent_lines, line, pad_right, span, warning_line
-from gpunode.cli.screen.words import STATE_MARK, describe_trigger, format_seconds, trigger_words
+from gpunode.cli.screen.text import STATE_MARK, Line, Span, Style, indent_lines, line, pad_right, span, warning_line
 from gpunode.command import Command
 from gpunode.host.port import TriggerResult
 from gpunode.steps.daemons import GPU_SERVICES_STEP
 from gpunode.steps.table import STEPS
-from gpunode.wording import count_noun, join_with_and
+from gpunode.wording import count_noun, format_seconds, join_with_and
 from gpunode.workflow.events import TRANSACTION_STEP_ID, Applied
 
 if TYPE_CHECKING:
@@ -52,6 +51,33 @@ def change_title(step: str, changes: Sequence[Change]) -> str:
 def trigger_title(triggers: Sequence[Trigger]) -> str:
     """Return the title of the triggers in progress."""
     return join_with_and([describe_trigger(trigger) for trigger in triggers[:2]]) + (" …" if len(triggers) > 2 else "")
+
+
+def describe_trigger(trigger: Trigger) -> str:
+    """Return what a trigger will do."""
+    return trigger_words(trigger)[0]
+
+
+def trigger_words(trigger: Trigger) -> tuple[str, str, str]:
+    """Return what a trigger will do, its subject, and what was done."""
+    unit = short_unit_name(trigger.target)
+    match trigger.kind:
+        case "index-refresh":
+            file = trigger.target.rpartition("/")[2]
+            name = file.removesuffix(".list").removesuffix(".sources") or "every repository"
+            return f"read the package index of {name}", "package index", f"{name} read"
+        case "daemon-reload":
+            return "reload systemd's units", "systemd", "units read again"
+        case "initramfs":
+            return "rebuild the initramfs", "initramfs", "rebuilt"
+        case "cdi":
+            return "write the CDI specification", "CDI specification", "written"
+        case "start":
+            return f"start {unit} again", unit, "started again"
+        case "reload":
+            return f"reload {unit} (no downtime)", unit, "reloaded, no downtime"
+        case "restart":
+            return f"restart {unit}", unit, "restarted"
 
 
 def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.catalog.gpus import find_model
-from gpunode.cli.screen.text import Line, Span, indent_lines, pad_right, span
-from gpunode.cli.screen.words import DOT
+from gpunode.cli.screen.text import DOT, Line, Span, indent_lines, pad_right, span
 from gpunode.facts.model import Facts, Kernels, Known, PciDevice
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.wording import join_names

@@ -16,9 +16,11 @@ from gpunode.cli.screen.changes import (
 )
 from gpunode.cli.screen.checks import matches_recipe_text, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_machine_note
+from gpunode.cli.screen.events import describe_trigger
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import (
     BLANK_LINE,
+    STATE_MARK,
     Line,
     Span,
     indent_lines,
@@ -28,7 +30,6 @@ from gpunode.cli.screen.text import (
     span,
     warning_line,
 )
-from gpunode.cli.screen.words import STATE_MARK, describe_trigger
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAIT_PHRASES, Blocked, Planned, Refusal, reboot_suffices
 from gpunode.recipe import Recipe

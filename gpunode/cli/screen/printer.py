@@ -12,9 +12,9 @@ from dataclasses import field
 from typing import TYPE_CHECKING, TextIO
 
 from gpunode.cli.screen.text import Line, Span, cell_width, span, to_ascii, warning_line, wrap_line
-from gpunode.cli.screen.words import format_seconds
 from gpunode.errors import UsageError
 from gpunode.values import dataclass
+from gpunode.wording import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

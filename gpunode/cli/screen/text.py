@@ -55,6 +55,17 @@ class Line:
 
 
 BLANK_LINE = Line()
+DOT = Span(" · ", "dim")
+STATE_MARK: dict[str, Span] = {
+    "nothing": Span("✓ ", "good"),
+    "done": Span("✓ ", "good"),
+    "change": Span("● ", "change"),
+    "waits": Span("! ", "warn"),
+    "refused": Span("✗ ", "bad"),
+    "failed": Span("✗ ", "bad"),
+    "passed": Span("✓ ", "good"),
+    "skipped": Span("– ", "dim"),
+}
 
 
 def escape_controls(text: str) -> str:
