@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require_typed
+from gpunode.facts.nvml import NoAnswer, read_child_answer, read_object, require_values
 from gpunode.values import dataclass
 
 CUDA_ANSWER_SCHEMA_VERSION = 1
@@ -106,35 +107,16 @@ def parse_answer(data: bytes) -> CudaTestResult | CudaError:
     return CudaTestResult(tuple(_parse_gpu(row) for row in gpus))
 
 
-def _parse_gpu(row: object) -> CudaGpuTestResult:
-    if not isinstance(row, dict):
-        raise ValueError("a GPU is not an object")
-    error, elements, mismatches = (
-        row.get("error"),
-        require_typed(int, row, "elements"),
-        require_typed(int, row, "mismatches"),
-    )
-    return CudaGpuTestResult(
-        index=require_typed(int, row, "index"),
-        name=require_typed(str, row, "name"),
-        uuid=require_typed(str, row, "uuid"),
-        # Check the numbers instead of trusting the child's verdict.
-        passed=require_typed(bool, row, "passed") and error is None and elements > 0 and mismatches == 0,
-        elements=elements,
-        mismatches=mismatches,
-        error=None if error is None else _parse_error(error),
-    )
+def _parse_gpu(row: Any) -> CudaGpuTestResult:
+    kinds = {"index": int, "name": str, "uuid": str, "passed": bool, "elements": int, "mismatches": int}
+    gpu = CudaGpuTestResult(**require_values(row, kinds, "a GPU"))
+    error = None if row.get("error") is None else _parse_error(row["error"])
+    # Check the numbers instead of trusting the child's verdict.
+    return replace(gpu, passed=gpu.passed and error is None and gpu.elements > 0 and gpu.mismatches == 0, error=error)
 
 
 def _parse_error(row: object) -> CudaError:
-    if not isinstance(row, dict):
-        raise ValueError("`error` is not an object")
-    return CudaError(
-        require_typed(str, row, "call"),
-        require_typed(int, row, "code"),
-        require_typed(str, row, "name"),
-        require_typed(str, row, "text"),
-    )
+    return CudaError(**require_values(row, {"call": str, "code": int, "name": str, "text": str}, "`error`"))
 
 
 def read_cuda_answer(capture: Capture) -> CudaAnswer:

@@ -189,13 +189,8 @@ def read_object(data: bytes, schema: int) -> Mapping[str, Any]:
 
 
 def _parse_failure(answer: Mapping[str, object]) -> NvmlFailure:
-    error = answer["error"]
-    if not isinstance(error, dict):
-        raise ValueError("`error` is not an object")
     return NvmlFailure(
-        code=require_typed(int, error, "code"),
-        name=require_typed(str, error, "name"),
-        text=require_typed(str, error, "text"),
+        **require_values(answer["error"], {"code": int, "name": str, "text": str}, "`error`"),
         nvml=_optional_text(answer, "nvml"),
         library=_optional_text(answer, "library"),
         libcuda_error=_optional_text(answer, "libcuda_error"),
@@ -256,8 +251,8 @@ def parse_instance(row: object) -> MigInstance:
         raise ValueError("a MIG instance is not an object with compute instances")
     if not all(type(one) is int for one in compute):
         raise ValueError("a compute instance's slices are not a number")
-    start, size = require_typed(int, row, "start"), require_typed(int, row, "size")
-    return MigInstance(require_typed(str, row, "profile"), start, size, tuple(map(str, compute)))
+    values = require_values(row, {"profile": str, "start": int, "size": int}, "a MIG instance")
+    return MigInstance(**values, compute=tuple(map(str, compute)))
 
 
 def _parse_clients(row: Mapping[str, object]) -> tuple[int, ...]:
@@ -277,6 +272,13 @@ def require_typed(kind: type[T], row: Mapping[str, object], key: str) -> T:
     if type(value) is not kind:
         raise ValueError(f"`{key}` is {value!r}")
     return value
+
+
+def require_values(row: object, kinds: Mapping[str, type], what: str) -> dict[str, Any]:
+    """Return the values of these keys of ``row``. Raises ValueError if it is no object, and as ``require_typed``."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{what} is not an object")
+    return {key: require_typed(kind, row, key) for key, kind in kinds.items()}
 
 
 def _parse_typed_value(kind: type[T], row: Mapping[str, object], key: str) -> T | UnreadNvmlValue:
