@@ -59,15 +59,15 @@ class RecipeError(UsageError):
     """A recipe contains something that gpunode does not understand; names file, line, key and the allowed values."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        place = f"{file}:{line}" if line else file
+        why = f"allowed: {', '.join(allowed)}" if allowed else ""
+        super().__init__(f"{place}: {what}", why=why, hint=self._next_step(file, key or "it"))
+        self.file, self.line, self.key, self.allowed = file, line, key, allowed
+
+    def _next_step(self, file: str, mistake: str) -> str:
         from gpunode.command import gpunode  # loaded on use: --help does not need it
 
-        place = f"{file}:{line}" if line else file
-        super().__init__(
-            f"{place}: {what}",
-            why=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=f"correct {key or 'it'} in {file}, then run `{gpunode('recipe', 'check', file)}`",
-        )
-        self.file, self.line, self.key, self.allowed = file, line, key, allowed
+        return f"correct {mistake} in {file}, then run `{gpunode('recipe', 'check', file)}`"
 
     def with_further_mistakes(self, others: Sequence[RecipeError]) -> RecipeError:
         """Return the same error, with the file's other mistakes added to ``why``."""
@@ -86,20 +86,17 @@ class RecipeError(UsageError):
 class LockFileError(RecipeError):
     """A mistake in a lock file, like RecipeError; gpunode wrote the file, so a damaged one is best written again."""
 
-    def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+    def _next_step(self, file: str, mistake: str) -> str:
         from gpunode.command import gpunode
 
-        super().__init__(what, file=file, line=line, key=key, allowed=allowed)
-        again = f"move {file} away and write it again with `{gpunode('plan', '--lock', file)}`"
-        self.hint = f"{again}, or correct {key or 'it'}"
+        return f"move {file} away and write it again with `{gpunode('plan', '--lock', file)}`, or correct {mistake}"
 
 
 class MigFileError(RecipeError):
     """A mistake in a configuration file of mig-parted, like RecipeError."""
 
-    def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
-        super().__init__(what, file=file, line=line, key=key, allowed=allowed)
-        self.hint = f"correct {file}, then run the same command again"
+    def _next_step(self, file: str, _mistake: str) -> str:
+        return f"correct {file}, then run the same command again"
 
 
 class Refused(GpunodeError):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
+from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
 from gpunode.cli.screen.text import Line, Span, cell_width, span, to_ascii, warning_line, wrap_line
@@ -66,22 +67,20 @@ class Printer:
 
     def __init__(self, stream: TextIO, *, width: int = 0) -> None:
         self.stream = stream
-        self.ascii = needs_ascii(getattr(stream, "encoding", None) or "utf-8", os.environ)
+        self._encoding = getattr(stream, "encoding", None) or "utf-8"
+        self.ascii = needs_ascii(self._encoding, os.environ)
         self.is_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb"}
         self.keep_going = False
         wished = os.environ.get("COLUMNS", "")
         self._width = width or (int(wished) if re.fullmatch("[0-9]{1,4}", wished) and not self.is_terminal else 0)
-        self._console: Console | None = None
         self._gone = False
 
-    @property
+    @cached_property
     def console(self) -> Console:
         """Rich's console for the stream, loaded on first use."""
-        if self._console is None:
-            from rich.console import Console
+        from rich.console import Console
 
-            self._console = Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        return self._console
+        return Console(file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @property
     def width(self) -> int:
@@ -113,14 +112,10 @@ class Printer:
 
     def encode_text(self, text: str) -> str:
         """Replace characters that the stream cannot encode."""
-        if self.ascii:
-            return to_ascii(text)
-        encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        return text.encode(encoding, "backslashreplace").decode(encoding)
+        return to_ascii(text) if self.ascii else text.encode(self._encoding, "backslashreplace").decode(self._encoding)
 
     def _write(self, text: str) -> None:
-        encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        self.stream.write(text.encode(self._encoding, "backslashreplace").decode(self._encoding))
         self.stream.flush()
 
     def guard_write(self, write: Callable[[], None]) -> None:
