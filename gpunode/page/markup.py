@@ -66,9 +66,9 @@ def _flatten(parts: Iterable[MarkupPart]) -> Iterable[str]:
             yield from _flatten(part)
 
 
-def comma_list(parts: Iterable[str], name: str = "code") -> Markup:
-    """Return ``parts`` separated by commas, plain text in elements called ``name``."""
-    return Markup(", ".join(part if isinstance(part, Markup) else tag(name, part) for part in parts))
+def comma_list(parts: Iterable[str]) -> Markup:
+    """Return ``parts`` separated by commas, plain text as code."""
+    return Markup(", ".join(part if isinstance(part, Markup) else tag("code", part) for part in parts))
 
 
 def tag(selector: str, /, *parts: MarkupPart, **attributes: str | float | bool | None) -> Markup:

@@ -135,12 +135,10 @@ def _parse_layer(text: str, file: str) -> _Layer:
     if len(text) > MAX_RECIPE_BYTES:
         raise RecipeError(f"longer than the {MAX_RECIPE_BYTES >> 20} MiB that a recipe may have", file=file)
     layer = _Layer(file, text, read_toml(text, file))
-    if (
-        not _has_exact_type(layer.values.get("schema", RECIPE_SCHEMA_VERSION), (int,))
-        or layer.values.get("schema", RECIPE_SCHEMA_VERSION) != RECIPE_SCHEMA_VERSION
-    ):
+    schema = layer.values.get("schema", RECIPE_SCHEMA_VERSION)
+    if type(schema) is not int or schema != RECIPE_SCHEMA_VERSION:
         raise layer.error(
-            f"schema is {shorten_value(layer.values['schema'])}: a format unknown to this gpunode",
+            f"schema is {shorten_value(schema)}: a format unknown to this gpunode",
             ("schema",),
             (str(RECIPE_SCHEMA_VERSION),),
         )
@@ -208,8 +206,8 @@ def _check_value(layer: _Layer, key_path: tuple[str, ...], value: Any) -> Any:
     key = next((key for key in keys_in(section) if key.name == key_path[-1]), None)
     if key is None:
         raise _unknown_key_error(layer, section, key_path)
-    if not _has_exact_type(value, key.types):
-        quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _has_exact_type(value, (int,)) else ""
+    if type(value) not in key.types:  # in Python true is a number, in a recipe it is not
+        quote = f'; write it in quotes: "{value}"' if key.types == (str,) and type(value) is int else ""
         raise layer.error(
             f"{path} is {shorten_value(value)}, which is {_type_name(value)}{quote}", key_path, key.allowed_words
         )
@@ -243,11 +241,6 @@ def _check_table(layer: _Layer, key: RecipeKey, key_path: tuple[str, ...], value
                 f"{shorten_value(name)} is {shorten_value(held)}, which it cannot be", key_path, key.allowed_words
             )
     return MappingProxyType(dict(sorted(value.items())))
-
-
-def _has_exact_type(value: object, types: tuple[type[Any], ...]) -> bool:
-    """Return whether ``value`` has exactly one of ``types``: in Python true is a number, in a recipe it is not."""
-    return type(value) in types
 
 
 def _is_allowed(key: RecipeKey, value: str) -> bool:
