@@ -129,7 +129,6 @@ class ContainerCommands:
         remove: removes all the rest.
     """
 
-    runtime: str
     reference: str
     load: Argv
     run: Argv
@@ -149,7 +148,6 @@ def containerd_commands(token: str, *, binary: str = "/usr/bin/nvidia-container-
     ctr = ("ctr", "--address", "/run/containerd/containerd.sock", "--namespace", name)
     environment = tuple(word for one in _CONTAINER_ENVIRONMENT for word in ("--env", one))
     return ContainerCommands(
-        runtime="containerd",
         reference=reference,
         load=(*ctr, "images", "import", "-"),
         run=(
@@ -184,7 +182,6 @@ def _engine_commands(program: str, token: str, *options: str) -> ContainerComman
     name = f"gpunode-{token}"
     reference = f"localhost/gpunode-check:{token}"
     return ContainerCommands(
-        runtime=program,
         reference=reference,
         load=(program, "load", "--quiet"),
         run=(program, "run", "--rm", "--name", name, "--network", "none", *options, reference, *UUID_QUERY),
@@ -204,7 +201,6 @@ class ContainerCheck:
         leftovers: what could not be removed, with the command to do it.
     """
 
-    runtime: str
     expected: frozenset[str]
     seen: frozenset[str] = frozenset()
     failure: str = ""
@@ -241,7 +237,7 @@ def check_container(
     runner: Runner, commands: ContainerCommands, expected: Iterable[str], timeout_s: float = CONTAINER_CHECK_TIMEOUT_S
 ) -> ContainerCheck:
     """Run a container, compare its GPUs with ``expected``, and remove everything."""
-    result = partial(ContainerCheck, commands.runtime, frozenset(expected))
+    result = partial(ContainerCheck, frozenset(expected))
     program = next((path for path in _NVIDIA_SMI_PATHS if Path(path).exists()), None)
     if program is None:
         return result(failure="nvidia-smi is not installed on the host, so no runtime can mount it")

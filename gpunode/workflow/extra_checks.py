@@ -207,9 +207,10 @@ def make_container_check(
             hint = "start a pod that requests nvidia.com/gpu"
             return check("skipped", f"{row.id} runs containers only for a kubelet", hint)
         found = container.check_container(runner, commands, inventory.uuids)
-        if found.passed:
-            return check("passed", f"{gpu_count_text(len(inventory.uuids))}, by UUID, through {row.id}")
-        return check("failed", "; ".join(found.problems), str(sudo_gpunode("doctor")))
+        seen = f"{gpu_count_text(len(inventory.uuids))}, by UUID, through {row.id}"
+        left = (f"left behind: {command_and_reason}" for command_and_reason in found.leftovers)
+        detail = "; ".join((*(found.problems or (seen,)), *left))
+        return check("passed", detail) if found.passed else check("failed", detail, str(sudo_gpunode("doctor")))
 
     return run
 

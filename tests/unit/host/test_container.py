@@ -166,7 +166,7 @@ def test_any_output_is_parsed_without_a_crash(output: bytes) -> None:
 
 @given(st.frozensets(st.sampled_from([A, B])), st.frozensets(st.sampled_from([A, B])))
 def test_check_passes_exactly_without_problems(expected: frozenset[str], seen: frozenset[str]) -> None:
-    found = ContainerCheck("docker", expected, seen)
+    found = ContainerCheck(expected, seen)
     assert found.passed == (not found.problems) == (expected == seen and bool(expected))
 
 

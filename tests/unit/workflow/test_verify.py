@@ -15,13 +15,16 @@ import gpunode
 from gpunode.check import Check
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
+from gpunode.facts import nvml
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.layout import GpuLayout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown
+from gpunode.host import container
+from gpunode.host.process import Runner
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Driver, Expect, Recipe, RuntimeSettings
-from gpunode.runtimes import ObservedConfig
-from gpunode.workflow.extra_checks import package_file_checks
+from gpunode.runtimes import ObservedConfig, find_runtime
+from gpunode.workflow.extra_checks import make_container_check, package_file_checks
 from gpunode.workflow.verify import ExtraChecks, VerifyReport, verify
 from tests.unit.steps.machines import machine, recipe, unit, with_driver
 
@@ -416,6 +419,17 @@ def test_failing_container_check_does_not_hide_the_others() -> None:
         assert check(found, "container").status == status
         assert len(found.undetermined) == told
         assert check(found, "nvml").status == "passed"
+
+
+def test_container_that_could_not_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = nvml.read_nvml_answer(Capture("nvml", "ok", json.dumps(ANSWER).encode()))
+    assert isinstance(inventory, nvml.NvmlInventory)
+    left = ("docker image rm --force localhost/gpunode-check:t: image is in use",)
+    found = container.ContainerCheck(frozenset(inventory.uuids), frozenset(inventory.uuids), leftovers=left)
+    monkeypatch.setattr(container, "check_container", lambda *_: found)
+    told = make_container_check(Runner(), lambda _name: None)(inventory, find_runtime("docker"))
+    assert told.status == "passed"
+    assert told.detail.endswith(f"through docker; left behind: {left[0]}")
 
 
 def test_unknown_virtualization_does_not_hide_the_driver_checks() -> None:
