@@ -27,7 +27,6 @@ class Branch:
         newest_seen: the newest version known to exist; empty when none is.
         has_suffixed_packages: whether Ubuntu's package names carry the branch (``nvidia-dkms-580``); NVIDIA dropped it
             at 590.
-        oldest_architecture: the architecture of the oldest GPUs it drives; ``newest_architecture`` that of the newest.
     """
 
     number: int
@@ -37,8 +36,6 @@ class Branch:
     newest_seen: str
     has_suffixed_packages: bool
     flavours: frozenset[ModuleFlavour]
-    oldest_architecture: str
-    newest_architecture: str
 
 
 @lru_cache(maxsize=1)
@@ -84,6 +81,4 @@ def _branch_from_row(row: Mapping[str, str]) -> Branch:
         newest_seen=row["newest_seen"],
         has_suffixed_packages=row["suffixed_names"] == "yes",
         flavours=frozenset(cast("list[ModuleFlavour]", row["flavours"].split())),
-        oldest_architecture=row["oldest_architecture"],
-        newest_architecture=row["newest_architecture"],
     )

@@ -27,13 +27,11 @@ class DistroDriver:
     Attributes:
         flavours: the kernel modules that have the version of the rest.
         components: the components of the archive that have its packages, beside main.
-        newest_seen: the newest package version known to exist; empty when none is.
     """
 
     branch: int
     flavours: frozenset[ModuleFlavour]
     components: tuple[str, ...]
-    newest_seen: str
 
 
 def list_distro_drivers(distro: Distro) -> tuple[DistroDriver, ...]:
@@ -49,7 +47,6 @@ def _list_drivers(distribution: str, version: str) -> tuple[DistroDriver, ...]:
             int(row["branch"]),
             frozenset(cast("list[ModuleFlavour]", row["flavours"].split())),
             tuple(row["components"].split()),
-            row["newest_seen"],
         )
         for row in tables.rows("distro_drivers.csv")
         if (row["distribution"], row["version"]) == (distribution, version)

@@ -84,7 +84,6 @@ class LinkFault:
 
     Attributes:
         units: the names of the unit in messages.
-        side: ``hw``, ``sw``, ``hw/sw``, ``fw`` or ``na``, in the catalog's words.
     """
 
     xid: int
@@ -93,7 +92,6 @@ class LinkFault:
     severity: LinkSeverity
     action: str
     follow_up: str
-    side: str
 
 
 @cache
@@ -140,7 +138,6 @@ def _fault_from_row(row: Mapping[str, str]) -> LinkFault:
         severity=cast("LinkSeverity", row["severity"]),
         action=row["action"],
         follow_up=row["follow_up"],
-        side=row["side"],
     )
 
 

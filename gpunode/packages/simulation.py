@@ -24,7 +24,6 @@ class Action:
     Attributes:
         version: after the transaction; empty for a removal.
         former: before it; empty for a new package.
-        origin: that of its archive, as the package manager prints it (``Debian:12.5/stable``).
         downgrade: whether ``version`` comes before ``former``.
     """
 
@@ -32,7 +31,6 @@ class Action:
     id: PackageId
     version: str = ""
     former: str = ""
-    origin: str = ""
     downgrade: bool = False
 
 

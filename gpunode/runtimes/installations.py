@@ -28,14 +28,12 @@ class ContainerdInstallation:
     """A containerd as a product installs it.
 
     Attributes:
-        title: the product's usual name.
         installed_runtime_id: the id of the runtime that it installs.
         sockets: where its containerd listens.
         units: the units that start its containerd; the kubelet's own is preferred, else the first.
     """
 
     id: str
-    title: str
     sockets: tuple[str, ...]
     units: tuple[str, ...]
     installed_runtime_id: str = "containerd"
@@ -50,23 +48,19 @@ class ChosenRuntime:
 
 
 INSTALLATIONS: Final[tuple[ContainerdInstallation, ...]] = (
-    ContainerdInstallation(
-        "k3s", "k3s", ("/run/k3s/containerd/containerd.sock",), ("k3s.service", "k3s-agent.service")
-    ),
+    ContainerdInstallation("k3s", ("/run/k3s/containerd/containerd.sock",), ("k3s.service", "k3s-agent.service")),
     ContainerdInstallation(
         "rke2",
-        "RKE2",
         # The second in releases that use the product's own name.
         ("/run/k3s/containerd/containerd.sock", "/run/rke2/containerd/containerd.sock"),
         ("rke2-server.service", "rke2-agent.service"),
     ),
     ContainerdInstallation(
         "microk8s",
-        "microk8s",
         ("/var/snap/microk8s/common/run/containerd.sock",),
         ("snap.microk8s.daemon-containerd.service",),
     ),
-    ContainerdInstallation("k0s", "k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service")),
+    ContainerdInstallation("k0s", ("/run/k0s/containerd.sock",), ("k0sworker.service", "k0scontroller.service")),
 )
 # Sockets of runtimes other than containerd, or of a containerd that is not configured separately.
 _OTHER_RUNTIME_BY_SOCKET: Final[Mapping[str, str]] = {

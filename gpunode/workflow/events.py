@@ -28,13 +28,6 @@ class PlanCompleted:
     stages: tuple[StagePlan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StageBegun:
-    """A stage that changes something begins."""
-
-    plan: StagePlan
-
-
 TRANSACTION_STEP_ID: Final = "packages"
 """The step id under which all package changes of a stage are shown."""
 
@@ -80,7 +73,7 @@ class Notice:
     text: str
 
 
-Event: TypeAlias = Surveyed | PlanCompleted | StageBegun | Applying | Applied | Triggering | Triggered | Notice
+Event: TypeAlias = Surveyed | PlanCompleted | Applying | Applied | Triggering | Triggered | Notice
 Observer: TypeAlias = Callable[[Event], None]
 
 

@@ -19,7 +19,7 @@ from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.values import dataclass
 from gpunode.workflow.converge import RESUME_STEP_ID, AdvanceFacts, StagePlan, plan_stage, raise_refusal, walk_stages
-from gpunode.workflow.events import Notice, Observer, PlanCompleted, StageBegun, Surveyed
+from gpunode.workflow.events import Notice, Observer, PlanCompleted, Surveyed
 from gpunode.workflow.plan import (
     Losses,
     describe_differences,
@@ -259,7 +259,6 @@ class _SetupRun:
 
     def _apply(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.ordered_changes:
-            self.applier.on_event(StageBegun(stage))
             self.applier.apply_stage(stage)
             before, facts = facts, self.advance(facts, stage)
             if before.module_key is not None:

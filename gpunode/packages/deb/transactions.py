@@ -22,7 +22,7 @@ _ACTION_BY_VERB: dict[str, Literal["install", "remove", "purge"]] = {
 # "Inst name [former] (version origin, origin [arch]) [broken meanwhile]"; leftovers are "Purg name" without a version.
 _SIMULATED_ACTION_LINE = re.compile(
     r"^(?P<verb>Inst|Remv|Purg) (?P<name>\S+)(?: \[(?P<former>[^\]]+)\])?"
-    r"(?: \((?P<version>\S+) (?:(?P<origin>.*?) )?\[[^\]]*\]\))?"
+    r"(?: \((?P<version>\S+) (?:.*? )?\[[^\]]*\]\))?"
 )
 _UNMET_DEPENDENCIES_HEADING = "The following packages have unmet dependencies:"
 # apt-private/private-install.cc; the names follow, indented.
@@ -42,7 +42,7 @@ def _actions(stdout: str) -> Iterator[Action]:
             version, former = match["version"] or "", match["former"] or ""
             is_downgrade = bool(version and former) and is_older(version, former)
             package = PackageId.of(match["name"])
-            yield Action(_ACTION_BY_VERB[match["verb"]], package, version, former, match["origin"] or "", is_downgrade)
+            yield Action(_ACTION_BY_VERB[match["verb"]], package, version, former, is_downgrade)
 
 
 def refusal(stdout: str, stderr: str) -> str:

@@ -174,8 +174,8 @@ def test_simulation_is_parsed(version: str) -> None:
         Action("purge", PackageId("user-of-old"), former="1"),
         Action("purge", PackageId("old-driver"), former="470.1-1"),
         Action("purge", PackageId("old-lib")),
-        Action("install", PackageId("driver-lib"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
-        Action("install", PackageId("driver"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
+        Action("install", PackageId("driver-lib"), "580.1-1"),
+        Action("install", PackageId("driver"), "580.1-1"),
     )
 
 

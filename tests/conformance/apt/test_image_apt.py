@@ -85,7 +85,7 @@ def test_image_simulation_reads_nothing_outside(root: Path, tmp_path: Path) -> N
 
     simulation = simulate_image(str(root), [install("tool")])
 
-    assert Action("install", PackageId("tool"), "3", origin="Lab:stable") in simulation.actions
+    assert Action("install", PackageId("tool"), "3") in simulation.actions
     assert "$6$" not in simulation.problem
 
 
