@@ -21,7 +21,6 @@ from gpunode.runtimes.model import ObservedConfig as ObservedConfig
 from gpunode.runtimes.model import Removal as Removal
 from gpunode.runtimes.model import Runtime as Runtime
 from gpunode.runtimes.model import apply_edits as apply_edits
-from gpunode.runtimes.model import gather_files as gather_files
 from gpunode.runtimes.model import satisfies as satisfies
 
 # The functions of a runtime's module ``gpunode/runtimes/<id>.py``, as ``Runtime`` describes them. The last two are only

@@ -23,7 +23,6 @@ from gpunode.runtimes.model import (
     Files,
     ObservedConfig,
     Runtime,
-    gather_files,
 )
 
 States = Mapping[str, FileState]
@@ -68,20 +67,29 @@ def states_from_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> Sta
     Raises:
         Undetermined: a file could not be read.
     """
+
+    def find(place: str) -> States:
+        paths = match_pattern(place, dict.fromkeys(facts.files, b"")) if is_pattern(place) else [place]
+        known = [path for path in paths if path in facts.files or path == (desired.config or row.config)]
+        states = ((path, _state_from_facts(facts, path)) for path in known)
+        return {path: state for path, state in states if state}
+
+    return gather_states(row, desired, find)
+
+
+def _state_from_facts(facts: Facts, path: str) -> FileState | None:
+    fact = facts.file(path)
+    return _FILE_MASKING_UNIT if isinstance(fact, Unknown) and is_unit_file(path) else need(fact, f"what {path} holds")
+
+
+def gather_states(row: Runtime, desired: DesiredConfig, find: Callable[[str], States]) -> States:
+    """Return every file that the runtime reads, looking up each path and pattern once with ``find``."""
     states: dict[str, FileState] = {}
-
-    def find(place: str) -> Files:
-        known = dict.fromkeys(facts.files, b"")
-        paths = match_pattern(place, known) if is_pattern(place) else [place]
-        for path in paths:
-            if path in facts.files or path == (desired.config or row.config):
-                fact = facts.file(path)
-                is_masked = isinstance(fact, Unknown) and is_unit_file(path)
-                state = _FILE_MASKING_UNIT if is_masked else need(fact, f"what {path} holds")
-                states.update({path: state} if state else {})
-        return {path: states[path].content for path in paths if path in states}
-
-    gather_files(row, desired, find)
+    visited: set[str] = set()
+    while new := [one for one in row.list_read_paths(contents_of_states(states), desired) if one not in visited]:
+        visited.update(new)
+        for place in new:
+            states.update(find(place))
     return states
 
 
@@ -108,15 +116,11 @@ def probe_states(run_probe: Callable[[Probe], Capture], row: Runtime, desired: D
         Undetermined: only root may read one of them.
         Refused: a path is not a file, or the file is too long.
     """
-    states: dict[str, FileState] = {}
 
-    def find(place: str) -> Files:
-        new = _probe_matches(run_probe, place) if is_pattern(place) else probe_state(run_probe, place)
-        states.update(new)
-        return contents_of_states(new)
+    def find(place: str) -> States:
+        return _probe_matches(run_probe, place) if is_pattern(place) else probe_state(run_probe, place)
 
-    gather_files(row, desired, find)
-    return states
+    return gather_states(row, desired, find)
 
 
 def probe_state(run_probe: Callable[[Probe], Capture], path: str) -> States:

@@ -215,17 +215,6 @@ def apply_edits(files: Files, edited: ConfigEdit) -> Files:
     return {path: content for path, content in after.items() if content is not None}
 
 
-def gather_files(row: Runtime, desired: DesiredConfig, find: Callable[[str], Files]) -> Files:
-    """Return every file that the runtime reads, looking up each path and pattern once with ``find``."""
-    files: dict[str, bytes] = {}
-    visited: set[str] = set()
-    while new := [place for place in row.list_read_paths(files, desired) if place not in visited]:
-        visited.update(new)
-        for place in new:
-            files.update(find(place))
-    return files
-
-
 TOOLKIT_PROGRAM_NAME: Final = "nvidia-container-runtime"
 INSTALLED_TOOLKIT_PROGRAM: Final = f"/usr/bin/{TOOLKIT_PROGRAM_NAME}"
 

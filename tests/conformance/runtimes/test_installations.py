@@ -25,9 +25,9 @@ from gpunode.runtimes import (
     apply_edits,
     containerd,
     find_runtime,
-    gather_files,
 )
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
+from gpunode.runtimes.found import States, contents_of_states, gather_states
 from gpunode.runtimes.installations import choose_row
 from tests.needs import lacking, program
 from tests.unit.runtimes.unconfigured import unconfigure
@@ -57,11 +57,11 @@ def row_and_files(case: str) -> tuple[Runtime, Files]:
     facts = replace(derive({}), kubelet=Known(kubelet, "units"), files=known)
     row = choose_row(find_runtime("containerd"), facts).row
 
-    def find(place: str) -> Files:
+    def find(place: str) -> States:
         paths = match_pattern(place, present) if is_pattern(place) else [place]
-        return {path: present[path] for path in paths if path in present}
+        return {path: FileState(present[path]) for path in paths if path in present}
 
-    return row, gather_files(row, desired_config(case), find)
+    return row, contents_of_states(gather_states(row, desired_config(case), find))
 
 
 def desired_config(case: str) -> DesiredConfig:

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.runtimes import RUNTIMES, DesiredConfig, apply_edits, find_runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
-from gpunode.runtimes.model import Edit, Files, gather_files
+from gpunode.runtimes.found import contents_of_states, gather_states
+from gpunode.runtimes.model import Edit, Files
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
@@ -66,11 +68,12 @@ def _desired_config(vector: Vector) -> DesiredConfig:
 
 def _read_by_runtime(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     """Return the files among ``files`` that the runtime reads."""
-    return gather_files(
+    states = gather_states(
         find_runtime(vector.runtime),
         desired,
-        lambda place: {path: data for path, data in files.items() if fnmatchcase(path, place)},
+        lambda place: {path: FileState(data) for path, data in files.items() if fnmatchcase(path, place)},
     )
+    return contents_of_states(states)
 
 
 def _configure(files: Files, vector: Vector, desired: DesiredConfig) -> Files:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime, gather_files
+from gpunode.runtimes import DesiredConfig, apply_edits, find_runtime
 from gpunode.runtimes.containerd_files import CONFIG, find_config_argument, is_pattern, match_pattern
-from gpunode.runtimes.found import contents_of_states, states_from_facts
+from gpunode.runtimes.found import contents_of_states, gather_states, states_from_facts
 from gpunode.runtimes.installations import choose_row
 from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
@@ -29,11 +30,11 @@ def node(**more: bytes) -> dict[str, bytes]:
 
 
 def read_on(disk: dict[str, bytes], desired: DesiredConfig) -> dict[str, bytes]:
-    def find(place: str) -> dict[str, bytes]:
+    def find(place: str) -> dict[str, FileState]:
         paths = match_pattern(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
-        return {path: disk[path] for path in paths if path in disk}
+        return {path: FileState(disk[path]) for path in paths if path in disk}
 
-    return dict(gather_files(ROW, desired, find))
+    return dict(contents_of_states(gather_states(ROW, desired, find)))
 
 
 @pytest.mark.parametrize(

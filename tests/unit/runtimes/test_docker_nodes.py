@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, Edit, apply_edits, find_runtime, gather_files
+from gpunode.runtimes import DesiredConfig, Edit, apply_edits, find_runtime
 from gpunode.runtimes.containerd_files import is_pattern, match_pattern
 from gpunode.runtimes.docker import applies_on_reload, configure, inspect, keeps_containers
 from gpunode.runtimes.docker_nodes import locate_row
-from gpunode.runtimes.found import contents_of_states, probe_states, states_from_facts
+from gpunode.runtimes.found import contents_of_states, gather_states, probe_states, states_from_facts
 from tests.unit.runtimes.unconfigured import unconfigure
 from tests.unit.steps.machines import machine
 
@@ -63,11 +64,11 @@ def test_all_relevant_docker_files_are_read_in_few_rounds() -> None:
         "/etc/passwd": b"",
     }
 
-    def find(place: str) -> dict[str, bytes]:
+    def find(place: str) -> dict[str, FileState]:
         paths = match_pattern(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
-        return {path: disk[path] for path in paths if path in disk}
+        return {path: FileState(disk[path]) for path in paths if path in disk}
 
-    files = gather_files(ROW, DesiredConfig(), find)
+    files = contents_of_states(gather_states(ROW, DesiredConfig(), find))
     assert files == {path: data for path, data in disk.items() if path != "/etc/passwd"}
     assert locate_row(ROW, files, DesiredConfig()).config == "/srv/docker.json"
 
