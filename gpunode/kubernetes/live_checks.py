@@ -82,15 +82,15 @@ def check_handlers(
 def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck) -> Check:
     id, title = f"handler/{node}", f"handler {handler} on {node}"  # noqa: A001
     handlers = [str(one.get("name", "")) for one in live.get("status", {}).get("runtimeHandlers", ())]
-    configure = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}"
     if handler in handlers:
         return Check(id, title, "passed", "its container runtime has it")
     if any(handlers):
         known = ", ".join(sorted(filter(None, handlers)))
-        return Check(id, title, "failed", f"its container runtime has only: {known}", configure)
+        hint = f"on {node}: {setup_command(live)}"
+        return Check(id, title, "failed", f"its container runtime has only: {known}", hint)
     if local := local_check(node):
         return replace(local, id=id, title=title)
-    runtime = live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "") or "its container runtime"
+    runtime = _container_runtime(live) or "its container runtime"
     return Check(
         id,
         title,
@@ -98,6 +98,16 @@ def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck)
         f"{runtime} does not report its handlers to the cluster (containerd 2 does, from Kubernetes 1.30 on); "
         f"on {node}: {sudo_gpunode('verify')}",
     )
+
+
+def setup_command(live: Body) -> Command:
+    """Return the command that sets up a node for its own container runtime."""
+    return sudo_gpunode("setup", "crio" if _container_runtime(live).startswith("cri-o://") else "k8s-containerd")
+
+
+def _container_runtime(live: Body) -> str:
+    """Return the Node's container runtime with its version (``containerd://2.1.9``); empty if it is not reported."""
+    return str(live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", ""))
 
 
 def check_resources(

@@ -98,6 +98,16 @@ def test_runtime_handler_is_found_missing_or_not_checked(handlers: Sequence[str]
     assert found.status == status
 
 
+@pytest.mark.parametrize(
+    ("runtime", "recipe"),
+    [("containerd://2.1.9", "k8s-containerd"), ("cri-o://1.36.0", "crio"), ("", "k8s-containerd")],
+)
+def test_missing_handler_is_added_to_the_nodes_own_runtime(runtime: str, recipe: str) -> None:
+    body = live(runtimeHandlers=[{"name": "runc"}], nodeInfo={"containerRuntimeVersion": runtime})
+    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
+    assert found.hint == f"on gpu-1: sudo gpunode setup {recipe}"
+
+
 def test_runtime_handler_of_this_machine_is_checked_locally() -> None:
     own = Check("runtime", "containerd reads the runtime nvidia", "failed", "it knows: runc")
 
