@@ -84,8 +84,9 @@ class Helm:
         )
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
-        """Return the revision of each release, by its namespace and name."""
-        return {(release.namespace, release.name): release.revision for release in self._list_all_releases()}
+        """Return the revision of each installed release, by its namespace and name."""
+        installed = (one for one in self._list_all_releases() if one.status != "uninstalled")
+        return {(release.namespace, release.name): release.revision for release in installed}
 
     def _list_all_releases(self) -> Iterator[HelmRelease]:
         return map(parse_release, self._run_for_json(*_ALL_RELEASES) or ())

@@ -303,7 +303,8 @@ def without_taints(fields: str) -> Body:
 
 def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]) -> HelmRelease | None:
     """Return the installed release of the same chart, under any name: a second one would offer the same GPUs."""
-    return next((release for release in releases if release.chart == desired.chart), None)
+    installed = (release for release in releases if release.status != "uninstalled")
+    return next((release for release in installed if release.chart == desired.chart), None)
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:
@@ -313,6 +314,7 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
     item = PlanItem("Helm release", namespace, name, "create", desired.why, desired.wave)
     same_version = live is not None and live.version.lstrip("v") == desired.version.lstrip("v")
     if live is None:
+        _refuse_kept_history(desired, releases)
         change = CommandChange(
             install_command(desired), desired.why, _helm_undo_command("uninstall", name, namespace), cluster
         )
@@ -328,6 +330,22 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
     new_values = _as_json(desired.values)
     diff += _yaml_diff(_mask_foreign_values(live.values, new_values), new_values)
     return replace(item, state="edit", change=change, diff=tuple(diff))
+
+
+def _refuse_kept_history(desired: ChartRelease, releases: Sequence[HelmRelease]) -> None:
+    """Refuse to install a release of which ``helm uninstall --keep-history`` left the history.
+
+    Raises:
+        Conflict: an undo by ``helm uninstall`` would delete that history, too.
+    """
+    place = (desired.namespace, desired.name)
+    if any((one.namespace, one.name) == place and one.status == "uninstalled" for one in releases):
+        raise Conflict(
+            f"Helm release {'/'.join(place)} was uninstalled, but Helm kept its history",
+            why="gpunode could not undo an installation on top of it without deleting that history",
+            hint="delete the history, then run the same command again: "
+            + command("helm", "uninstall", desired.name, "--namespace", desired.namespace),
+        )
 
 
 def _refuse_unfinished_release(live: HelmRelease) -> None:

@@ -133,10 +133,14 @@ def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluste
 
 
 def find_own_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
-    """Return the namespaces and names of the releases that gpunode made, by the Secrets in which Helm stores them."""
+    """Return the namespaces and names of the releases that gpunode made, by the Secrets in which Helm stores them.
+
+    Each revision has one. ``helm uninstall --keep-history`` leaves them, the newest with the status ``uninstalled``.
+    """
     secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
-    places = ((secret["metadata"]["namespace"], secret["metadata"]["labels"]["name"]) for secret in secrets)
-    return tuple(dict.fromkeys(places))
+    revisions = sorted((secret["metadata"] for secret in secrets), key=lambda one: int(one["labels"].get("version", 0)))
+    status = {(one["namespace"], one["labels"]["name"]): one["labels"].get("status") for one in revisions}
+    return tuple(sorted(place for place, now in status.items() if now != "uninstalled"))
 
 
 def _note_left_releases(desired: Sequence[ChartRelease], cluster: Cluster) -> Iterator[str]:

@@ -16,6 +16,7 @@ from gpunode.host.kubectl import Forbidden, HelmMissing
 ROWS = [
     {"name": "op", "namespace": "gpu", "revision": "3", "status": "deployed", "chart": "gpu-operator-v26.7.0"},
     {"name": "web", "namespace": "web", "revision": "1", "status": "deployed", "chart": "nginx-1.2.3"},
+    {"name": "old", "namespace": "web", "revision": "4", "status": "uninstalled", "chart": "nginx-1.2.3"},
 ]
 
 
@@ -47,6 +48,10 @@ def test_releases_are_listed_with_version_and_values(helm: Helm, tmp_path: Path)
     assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all(line.startswith("--kube-context prod --kubeconfig /etc/kube.conf ") for line in asked)
+
+
+def test_release_with_only_a_history_has_no_revision(helm: Helm) -> None:
+    assert helm.count_revisions() == {("gpu", "op"): 3, ("web", "web"): 1}
 
 
 @pytest.mark.parametrize(("found", "is_old"), [("v3.12.3+gc9f554d", True), ("v3.13.0+g825e86f", False)])
