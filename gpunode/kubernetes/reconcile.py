@@ -23,7 +23,15 @@ from gpunode.kubernetes.model import (
     RenderedCluster,
     RenderedObject,
 )
-from gpunode.kubernetes.owned import co_owners, is_applied_client_side, other_managers, owned_fields
+from gpunode.kubernetes.owned import (
+    all_set_fields,
+    co_owners,
+    fields_by_manager,
+    format_field,
+    is_applied_client_side,
+    other_managers,
+    owned_fields,
+)
 from gpunode.kubernetes.pods import PodProblem, format_taint
 from gpunode.values import dataclass
 
@@ -279,10 +287,38 @@ def current_fields(live: Body | None) -> str | None:
     return json.dumps(found, sort_keys=True) if found else None
 
 
+def fields_before(change: ObjectChange, live: Body | None) -> str | None:
+    """Return the live fields that the change's ``before`` holds: of an object that it deletes, also those of others.
+
+    They are deleted as well, and somebody may have set a field anew that gpunode had set.
+    """
+    own = current_fields(live)
+    if own is None or live is None or change.after is not None or change.shared:
+        return own
+    return json.dumps(all_set_fields(live), sort_keys=True)
+
+
 def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = fields_owned_by_gpunode(live)
-    return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live)) if before else None
+    if before is None:
+        return None
+    change = _object_change(live, cluster, before, None, shared=is_kept_on_removal(live))
+    return replace(change, before=fields_before(change, live))
+
+
+def describe_lost_edits(live: Body) -> str:
+    """Return the fields of others that are deleted with the object, as the end of a sentence; empty for none."""
+    found = {
+        manager: [path for path in sorted(paths) if path[0] != "f:metadata"]
+        for manager, paths in fields_by_manager(live).items()
+        if manager not in _OWN_FIELD_MANAGERS
+    }
+    edits = [
+        f"{manager} set {format_field(first)}{f' and {len(more)} more fields' if more else ''}"
+        for manager, (first, *more) in ((manager, paths) for manager, paths in found.items() if paths)
+    ]
+    return f", and {', '.join(edits)}: a rollback restores that, too" if edits else ""
 
 
 def own_taint(live: Body) -> str:
@@ -436,8 +472,10 @@ def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
     if is_applied_client_side(live):
         return PlanItem(kind, namespace, name, "foreign", why, wave, note=f"stays: {describe_owners(live)}")
     note = f"stays: {describe_owners(live)}" if is_kept else ""
-    change = _object_change(live, cluster, owned_fields(live, FIELD_MANAGER), None, shared=is_kept)
-    return PlanItem(kind, namespace, name, "edit" if is_kept else "delete", why, wave, change, note)
+    why += "" if is_kept else describe_lost_edits(live)
+    return PlanItem(
+        kind, namespace, name, "edit" if is_kept else "delete", why, wave, plan_field_removal(live, cluster), note
+    )
 
 
 def _object_change(

@@ -26,8 +26,10 @@ from gpunode.kubernetes.reconcile import (
     PlanItem,
     PlanItemState,
     current_fields,
+    describe_lost_edits,
     describe_owners,
     field_manager_of,
+    fields_before,
     install_command,
     is_kept_on_removal,
     object_key,
@@ -121,8 +123,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         # Start from the current object: its fields may have gained owners since the run.
         now = live.get(change.key)
         shared = change.shared or (now is not None and is_kept_on_removal(now))
-        if (before := current_fields(now)) != change.after:
-            pending[change] = replace(change, before=before, shared=shared)
+        if current_fields(now) != change.after:
+            change_now = replace(change, shared=shared)
+            pending[change] = replace(change_now, before=fields_before(change_now, now))
     revisions = cluster.helm.count_revisions() if commands else {}
     steps: dict[Change, PlanItem] = {}
     for release in (one for one in commands if release_needs_undo(one, revisions)):
@@ -245,6 +248,8 @@ def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects,
     if empties and (others := ", ".join(describe_namespace_contents(change.name, cluster, deleted))):
         return replace(item, state="foreign", note=f"stays: it also holds {others}")
     one = live.get(change.key)
+    if state == "delete" and one:
+        item = replace(item, why=f"{why}{describe_lost_edits(one)}")
     is_released = change.after is None and change.shared and change.kind != "Node" and one is not None
     note = f"stays: {describe_owners(one)}; gpunode only releases its fields" if is_released and one else ""
     return replace(item, change=change, note=note)

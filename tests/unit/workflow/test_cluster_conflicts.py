@@ -64,6 +64,41 @@ def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(server: Api
     )
 
 
+def edit_config(server: ApiServer) -> None:
+    """Offer each GPU eight times, as with ``kubectl edit``."""
+    (former,) = server.peek("ConfigMap")
+    place = ("ConfigMap", "gpu-system", former["metadata"]["name"])
+    former, body = server.get(*place), server.get(*place)
+    body["data"]["config.yaml"] = body["data"]["config.yaml"].replace("replicas: 4", "replicas: 8")
+    server.update(former, body, "kubectl-edit")
+
+
+def test_edits_that_a_removal_deletes_are_named_and_come_back(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    set_image(server)
+    edit_config(server)
+    edited = everything(server)
+    screen = user.screen("k8s", "remove", "--yes")
+    assert f"gpunode applied it, and kubectl-set set {CONTAINER}.image: a rollback restores that, too" in screen
+    assert "gpunode applied it, and kubectl-edit set data.config.yaml: a rollback restores that, too" in screen
+    removed = everything(server)
+    user("rollback", "k2", "--yes")
+    assert everything(server) == edited
+    user("rollback", "k3", "--yes")
+    assert everything(server) == removed
+
+
+def test_edited_configuration_of_an_earlier_recipe_comes_back(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    edit_config(server)
+    edited = everything(server)
+    applied = user.apply("k8s-containerd").envelope["result"]["objects"]
+    (purpose,) = (one["purpose"] for one in applied if one["state"] == "delete")
+    assert purpose.endswith(", and kubectl-edit set data.config.yaml: a rollback restores that, too")
+    user("rollback", "k2", "--yes")
+    assert everything(server) == edited
+
+
 @pytest.mark.parametrize(
     ("manager", "form"),
     [("argocd-controller", "argocd"), ("kustomize-controller", "flux"), ("helm-controller", "flux")],
