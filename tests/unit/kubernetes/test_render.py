@@ -222,6 +222,14 @@ def test_incompatible_nodes_are_refused() -> None:
         render_cluster(builtin.read_recipe("dra"), [old])
 
 
+def test_node_without_a_gpu_is_named_and_left_out() -> None:
+    """Its GPU may have fallen off the bus before the capture was made."""
+    nodes = [*CLUSTERS["one"], *(replace(CLUSTERS["one"][0], name=name, gpus=()) for name in ("b", "a"))]
+    found = render_cluster(builtin.read_recipe("k8s-containerd"), nodes)
+    assert [edit.node for edit in found.nodes] == ["desk"]
+    assert found.notes == ("No NVIDIA GPU is in the capture of a, b: left out.",)
+
+
 @pytest.mark.parametrize(
     ("text", "more", "what", "hint"),
     [
