@@ -207,9 +207,9 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
     if live is None:
         raise Refused(
             f"there is no Node {edit.node} in this cluster",
-            why="the capture may be of a node of another cluster, or the Node may have another name than the host",
+            why="it may have left, be of another cluster, or have another name than its host",
             hint="list its Nodes: kubectl get nodes\n"
-            "then name the Node with --node NAME=CAPTURE, or the cluster with --context NAME",
+            "then name the Node with --node NAME=CAPTURE, the cluster with --context NAME, or leave its capture out",
         )
     _refuse_other_taint(edit, live)
     body = node_body(edit, live)
