@@ -146,7 +146,8 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         why = f"{allocatable} offered, {expected} expected of {count_noun(len(node.gpus), 'GPU')}"
         why += "" if capacity else f"; it offers {', '.join(offered)}"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
-        hint = f"see whether the plugin has the recipe's configuration: {plan}\n{doctor}"
+        hint = f"see whether the plugin has the recipe's configuration: {plan}\n"
+        hint += f"if so, restart its pods, which read it only when they start\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
 

@@ -112,7 +112,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     notes = (*notes, *_note_other_nodes(planned_items, {edit.node for edit in rendered.nodes}, cluster))
-    notes = (*notes, *_note_left_releases(releases, cluster))
+    notes = (*notes, *_note_left_releases(releases, cluster), *_note_unread_config(planned_items))
     plan = ClusterPlan(identity, planned_items, notes=notes, releases=releases)
     missing = describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"
@@ -130,6 +130,17 @@ def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluste
                     f"{'offers' if len(others) == 1 else 'offer'}, too, by the label {GPU_PRESENT_LABEL}=true: to see "
                     f"how, name each as well: --node {others[0]}=CAPTURE"
                 )
+
+
+def _note_unread_config(items: Sequence[PlanItem]) -> Iterator[str]:
+    """Yield a note if only the configuration of the plugin changes, since its name depends on the content."""
+    if any(item.kind == "ConfigMap" and item.state in {"create", "edit"} for item in items):
+        for item in filter(is_unchanged_workload, items):
+            restart = command("kubectl", "rollout", "restart", "daemonset", "--namespace", item.namespace, item.name)
+            yield (
+                f"The pods of {item.title} read their configuration only when they start. If it was edited since, "
+                f"restart them after apply: `{restart}`"
+            )
 
 
 def find_own_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
@@ -359,7 +370,7 @@ _FORM_BY_GITOPS_MANAGER: Final[Mapping[str, RenderForm]] = {
     "helm-controller": "flux",
 }
 # kubectl's commands that change an existing object.
-_HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|rollout|scale|set)")
+_HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|replace|rollout|scale|set)")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:
