@@ -96,6 +96,21 @@ def test_failing_release_is_reported_in_the_words_of_helm(helm: Helm) -> None:
     assert failed.value.hint.endswith("helm history op --namespace gpu")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        'looks like "https://x" is not a valid chart repository or cannot be reached: Get "https://x/index.yaml": EOF',
+        'failed to perform "FetchReference" on source: Get "https://x/v2/y/manifests/1": dial tcp: no such host',
+        'failed to do request: Head "https://x/v2/y/manifests/1": dial tcp: no such host',
+    ],
+)
+def test_unreachable_chart_repository_leaves_no_history_to_look_at(helm: Helm, tmp_path: Path, said: str) -> None:
+    (tmp_path / "helm").write_text(f"#!/bin/sh\necho 'Error: {said}' >&2; exit 1\n")
+    with pytest.raises(ChangeFailed) as failed:
+        helm.run(("upgrade", "--install", "op", "--namespace", "gpu"))
+    assert failed.value.hint.startswith("let Helm reach the chart's repository")
+
+
 def test_missing_right_is_told_from_a_failure(helm: Helm) -> None:
     with pytest.raises(Forbidden) as refused:
         helm.run(("uninstall", "op", "--namespace", "gpu"))
