@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -17,8 +18,15 @@ from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
+from gpunode.kubernetes.advertisers import release_of
 from gpunode.kubernetes.model import Body, ChartRelease
-from gpunode.kubernetes.owned import conflict_lines, is_applied_client_side, owned_fields
+from gpunode.kubernetes.owned import (
+    conflict_lines,
+    is_applied_client_side,
+    is_labelled,
+    object_title,
+    owned_fields,
+)
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     OUR_RELEASE_SELECTOR,
@@ -37,6 +45,7 @@ from gpunode.kubernetes.reconcile import (
     plan_field_removal,
     without_taints,
 )
+from gpunode.wording import join_names
 from gpunode.workflow.cluster_plan import (
     ClusterPlan,
     describe_missing_rights,
@@ -56,7 +65,6 @@ _DELETION_ORDER: Final = (
     "Namespace",
     "Node",
 )
-_NAMESPACED_KINDS_ARGUMENT: Final = "daemonsets.apps,configmaps"
 _CLUSTER_KINDS_ARGUMENT: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
@@ -67,8 +75,10 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         Refused: the credential does not permit all of it.
     """
     identity = cluster.identify()
-    labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+    workloads = cluster.list("daemonsets.apps", "--all-namespaces")
+    labelled = cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
+    own_objects += filter(is_labelled, workloads)
     changes = [change for one in own_objects if (change := plan_field_removal(one, identity.uid))]
     skipped: tuple[str, ...] = ()
     try:
@@ -79,9 +89,26 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     live = {object_key(body): body for body in own_objects}
     deleted = {change.subject for change in changes if _is_deleted(change, live)} | {item.title for item in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
-    items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
-    plan = ClusterPlan(identity, (*releases, *items), skipped)
+    items = (_plan_object_undo(change, cluster, live, deleted) for change in changes)
+    kept = tuple(_keep_used_class(item, workloads, deleted) for item in items)
+    plan = ClusterPlan(identity, (*releases, *kept), skipped)
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
+
+
+def _keep_used_class(item: PlanItem, workloads: Sequence[Body], deleted: AbstractSet[str]) -> PlanItem:
+    """Return the item; without a change if it is a RuntimeClass that a DaemonSet of others needs.
+
+    Such as that of a Helm release which existed before and got the recipe's values: its next pod would not start.
+    """
+    users = [
+        object_title(one)
+        for one in workloads
+        if one["spec"]["template"]["spec"].get("runtimeClassName") == item.name
+        if not is_labelled(one) and f"Helm release {release_of(one)}" not in deleted
+    ]
+    if item.kind != "RuntimeClass" or item.state != "delete" or not users:
+        return item
+    return replace(item, state="foreign", change=None, note=f"stays: {join_names(users, 3)} needs it")
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
