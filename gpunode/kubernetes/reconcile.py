@@ -338,9 +338,13 @@ def without_taints(fields: str) -> Body:
 
 
 def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]) -> HelmRelease | None:
-    """Return the installed release of the same chart, under any name: a second one would offer the same GPUs."""
-    installed = (release for release in releases if release.status != "uninstalled")
-    return next((release for release in installed if release.chart == desired.chart), None)
+    """Return the installed release of the same chart, under any name: a second one would offer the same GPUs.
+
+    If there are several, prefer the one that gpunode would make.
+    """
+    place = (desired.namespace, desired.name)
+    found = [one for one in releases if one.chart == desired.chart and one.status != "uninstalled"]
+    return min(found, key=lambda one: (one.namespace, one.name) != place, default=None)
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:

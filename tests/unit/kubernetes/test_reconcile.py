@@ -301,6 +301,14 @@ def test_uninstalled_release_is_not_taken_for_an_installed_one() -> None:
     assert [(one.namespace, one.state) for one in items] == [("ops", "unchanged"), ("gpu-operator", "create")]
 
 
+def test_own_release_is_not_left_for_another_of_the_chart() -> None:
+    """Somebody may install a second one in a namespace that comes before."""
+    names = [("default", "theirs"), (RELEASE.namespace, RELEASE.name), ("ops", "theirs")]
+    there = [HelmRelease(*one, RELEASE.chart, RELEASE.version, 1, "deployed", RELEASE.values) for one in names]
+    item = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=there))[-1]
+    assert (item.namespace, item.state) == (RELEASE.namespace, "unchanged")
+
+
 def test_history_that_helm_kept_is_neither_reused_nor_deleted() -> None:
     """A rollback to its last revision would install it again, and an uninstallation would delete the history."""
     kept = HelmRelease(RELEASE.namespace, RELEASE.name, RELEASE.chart, RELEASE.version, 3, "uninstalled")
