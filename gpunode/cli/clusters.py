@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 # Commands in hints, which are written for the current context
 _KUBECTL_COMMAND_IN_HINT: Final = re.compile(
     r"(?<![\w/.-])kubectl(?= (?:api-resources|apply|auth|cluster-info|config get-contexts|delete|describe|drain|edit"
-    r"|get|label|logs|taint|uncordon)\b)"
+    r"|get|label|logs|rollout|taint|uncordon)\b)"
 )
 # or for the default recipe and this machine.
 _RENDER_COMMAND_IN_HINT: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)

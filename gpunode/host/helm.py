@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -32,6 +33,10 @@ _ALL_RELEASES: Final = (
 DEFAULT_WAIT_S: Final = 300.0
 # Helm waits for its hooks before and after the chart's pods, each time as long, and loads the chart before that.
 _WAITS, _LOADING_TIME_S = 3, 300.0
+# Helm 3 and 4, for a repository and for an OCI registry; nothing was changed then.
+_CHART_UNREACHABLE: Final = re.compile(
+    r"valid chart repository or cannot be reached|failed to (?:fetch|perform|do request)"
+)
 # 3.13 added --labels (the release notes of Helm 3.13.0).
 _MIN_HELM_VERSION: Final = (3, 13)
 
@@ -84,8 +89,9 @@ class Helm:
         )
 
     def count_revisions(self) -> Mapping[tuple[str, str], int]:
-        """Return the revision of each release, by its namespace and name."""
-        return {(release.namespace, release.name): release.revision for release in self._list_all_releases()}
+        """Return the revision of each installed release, by its namespace and name."""
+        installed = (one for one in self._list_all_releases() if one.status != "uninstalled")
+        return {(release.namespace, release.name): release.revision for release in installed}
 
     def _list_all_releases(self) -> Iterator[HelmRelease]:
         return map(parse_release, self._run_for_json(*_ALL_RELEASES) or ())
@@ -126,6 +132,8 @@ class Helm:
         if not done.ok and USER_FORBIDDEN.search(why):
             hint = f"ask for this right, or name another credential: {command('--kubeconfig', 'FILE')}"
             raise Forbidden("your credentials may not do this", why=why, hint=hint)
+        if _CHART_UNREACHABLE.search(why):
+            hint = "let Helm reach the chart's repository, by HTTPS_PROXY if need be; then run the same command again"
         if not done.ok:
             raise ReleaseFailed(f"helm {words[0]} failed", why=why, hint=hint)
         return done.stdout

@@ -26,10 +26,13 @@ DRA_DRIVER_NAME: Final = "gpu.nvidia.com"
 # for the other stacks gpunode renders the setting if it knows such a node.
 _STACKS_FIT_FOR_STATIC_CPUS: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
 _HINT_BY_UNREADY_REASON: Final = {
-    "container runtime is down": "look at its container runtime, on {node}: systemctl status containerd",
+    "container runtime is down": "look at its container runtime, on {node}: {runtime}",
     "NetworkPluginNotReady": "install a network plugin (CNI) in the cluster",
-    "NodeStatusUnknown": "look at its kubelet, on {node}: systemctl status kubelet",
+    "NodeStatusUnknown": "look at its kubelet, on {node}: {kubelet}",
 }
+
+# Their unit, such as k3s or k3s-agent, runs both. The kubelet's version names them.
+_PRODUCTS_WITH_ONE_UNIT: Final = ("k3s", "rke2", "k0s")
 
 
 def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
@@ -42,15 +45,26 @@ def check_node(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
         hint = f"list its Nodes: {command('kubectl', 'get', 'nodes')}\nthen name the Node with --node NAME=CAPTURE"
         return Check(id, title, "failed", "there is no such Node in this cluster", hint)
     if why := explain_node_not_ready(live):
-        hint = next((text.format(node=edit.node) for sign, text in _HINT_BY_UNREADY_REASON.items() if sign in why), "")
-        hint = hint or command("kubectl", "describe", "node", edit.node)
-        return Check(id, title, "failed", f"it is not ready: {why}", hint)
+        text = next((text for sign, text in _HINT_BY_UNREADY_REASON.items() if sign in why), "")
+        runtime, kubelet = (command("systemctl", "status", unit) for unit in _units_of(live))
+        hint = text.format(node=edit.node, runtime=runtime, kubelet=kubelet)
+        return Check(
+            id, title, "failed", f"it is not ready: {why}", hint or command("kubectl", "describe", "node", edit.node)
+        )
     labels = live["metadata"].get("labels", {})
     if missing := [f"{name}={value}" for name, value in edit.labels.items() if labels.get(name) != value]:
         return Check(id, title, "failed", f"it lacks the label {', '.join(missing)}", str(apply))
     cordoned = ["cordoned"] if live.get("spec", {}).get("unschedulable") else []
     written = [f"{name}={value}" for name, value in edit.labels.items()]
     return Check(id, title, "passed", ", ".join(["Ready", *cordoned, *written]))
+
+
+def _units_of(live: Body) -> tuple[str, str]:
+    """Return the systemd units, or patterns, of the Node's container runtime and kubelet."""
+    version = str(live.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", ""))
+    if product := next((name for name in _PRODUCTS_WITH_ONE_UNIT if f"+{name}" in version), ""):
+        return f"{product}*", f"{product}*"
+    return "crio" if _container_runtime(live).startswith("cri-o://") else "containerd", "kubelet"
 
 
 def explain_node_not_ready(live: Body) -> str:
@@ -82,15 +96,15 @@ def check_handlers(
 def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck) -> Check:
     id, title = f"handler/{node}", f"handler {handler} on {node}"  # noqa: A001
     handlers = [str(one.get("name", "")) for one in live.get("status", {}).get("runtimeHandlers", ())]
-    configure = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}"
     if handler in handlers:
         return Check(id, title, "passed", "its container runtime has it")
     if any(handlers):
         known = ", ".join(sorted(filter(None, handlers)))
-        return Check(id, title, "failed", f"its container runtime has only: {known}", configure)
+        hint = f"on {node}: {setup_command(live)}"
+        return Check(id, title, "failed", f"its container runtime has only: {known}", hint)
     if local := local_check(node):
         return replace(local, id=id, title=title)
-    runtime = live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "") or "its container runtime"
+    runtime = _container_runtime(live) or "its container runtime"
     return Check(
         id,
         title,
@@ -98,6 +112,16 @@ def _check_handler(handler: str, node: str, live: Body, local_check: LocalCheck)
         f"{runtime} does not report its handlers to the cluster (containerd 2 does, from Kubernetes 1.30 on); "
         f"on {node}: {sudo_gpunode('verify')}",
     )
+
+
+def setup_command(live: Body) -> Command:
+    """Return the command that sets up a node for its own container runtime."""
+    return sudo_gpunode("setup", "crio" if _container_runtime(live).startswith("cri-o://") else "k8s-containerd")
+
+
+def _container_runtime(live: Body) -> str:
+    """Return the Node's container runtime with its version (``containerd://2.1.9``); empty if it is not reported."""
+    return str(live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", ""))
 
 
 def check_resources(
@@ -136,7 +160,8 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         why = f"{allocatable} offered, {expected} expected of {count_noun(len(node.gpus), 'GPU')}"
         why += "" if capacity else f"; it offers {', '.join(offered)}"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
-        hint = f"see whether the plugin has the recipe's configuration: {plan}\n{doctor}"
+        hint = f"see whether the plugin has the recipe's configuration: {plan}\n"
+        hint += f"if so, restart its pods, which read it only when they start\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
 

@@ -22,9 +22,24 @@ def owned_fields(live: Body, manager: str) -> Body | None:
     Applying exactly these again, as that manager, changes nothing.
     """
     entry = _apply_entry(live, manager)
-    if entry is None:
-        return None
-    fields = _select_owned(live, entry.get("fieldsV1", {}))
+    return None if entry is None else _select_object(live, entry.get("fieldsV1", {}))
+
+
+def all_set_fields(live: Body) -> Body:
+    """Return the object with only the fields that somebody set, without defaults and status."""
+    fields: Mapping[str, Any] = {}
+    for one in live["metadata"].get("managedFields", []):
+        if not one.get("subresource"):
+            fields = _merge_fields(fields, one.get("fieldsV1", {}))
+    return _select_object(live, fields)
+
+
+def _merge_fields(fields: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**fields, **{key: _merge_fields(fields.get(key, {}), inner) for key, inner in others.items()}}
+
+
+def _select_object(live: Body, owned: Mapping[str, Any]) -> Body:
+    fields = _select_owned(live, owned)
     place = {key: live["metadata"][key] for key in ("name", "namespace") if live["metadata"].get(key)}
     found = fields if isinstance(fields, dict) else {}
     return {

@@ -23,7 +23,15 @@ from gpunode.kubernetes.model import (
     RenderedCluster,
     RenderedObject,
 )
-from gpunode.kubernetes.owned import co_owners, is_applied_client_side, other_managers, owned_fields
+from gpunode.kubernetes.owned import (
+    all_set_fields,
+    co_owners,
+    fields_by_manager,
+    format_field,
+    is_applied_client_side,
+    other_managers,
+    owned_fields,
+)
 from gpunode.kubernetes.pods import PodProblem, format_taint
 from gpunode.values import dataclass
 
@@ -199,9 +207,9 @@ def _plan_node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> PlanI
     if live is None:
         raise Refused(
             f"there is no Node {edit.node} in this cluster",
-            why="the capture may be of a node of another cluster, or the Node may have another name than the host",
+            why="it may have left, be of another cluster, or have another name than its host",
             hint="list its Nodes: kubectl get nodes\n"
-            "then name the Node with --node NAME=CAPTURE, or the cluster with --context NAME",
+            "then name the Node with --node NAME=CAPTURE, the cluster with --context NAME, or leave its capture out",
         )
     _refuse_other_taint(edit, live)
     body = node_body(edit, live)
@@ -279,10 +287,38 @@ def current_fields(live: Body | None) -> str | None:
     return json.dumps(found, sort_keys=True) if found else None
 
 
+def fields_before(change: ObjectChange, live: Body | None) -> str | None:
+    """Return the live fields that the change's ``before`` holds: of an object that it deletes, also those of others.
+
+    They are deleted as well, and somebody may have set a field anew that gpunode had set.
+    """
+    own = current_fields(live)
+    if own is None or live is None or change.after is not None or change.shared:
+        return own
+    return json.dumps(all_set_fields(live), sort_keys=True)
+
+
 def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = fields_owned_by_gpunode(live)
-    return _object_change(live, cluster, before, None, shared=is_kept_on_removal(live)) if before else None
+    if before is None:
+        return None
+    change = _object_change(live, cluster, before, None, shared=is_kept_on_removal(live))
+    return replace(change, before=fields_before(change, live))
+
+
+def describe_lost_edits(live: Body) -> str:
+    """Return the fields of others that are deleted with the object, as the end of a sentence; empty for none."""
+    found = {
+        manager: [path for path in sorted(paths) if path[0] != "f:metadata"]
+        for manager, paths in fields_by_manager(live).items()
+        if manager not in _OWN_FIELD_MANAGERS
+    }
+    edits = [
+        f"{manager} set {format_field(first)}{f' and {len(more)} more fields' if more else ''}"
+        for manager, (first, *more) in ((manager, paths) for manager, paths in found.items() if paths)
+    ]
+    return f", and {', '.join(edits)}: a rollback restores that, too" if edits else ""
 
 
 def own_taint(live: Body) -> str:
@@ -302,8 +338,13 @@ def without_taints(fields: str) -> Body:
 
 
 def find_release_of_chart(desired: ChartRelease, releases: Sequence[HelmRelease]) -> HelmRelease | None:
-    """Return the installed release of the same chart, under any name: a second one would offer the same GPUs."""
-    return next((release for release in releases if release.chart == desired.chart), None)
+    """Return the installed release of the same chart, under any name: a second one would offer the same GPUs.
+
+    If there are several, prefer the one that gpunode would make.
+    """
+    place = (desired.namespace, desired.name)
+    found = [one for one in releases if one.chart == desired.chart and one.status != "uninstalled"]
+    return min(found, key=lambda one: (one.namespace, one.name) != place, default=None)
 
 
 def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluster: str) -> PlanItem:
@@ -313,6 +354,7 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
     item = PlanItem("Helm release", namespace, name, "create", desired.why, desired.wave)
     same_version = live is not None and live.version.lstrip("v") == desired.version.lstrip("v")
     if live is None:
+        _refuse_kept_history(desired, releases)
         change = CommandChange(
             install_command(desired), desired.why, _helm_undo_command("uninstall", name, namespace), cluster
         )
@@ -328,6 +370,22 @@ def _plan_release(desired: ChartRelease, releases: Sequence[HelmRelease], cluste
     new_values = _as_json(desired.values)
     diff += _yaml_diff(_mask_foreign_values(live.values, new_values), new_values)
     return replace(item, state="edit", change=change, diff=tuple(diff))
+
+
+def _refuse_kept_history(desired: ChartRelease, releases: Sequence[HelmRelease]) -> None:
+    """Refuse to install a release of which ``helm uninstall --keep-history`` left the history.
+
+    Raises:
+        Conflict: an undo by ``helm uninstall`` would delete that history, too.
+    """
+    place = (desired.namespace, desired.name)
+    if any((one.namespace, one.name) == place and one.status == "uninstalled" for one in releases):
+        raise Conflict(
+            f"Helm release {'/'.join(place)} was uninstalled, but Helm kept its history",
+            why="gpunode could not undo an installation on top of it without deleting that history",
+            hint="delete the history, then run the same command again: "
+            + command("helm", "uninstall", desired.name, "--namespace", desired.namespace),
+        )
 
 
 def _refuse_unfinished_release(live: HelmRelease) -> None:
@@ -418,8 +476,10 @@ def _plan_obsolete_object(live: Body, cluster: str) -> PlanItem:
     if is_applied_client_side(live):
         return PlanItem(kind, namespace, name, "foreign", why, wave, note=f"stays: {describe_owners(live)}")
     note = f"stays: {describe_owners(live)}" if is_kept else ""
-    change = _object_change(live, cluster, owned_fields(live, FIELD_MANAGER), None, shared=is_kept)
-    return PlanItem(kind, namespace, name, "edit" if is_kept else "delete", why, wave, change, note)
+    why += "" if is_kept else describe_lost_edits(live)
+    return PlanItem(
+        kind, namespace, name, "edit" if is_kept else "delete", why, wave, plan_field_removal(live, cluster), note
+    )
 
 
 def _object_change(

@@ -35,6 +35,7 @@ from gpunode.kubernetes.sharing import (
 from gpunode.kubernetes.user_pod import describe_user_pod, describe_user_pods, device_list_strategies
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels, stack_labels
+from gpunode.wording import join_names
 
 RenderForm: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
 RENDER_FORMS: Final[tuple[RenderForm, ...]] = get_args(RenderForm)
@@ -113,7 +114,7 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderFor
         nodes=edits,
         test_pod=tuple(_render_test_pods(stack, resources)),
         user_pods=describe_user_pods(recipe, members, resources),
-        notes=tuple(_cluster_notes(stack)),
+        notes=(*_note_nodes_without_gpu(nodes), *_cluster_notes(stack)),
         expected=expected,
         kind=cluster,
         argocd=desired.argocd,
@@ -250,6 +251,11 @@ def _node_labels(stack: GpuStack, node: ClusterNode) -> Mapping[str, str]:
     labels = {MIG_CONFIG_LABEL: layout} if layout else {}
     labels |= {f"{_OPERATOR_DEPLOY_LABEL_PREFIX}driver": "false"} if driver and node.driver else {}
     return labels | ({f"{_OPERATOR_DEPLOY_LABEL_PREFIX}container-toolkit": "false"} if toolkit and node.toolkit else {})
+
+
+def _note_nodes_without_gpu(nodes: Sequence[ClusterNode]) -> Iterator[str]:
+    if names := sorted(node.name for node in nodes if not node.gpus):
+        yield f"No NVIDIA GPU is in the capture of {join_names(names, 3)}: left out."
 
 
 def _cluster_notes(stack: GpuStack) -> Iterator[str]:

@@ -143,7 +143,7 @@ def _choose_config(
         raise Refused(
             f"{node.name} fits several configurations: {names}",
             why=f"its GPUs are {describe_gpus(node)}",
-            hint="make gpus in [kubernetes.configs] more exact, so that each node fits one",
+            hint="make model in [kubernetes.configs] more exact, so that each node fits one",
         )
     return matching[0] if matching else default
 
@@ -211,7 +211,7 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
             raise Refused(
                 f"{node.name}: gpunode knows no MIG profile of {gpu.name}",
                 why="either the GPU has no MIG, or it is too new for this gpunode",
-                hint='give these nodes a table of their own in [kubernetes.configs], with gpus and strategy = "none"',
+                hint='give these nodes a table of their own in [kubernetes.configs], with model and strategy = "none"',
             )
         profile = mig.profile_of_layout(config.layout)
         if profile and profile not in known:

@@ -11,8 +11,8 @@ from itertools import combinations
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.check import Check
-from gpunode.command import Command, command, sudo_gpunode
-from gpunode.kubernetes.live_checks import read_resource
+from gpunode.command import Command, command
+from gpunode.kubernetes.live_checks import read_resource, setup_command
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedObject
 from gpunode.kubernetes.pods import NO_REGISTRY_HINT, PodProblem, find_problem, find_untolerated_taint, tolerates
 from gpunode.kubernetes.sharing import SharingConfig
@@ -255,7 +255,7 @@ def check_test_pod(result: GpuTestPodResult, node: Body, apply: Command) -> Chec
         return Check(id, title, "skipped", f"{on}: every {trial.resource} is in use, by {users}")
     problem = (
         untolerated
-        or _missing_driver_problem(result)
+        or _missing_driver_problem(result, node)
         or find_problem(result.pod, result.events)
         or _timeout_problem(result)
     )
@@ -280,13 +280,13 @@ def _describe_needs(test_pod: GpuTestPod, node: Body) -> str:
     return ", ".join(words) if len(words) > 1 else f"{words[0]} alone"
 
 
-def _missing_driver_problem(result: GpuTestPodResult) -> PodProblem | None:
+def _missing_driver_problem(result: GpuTestPodResult, live: Body) -> PodProblem | None:
     """Return the problem of a pod without RuntimeClass that found no driver in its container, or None."""
     if "runtimeClassName" in result.test_pod.pod["spec"] or not _DRIVER_NOT_FOUND_IN_LOG.search(result.log or ""):
         return None
     node = result.test_pod.node
     why = "neither CDI nor the default runtime gave its container the driver"
-    hint = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}\nthen take a new capture of {node} and apply with it"
+    hint = f"on {node}: {setup_command(live)}\nthen take a new capture of {node} and apply with it"
     return PodProblem(why, hint)
 
 

@@ -24,6 +24,7 @@ from gpunode.kubernetes.reconcile import (
     PlanItem,
     current_fields,
     field_manager_of,
+    fields_before,
     format_taints_in,
     is_kept_on_removal,
     object_key,
@@ -119,7 +120,7 @@ def _refuse_stale_plan(plan: ClusterPlan, cluster: Cluster) -> None:
         now = live.get(change.key)
         is_deleted = now is not None and change.after is None and not change.shared
         is_shared_now = is_deleted and now is not None and (is_kept_on_removal(now) or is_applied_client_side(now))
-        return current_fields(now) != change.before or is_shared_now
+        return fields_before(change, now) != change.before or is_shared_now
 
     if stale := [change.subject for change in changes if is_stale(change)]:
         raise _stale_plan_error(", ".join(stale), "nothing was changed by this one")

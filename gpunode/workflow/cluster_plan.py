@@ -112,7 +112,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     releases = tuple(replace(one, namespace=it.namespace, name=it.name) if it else one for one, it in installed)
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     notes = (*notes, *_note_other_nodes(planned_items, {edit.node for edit in rendered.nodes}, cluster))
-    notes = (*notes, *_note_left_releases(releases, cluster))
+    notes = (*notes, *_note_left_releases(releases, cluster), *_note_unread_config(planned_items))
     plan = ClusterPlan(identity, planned_items, notes=notes, releases=releases)
     missing = describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"
@@ -132,11 +132,26 @@ def _note_other_nodes(items: Sequence[PlanItem], named: AbstractSet[str], cluste
                 )
 
 
+def _note_unread_config(items: Sequence[PlanItem]) -> Iterator[str]:
+    """Yield a note if only the configuration of the plugin changes, since its name depends on the content."""
+    if any(item.kind == "ConfigMap" and item.state in {"create", "edit"} for item in items):
+        for item in filter(is_unchanged_workload, items):
+            restart = command("kubectl", "rollout", "restart", "daemonset", "--namespace", item.namespace, item.name)
+            yield (
+                f"The pods of {item.title} read their configuration only when they start. If it was edited since, "
+                f"restart them after apply: `{restart}`"
+            )
+
+
 def find_own_releases(cluster: Cluster) -> tuple[tuple[str, str], ...]:
-    """Return the namespaces and names of the releases that gpunode made, by the Secrets in which Helm stores them."""
+    """Return the namespaces and names of the releases that gpunode made, by the Secrets in which Helm stores them.
+
+    Each revision has one. ``helm uninstall --keep-history`` leaves them, the newest with the status ``uninstalled``.
+    """
     secrets = cluster.list_metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASE_SELECTOR}")
-    places = ((secret["metadata"]["namespace"], secret["metadata"]["labels"]["name"]) for secret in secrets)
-    return tuple(dict.fromkeys(places))
+    revisions = sorted((secret["metadata"] for secret in secrets), key=lambda one: int(one["labels"].get("version", 0)))
+    status = {(one["namespace"], one["labels"]["name"]): one["labels"].get("status") for one in revisions}
+    return tuple(sorted(place for place, now in status.items() if now != "uninstalled"))
 
 
 def _note_left_releases(desired: Sequence[ChartRelease], cluster: Cluster) -> Iterator[str]:
@@ -355,7 +370,7 @@ _FORM_BY_GITOPS_MANAGER: Final[Mapping[str, RenderForm]] = {
     "helm-controller": "flux",
 }
 # kubectl's commands that change an existing object.
-_HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|rollout|scale|set)")
+_HAND_EDITOR: Final = re.compile(r"kubectl-(?:annotate|edit|label|patch|replace|rollout|scale|set)")
 
 
 def conflict_error(message: str, applied: Sequence[Body], cluster: Cluster) -> Conflict | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -17,8 +18,15 @@ from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
+from gpunode.kubernetes.advertisers import release_of
 from gpunode.kubernetes.model import Body, ChartRelease
-from gpunode.kubernetes.owned import conflict_lines, is_applied_client_side, owned_fields
+from gpunode.kubernetes.owned import (
+    conflict_lines,
+    is_applied_client_side,
+    is_labelled,
+    object_title,
+    owned_fields,
+)
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
     OUR_RELEASE_SELECTOR,
@@ -26,8 +34,10 @@ from gpunode.kubernetes.reconcile import (
     PlanItem,
     PlanItemState,
     current_fields,
+    describe_lost_edits,
     describe_owners,
     field_manager_of,
+    fields_before,
     install_command,
     is_kept_on_removal,
     object_key,
@@ -35,6 +45,7 @@ from gpunode.kubernetes.reconcile import (
     plan_field_removal,
     without_taints,
 )
+from gpunode.wording import join_names
 from gpunode.workflow.cluster_plan import (
     ClusterPlan,
     describe_missing_rights,
@@ -54,7 +65,6 @@ _DELETION_ORDER: Final = (
     "Namespace",
     "Node",
 )
-_NAMESPACED_KINDS_ARGUMENT: Final = "daemonsets.apps,configmaps"
 _CLUSTER_KINDS_ARGUMENT: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
@@ -65,8 +75,10 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
         Refused: the credential does not permit all of it.
     """
     identity = cluster.identify()
-    labelled = cluster.list(_NAMESPACED_KINDS_ARGUMENT, "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
+    workloads = cluster.list("daemonsets.apps", "--all-namespaces")
+    labelled = cluster.list("configmaps", "--all-namespaces", "--selector", OUR_LABEL_SELECTOR)
     own_objects = [*cluster.list(_CLUSTER_KINDS_ARGUMENT), *cluster.list_nodes(), *labelled]
+    own_objects += filter(is_labelled, workloads)
     changes = [change for one in own_objects if (change := plan_field_removal(one, identity.uid))]
     skipped: tuple[str, ...] = ()
     try:
@@ -77,9 +89,26 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     live = {object_key(body): body for body in own_objects}
     deleted = {change.subject for change in changes if _is_deleted(change, live)} | {item.title for item in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
-    items = tuple(_plan_object_undo(change, cluster, live, deleted) for change in changes)
-    plan = ClusterPlan(identity, (*releases, *items), skipped)
+    items = (_plan_object_undo(change, cluster, live, deleted) for change in changes)
+    kept = tuple(_keep_used_class(item, workloads, deleted) for item in items)
+    plan = ClusterPlan(identity, (*releases, *kept), skipped)
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
+
+
+def _keep_used_class(item: PlanItem, workloads: Sequence[Body], deleted: AbstractSet[str]) -> PlanItem:
+    """Return the item; without a change if it is a RuntimeClass that a DaemonSet of others needs.
+
+    Such as that of a Helm release which existed before and got the recipe's values: its next pod would not start.
+    """
+    users = [
+        object_title(one)
+        for one in workloads
+        if one["spec"]["template"]["spec"].get("runtimeClassName") == item.name
+        if not is_labelled(one) and f"Helm release {release_of(one)}" not in deleted
+    ]
+    if item.kind != "RuntimeClass" or item.state != "delete" or not users:
+        return item
+    return replace(item, state="foreign", change=None, note=f"stays: {join_names(users, 3)} needs it")
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
@@ -121,8 +150,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         # Start from the current object: its fields may have gained owners since the run.
         now = live.get(change.key)
         shared = change.shared or (now is not None and is_kept_on_removal(now))
-        if (before := current_fields(now)) != change.after:
-            pending[change] = replace(change, before=before, shared=shared)
+        if current_fields(now) != change.after:
+            change_now = replace(change, shared=shared)
+            pending[change] = replace(change_now, before=fields_before(change_now, now))
     revisions = cluster.helm.count_revisions() if commands else {}
     steps: dict[Change, PlanItem] = {}
     for release in (one for one in commands if release_needs_undo(one, revisions)):
@@ -245,6 +275,8 @@ def _plan_object_undo(change: ObjectChange, cluster: Cluster, live: LiveObjects,
     if empties and (others := ", ".join(describe_namespace_contents(change.name, cluster, deleted))):
         return replace(item, state="foreign", note=f"stays: it also holds {others}")
     one = live.get(change.key)
+    if state == "delete" and one:
+        item = replace(item, why=f"{why}{describe_lost_edits(one)}")
     is_released = change.after is None and change.shared and change.kind != "Node" and one is not None
     note = f"stays: {describe_owners(one)}; gpunode only releases its fields" if is_released and one else ""
     return replace(item, change=change, note=note)

@@ -103,6 +103,11 @@ class ClusterVerification:
         live = {str(one["metadata"]["name"]): one for one in self.cluster.get(refs)}
         ready = {name: body for name, body in live.items() if not live_checks.explain_node_not_ready(body)}
         checks = [live_checks.check_node(edit, live.get(edit.node), self.apply_command) for edit in rendered.nodes]
+        checks += [
+            Check(f"gpus/{node.name}", f"GPUs of {node.name}", "skipped", "no NVIDIA GPU is in its capture")
+            for node in self.nodes
+            if not node.gpus
+        ]
         if self._desired.stack != "dra" and (name := self._desired.runtime_class):
             checks += _collect_or_skip(self._check_handlers(name, ready), "runtime-class", f"RuntimeClass {name}")
         checks += _collect_or_skip(self._check_workloads(rendered), "workloads", "DaemonSets")

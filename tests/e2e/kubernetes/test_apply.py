@@ -160,6 +160,17 @@ def test_drift_is_repaired_and_a_rollback_refuses_later_changes(control_plane: C
     }
 
 
+def test_edits_that_a_removal_deleted_are_restored(control_plane: ControlPlane, user: User) -> None:
+    user.apply()
+    plugin = ("daemonset/nvidia-device-plugin", "--namespace=gpu-system")
+    control_plane.kubectl("set", "image", *plugin, "plugin=other:1")
+    control_plane.kubectl("set", "env", *plugin, "FOO=bar")
+    edited = everything(control_plane)
+    user("k8s", "remove", "--yes")
+    user("rollback", "k2", "--yes")
+    assert everything(control_plane) == edited
+
+
 def test_field_of_another_manager_is_a_conflict_and_is_not_forced(control_plane: ControlPlane, user: User) -> None:
     control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present=false")
     refused = user.apply(check=5)

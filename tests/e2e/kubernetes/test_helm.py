@@ -108,3 +108,20 @@ def test_release_is_installed_listed_updated_and_removed(
     assert there.count_revisions() == {}
     # Helm 4 sets a label on the namespace that it is told to create, even if it exists.
     assert plane.get("namespace", "gpu-system")["metadata"] == namespace["metadata"]
+
+
+def test_kept_history_is_no_release_and_the_named_command_deletes_it(
+    plane: ControlPlane, there: Helm, release: Callable[..., tuple[str, ...]]
+) -> None:
+    there.run(release(1))
+    there.run(("uninstall", "hami", *PLACE, "--keep-history"))
+    assert there.count_revisions() == {}
+    (found,) = there.list_releases(charts={"hami"})
+    with pytest.raises(Conflict, match="Helm kept its history") as told:
+        _plan_release(ChartRelease("hami", "hami", "2.10.0", "", "gpu-system", {}, "", 0), [found], "")
+    (line,) = re.findall(r": helm (.+)$", told.value.hint)
+    there.run(tuple(shlex.split(line)))
+    assert there.list_releases(charts={"hami"}) == ()
+    assert plane.get("secrets", "--namespace=gpu-system")["items"] == []
+    there.run(release(2))
+    assert plane.get("configmap", "one", "--namespace=gpu-system")["data"] == {"size": "2"}

@@ -16,6 +16,7 @@ from gpunode.host.kubectl import Forbidden, HelmMissing
 ROWS = [
     {"name": "op", "namespace": "gpu", "revision": "3", "status": "deployed", "chart": "gpu-operator-v26.7.0"},
     {"name": "web", "namespace": "web", "revision": "1", "status": "deployed", "chart": "nginx-1.2.3"},
+    {"name": "old", "namespace": "web", "revision": "4", "status": "uninstalled", "chart": "nginx-1.2.3"},
 ]
 
 
@@ -47,6 +48,10 @@ def test_releases_are_listed_with_version_and_values(helm: Helm, tmp_path: Path)
     assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all(line.startswith("--kube-context prod --kubeconfig /etc/kube.conf ") for line in asked)
+
+
+def test_release_with_only_a_history_has_no_revision(helm: Helm) -> None:
+    assert helm.count_revisions() == {("gpu", "op"): 3, ("web", "web"): 1}
 
 
 @pytest.mark.parametrize(("found", "is_old"), [("v3.12.3+gc9f554d", True), ("v3.13.0+g825e86f", False)])
@@ -89,6 +94,21 @@ def test_failing_release_is_reported_in_the_words_of_helm(helm: Helm) -> None:
         helm.run(("upgrade", "--install", "op", "--namespace", "gpu"))
     assert "context deadline exceeded" in failed.value.why
     assert failed.value.hint.endswith("helm history op --namespace gpu")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'looks like "https://x" is not a valid chart repository or cannot be reached: Get "https://x/index.yaml": EOF',
+        'failed to perform "FetchReference" on source: Get "https://x/v2/y/manifests/1": dial tcp: no such host',
+        'failed to do request: Head "https://x/v2/y/manifests/1": dial tcp: no such host',
+    ],
+)
+def test_unreachable_chart_repository_leaves_no_history_to_look_at(helm: Helm, tmp_path: Path, said: str) -> None:
+    (tmp_path / "helm").write_text(f"#!/bin/sh\necho 'Error: {said}' >&2; exit 1\n")
+    with pytest.raises(ChangeFailed) as failed:
+        helm.run(("upgrade", "--install", "op", "--namespace", "gpu"))
+    assert failed.value.hint.startswith("let Helm reach the chart's repository")
 
 
 def test_missing_right_is_told_from_a_failure(helm: Helm) -> None:

@@ -291,6 +291,32 @@ def test_release_whose_helm_was_killed_is_refused_with_the_way_out(status: str, 
     assert f"helm {verb} op --namespace ops\n" in refused.value.hint
 
 
+def test_uninstalled_release_is_not_taken_for_an_installed_one() -> None:
+    """``helm uninstall --keep-history`` leaves it in Helm's list."""
+    gone = HelmRelease("a", "op", RELEASE.chart, RELEASE.version, 3, "uninstalled", RELEASE.values)
+    there = HelmRelease("ops", "op", RELEASE.chart, RELEASE.version, 1, "deployed", RELEASE.values)
+    items = [
+        plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=found))[-1] for found in ([gone, there], [gone])
+    ]
+    assert [(one.namespace, one.state) for one in items] == [("ops", "unchanged"), ("gpu-operator", "create")]
+
+
+def test_own_release_is_not_left_for_another_of_the_chart() -> None:
+    """Somebody may install a second one in a namespace that comes before."""
+    names = [("default", "theirs"), (RELEASE.namespace, RELEASE.name), ("ops", "theirs")]
+    there = [HelmRelease(*one, RELEASE.chart, RELEASE.version, 1, "deployed", RELEASE.values) for one in names]
+    item = plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=there))[-1]
+    assert (item.namespace, item.state) == (RELEASE.namespace, "unchanged")
+
+
+def test_history_that_helm_kept_is_neither_reused_nor_deleted() -> None:
+    """A rollback to its last revision would install it again, and an uninstallation would delete the history."""
+    kept = HelmRelease(RELEASE.namespace, RELEASE.name, RELEASE.chart, RELEASE.version, 3, "uninstalled")
+    with pytest.raises(Conflict, match="Helm kept its history") as refused:
+        plan_items(OPERATOR, LiveState("c", nodes=[node()], releases=[kept]))
+    assert refused.value.hint.endswith("helm uninstall gpu-operator --namespace gpu-operator")
+
+
 def test_foreign_release_values_are_not_shown() -> None:
     values = {"driver": {"enabled": True, "licence": {"token": "c4n4ry"}}, "extra": ["c4n4ry"]}
     there = HelmRelease("ops", "op", RELEASE.chart, RELEASE.version, 3, "deployed", values)

@@ -145,7 +145,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
             "MPS and MIG exclude each other",
             "time-slicing",
         ),
-        ('extends = "k8s-mig"', "one", "knows no MIG profile of NVIDIA GeForce GTX 1080", "configs"),
+        ('extends = "k8s-mig"', "one", "no MIG profile of NVIDIA GeForce GTX 1080", 'model and strategy = "none"'),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nlayout = "all-1g.5gb"', "eight", "no MIG profile 1g.5gb", "1g.10gb"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "none"', "eight", "needs a strategy", "strategy"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "single"', "eight", "several sizes", "mixed"),
@@ -191,6 +191,12 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
             "differ in their MIG strategy",
             "single or mixed",
         ),
+        (
+            'extends = "k8s-mps"\n[kubernetes.configs]\na = { model = "GTX" }\nb = { model = "1080" }',
+            "one",
+            "fits several configurations: a and b",
+            "make model in [kubernetes.configs] more exact",
+        ),
         ('extends = "k8s-mps"', "microk8s", "cannot be used on microk8s", "gpu-operator"),
         ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "has no key model", "model"),
     ],
@@ -214,6 +220,14 @@ def test_incompatible_nodes_are_refused() -> None:
     old = node("a", "1b80", 1, driver="550.163.01")
     with pytest.raises(Refused, match=r"550\.163\.01, too old"):
         render_cluster(builtin.read_recipe("dra"), [old])
+
+
+def test_node_without_a_gpu_is_named_and_left_out() -> None:
+    """Its GPU may have fallen off the bus before the capture was made."""
+    nodes = [*CLUSTERS["one"], *(replace(CLUSTERS["one"][0], name=name, gpus=()) for name in ("b", "a"))]
+    found = render_cluster(builtin.read_recipe("k8s-containerd"), nodes)
+    assert [edit.node for edit in found.nodes] == ["desk"]
+    assert found.notes == ("No NVIDIA GPU is in the capture of a, b: left out.",)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,24 @@ def test_missing_node_or_label_fails() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "info", "hint"),
+    [
+        ("container runtime is down", {"containerRuntimeVersion": "cri-o://1.36.0"}, "systemctl status crio"),
+        ("container runtime is down", {"kubeletVersion": "v1.36.2"}, "systemctl status containerd"),
+        ("container runtime is down", {"kubeletVersion": "v1.36.2+rke2r1"}, "systemctl status 'rke2*'"),
+        ("NodeStatusUnknown", {"kubeletVersion": "v1.36.2+k3s1"}, "systemctl status 'k3s*'"),
+        ("NodeStatusUnknown", {}, "systemctl status kubelet"),
+        ("unknown", {}, "kubectl describe node gpu-1"),
+    ],
+)
+def test_hint_for_a_node_that_is_not_ready_names_its_own_units(message: str, info: dict[str, str], hint: str) -> None:
+    (edit,) = render_cluster(builtin.read_recipe("k8s-containerd"), [EIGHT]).nodes
+    condition = {"type": "Ready", "status": "False", "message": message}
+    found = check_node(edit, live(conditions=[condition], nodeInfo=info), APPLY)
+    assert found.hint.endswith(hint)
+
+
+@pytest.mark.parametrize(
     ("handlers", "status"),
     [(["", "nvidia", "runc"], "passed"), (["", "runc"], "failed"), ([], "skipped")],
 )
@@ -96,6 +114,16 @@ def test_runtime_handler_is_found_missing_or_not_checked(handlers: Sequence[str]
     *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
 
     assert found.status == status
+
+
+@pytest.mark.parametrize(
+    ("runtime", "recipe"),
+    [("containerd://2.1.9", "k8s-containerd"), ("cri-o://1.36.0", "crio"), ("", "k8s-containerd")],
+)
+def test_missing_handler_is_added_to_the_nodes_own_runtime(runtime: str, recipe: str) -> None:
+    body = live(runtimeHandlers=[{"name": "runc"}], nodeInfo={"containerRuntimeVersion": runtime})
+    *_, found = check_handlers("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
+    assert found.hint == f"on gpu-1: sudo gpunode setup {recipe}"
 
 
 def test_runtime_handler_of_this_machine_is_checked_locally() -> None:

@@ -110,3 +110,13 @@ def test_release_of_an_earlier_recipe_is_noted_with_its_removal(server: ApiServe
     assert "`helm --kube-context lab uninstall dcgm-exporter --namespace gpu-system`" in note
     server.denied.add("list secrets")
     assert user.plan().envelope["result"]["notes"] == []
+
+
+def test_uninstalled_release_with_kept_history_is_not_called_in_effect(server: ApiServer, user: User) -> None:
+    for version, status in (("10", "uninstalled"), ("9", "superseded")):
+        labels = {"owner": "helm", "name": "dcgm-exporter", "managed-by": "gpunode", "version": version}
+        labels["status"] = status
+        place = {"name": f"sh.helm.release.v1.dcgm-exporter.v{version}", "namespace": "gpu-system"}
+        metadata = {**place, "labels": labels}
+        server.add({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+    assert user.plan().envelope["result"]["notes"] == []

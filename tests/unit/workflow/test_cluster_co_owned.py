@@ -63,6 +63,22 @@ def test_rollback_leaves_a_co_owned_object_to_its_owner(
     assert not server.peek("ConfigMap")
 
 
+def test_runtime_class_that_a_daemon_set_of_others_needs_stays(server: ApiServer, user: User) -> None:
+    """For example that of a Helm release which existed before, and got the recipe's values."""
+    user.apply()
+    pod = {"runtimeClassName": "nvidia", "containers": [{"name": "one", "image": "one"}]}
+    spec = {"selector": {"matchLabels": {"app": "x"}}, "template": {"metadata": {"labels": {"app": "x"}}, "spec": pod}}
+    metadata = {"name": "theirs", "namespace": "default"}
+    server.add({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
+
+    assert "RuntimeClass nvidia stays: DaemonSet default/theirs needs it" in user.screen("k8s", "remove", "--yes")
+    assert server.peek("RuntimeClass")
+    assert not server.peek("ConfigMap")
+    server.delete("DaemonSet", "default", "theirs")
+    user("k8s", "remove", "--yes")
+    assert not server.peek("RuntimeClass")
+
+
 def test_another_recipe_gives_up_a_co_owned_configuration(server: ApiServer, user: User) -> None:
     user.apply("k8s-time-slicing")
     (former,) = server.peek("ConfigMap")

@@ -41,11 +41,14 @@ def test_conflict_shows_field_owner_and_both_values_and_is_not_forced(server: Ap
     assert everything(server) == before
 
 
-def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(server: ApiServer, user: User) -> None:
+@pytest.mark.parametrize("manager", ["kubectl-set", "kubectl-replace"])
+def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(
+    server: ApiServer, user: User, manager: str
+) -> None:
     """With ``kubectl edit`` the user would own the field, too, even with gpunode's value."""
     before = everything(server)
     user.apply()
-    set_image(server)
+    set_image(server, manager=manager)
     assert (
         user.apply(check=5)
         .error["hint"]
@@ -62,6 +65,55 @@ def test_conflict_hint_leaves_no_co_owner_that_would_keep_the_object(server: Api
         .error["hint"]
         .endswith("\nkubectl edit daemonset --namespace gpu-system nvidia-device-plugin")
     )
+
+
+def edit_config(server: ApiServer) -> None:
+    """Offer each GPU eight times, as with ``kubectl edit``."""
+    (former,) = server.peek("ConfigMap")
+    place = ("ConfigMap", "gpu-system", former["metadata"]["name"])
+    former, body = server.get(*place), server.get(*place)
+    body["data"]["config.yaml"] = body["data"]["config.yaml"].replace("replicas: 4", "replicas: 8")
+    server.update(former, body, "kubectl-edit")
+
+
+def test_edits_that_a_removal_deletes_are_named_and_come_back(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    set_image(server)
+    edit_config(server)
+    edited = everything(server)
+    screen = user.screen("k8s", "remove", "--yes")
+    assert f"gpunode applied it, and kubectl-set set {CONTAINER}.image: a rollback restores that, too" in screen
+    assert "gpunode applied it, and kubectl-edit set data.config.yaml: a rollback restores that, too" in screen
+    removed = everything(server)
+    user("rollback", "k2", "--yes")
+    assert everything(server) == edited
+    user("rollback", "k3", "--yes")
+    assert everything(server) == removed
+
+
+def test_configuration_made_anew_is_not_read_by_running_pods(server: ApiServer, user: User) -> None:
+    """The hint of the conflict says to delete it; apply makes it, and the plugin would offer what was edited."""
+    user.apply("k8s-time-slicing")
+    edit_config(server)
+    assert "\nkubectl delete configmap " in user.apply("k8s-time-slicing", check=5).error["hint"]
+    (edited,) = server.peek("ConfigMap")
+    server.delete("ConfigMap", "gpu-system", edited["metadata"]["name"])
+    (note,) = user.plan("k8s-time-slicing", "--context", "lab").envelope["result"]["notes"]
+    restart = "rollout restart daemonset --namespace gpu-system nvidia-device-plugin"
+    assert note.endswith(f"restart them after apply: `kubectl --context lab {restart}`")
+    user.apply("k8s-time-slicing")
+    assert user.plan("k8s-time-slicing").envelope["result"]["notes"] == []
+
+
+def test_edited_configuration_of_an_earlier_recipe_comes_back(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    edit_config(server)
+    edited = everything(server)
+    applied = user.apply("k8s-containerd").envelope["result"]["objects"]
+    (purpose,) = (one["purpose"] for one in applied if one["state"] == "delete")
+    assert purpose.endswith(", and kubectl-edit set data.config.yaml: a rollback restores that, too")
+    user("rollback", "k2", "--yes")
+    assert everything(server) == edited
 
 
 @pytest.mark.parametrize(

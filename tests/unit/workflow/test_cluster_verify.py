@@ -247,6 +247,13 @@ def test_dra_recipe_checks_resource_slices(applied: ApiServer, user: User) -> No
     assert verify_recipe("dra", user)["resource-slices"].status == "failed"
 
 
+def test_node_whose_capture_shows_no_gpu_is_not_run(applied: ApiServer, user: User) -> None:
+    (one,) = CLUSTERS["one"]
+    report = verified(builtin.read_recipe("k8s-containerd"), (one, replace(one, name="cpu-1", gpus=())))
+    (found,) = (check for check in report.checks if check.id == "gpus/cpu-1")
+    assert (found.status, found.detail) == ("skipped", "no NVIDIA GPU is in its capture")
+
+
 def test_mig_without_a_layout_has_no_resource_to_request(applied: ApiServer, user: User) -> None:
     without = builtin.read_recipe("k8s-mig")
     assert without.kubernetes is not None
