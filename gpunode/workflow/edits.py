@@ -305,10 +305,9 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
         contents_before = {path: None for path, file in restored.items() if file.is_unclear}
     contents_now = {**files, **{path: _known_content(file.state) for path, file in restored.items()}}
     reverted_files = {path: content for path, content in contents_now.items() if content is not None}
-    removal = Removal(files, former_files(files, recorded), reverted_files)
+    notes = tuple(note for file in restored.values() for note in file.notes)
+    removal = Removal(files, former_files(files, recorded), reverted_files, notes)
     edited = remove_handler(row, desired, removal, contents_before)
-    notes = (note for file in restored.values() for note in file.notes)
-    edited = replace(edited, notes=tuple(dict.fromkeys((*notes, *edited.notes))))
     planned = with_file_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
     # Removing a file also removes the folders that were made for it, if they are empty then.
