@@ -38,12 +38,14 @@ class Screen(ReportScreen):
 
     Attributes:
         place: what is changed: this machine, or the root folder of an image.
+        image: the root folder whose programs a yes lets run as root; empty for none.
     """
 
     def __init__(self, *, verbose: bool, silent: bool, argv: Sequence[str] | None = None) -> None:
         super().__init__(verbose=verbose, silent=silent)
         self.argv = tuple(sys.argv[1:] if argv is None else argv)
         self.place = "this machine"
+        self.image = ""
         self._node: tuple[Facts, Recipe] | None = None
         self._is_rehearsal = False
 
@@ -140,16 +142,16 @@ class Screen(ReportScreen):
         return not self._silent and sys.stdin.isatty()
 
     def image_consent(self, verb: str, root: str, *, yes: bool) -> Callable[[], None]:
-        """Return a function that asks once whether the image's programs may run; raises like ``confirm``."""
-        agreed = yes
+        """Return a function that asks whether the image's programs may run; raises like ``confirm``.
+
+        It asks nothing once the user has said yes to anything: each question names the programs. In the middle of a run
+        a question would come too late to change nothing.
+        """
+        self.image = "" if yes or root == "/" else root
 
         def ask() -> None:
-            nonlocal agreed
-            if not agreed:
-                what = f"{verb} runs programs of {root} as root, in namespaces: its package manager, packages' scripts"
-                self.put(BLANK_LINE, warning_line(what, "warn"))
+            if self.image:  # no answer to a plan yet
                 self._require_consent(verb, yes=False, does=f"runs programs of {root}")
-                agreed = True
 
         return ask
 
@@ -162,9 +164,15 @@ class Screen(ReportScreen):
             does = does or f"changes {self.place}"
             raise UsageError(f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=hint)
         self.put(BLANK_LINE)
-        answer = _ask_person("Go on? [y/N] ")
+        if self.image:
+            what = (
+                f"{verb} runs programs of {self.image} as root, in namespaces: its package manager, packages' scripts"
+            )
+            self.put(warning_line(what, "warn"), BLANK_LINE)
+        answer = self._ask_person("Go on? [y/N] ")
         if answer.lower() not in {"y", "yes"}:
             raise UsageError("nothing was changed", why=f"the answer was {answer or 'no'}, not yes", hint=hint)
+        self.image = ""
 
     def show_result(self, lines: Iterable[Line], failure: GpunodeError | None = None) -> None:
         """Print the result; a needed reboot is part of it, any other failure is an error."""
@@ -186,16 +194,16 @@ class Screen(ReportScreen):
         hint = f"name another file, or overwrite this one:\n{gpunode('capture', '--force', file)}"
         if not self.is_interactive:
             raise UsageError(f"{file} exists", why="nothing was written", hint=hint)
-        if _ask_person(f"{escape_controls(file)} exists. Overwrite it? [y/N] ").lower() not in {"y", "yes"}:
+        if self._ask_person(f"{escape_controls(file)} exists. Overwrite it? [y/N] ").lower() not in {"y", "yes"}:
             raise UsageError("nothing was written", why=f"{file} exists, and the answer was not yes", hint=hint)
 
-
-def _ask_person(question: str) -> str:
-    with interruptible_wait():
-        try:
-            return input(question).strip()
-        except EOFError:
-            return ""
+    def _ask_person(self, question: str) -> str:
+        self._live.close()  # each redraw of the progress line would erase the question and what is typed
+        with interruptible_wait():
+            try:
+                return input(question).strip()
+            except EOFError:
+                return ""
 
 
 def interruptible_wait() -> AbstractContextManager[None]:

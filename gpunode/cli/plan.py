@@ -12,6 +12,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import (
     RecipeOptions,
     explain_default_recipe,
+    is_image_root,
     list_unknown_facts,
     load_backlog,
     validate_steps,
@@ -49,7 +50,9 @@ def plan(
 ) -> None:
     """Show what setup would do."""
     validate_steps(only)
-    write_lock = _prepare_lock_writer(recipe_options, only, check=check)
+    # Without these options the command that a lock names first would set up this machine.
+    image = ("--root", root, *(("--gpu", gpu_ids) if gpu_ids else ())) if is_image_root(root) else ()
+    write_lock = _prepare_lock_writer(recipe_options, only, image, check=check)
     recipe = (replace(recipe_options, lock="") if write_lock else recipe_options).load()
     view = view_node(node, root, gpu_ids, recipe)
     plans = make_plan(recipe, view.facts, view.host, only)
@@ -90,10 +93,13 @@ def _symlink_notices(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, .
 LockWriter: TypeAlias = Callable[["Recipe", Facts, Sequence[StagePlan], "Screen"], Mapping[str, object]]
 
 
-def _prepare_lock_writer(recipe_options: RecipeOptions, only: Sequence[str], *, check: bool) -> LockWriter | None:
+def _prepare_lock_writer(
+    recipe_options: RecipeOptions, only: Sequence[str], image: Sequence[str], *, check: bool
+) -> LockWriter | None:
     """Return a function that writes the lock file once a plan exists; None if no file has to be written.
 
-    An existing file is only read, as by setup, unless --upgrade requests newer versions.
+    An existing file is only read, as by setup, unless --upgrade requests newer versions. ``image``: the options that
+    name the image, for the command that sets it up.
     """
     if not recipe_options.lock or check:
         return None
@@ -109,7 +115,7 @@ def _prepare_lock_writer(recipe_options: RecipeOptions, only: Sequence[str], *, 
         from gpunode.workflow.locking import create_lock
 
         newest = ["--upgrade"] if recipe.upgrade else []
-        first = sudo_gpunode("setup", *recipe_options.words, *newest)
+        first = sudo_gpunode("setup", *recipe_options.words, *newest, *image)
         lock = create_lock(recipe, facts, plans, recipe_options.lock, first)
         changed = write_lock(lock, former)
         screen.put(*lock_lines(lock, changed, screen.argv, renewed=former is not None))

@@ -324,13 +324,9 @@ def verdict_lines(
 
 
 def configure_command(plan: CtkPlan, argv: Sequence[str]) -> Command:
-    """Return the configure command for ``argv``, a check; or the command that installs a missing default runtime."""
-    if (
-        plan.missing_program
-        and plan.missing_program.install
-        and plan.planned.expectation
-        and plan.planned.expectation.default
-    ):
+    """Return the configure command for ``argv``, a check; or that installs a program that it refuses to miss."""
+    expectation = plan.planned.expectation
+    if plan.missing_program and plan.missing_program.install and (expectation is None or expectation.default):
         return plan.missing_program.install
     words = ["configure" if word == "check" else word for word in drop_options(argv, DISPLAY_OPTIONS, ())]
     return sudo_gpunode(*words)
@@ -369,6 +365,7 @@ def configure(options: RuntimeOptions, output: OutputOptions, root: str, permiss
         plan = _plan_configure(host, request, footprint)
         if plan.target:
             refuse_missing_default_program(plan.target, plan.missing_program)
+        edits.refuse_missing_specification_writer(plan)
         return plan
 
     run_edit("ctk runtime configure", "configure", planning, output, place, permissions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpunode.errors import Refused
 from gpunode.runtimes.documents import (
@@ -56,7 +57,9 @@ def remove_handler(
         Refused: the files cannot be edited this way, or neither gpunode nor nvidia-ctk can have added the handler.
     """
     files, removal = reverted.files, _restore_entry(row, desired, reverted, contents_before)
-    is_recorded = removal.files_after != files
+    completed = _complete_removal(row, desired, removal)
+    # What completing puts back, such as runc's entry beside one that stays, was not gpunode's change to undo.
+    is_recorded = files not in (removal.files_after, completed.files_after)
     if not is_recorded:
         if _is_foreign(row, desired, files):
             binary = row.inspect(files, desired).handlers[desired.handler]
@@ -66,8 +69,10 @@ def remove_handler(
                 hint=f"remove it from {desired.config or row.config} by hand; if it is NVIDIA's nevertheless, name its "
                 f"program: --nvidia-runtime-path={binary or 'FILE'}",
             )
-        removal = _restore_entry(row, desired, removal, dict.fromkeys(files))
-    removal = row.complete_removal(remove_dangling_default(row, desired, removal), desired)
+        # The notes on what a revert keeps do not hold for a removal by name.
+        by_name = _restore_entry(row, desired, replace(removal, notes=()), dict.fromkeys(files))
+        completed = _complete_removal(row, desired, by_name)
+    removal = completed
     paths = dict.fromkeys((*(layer.path for layer in row.layers(files, desired)), *sorted(files)))
     edits = tuple(
         Edit(path, files.get(path), removal.files_after.get(path))
@@ -77,6 +82,10 @@ def remove_handler(
     how, notes = _describe_removal(row, desired, removal, edits, is_recorded=is_recorded)
     own = (note for note in (*removal.notes, *notes) if not note.startswith((*row.generated_files,)))
     return ConfigEdit(edits, how, tuple(dict.fromkeys(own)))
+
+
+def _complete_removal(row: Runtime, desired: DesiredConfig, removal: Removal) -> Removal:
+    return row.complete_removal(remove_dangling_default(row, desired, removal), desired)
 
 
 def _describe_removal(

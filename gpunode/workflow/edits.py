@@ -19,12 +19,13 @@ from gpunode.change import (
     restrict_writes_to_root,
     triggers_of,
 )
+from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import Refused
 from gpunode.facts import machine
 from gpunode.facts.derive import derive_kubelet_facts, derive_runtime_facts
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, known
-from gpunode.facts.probes import TOOLKIT_FILE_LIST, kubelet_probes, unit_probe
+from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM, kubelet_probes, unit_probe
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.outcome import Planned, Step
@@ -258,7 +259,24 @@ def plan_cdi_specification(host: HostView, row: Runtime, notes: Sequence[str] = 
         enable = f"sudo systemctl enable --now {' '.join(idle)}"
         plan = plan.with_notes(f"nothing regenerates the specification when the driver changes: {enable}")
     planned = replace(plan.planned, notes=(*notes, *plan.planned.notes))
-    return replace(plan, planned=planned).with_changes(plan.files)
+    plan = replace(plan, planned=planned).with_changes(plan.files)
+    if image or not plan.files or not (absent := find_missing_program(host, ("nvidia-ctk",))):
+        return plan
+    return replace(plan, missing_program=replace(missing_program(TOOLKIT_PROGRAM, row.id), program=absent))
+
+
+def refuse_missing_specification_writer(plan: CtkPlan) -> None:
+    """Refuse a CDI specification that no program can write.
+
+    Raises:
+        Refused: if so.
+    """
+    if plan.missing_program is not None and takes_only_cdi(plan.target_name):
+        raise Refused(
+            f"{plan.main_file} cannot be written: {plan.missing_program.program} is not installed",
+            why="only this program can list the GPUs and libraries of the driver",
+            hint=f"{plan.missing_program.hint}\nthen run the same command again",
+        )
 
 
 def cdi_only_recipe(row: Runtime) -> Recipe:
@@ -305,10 +323,9 @@ def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails)
         contents_before = {path: None for path, file in restored.items() if file.is_unclear}
     contents_now = {**files, **{path: _known_content(file.state) for path, file in restored.items()}}
     reverted_files = {path: content for path, content in contents_now.items() if content is not None}
-    removal = Removal(files, former_files(files, recorded), reverted_files)
+    notes = tuple(note for file in restored.values() for note in file.notes)
+    removal = Removal(files, former_files(files, recorded), reverted_files, notes)
     edited = remove_handler(row, desired, removal, contents_before)
-    notes = (note for file in restored.values() for note in file.notes)
-    edited = replace(edited, notes=tuple(dict.fromkeys((*notes, *edited.notes))))
     planned = with_file_manager_notes(plan_edits(target, edited, edited.how, RuntimeExpectation(row.id, target.main)))
     plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
     # Removing a file also removes the folders that were made for it, if they are empty then.

@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.cli import CommandExit
 from gpunode.cli import plan as cli
-from gpunode.cli.inputs import RecipeOptions
+from gpunode.cli.inputs import RecipeOptions, view_node
 from gpunode.cli.lockfiles import read_lock
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import hash_recipe
@@ -120,6 +120,19 @@ def test_lock_with_unknown_versions_is_not_written(tmp_path: Path) -> None:
         cli.plan(wanted, OutputOptions(json=True), (), str(default_sample()), "/", "", check=False)
     assert caught.value.hint.endswith("\nsudo gpunode setup containerd --driver 580 --upgrade"), "of this very recipe"
     assert not (tmp_path / "f.lock").exists()
+
+
+def test_command_that_a_lock_needs_first_sets_up_the_same_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --root it would set up the build machine."""
+    (tmp_path / "etc").mkdir()
+    view = view_node(str(default_sample()), "/", "")
+    monkeypatch.setattr(cli, "view_node", lambda *_: view)
+    wanted = RecipeOptions("containerd", lock=str(tmp_path / "f.lock"))
+    with pytest.raises(Undetermined) as caught:
+        cli.plan(wanted, OutputOptions(json=True), (), "", str(tmp_path), "10de:1b80", check=False)
+    assert caught.value.hint.endswith(f"\nsudo gpunode setup containerd --root {tmp_path} --gpu 10de:1b80")
 
 
 def test_missing_lock_is_written_by_a_plan_of_the_same_recipe(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import wrap_line
 from gpunode.cli.setup import setup_lines
 from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
-from gpunode.host.port import TriggerResult
+from gpunode.host.port import Progress, TriggerResult
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import project_stage
@@ -111,6 +111,43 @@ def test_signal_at_the_question_ends_it_at_once(
     with pytest.raises(kind, match="before anything was changed"):
         screen().confirm(nodes.planned(nodes.facts()), yes=False)
     assert signal.getsignal(number) is before
+
+
+def test_question_ends_the_progress_line_that_would_erase_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal the line is drawn again ten times a second, also after a wait for a lock."""
+    shown, seen = screen(), list[str]()
+
+    class Terminal(Keyboard):
+        def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+            seen.append("question")
+            return "y\n"
+
+    monkeypatch.setattr(shown._live, "close", lambda: seen.append("closed"))
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    shown.update_progress(Progress("wait", 0, "for apt"))
+    shown.end_wait()
+    shown.ask_for_consent("setup", yes=False)
+    assert seen == ["closed", "question"]
+
+
+def test_one_answer_allows_the_changes_and_the_programs_of_an_image(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second question would come in the middle of the run, when something has changed already."""
+    monkeypatch.setattr(sys, "stdin", Keyboard("y\n"))
+    shown = screen()
+    ask_before_programs = shown.image_consent("setup", "/mnt/image", yes=False)
+    shown.confirm(nodes.planned(nodes.facts()), yes=False)
+    ask_before_programs()
+    told = capsys.readouterr().out
+    assert told.count("Go on? [y/N]") == 1
+    assert told.index("runs programs of /mnt/image as root") < told.index("Go on? [y/N]")
+
+
+def test_program_of_an_image_before_any_plan_needs_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Keyboard("n\n"))
+    with pytest.raises(UsageError, match="nothing was changed"):
+        screen().image_consent("setup", "/mnt/image", yes=False)()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)

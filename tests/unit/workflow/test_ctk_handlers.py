@@ -111,6 +111,21 @@ def test_entry_with_a_changed_program_is_kept_and_named(name: str, store: Store)
         unconfigured(host, store, desired, name)
 
 
+def test_entry_with_another_program_of_nvidia_is_removed_next_time(store: Store) -> None:
+    """Debian's file has no runc entry: gpunode's goes with the last handler, and stays beside an edited one."""
+    debian = b'version = 2\n\n[plugins."io.containerd.grpc.v1.cri".cni]\n  bin_dir = "/usr/lib/cni"\n'
+    host = Machine({"/etc/containerd/config.toml": debian})
+    configured(host, store, DesiredConfig(), "containerd")
+    now = dict(host.contents)["/etc/containerd/config.toml"]
+    host.files["/etc/containerd/config.toml"] = FileState(now.replace(b"container-runtime", b"container-runtime.cdi"))
+    first = unconfigured(host, store, DesiredConfig(), "containerd")
+    assert any("nvidia is kept" in note for note in first.planned.all_notes)
+    assert any("the same command, run again, takes it out" in note for note in first.planned.all_notes)
+    second = unconfigured(host, store, DesiredConfig(), "containerd")
+    assert dict(host.contents) == {"/etc/containerd/config.toml": debian}
+    assert not any("is kept" in note for note in second.planned.all_notes)
+
+
 @pytest.mark.parametrize("name", FIRST)
 def test_keys_that_go_with_an_entry_are_told(name: str, store: Store) -> None:
     desired = DesiredConfig(exact=True, mode="in-place")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import Trigger, triggers_of
+from gpunode.change import FileState, Trigger, triggers_of
+from gpunode.cli.runtime_config import configure_command
+from gpunode.errors import Refused
 from gpunode.facts.model import Facts
 from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
@@ -40,6 +42,20 @@ def test_missing_podman_cdi_specification_is_written_at_once(facts: list[Facts],
     assert isinstance(done.trigger_results[0], TriggerResult)
     assert SPEC not in host.files
     assert store.find_pending_triggers() == {}
+
+
+def test_podman_cdi_specification_without_its_writer_is_refused(facts: list[Facts]) -> None:
+    """Without nvidia-ctk nothing was written, and configure said that it was."""
+    host = Node(facts[0])
+    host.files["/usr/bin/nvidia-ctk"] = FileState(b"", 0o755)
+    edits.refuse_missing_specification_writer(edits.plan_cdi_specification(host, PODMAN, image=False))
+    del host.files["/usr/bin/nvidia-ctk"]
+    plan = edits.plan_cdi_specification(host, PODMAN, image=False)
+    with pytest.raises(Refused, match="nvidia-ctk is not installed") as caught:
+        edits.refuse_missing_specification_writer(plan)
+    install = "sudo gpunode setup --runtime=podman --only=toolkit-repository --only=toolkit"
+    assert caught.value.hint.startswith(f"{install}\n")
+    assert str(configure_command(plan, ("ctk", "runtime", "check"))) == install
 
 
 def test_current_podman_cdi_specification_is_kept_and_checked(facts: list[Facts]) -> None:

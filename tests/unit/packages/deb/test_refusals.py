@@ -24,6 +24,8 @@ from tests.unit.steps.machines import machine
         ("E: Unmet dependencies. Try 'apt --fix-broken install' with no packages.", "apt-get --fix-broken install"),
         ("E: Unable to locate package nvidia-open", "(--only cuda-repository)"),
         ("E: Unable to locate package nvidia-container-toolkit", "(--only toolkit-repository)"),
+        ("E: Unable to locate package cuda-toolkit-12-9", "no source has cuda-toolkit-12-9: NVIDIA's repository has"),
+        ("E: Unable to locate package libcublas-12-9", "apt-cache search --names-only '^cuda-toolkit-"),
         ("E: Unable to locate package nvidia-driver-580-server", "a source is missing"),
         ("E: Unable to locate package podman", "a source is missing"),
     ],
