@@ -65,7 +65,8 @@ _MAYBE_TEXT_SHOWING_COMMAND: Final = Pattern(r"^\W*(?:sudo )?(?:echo|printf|curl
 # Lines that are set apart from what a node printed. NVIDIA's package repository answered with a comment once.
 _SET_APART: Final = (
     Pattern(r"^\s*(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|^\s*/\*"),  # a heading or a comment
-    Pattern(r"^\s*(?:[-*•+]\s)?\[[xX]\]\s"),  # a ticked item of a checklist
+    # A ticked item of a checklist, a list of codes, the answers of a quiz.
+    Pattern(r"^\s*(?:[-*•+]\s)?\[[xX]\]\s|^\s*[-*•+]\s+X[iI][dD][ _]?\d{1,3}\s*[:=–—-]|^\s*[a-e]\)\s"),
     # A line in quotation marks that is not one of a log.
     Pattern(
         r"(?i)^\s*[\"“„«'](?=[^\W\d][^\n]* [^\n]* |\[)(?!\[ *\d+\.\d|NVRM: |\w{3} {1,2}\d{1,2} \d\d:)"
@@ -81,6 +82,7 @@ _OF_NO_NODE: Final = (
         # A script's own words, a shell's history, the texts of a translator.
         r"|^[^\n]{0,200}(?:^|[;&|{])\s*(?:logger|echo|printf)\s+(?:-\S+\s+)*[\"']|^\s*(?:el)?if\s[^\n]*\bgrep\b"
         r"|^\s*msg(?:id|str)\b|^\s*\d+  [\w-]+ [^\n]*\b(?:grep|echo|logger)\b"
+        r"|^\s*[*-] (?:fix|feat|docs|chore|test|refactor|perf)(?:\([\w-]+\))?: "  # a change
         # The line of a test, of a simulation (Fedora builds in /var/lib/mock) or of a regular expression.
         r"|^[^\n]{0,60}\b\w+_test\.\w+:\d+: |^[^\n]*(?<!/)\bmock\b(?!/)"
         r"|^[^\n]*[\"'](?:[^\"'\n]{0,200}[\w \]])?(?:(?<!\.so)\.\*|\\d)[^\"'\n]{0,200}[\"']"
@@ -90,7 +92,8 @@ _OF_NO_NODE: Final = (
         # An item of a checklist that is not ticked, and a line in quotation marks in a list.
         r"^\s*(?:[-*•+]\s)?\[ \]\s|^\s*[frbu]?[\"'](?!NVRM: )(?=[^\"'\n]* )[^\"'\n]*[\"'],\s*$"
         # A program that may print the text, but not a line of strace.
-        r"|^\s*[a-z_][\w.:]*\((?:\w+, *)*[frbu]?[\"'][^\n\"']{0,200} (?![^\n]*\) += )"
+        r"|^\s*\d+\s*(?:=>?|:)\s*[\"'](?=[^\"'\n]* )[^\"'\n]*[\"'],\s*$"
+        r"|^\s*(?:assert |return |\w+ = )?[a-z_][\w.:]*\((?:\w+, *)*[frbu]?[\"'][^\n\"']{0,200} (?![^\n]*\) += )"
         r"|^\s*(?:(?:except|elif|def)\b[^\n]*|if (?:not )?[\w.]+[(\[][^\n]*):\s*$"
         # An alert rule, or the words of a playbook.
         r"|^\s*(?:- |(?<=\s))(?:summary|description|expr|alert|title|annotations?|msg|fail_msg)\s*: "
@@ -252,12 +255,15 @@ _DENIED_FAILURE: Final = Pattern(
     r"|\b(?:do|does|did|have|has|had)(?: not|n['’]t)(?: \w+)? (?:had|have|saw|seen|see|got|get|say|said|shown?"
     r"|print(?:ed)?|report(?:ed)?|contain)(?: (?:any|an?|the|either|such|of)){0,3}"
     rf"(?: (?:[\w/-]+ )?{_FAILURE_NOUN}| ?[\"“„«`]| (?:either|any) of (?:them|these|those)\b)"
+    r"|\b(?:do|does|did)(?: not|n['’]t) complain\b"
+    r"|\b(?:error|message|problem|issue|mismatch)\b[^\n]{0,40}\b(?:is|are) (?:gone|solved|fixed)\b"
     r"|\b(?:is|was|are|were|kommt|steht)(?: not|n['’]t)? (?:no|kein\w*) ?[\"“„«`]|: (?:no|none|0)\W*$"
     # The same in other languages.
     r"|\bkein\w* (?:\w+ ){0,2}(?:[\"“„«`]|fehler|xid)|\bnie(?:mals)?\b[^\n]{0,80}\b(?:gesehen|gehabt|vor)\b"
     r"|\b(?:jamais (?:eu|vu)|nunca (?:vi\w*|tiv\w+|he\w*|ha|hubo)|mai (?:visto|avuto))\b"
     r"|\b(?:ning[uú]n|nenhum|aucune?) err\w+|никогда не|\bнет (?:\w+ )?(?:ошиб\w+|[\"«“])"
-    r"|没有?报错|从来?没有?(?:看|见|出)|エラー[^\n]{0,80}出て(?:いませ|いな|な)"
+    r"|\b(?:message|erreur|problème)\b[^\n]{0,40}\ba disparu\b|\bya no aparece\b|\bошибк\w+[^\n]{0,40}\bпропал"
+    r"|问题[^\n]{0,4}解决了|没有?报错|从来?没有?(?:看|见|出)|エラー[^\n]{0,80}出て(?:いませ|いな|な)"
 )
 # "I have never seen this before" tells of what began.
 _SINCE_NOW: Final = Pattern(r"(?i)\b(?:before|until|till|bisher|avant|antes)\b")

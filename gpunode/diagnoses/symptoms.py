@@ -81,8 +81,8 @@ _ALL_IS_WELL: Final = Pattern(
     r"|\b(?:my|mine|the) (?:own )?(?:GPU|card|machine|workstation|box|driver|setup)(?: itself)? (?:works|is fine)\b"
     r"|\b(?:don['’]t|do not) have (?:either|any) of (?:them|these|those)\b|\b(?:has|have) been (?:quiet|fine) since\b"
     r"|\bfixed it and [^\n.]*|^\W*(?:update\W*)?(?:solved|resolved|resolvido|resuelto|gelöst|résolu|решено|已解决)\b"
-    r"|\bläuft (?:bei mir )?(?:alles|einwandfrei)\b|\btout (?:marche|fonctionne)\b|\btodo funciona\b"
-    r"|\btudo funcionando\b|\bfunciona (?:bien|bem|sin|sem) ?(?:problemas)?\b|вс[её] работает"
+    r"|\bläuft (?:bei mir )?(?:alles|einwandfrei)\b|\balles in Ordnung\b|\btout (?:marche|fonctionne)\b"
+    r"|\btodo funciona\b|\btudo funcionando\b|\bfunciona (?:bien|bem|sin|sem) ?(?:problemas)?\b|вс[её] работает"
     r"|一切正常|没有报错|問題なく|正常に動)"
 )
 # An article, a list of changes, a manual, a forum's rules.

@@ -235,6 +235,8 @@ def test_message_in_a_usual_frame_is_evidence(text: str, cause: str) -> None:
         f"Example output of a broken node:\n{XID}",
         f"This was the log before we replaced the card:\n{XID}",
         "- [ ] GPU has fallen off the bus",
+        "- Xid 48: double bit error\n- Xid 79: GPU has fallen off the bus, check power",
+        "Which one is worse?\n  a) DBE (Double Bit Error)\n  b) GPU has fallen off the bus",
         "/* GPU has fallen off the bus */",
         "logger 'GPU has fallen off the bus'",
         "if dmesg | grep -q 'GPU has fallen off the bus'; then reboot; fi",
