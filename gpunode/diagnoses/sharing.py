@@ -95,6 +95,8 @@ _SHARING_CONFIGURED: Final = any_of(
 )
 # An empty sharing section in an excerpt from the plugin's log, posted to ask why it is empty.
 _EMPTY_IN_EXCERPT: Final = unless(_SHARING_EMPTY, message_line(r"Running with config"))
+# GPU feature discovery labels a node so once its GPUs are shared.
+_SHARED_LABEL: Final = any_line(r"nvidia\.com/gpu\.product\W+\S+-SHARED\b")
 # A configuration alone may be a plan or a question, so its effect must be shown or described as well.
 _SHARING_WITHOUT_EFFECT: Final = any_of(
     symptoms.POD_PENDING,
@@ -376,7 +378,7 @@ RULES: Final = (
         ),
         may_be_normal=True,
         against=(
-            unless(custom_sign(_divided_nodes), _SHARING_EMPTY, _EMPTY_IN_EXCERPT),
+            unless(any_of(custom_sign(_divided_nodes), _SHARED_LABEL), _SHARING_EMPTY, _EMPTY_IN_EXCERPT),
             _CHART_NOT_INSTALLED,
         ),
         remedy=_configure_slicing,

@@ -275,7 +275,7 @@ RULES: Final = (
         disruption="reboot",
         decisive=all_of(_GPU_IN_TCC_MODE, _WSL_MENTIONED),
         symptoms=(_GPU_BLOCKED_BY_OS, symptoms.NO_DEVICES, symptoms.CUDA_FINDS_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
-        context=_WSL_MENTIONED,
+        context=unless(_WSL_MENTIONED, symptoms.DRIVER_WORKS),
         look_at=(Shell("nvidia-smi.exe"),),
         remedy=make_fixed_remedy(
             manual_step("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
@@ -299,7 +299,7 @@ RULES: Final = (
             symptoms.NVML_UNKNOWN,
             symptoms.CUDA_FINDS_NO_DEVICE,
         ),
-        context=_WSL_MENTIONED,
+        context=unless(_WSL_MENTIONED, symptoms.DRIVER_WORKS),
         look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
         remedy=_remove_linux_driver,
         explains=_EXPLAINED_BY_WSL,

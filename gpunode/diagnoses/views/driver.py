@@ -275,7 +275,7 @@ def _smi_state(item: EvidenceItem) -> tuple[SmiState, Citation] | None:
 
 # A row of a query: every possible field contains a number, a name or a switch.
 _SMI_QUERY_ROW: Final = Pattern(
-    r"(?m)^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Enabled|Disabled|Default)\b[^\n]*)$"
+    r"(?m)^(?:\d[^\n]{0,200}|[^\n]{0,120}\b(?:NVIDIA|Tesla|GeForce|Quadro|Enabled|Disabled|Default)\b[^\n]*)$"
 )
 
 
