@@ -16,7 +16,7 @@ from gpunode.cli.screen.commands import own_gpunode, root_option
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Span, cell_width, indent_lines, line, pad_right, span
 from gpunode.command import sudo_gpunode
 from gpunode.errors import UsageError
-from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunRecord, run_label
+from gpunode.journal.history import ChangeRecord, RequiredTrigger, RunEnding, RunRecord, run_label
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import redact_recursively
 from gpunode.wording import format_seconds, join_names
@@ -224,8 +224,14 @@ def _run_row(run: RunRecord, zone: tzinfo | None) -> tuple[str, ...]:
         format_local_time(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb_text(run),
-        f"{run.ending}, undone by {run_label(run.undone_by, run.begin.verb)}" if run.undone_by else run.ending,
+        _describe_ending(run.ending)
+        + (f", undone by {run_label(run.undone_by, run.begin.verb)}" if run.undone_by else ""),
     )
+
+
+def _describe_ending(ending: RunEnding) -> str:
+    """Return the ending as a screen shows it, also long after the reboot that the run needed."""
+    return "done up to a reboot" if ending == "waiting" else ending
 
 
 def _verb_text(run: RunRecord) -> str:
@@ -295,7 +301,7 @@ def _ending_text(run: RunRecord, zone: tzinfo | None) -> str:
         return "not yet: it is running" if run.is_running else "never: it was interrupted"
     took = format_seconds(max(0.0, run.commit.at - run.begin.at))
     why = f": {run.commit.reason}" if run.commit.reason else ""
-    return f"{format_local_time(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"
+    return f"{format_local_time(run.commit.at, zone)}, after {took}: {_describe_ending(run.ending)}{why}"
 
 
 def _labelled_line(label: str, text: str) -> Line:

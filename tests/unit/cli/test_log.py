@@ -216,6 +216,15 @@ def test_commands_below_the_table_name_the_root_folder() -> None:
     assert "sudo gpunode rollback RUN --root '/mnt/my image'" in page
 
 
+def test_run_that_needed_a_reboot_is_not_called_waiting_for_ever() -> None:
+    """Its record says how it ended, and the reboot may be long past."""
+    run = RunRecord((BEGIN, record.Commit("waiting", "nouveau drives the GPU", AT)))
+    for lines in (log.run_table_lines([run]), log.run_lines(run, {})):
+        shown = screen_text(lines)
+        assert "done up to a reboot" in shown
+        assert "waiting" not in shown
+
+
 def test_file_that_was_only_read_again_is_not_called_changed() -> None:
     same = chronicles.state(b"same")
     reread = record.Intent(1, "runtime", "runtime-config", FileChange(CONFIG, same, same, frozenset({RESTART})))
