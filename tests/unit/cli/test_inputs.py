@@ -98,6 +98,10 @@ def test_sample_shows_what_it_is_shipped_for(
     assert run_cli(["status", "--node", name]) == 0
 
 
+def test_sample_with_gpudirect_in_reach_holds_what_its_plan_reads() -> None:
+    assert run_cli(["plan", "rdma", "--node", "debian12-hgx-h100"]) == 0
+
+
 def test_rehearsal_takes_the_option_that_its_refusal_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["rehearse", "--node", "debian12-run-driver", "--remove-runfile-driver"]) == 0
     assert "nvidia-installer --uninstall" in capsys.readouterr().out
