@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gpunode.diagnoses.commands import Command, Shell, command, is_plain_name, join_commands
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.remedies import run_step
@@ -41,15 +43,20 @@ def show_plugin_logs(text: str) -> Fix:
     return run_step("inspect", text, command)
 
 
+MAKE_RUNTIME_CLASS: Final = Shell(
+    "printf 'apiVersion: node.k8s.io/v1\\nkind: RuntimeClass\\nmetadata:\\n  name: nvidia\\nhandler: nvidia\\n' | "
+    "kubectl apply -f -"
+)
+
+
 def set_runtime_class(text: str) -> Fix:
     """Return the step that creates the runtime class and sets it for the device plugins."""
-    make = Shell(
-        "printf 'apiVersion: node.k8s.io/v1\\nkind: RuntimeClass\\nmetadata:\\n  name: nvidia\\nhandler: nvidia\\n' | "
-        "kubectl apply -f -"
-    )
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
     return run_step(
-        "configure", text, make, _for_each_plugin(join_commands(Shell('patch daemonset "$name"'), command("-p", patch)))
+        "configure",
+        text,
+        MAKE_RUNTIME_CLASS,
+        _for_each_plugin(join_commands(Shell('patch daemonset "$name"'), command("-p", patch))),
     )
 
 

@@ -7,7 +7,12 @@ from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.cluster import kubectl_node_name, restart_plugin, show_plugin_logs
+from gpunode.diagnoses.cluster import (
+    MAKE_RUNTIME_CLASS,
+    kubectl_node_name,
+    restart_plugin,
+    show_plugin_logs,
+)
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Fix, Rule
 from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, run_step
@@ -227,6 +232,27 @@ def _lift_refusal(snapshot: Snapshot) -> Iterable[Fix]:
         yield manual_step("configure", text)
 
 
+# The API server's admission; source: plugin/pkg/admission/runtimeclass/admission.go of Kubernetes.
+_RUNTIME_CLASS_REJECTED: Final = message_line(r"pod rejected: RuntimeClass \\?[\"']nvidia\\?[\"'] not found")
+
+
+_CREATE_RUNTIME_CLASS: Final = make_fixed_remedy(
+    run_step("inspect", "see which RuntimeClasses the cluster has", Shell("kubectl get runtimeclass")),
+    run_step("configure", "create it, for the handler nvidia of the nodes' container runtime", MAKE_RUNTIME_CLASS),
+    run_step(
+        "configure",
+        "on the GPU node, register that handler (with CRI-O: --runtime=crio)",
+        Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"),
+        when='the pod then fails with: no runtime for "nvidia" is configured',
+    ),
+    manual_step(
+        "application",
+        "or leave runtimeClassName out of the pod",
+        when="nvidia is the default runtime of the nodes, or they give GPUs as CDI devices",
+    ),
+)
+
+
 _HELM_TEMPLATE_OPTION: Final = message_line(r"unknown (?:shorthand )?flag: --include-crds\b")
 
 
@@ -268,6 +294,13 @@ RULES: Final = (
                 Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
             ),
         ),
+        explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
+    ),
+    _rule(
+        cause="runtime-class-not-found",
+        decisive=_RUNTIME_CLASS_REJECTED,
+        look_at=(Shell("kubectl get runtimeclass"),),
+        remedy=_CREATE_RUNTIME_CLASS,
         explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
     ),
     _rule(
