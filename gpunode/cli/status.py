@@ -71,7 +71,9 @@ def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:
         # After a failed undo, the user does not want a setup, least of all with another recipe.
         verbs = {"rollback": "rollback", "remove": "remove"}
         verbs |= {verb: f"ctk runtime {verb}" for verb in ("configure", "unconfigure")}
-        finisher = f"the same gpunode {verbs.get(found.pending_verb, 'setup')} again"
+        repeat = f"the same gpunode {verbs.get(found.pending_verb, 'setup')} again"
+        # The words matter: without its number, a rollback offers to undo another run.
+        finisher = f"`{found.pending_undo}`" if found.pending_undo else repeat
         left = f"an earlier run left undone: {join_names(found.pending)}; {finisher} does it"
         yield from label_rows("pending", (line(STATE_MARK["waits"], left, hang=2),))
     yield from label_rows("notes", (warning_line(text, "warn") for text in found.notes))

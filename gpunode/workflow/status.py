@@ -9,6 +9,7 @@ from typing import Literal
 from gpunode.catalog import cuda
 from gpunode.catalog.gpus import find_model
 from gpunode.change import PackageState
+from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts import nvml as nvml_facts
@@ -115,6 +116,7 @@ class NodeStatus:
         secure_boot: None if it is unknown whether it is on.
         pending: what earlier runs left undone.
         pending_verb: the verb of the newest of them; after an undo, repeating that undo does what is left.
+        pending_undo: the command of an undo that was cut short; empty if none was.
         notes: what the user should know about the node's state.
     """
 
@@ -133,6 +135,7 @@ class NodeStatus:
     pending_flavour: str = ""
     pending: tuple[str, ...] = ()
     pending_verb: str = "setup"
+    pending_undo: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -155,6 +158,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         (note for recipe in recipes for note in state_notes(recipe, facts, is_users_recipe=False)),
     )
     package_system = system(facts)
+    cut = backlog.cut.begin if backlog.cut else None
     return NodeStatus(
         gpus=tuple(
             ListedGpu(d.address, find_model(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
@@ -175,6 +179,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         ),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
+        pending_undo=str(sudo_gpunode(*cut.argv)) if cut and cut.verb in {"rollback", "remove"} else "",
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -144,6 +144,18 @@ def test_status_names_the_same_command_for_what_is_left(tmp_path: Path, verbs: t
     assert f"; {finisher} does it" in told
 
 
+def test_status_names_the_whole_command_of_an_undo_that_was_cut_short(tmp_path: Path) -> None:
+    """A plain rollback would offer to undo another run."""
+    store, facts = Store(tmp_path), nodes.converged()
+    run = store.begin("rollback", version="test", argv=("rollback", "2", "--packages"))
+    change = FileChange("/etc/modprobe.d/x.conf", FileState(b""), None, frozenset({Trigger("initramfs")}))
+    run.record_done(run.record_intent("packages", "nouveau", change))
+    run.close()
+    found = status(facts, nodes.host(facts), read_backlog(store, facts))
+    (told,) = (str(line) for line in status_lines(facts, found) if "left undone" in str(line))
+    assert "; `sudo gpunode rollback 2 --packages` does it" in told
+
+
 def test_module_of_a_removed_driver_waits_for_the_reboot(tmp_path: Path) -> None:
     """NVML's library was removed with the driver: right after a removal, do not advise installing it."""
     facts = machine(loaded_driver=LoadedDriver("580.95.05", open_module=True))
