@@ -79,22 +79,20 @@ def rank_suspects(
     explained = explained_causes(rules, findings)
     cause_counts = count_causes_by_symptom(rules)
     similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
-    is_well, is_content = (bool(snapshot.view(one)) for one in (symptoms.NOTHING_FAILS, symptoms.CONTENTMENT))
+    is_well = bool(snapshot.view(symptoms.NOTHING_FAILS))
     has_failure = not driver.works(snapshot) and bool(snapshot.view(symptoms.FAILURE_MENTIONED))
     candidates: list[tuple[float, Suspect, bool, bool]] = []
     for cause, rule in rules.items():
         if cause in explained:
             continue
-        seen = {sign: lines for sign in rule.symptoms if (lines := _lines_about_node(snapshot, sign))}
-        context = _lines_about_node(snapshot, rule.context) if seen or is_chosen else ()
+        seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
+        context = snapshot.view(rule.context) if seen or is_chosen else ()
         told = _prose_about_cause(rule, snapshot)
         alike = similarity.get(cause, 0.0)
-        shown = tuple(line for lines in seen.values() for line in lines)
+        shown = tuple(line for sign in seen for line in snapshot.view(sign))
         by_programs = prose.without_prose(snapshot, shown)
-        if is_well:  # what a person typed may be about anything
-            by_programs = tuple(line for line in by_programs if prose.is_program_output(snapshot, line))
-        is_likely_by_itself = context or told or (alike > _MIN_SIMILARITY and has_failure and rule.severity != "info")
-        if not by_programs and ((is_well and not (is_content and seen)) or not (seen or is_likely_by_itself)):
+        is_likely_by_itself = context or told or (alike > _MIN_SIMILARITY and has_failure)
+        if not by_programs and (is_well or not (seen or is_likely_by_itself)):
             continue
         if is_ruled_out(rule, snapshot):  # last, because it is rarely decided here
             continue
@@ -102,7 +100,7 @@ def rank_suspects(
         is_answered = len(asked) < len(rule.look_at)
         words = _own_words(cause, snapshot, by_programs) if is_chosen and seen else ()
         score = (
-            _SYMPTOM_WEIGHT * (_weigh_symptoms(seen, cause_counts) + bool(told))
+            _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
             + _CONTEXT_SIGN_WEIGHT * bool(context or words)
             + _ANSWERED_COMMAND_WEIGHT * is_answered
             + _PREVALENCE_WEIGHT * log(rule.share)
@@ -114,14 +112,6 @@ def rank_suspects(
     candidates.sort(key=lambda one: -one[0])
     total = sum(exp(score) for score, *_ in candidates)
     return tuple(RankedSuspect(suspect, exp(score) / total, *shows) for score, suspect, *shows in candidates)
-
-
-def _lines_about_node(snapshot: Snapshot, sign: Sign) -> tuple[Citation, ...]:
-    """Return the sign's lines without those in which a person denies it, or tells of what is over."""
-    lines = snapshot.view(sign)
-    if not lines:
-        return ()
-    return tuple(line for line in lines if not (prose.denies(snapshot, line) or symptoms.is_over(snapshot, line)))
 
 
 def _own_words(cause: str, snapshot: Snapshot, by_programs: Collection[Citation]) -> tuple[Citation, ...]:
@@ -245,7 +235,7 @@ def count_causes_by_symptom(rules: Mapping[str, Rule]) -> Mapping[Sign, int]:
 
 def _prose_about_cause(rule: Rule, snapshot: Snapshot) -> list[Citation]:
     """Return the prose that mentions the cause."""
-    told = (line for one in (rule.decisive, rule.typical) for line in _lines_about_node(snapshot, one))
+    told = (line for one in (rule.decisive, rule.typical) for line in snapshot.view(one))
     return [line for line in told if prose.cites_prose(snapshot, line)]
 
 

@@ -8,14 +8,13 @@ Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses import prose
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.signs import all_of, any_line, any_of, custom_sign, message_line, predicate, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, in_container, kubernetes_nodes, pci, system
 from gpunode.facts.items import COMMAND_NOT_FOUND_WORDS
 from gpunode.facts.patterns import Pattern
@@ -42,94 +41,36 @@ _NORMAL_STATE: Final = Pattern(
     r"|^[ \t]*(?:\w+ )?errors?[ \t]*$|^[a-z_.]+(?: ?\[\w+\])?(?:, ?[a-z_.]+(?: ?\[\w+\])?)+$"
     r"|\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|failures?|problems?)\b"
     r"|\bis not installed, so not removed|\bis (?:it|this|that) a problem\b"
-    r"|\bignoring (?:the )?error\b[^\n]*|^\.\.\.ignoring|\berrors: 0\b|\bNovaCore [0-9a-f:.]{7,12}: probe [^\n]*"
     r"|module verification failed: signature and/or required key missing"
     r"|\blevel=(?:info|warning) [^\n]*|^(?:WARN|INFO)\[\d+\] [^\n]*"
 )
 _OTHER_TIME_OR_PLACE: Final = Pattern(
     r"(?i)^>|\byesterday\b|\b(?:weeks?|months?|years?) ago\b|\b(?:colleagues?|another (?:data|machine|node|host))\b"
 )
+_QUOTED_WORDS: Final = Pattern(r"[\"“„«][^\"“”„«»]*[\"”“»]")
 
 
-def _failure_lines(node: Snapshot) -> Iterator[Citation]:
-    """Yield the lines that report a failure."""
+def _mentions_failure(node: Snapshot) -> bool:
     items = (item for item in node.items if _ANY_FAILURE_WORD.may_match(item.lowered))
     matches = ((item, match) for item in items for match in _ANY_FAILURE_WORD.finditer(item.text))
-    lines = (cite(item, item.line_number_at(match.start())) for item, match in matches)
-    return (line for line in lines if _reports_failure(node, line))
+    return any(_reports_failure(node, cite(item, item.line_number_at(match.start()))) for item, match in matches)
 
 
 def _reports_failure(node: Snapshot, line: Citation) -> bool:
     said = _NORMAL_STATE.sub("", line.line)
-    if "FailedScheduling" in said and node.view(_POD_SCHEDULED):
-        return False
     if _OTHER_TIME_OR_PLACE.search(said) and prose.cites_prose(node, line):
-        said = "" if said.startswith(">") else prose.QUOTATION.sub("", said)
-    is_failure = _ANY_FAILURE_WORD.search(said) is not None
-    return is_failure and (is_examined_by_gpunode(node) or not prose.denies(node, line))
+        said = "" if said.startswith(">") else _QUOTED_WORDS.sub("", said)
+    return _ANY_FAILURE_WORD.search(said) is not None
 
 
-FAILURE_MENTIONED: Final = predicate(lambda node: any(_failure_lines(node)), "the report mentions a failure")
-# People say so of all that they have, in a line without a limit ("on the host it works").
-_ALL_IS_WELL: Final = Pattern(
-    r"(?im)^(?![^\n]*\b(?:but|however|until|except|only (?:on|in|with|if)|on the host|bare metal|again|sometimes|while"
-    r"|(?:if|when|once|after) (?:I|we|you|it|a|an|the)|aber|nur|pero)\b)[^\n]*(?:"
-    r"\b(?:everything|it all|all)(?: \w+){0,3} (?:works?|runs?|working|(?:is|are) (?:fine|ok|well|good|as it should))\b"
-    r"|(?:^|[.!,] )(?:that|it|this|which) (?:just |now |all )?works(?: (?:fine|well|now|great))?\s*(?:[.!]|$)"
-    r"|\bworks? as (?:intended|expected)\b|\b(?:have|had) no (?:trouble|problems?|issues?)\b|\bI(?: am|['’]m) happy\b"
-    r"|\bworks? (?:well|great|perfectly|flawlessly)\b(?! (?:on|in|with|until|for|after|when|under|outside|if|from)\b)"
-    r"|\b(?:my|mine|the) (?:own )?(?:GPU|card|machine|workstation|box|driver|setup)(?: itself)? (?:works|is fine)\b"
-    r"|\b(?:don['’]t|do not) have (?:either|any) of (?:them|these|those)\b|\b(?:has|have) been (?:quiet|fine) since\b"
-    r"|\bfixed it and [^\n.]*|^\W*(?:update\W*)?(?:solved|resolved|resolvido|resuelto|gelöst|résolu|решено|已解决)\b"
-    r"|\bläuft (?:bei mir )?(?:alles|einwandfrei)\b|\balles in Ordnung\b|\btout (?:marche|fonctionne)\b"
-    r"|\btodo funciona\b|\btudo funcionando\b|\bfunciona (?:bien|bem|sin|sem) ?(?:problemas)?\b|вс[её] работает"
-    r"|一切正常|没有报错|問題なく|正常に動)"
-)
-# An article, a list of changes, a manual, a forum's rules.
-_DOCUMENT: Final = Pattern(
-    r"(?im)^#{1,3} [^?\n]*\b(?:cheat ?sheet|how to|changelog|release notes|faq)\b"
-    r"|^#{1,4} (?:fixed|changed|explanation)\s*$|^\W*(?:known issues in|read before posting)\b|^Q: "
-    r"|^EXIT STATUS\s*$|\A\|[^\n]*\n\|(?:\s*:?-+:?\s*\|)+\s*$"
-)
-_POD_SCHEDULED: Final = message_line(r"Successfully assigned \S+ to ")
-_OF_TODAY: Final = Pattern(
-    r"(?i)\b(?:my|today|this morning|yesterday|since (?:the|this|last|a))\b|\bI (?:have|am|get|got|see|tried)\b"
-)
-
-
-def _words_of_contentment(node: Snapshot) -> tuple[Citation, ...]:
-    """Return the lines in which the author of a post tells that all is well."""
-    if is_examined_by_gpunode(node):
-        return ()
-    lines = (line for item in node.items if prose.may_be_post(item) for line in lines_with(item, _ALL_IS_WELL))
-    return tuple(line for line in lines if not prose.is_program_output(node, line) and not line.line.startswith(">"))
-
-
-CONTENTMENT: Final = custom_sign(_words_of_contentment)
-_FAILURE_CLAIM: Final = Pattern(rf"(?i)\b(?!refused)(?:{FAILURE_WORDS}|xid|fallen|pending|hangs?)\b")
-
-
-def is_over(node: Snapshot, line: Citation) -> bool:
-    """Return whether the author writes this line, and tells below it or at its end that all is well."""
-    words = node.view(CONTENTMENT)
-    if not words or not line.line_number or not (line in words or prose.cites_prose(node, line)):
-        return False
-    last, places = words[-1], [(item.key, item.written) for item in node.items]
-    if line == last:
-        found = list(_ALL_IS_WELL.finditer(line.line))
-        return not _FAILURE_CLAIM.search(line.line, found[-1].end())
-    at, end = ((places.index((one.key, one.source)), one.line_number or 0) for one in (line, last))
-    return at < end
-
-
+FAILURE_MENTIONED: Final = predicate(_mentions_failure, "the report mentions a failure")
 # Rows of nvidia-smi's reports, and a program that computes.
 _SUCCESS_LINE: Final = Pattern(
     r"(?m)^[ \t]{4,}[A-Z][\w ().-]{2,40}[ \t]+: (?:\d|(?:En|Dis)abled|(?:Not )?Active|No$|Yes$|Completed)"
     r"|^GPU \d+: [^\n]*UUID|\bis_available\(\)(?: is)?[^\n]{0,8}\bTrue\b"
-    r"|^Successfully (?:created|destroyed) \w+ instance|^\s+Kernel driver in use: nvidia$"
 )
 # One of these is in every such line, and in few long logs.
-_SUCCESS_PARTS: Final = (" : ", "\t: ", "UUID", "is_available()", "Successfully ", "driver in use: nvidia")
+_SUCCESS_PARTS: Final = (" : ", "\t: ", "UUID", "is_available()")
 
 
 def _shows_success(node: Snapshot) -> bool:
@@ -138,21 +79,9 @@ def _shows_success(node: Snapshot) -> bool:
     return driver.works(node) or is_offered or any(map(_SUCCESS_LINE.search, texts))
 
 
-def _is_well(node: Snapshot) -> bool:
-    if not node.view(FAILURE_MENTIONED) and _shows_success(node):
-        return True
-    if is_examined_by_gpunode(node):
-        return False
-    if node.view(CONTENTMENT):
-        left = (line for line in _failure_lines(node) if not is_over(node, line))
-        return all(prose.cites_prose(node, line) and not _FAILURE_CLAIM.search(line.line) for line in left)
-    is_document = any(_DOCUMENT.search(item.text) for item in node.items if prose.may_be_post(item))
-    if not is_document or any(_OF_TODAY.search(item.text) for item in node.items):
-        return False
-    return not any(prose.is_program_output(node, line) for line in prose.without_prose(node, _failure_lines(node)))
-
-
-NOTHING_FAILS: Final = predicate(_is_well, "a GPU works, and nothing shown fails")
+NOTHING_FAILS: Final = predicate(
+    lambda node: not node.view(FAILURE_MENTIONED) and _shows_success(node), "a GPU works, and nothing shown fails"
+)
 MODULE_LOADED: Final = predicate(driver.is_loaded, "NVIDIA's module is loaded")
 IN_CONTAINER: Final = custom_sign(in_container.container_marks)
 DRIVER_FROM_PLATFORM: Final = predicate(system.has_external_driver, "Windows or the Jetson's image provides the driver")
@@ -428,14 +357,11 @@ TOOLKIT_CGROUPS_DISABLED: Final = any_line(r"^[ \t]*no-cgroups\s*=\s*true")
 
 # Output of Kubernetes.
 
-POD_PENDING: Final = unless(
-    message_line(
-        r"Insufficient nvidia\.com/\S+|FailedScheduling|0/\d+ nodes are available|didn't match Pod's node affinity"
-        r"|untolerated taint|Status:\s+Pending|CardInsufficient|no available node, all node scores"
-    ),
-    _POD_SCHEDULED,
+POD_PENDING: Final = message_line(
+    r"Insufficient nvidia\.com/\S+|FailedScheduling|0/\d+ nodes are available|didn't match Pod's node affinity"
+    r"|untolerated taint|Status:\s+Pending|CardInsufficient|no available node, all node scores"
 )
-NOT_ENOUGH_GPUS: Final = unless(message_line(r"Insufficient nvidia\.com/\S+|Insufficient \S*gpu"), _POD_SCHEDULED)
+NOT_ENOUGH_GPUS: Final = message_line(r"Insufficient nvidia\.com/\S+|Insufficient \S*gpu")
 POD_REFUSED: Final = message_line(
     r"UnexpectedAdmissionError|Allocate failed|no healthy devices present|requested number of devices unavailable"
     r"|cannot allocate unhealthy devices|OutOfnvidia"

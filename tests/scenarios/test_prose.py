@@ -23,8 +23,6 @@ SENTENCES = (
     "It's not {}.",
     "The build fails. It is not a {} here.",
 )
-# The author says of this node that the message is not there, or that all is well.
-DENIALS = (SENTENCES[0], SENTENCES[1], SENTENCES[5])
 # Texts around a message or a line of a log.
 EXCERPTS = (
     "# {}",
@@ -103,18 +101,13 @@ def test_excerpt_proves_nothing_by_itself(excerpt: str) -> None:
     assert read(excerpt.format("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus")).findings == ()
 
 
-@pytest.mark.parametrize("sentence", [one for one in SENTENCES if one not in DENIALS])
+@pytest.mark.parametrize("sentence", SENTENCES)
 def test_prose_makes_a_suspect_with_its_line(sentence: str) -> None:
     text = sentence.format("GPU has fallen off the bus")
     found = read(text)
     assert not found.findings
     suspect = next(one for one in found.suspects if one.cause == "gpu-fallen-off-bus")
     assert text in {one.line for one in suspect.citations}
-
-
-@pytest.mark.parametrize("sentence", DENIALS)
-def test_denied_message_makes_no_suspect(sentence: str) -> None:
-    assert read(sentence.format("GPU has fallen off the bus")).suspects == ()
 
 
 @pytest.mark.parametrize(
@@ -235,8 +228,6 @@ def test_message_in_a_usual_frame_is_evidence(text: str, cause: str) -> None:
         f"Example output of a broken node:\n{XID}",
         f"This was the log before we replaced the card:\n{XID}",
         "- [ ] GPU has fallen off the bus",
-        "- Xid 48: double bit error\n- Xid 79: GPU has fallen off the bus, check power",
-        "Which one is worse?\n  a) DBE (Double Bit Error)\n  b) GPU has fallen off the bus",
         "/* GPU has fallen off the bus */",
         "logger 'GPU has fallen off the bus'",
         "if dmesg | grep -q 'GPU has fallen off the bus'; then reboot; fi",
