@@ -298,6 +298,14 @@ def fields_before(change: ObjectChange, live: Body | None) -> str | None:
     return json.dumps(all_set_fields(live), sort_keys=True)
 
 
+def has_fields(live: Body | None, fields: str | None) -> bool:
+    """Return whether these are the object's fields: gpunode's own, or all, which the record of a deletion holds."""
+    own = current_fields(live)
+    return own == fields or (
+        live is not None and own is not None and json.dumps(all_set_fields(live), sort_keys=True) == fields
+    )
+
+
 def plan_field_removal(live: Body, cluster: str) -> ObjectChange | None:
     """Return the change that removes all fields of gpunode from the object; None if there are none."""
     before = fields_owned_by_gpunode(live)
@@ -318,7 +326,7 @@ def describe_lost_edits(live: Body) -> str:
         f"{manager} set {format_field(first)}{f' and {len(more)} more fields' if more else ''}"
         for manager, (first, *more) in ((manager, paths) for manager, paths in found.items() if paths)
     ]
-    return f", and {', '.join(edits)}: a rollback restores that, too" if edits else ""
+    return f", and {', '.join(edits)}: a rollback restores that, too, as gpunode's own" if edits else ""
 
 
 def own_taint(live: Body) -> str:

@@ -38,6 +38,7 @@ from gpunode.kubernetes.reconcile import (
     describe_owners,
     field_manager_of,
     fields_before,
+    has_fields,
     install_command,
     is_kept_on_removal,
     object_key,
@@ -150,7 +151,7 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         # Start from the current object: its fields may have gained owners since the run.
         now = live.get(change.key)
         shared = change.shared or (now is not None and is_kept_on_removal(now))
-        if current_fields(now) != change.after:
+        if not has_fields(now, change.after):
             change_now = replace(change, shared=shared)
             pending[change] = replace(change_now, before=fields_before(change_now, now))
     revisions = cluster.helm.count_revisions() if commands else {}
@@ -173,6 +174,9 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         step.title for step in steps.values() if step.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
+    if any(item.kind == "RuntimeClass" and item.state == "delete" for item in steps.values()):
+        workloads = cluster.list("daemonsets.apps", "--all-namespaces")
+        steps = {one: _keep_used_class(item, workloads, deleted) for one, item in steps.items()}
     plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps), skipped)
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 
@@ -239,7 +243,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
     for change in changes:
         current = live.get(change.key)
         fields = current_fields(current)
-        if current is None or fields is None or fields in (change.before, change.after):
+        if current is None or fields is None or fields == change.before or has_fields(current, change.after):
             continue
         tried, why = DryRunResult(()), ""
         if change.before is not None:

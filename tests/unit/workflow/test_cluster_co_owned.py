@@ -71,7 +71,11 @@ def test_runtime_class_that_a_daemon_set_of_others_needs_stays(server: ApiServer
     metadata = {"name": "theirs", "namespace": "default"}
     server.add({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
 
-    assert "RuntimeClass nvidia stays: DaemonSet default/theirs needs it" in user.screen("k8s", "remove", "--yes")
+    stays = "RuntimeClass nvidia stays: DaemonSet default/theirs needs it"
+    assert stays in user.screen("rollback", "k1", "--yes")
+    assert server.peek("RuntimeClass")
+    user.apply()
+    assert stays in user.screen("k8s", "remove", "--yes")
     assert server.peek("RuntimeClass")
     assert not server.peek("ConfigMap")
     server.delete("DaemonSet", "default", "theirs")

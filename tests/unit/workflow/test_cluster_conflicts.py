@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.cli.inputs import open_cluster_journal
 from gpunode.host.process import FinishedCommand
-from tests.fakes.api_server import ApiServer
+from tests.fakes.api_server import ApiError, ApiServer
 from tests.fakes.clusters import GPU, NODE, PLUGIN, User, everything
 
 CONTAINER = 'spec.template.spec.containers[name="plugin"]'
@@ -82,13 +82,40 @@ def test_edits_that_a_removal_deletes_are_named_and_come_back(server: ApiServer,
     edit_config(server)
     edited = everything(server)
     screen = user.screen("k8s", "remove", "--yes")
-    assert f"gpunode applied it, and kubectl-set set {CONTAINER}.image: a rollback restores that, too" in screen
-    assert "gpunode applied it, and kubectl-edit set data.config.yaml: a rollback restores that, too" in screen
+    assert (
+        f"gpunode applied it, and kubectl-set set {CONTAINER}.image: a rollback restores that, too, as gpunode's own"
+        in screen
+    )
+    assert (
+        "gpunode applied it, and kubectl-edit set data.config.yaml: a rollback restores that, too, as gpunode's own"
+        in screen
+    )
     removed = everything(server)
     user("rollback", "k2", "--yes")
     assert everything(server) == edited
     user("rollback", "k3", "--yes")
     assert everything(server) == removed
+
+
+def test_removal_that_could_not_delete_an_edited_object_is_rolled_back(
+    server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user.apply("k8s-time-slicing")
+    edit_config(server)
+    edited = everything(server)
+    delete = ApiServer.delete
+
+    def keep_config(self: ApiServer, kind: str, namespace: str, name: str) -> None:
+        if kind == "ConfigMap":
+            raise ApiError("Forbidden", "admission webhook")
+        delete(self, kind, namespace, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ApiServer, "delete", keep_config)
+        user("k8s", "remove", "--yes", check=6)
+    assert everything(server) != edited
+    user("rollback", "k2", "--yes")
+    assert everything(server) == edited
 
 
 def test_configuration_made_anew_is_not_read_by_running_pods(server: ApiServer, user: User) -> None:
@@ -111,7 +138,7 @@ def test_edited_configuration_of_an_earlier_recipe_comes_back(server: ApiServer,
     edited = everything(server)
     applied = user.apply("k8s-containerd").envelope["result"]["objects"]
     (purpose,) = (one["purpose"] for one in applied if one["state"] == "delete")
-    assert purpose.endswith(", and kubectl-edit set data.config.yaml: a rollback restores that, too")
+    assert purpose.endswith(", and kubectl-edit set data.config.yaml: a rollback restores that, too, as gpunode's own")
     user("rollback", "k2", "--yes")
     assert everything(server) == edited
 
