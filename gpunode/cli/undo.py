@@ -16,7 +16,16 @@ from gpunode.cli.screen.events import RESTORED_PHRASE, downtime_text, labelled_l
 from gpunode.cli.screen.plans import note_line
 from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, indent_lines, line, next_command_line, span
 from gpunode.cli.session import LOCK_TIMEOUT_S, Session, exclusive_session, report_partial_run
-from gpunode.errors import ChangeFailed, Conflict, DrainRequired, GpunodeError, RebootRequired, UsageError, VerifyFailed
+from gpunode.errors import (
+    ChangeFailed,
+    Conflict,
+    DrainRequired,
+    GpunodeError,
+    Interrupted,
+    RebootRequired,
+    UsageError,
+    VerifyFailed,
+)
 from gpunode.facts.evidence import Probe
 from gpunode.host.local import LocalHost
 from gpunode.journal.history import RunRecord, run_label
@@ -256,8 +265,8 @@ def _plan_without_repair(
         return None
     try:
         plan = make_plan()
-    except (Conflict, DrainRequired):
-        raise  # a repair would not change that
+    except (Conflict, DrainRequired, Interrupted, UsageError):
+        raise  # a repair would not change that, nor what the user has answered
     except GpunodeError:
         return None  # the broken packages may be the cause; otherwise it is raised again
     changes = () if isinstance(plan, NothingToUndo) else plan.packages

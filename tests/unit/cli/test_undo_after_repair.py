@@ -13,7 +13,15 @@ import pytest
 
 from gpunode.change import Change, CommandChange, FileChange, FileState, PackageChange, PackageState
 from gpunode.cli import undo
-from gpunode.errors import ChangeFailed, Conflict, DrainRequired, GpunodeError, JournalDamaged
+from gpunode.errors import (
+    ChangeFailed,
+    Conflict,
+    DrainRequired,
+    GpunodeError,
+    Interrupted,
+    JournalDamaged,
+    UsageError,
+)
 from gpunode.facts.model import Facts
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -41,7 +49,7 @@ def refusing(error: type[GpunodeError]) -> Any:
 
 
 @pytest.mark.usefixtures("unconfigured")
-@pytest.mark.parametrize("error", [Conflict, DrainRequired])
+@pytest.mark.parametrize("error", [Conflict, DrainRequired, UsageError, Interrupted])
 def test_refusal_that_no_repair_changes_is_told_before_one(error: type[GpunodeError]) -> None:
     with pytest.raises(error):
         undo._plan_without_repair("rollback", refusing(error), NODE)
