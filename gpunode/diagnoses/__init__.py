@@ -96,13 +96,13 @@ def _rank_suspects(
 ) -> tuple[RankedSuspect, ...]:
     """Return the suspects, likeliest first; none beside a certain error or on a healthy node.
 
-    Beside a likely error, only a failure that a program reports makes a suspect.
+    Beside a likely error, a cause's setting alone makes no suspect.
     """
     if _can_ignore_symptoms(snapshot) or any(_is_certain_error(finding) for finding in findings):
         return ()
     ranked = suspects.rank_suspects(rules_by_cause(), snapshot, findings, report_words)
     has_error = any(finding.severity == "error" for finding in findings)
-    return tuple(suspect for suspect in ranked if suspect.has_failure_line) if has_error else ranked
+    return tuple(suspect for suspect in ranked if suspect.has_symptom) if has_error else ranked
 
 
 def _can_ignore_symptoms(snapshot: Snapshot) -> bool:

@@ -50,12 +50,14 @@ class RankedSuspect:
         probability: among all suspects.
         has_own_words: a person's description of the machine supports it.
         has_failure_line: a program's own line about a failure is among its symptoms.
+        has_symptom: a line shows one of its symptoms, or tells of it; else only its setting, or similar words.
     """
 
     suspect: Suspect
     probability: float
     has_own_words: bool
     has_failure_line: bool
+    has_symptom: bool = True
 
 
 def probability_alone(ranked: Sequence[RankedSuspect], rules: Mapping[str, Rule]) -> float:
@@ -81,7 +83,7 @@ def rank_suspects(
     similarity = score_causes(report_words or shipped_words(), snapshot.view(_evidence_words)) if is_chosen else {}
     is_well = bool(snapshot.view(symptoms.NOTHING_FAILS))
     has_failure = not driver.works(snapshot) and bool(snapshot.view(symptoms.FAILURE_MENTIONED))
-    candidates: list[tuple[float, Suspect, bool, bool]] = []
+    candidates: list[tuple[float, Suspect, bool, bool, bool]] = []
     for cause, rule in rules.items():
         if cause in explained:
             continue
@@ -108,7 +110,7 @@ def rank_suspects(
         )
         suspect = Suspect(cause, rule.title, cite_shown((*shown, *told, *context, *words)), asked)
         has_failure_line = any(_FAILURE_WORD.search(line.line) for line in by_programs)
-        candidates.append((score, suspect, bool(words), has_failure_line))
+        candidates.append((score, suspect, bool(words), has_failure_line, bool(seen or told)))
     candidates.sort(key=lambda one: -one[0])
     total = sum(exp(score) for score, *_ in candidates)
     return tuple(RankedSuspect(suspect, exp(score) / total, *shows) for score, suspect, *shows in candidates)

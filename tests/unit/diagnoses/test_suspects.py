@@ -52,6 +52,13 @@ def test_file_that_shows_no_failure_makes_no_suspect_beside_a_likely_fault() -> 
     assert all(any("Error" in line.line for line in one.citations) for one in found.suspects)
 
 
+def test_second_fault_that_a_person_tells_of_stays_a_suspect() -> None:
+    told = ("post", "And my second card has fallen off the bus with Xid 79 each night.")
+    found = of(MISMATCH, LOADED, ("modinfo -F version nvidia", "535.161"), told)
+    assert [one.confidence for one in found.roots] == ["likely"]
+    assert "gpu-fallen-off-bus" in {one.cause for one in (*found.suspects, *found.unexplained)}
+
+
 def test_consequence_of_a_root_is_not_listed_as_unexplained() -> None:
     assert of(LOST, ("nvidia-smi", "No devices were found")).unexplained == ()
     assert of(LOST).unexplained == ()
