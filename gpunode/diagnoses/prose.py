@@ -58,8 +58,10 @@ _FRAMED_BY_PERSON: Final = (
     # A question behind a word that looks like a tag, as in "Laptop: all works. Is it normal?"
     Pattern(r"^[^\n]{0,300}[.:] (?:Is|Are|Does|Do|Did|Can|Could|Why|What|How)\b[^\n?]{0,300}\?\s*$"),
 )
-# What these programs print was written by people.
-_TEXT_SHOWING_COMMAND: Final = Pattern(r"^\W*(?:sudo )?(?:git|gh|man|history|echo|printf|curl|diff|pytest|go test)\b")
+# What these programs print was written by people, even if it begins like a log.
+_TEXT_SHOWING_COMMAND: Final = Pattern(
+    r"^\W*(?:sudo )?(?:git|gh|man|history|echo|printf|curl|diff|jq|pytest|(?:cargo|go|npm) test|ollama run)\b"
+)
 # Lines that are set apart from what a node printed. NVIDIA's package repository answered with a comment once.
 _SET_APART: Final = (
     Pattern(r"^\s*(?:#{1,6}|//|--|;)\s+(?!Unsupported distribution)\S|^\s*/\*"),  # a heading or a comment
@@ -137,6 +139,12 @@ _DISCLAIMERS: Final = (
     Pattern(
         r"(?i)^(?![^\n]*\b(?:here|below|attached|my|our|following)\b)[^\n]*"
         r"\byou (?:might|may|could|would|will|should) (?:\w+ )?see\b[^\n.?!]*:?\s*$"
+    ),
+    # Invented lines, as below "Imagine that dmesg says:" or "I made this line up:"
+    Pattern(
+        r"(?i)(?:^|[.?!]\s)\W*(?:assume|imagine|suppose)\b[^\n.;?!]*:\s*$"
+        r"|\b(?:fake|invented|made[- ]up|found on the (?:internet|web))\b[^\n.;?!]*:\s*$"
+        r"|\bmade [^\n.,;?!]{1,30} up:\s*$"
     ),
     # "What does the line look like?" and its answer
     Pattern(r"(?i)\bwhat (?:does|do|did|would|will|should) (?![^\n]*\bmean)[^\n?]*\blook like\b[^\n?]*\?\s*$"),
@@ -254,8 +262,9 @@ def cites_prose(snapshot: Snapshot, citation: Citation) -> bool:
 def is_program_output(snapshot: Snapshot, citation: Citation) -> bool:
     """Return whether the line is certainly a program's: by the command or file it is from, or by how it begins."""
     items = snapshot.view(_items_by_key_and_source).get((citation.key, citation.source), ())
-    is_by_source = citation.source != _PASTED_TEXT and any(item.kind != "text" for item in items)
-    if is_by_source and not _TEXT_SHOWING_COMMAND.match(citation.source):
+    if _TEXT_SHOWING_COMMAND.match(citation.source):
+        return False
+    if citation.source != _PASTED_TEXT and any(item.kind != "text" for item in items):
         return True
     is_by_person = any(pattern.match(citation.line) for pattern in _FRAMED_BY_PERSON)
     return not is_by_person and _FRAMED_LINE_START.match(citation.line) is not None

@@ -266,6 +266,14 @@ def test_summary_never_reports_what_only_prose_says(text: str) -> None:
         "tests/test_xid.py::test_parse[NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.] PASSED",
         'Laptop: all works. Is it from "GPU has fallen off the bus"?',
         "$ git log --oneline\nb2c3d4e xid: parse NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus",
+        f"$ echo '{XID}'\n{XID}",
+        f"$ pytest -q\n{XID}",
+        f"$ jq -r .body issue.json\n{XID}",
+        f"Imagine this:\n{XID}",
+        f"Suppose dmesg shows this:\n{XID}",
+        f"I made this line up:\n{XID}",
+        f"Here is a fake line for the parser:\n{XID}",
+        f"Found on the internet:\n{XID}",
     ],
 )
 def test_message_that_somebody_may_have_typed_is_never_certain(text: str) -> None:
