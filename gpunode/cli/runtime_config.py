@@ -427,7 +427,7 @@ def _apply_edit(
     if restart and not permissions.allow_disruption:
         ctk.refuse_disruption(host, plan)
     check_interrupt, on_event = node.signals.raise_if_received, node.screen.show_event
-    with report_partial_run(command, output, node.store):
+    with report_partial_run(command, output, node.store, node.adapt_hint):
         done = ctk.apply_edit(plan, host, node.store, verb, on_event, restart=restart, check_interrupt=check_interrupt)
     node.notify(node.log.problem)
     failure = _not_restarted_failure(host, plan) if restart and ctk.reload_was_skipped(host, plan, done) else None

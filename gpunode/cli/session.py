@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import create_announcer
@@ -14,6 +15,7 @@ from gpunode.cli.node_screen import Screen, handle_signals, interruptible_wait
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import explain_program_risk
 from gpunode.cli.screen.commands import repeat_command
+from gpunode.command import command as quote_command
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 # Daemons must be able to read the files that package scripts create, however strict the caller's umask is.
 UMASK = 0o022
 LOCK_TIMEOUT_S = 600.0
+# Commands of package managers in hints, which are written for this machine.
+_PACKAGE_COMMAND_IN_HINT: Final = re.compile(
+    r"(?m)(?P<before>^[ \t]*|`|\bsudo )(?=(?:apt-cache|apt-get|apt-mark|dpkg) "
+    r"(?:-|(?:check|clean|install|policy|purge|remove|search|showhold|unhold|update)\b))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,17 @@ class Session:
     def notify(self, text: str) -> None:
         """Show ``text`` as a notice, unless it is empty."""
         if text:
-            self.screen.show_event(Notice(text))
+            self.screen.show_event(Notice(self.adapt_hint(text)))
+
+    def adapt_hint(self, hint: str) -> str:
+        """Return the hint; for an image with package commands that run in it, not on the machine that builds it."""
+        root = self.host.root
+        enter = f"sudo {quote_command('chroot', root)} "
+
+        def add_root(match: re.Match[str]) -> str:
+            return enter if match["before"] == "sudo " else f"{match['before']}{enter}"
+
+        return hint if root == "/" else _PACKAGE_COMMAND_IN_HINT.sub(add_root, hint)
 
     def clean_up_after_interruption(self) -> RunRecord | None:
         """Delete the temporary files of the newest run if it was interrupted, and return that run."""
@@ -110,7 +127,11 @@ def exclusive_session(
                 host.wait_until_idle()
         screen.end_wait()
         with stop:
-            yield node
+            try:
+                yield node
+            except GpunodeError as error:
+                error.hint = node.adapt_hint(error.hint)
+                raise
 
 
 class SignalGuard:

@@ -120,7 +120,7 @@ def setup(recipe_options: RecipeOptions, output: OutputOptions, flags: SetupFlag
         lost = find_lost_record(node.store, facts)
         node.notify(str(lost or ""))
         options = _workflow_options(node, recipe, flags, started, image=image)
-        with report_partial_run("setup", output, node.store):
+        with report_partial_run("setup", output, node.store, node.adapt_hint):
             done = make(
                 recipe,
                 node.host,

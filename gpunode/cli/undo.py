@@ -198,7 +198,7 @@ def _run_undo(
 def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
     on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
-    with report_partial_run(plan.verb, output, node.store):
+    with report_partial_run(plan.verb, output, node.store, node.adapt_hint):
         done = apply_rollback(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     left = Remainder(done.plan.kept)
     if plan.verb == "remove":
@@ -280,14 +280,14 @@ def _plan_without_repair(
         why = " ".join(dict.fromkeys(map(str.strip, repair_failure.splitlines())))
         finish = f"`sudo {system(facts).finish_command}` finishes it once the cause is fixed"
         note = f"{join_names(staying)} cannot be configured, and this {verb} leaves it as it is; {finish}: {why}"
-        return replace(plan, notes=(*plan.notes, note))
+        return replace(plan, notes=(*plan.notes, node.adapt_hint(note)))
     if changes or may_be_ours:
         return None
     note = (
         f"half-installed or not configured: {', '.join(sorted(broken))}; no run of gpunode left that, and this {verb} "
         f"does not need it: `sudo {system(facts).finish_command}` finishes it"
     )
-    return replace(plan, notes=(*plan.notes, note))
+    return replace(plan, notes=(*plan.notes, node.adapt_hint(note)))
 
 
 def _advise_removal_of_obstacles(failure: ChangeFailed, node: Session) -> None:

@@ -197,9 +197,10 @@ def _note_unfinished_packages(facts: Facts) -> Iterator[str]:
     if known(facts.packages_interrupted, default=False):
         names = join_names(sorted(map(str, facts.unconfigured)), _MAX_PACKAGES_NAMED)
         package_system = system(facts)
+        by_hand = "" if facts.is_image else f", or `sudo {package_system.finish_command}`"
         yield (
-            f"{package_system.repair_change.purpose}{f': {names}' if names else ''}; the next setup finishes them, or "
-            f"`sudo {package_system.finish_command}`"
+            f"{package_system.repair_change.purpose}{f': {names}' if names else ''}; the next setup finishes them"
+            f"{by_hand}"
         )
 
 

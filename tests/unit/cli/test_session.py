@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from signal import SIG_DFL, SIGHUP, SIGINT, SIGTERM, raise_signal, signal
 from threading import Timer
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 
@@ -14,7 +15,7 @@ from gpunode.change import FileChange, FileState, Trigger
 from gpunode.cli.boundary import run_cli
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.plans import setup_summary_lines, stage_lines
-from gpunode.cli.session import SignalGuard, exclusive_session, partial_run_envelope
+from gpunode.cli.session import Session, SignalGuard, exclusive_session, partial_run_envelope
 from gpunode.cli.setup import blocked_setup_error
 from gpunode.errors import ChangeFailed, Interrupted, Refused
 from gpunode.journal.store import Store
@@ -120,6 +121,25 @@ def test_plan_proposes_setup_only_where_it_changes_something(
     proposed = [said for said in capsys.readouterr().out.splitlines() if said.startswith("next: ")]
     assert "".join(proposed).startswith(next_step)
     assert bool(proposed) is bool(next_step)
+
+
+@pytest.mark.parametrize(
+    ("hint", "in_image"),
+    [
+        ("  sudo dpkg --configure -a\nthen again", "  sudo chroot '/mnt/my image' dpkg --configure -a\nthen again"),
+        ("`sudo dpkg --remove x`", "`sudo chroot '/mnt/my image' dpkg --remove x`"),
+        ("check:\n  apt-cache policy", "check:\n  sudo chroot '/mnt/my image' apt-cache policy"),
+        ("dpkg was at work, and apt-get did nothing", "dpkg was at work, and apt-get did nothing"),
+    ],
+)
+def test_package_commands_in_hints_run_in_the_image(hint: str, in_image: str) -> None:
+    """On the build machine they would remove or configure its own packages."""
+    hosts: list[Any] = [SimpleNamespace(root=root) for root in ("/", "/mnt/my image")]
+    nothing: Any = None
+    this, image = (Session(host, nothing, nothing, nothing, nothing) for host in hosts)
+    assert this.adapt_hint(hint) == hint
+    assert image.adapt_hint(hint) == in_image
+    assert image.adapt_hint(in_image) == in_image
 
 
 def test_refused_step_ends_the_run() -> None:

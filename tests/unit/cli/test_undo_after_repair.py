@@ -31,7 +31,7 @@ from tests.fakes.memory_node import MemoryNode, command
 from tests.unit.steps.machines import CONTAINERD, machine
 
 EMPTY = SimpleNamespace(steps=(), pending_triggers=(), is_incomplete=False, remarks=(), reboot_reason="")
-NODE: Any = SimpleNamespace(store=None, host=SimpleNamespace(root="/"), notify=lambda _: None)
+NODE: Any = SimpleNamespace(store=None, host=SimpleNamespace(root="/"), notify=lambda _: None, adapt_hint=str)
 
 
 @pytest.fixture
@@ -99,7 +99,9 @@ def test_undo_with_nothing_to_do_mends_only_what_gpunode_may_have_broken(
 
     assert bool(CommandChange.of_kind(mended)) is is_mended
     note = f"half-installed or not configured: {broken}; no run of gpunode left that"
-    assert (note in answer.text and "`sudo dpkg --configure -a` finishes it" in answer.text) is not is_mended
+    finish = "dpkg --configure -a` finishes it"
+    assert (note in answer.text and finish in answer.text) is not is_mended
+    assert f"`sudo {finish}" not in answer.text, "it would be this machine's dpkg"
     assert (answer.exit_code, answer.envelope["changed"]) == (0, is_mended)
 
 
@@ -135,7 +137,9 @@ def test_removal_needs_no_package_of_others_that_cannot_be_mended(state: str, is
         assert "its licence server does not answer" in answer.text
     else:
         assert answer.exit_code == 6
-        assert "sudo dpkg --remove --force-remove-reinstreq somebodys" in answer.envelope["errors"][0]["hint"]
+        hint = answer.envelope["errors"][0]["hint"]
+        assert "dpkg --remove --force-remove-reinstreq somebodys" in hint
+        assert "sudo dpkg" not in hint, "it would remove this machine's package"
 
 
 def test_package_that_apt_can_leave_is_no_package_to_remove(tmp_path: Path) -> None:
