@@ -89,7 +89,9 @@ class LockFileError(RecipeError):
     def _next_step(self, file: str, mistake: str) -> str:
         from gpunode.command import gpunode
 
-        return f"move {file} away and write it again with `{gpunode('plan', '--lock', file)}`, or correct {mistake}"
+        # Without its recipe, --root and --gpu, the command would lock another plan, or another machine's.
+        again = f"`{gpunode('plan', '--lock', file)}` and the recipe and options of this command"
+        return f"move {file} away and write it again with {again}, or correct {mistake}"
 
 
 class MigFileError(RecipeError):
