@@ -43,15 +43,17 @@ _FRAMED_LINE_START: Final = Pattern(
 )
 # Lines that begin like a program's, but are of a chat, a title, a list of codes, a rule, a test or a change.
 _FRAMED_BY_PERSON: Final = (
-    Pattern(r"^\[?[\d:., /-]+(?:[AP]M)?\]? ?<\w+> |^\[\d\d?[./]\d\d?[./]\d\d(?:\d\d)?, "),  # "[09:12] <alice> "
+    Pattern(
+        r"^\[?[\d:., /-]+(?:[AP]M)?\]? ?<[@+%~&]?[\w-]+> |^\[\d\d?[./]\d\d?[./]\d\d(?:\d\d)?, "
+    ),  # "[09:12] <alice> "
     Pattern(
         r"(?i)^\s*[\[(]?(?:(?:re|fwd?|subject|titles?|symptoms?|causes?|topic|examples?|samples?|tests?|case|feature|docs?"
         r"|faq|bug|issue|questions?|help|solved|resolved|fixed|closed|alert)(?: [^\n\])\d:]{0,20})?(?:[\])]|: ))"
     ),
     Pattern(r"(?i)^\s*(?:xid[ _-]?)?\d{1,3}(?:: (?!\w+: )|(?: {2,}|\t)[a-z]+:? \S)"),  # "79: GPU has"
-    Pattern(r"^\s*\d+  \w+ [^\n]*\b(?:grep|echo|logger)\b|^[+-]\w"),  # a shell's history, a diff
+    Pattern(r"^\s*\d+  \w+ [^\n]*\b(?:grep|echo|logger)\b|^[+-][\w\[]"),  # a shell's history, a diff
     Pattern(
-        r"(?i)^[^\n]*\"(?:title|summary|description|expr|alert|pattern|regexp?|input|want|expected|example)\"\s*:"
+        r"(?i)^[^\n]*\"(?:title|summary|description|expr|alert|pattern|regexp?|input|want|expect(?:ed)?|example)\"\s*:"
         r"|^[^\n]*\b(?:pars(?:es?|ed|ing)|match(?:es|ed|ing)?|test(?:s|ed|ing)?|expect(?:s|ed|ing)?|patterns?|regexp?"
         r"|inputs?)[ :=]+[\"'`]|^\S+::\w+\["
     ),
@@ -61,6 +63,7 @@ _FRAMED_BY_PERSON: Final = (
 # What these programs print was written by people, even if it begins like a log.
 _TEXT_SHOWING_COMMAND: Final = Pattern(
     r"^\W*(?:sudo )?(?:git|gh|man|history|echo|printf|curl|diff|jq|pytest|(?:cargo|go|npm) test|ollama run)\b"
+    r"|^\W*(?:sudo )?(?:cat|grep|head|less|tail)\b[^\n|]*\s(?:[^\s|]*/)?(?:fixtures?|tests?)/"
 )
 # Lines that are set apart from what a node printed. NVIDIA's package repository answered with a comment once.
 _SET_APART: Final = (
@@ -101,7 +104,16 @@ _DISCLAIMERS: Final = (
         r"(?: (?:saw|seen|see|get|got|had|have|find|found|contains?|shows?|an?|any|the|such|sign|mention|of|lines?"
         r"|messages?|like)){0,4}\s*:?\s*$"
     ),
-    Pattern(r"(?i)\b(?:nie|jamais|nunca|mai|никогда не)(?: \w+){0,2} (?:gesehen|vu|visto|видели)\s*:?\s*$"),
+    Pattern(
+        r"(?i)\b(?:nie|jamais|nunca|mai|никогда не)(?: \w+){0,2} (?:gesehen|vu|visto|vimos|видели)"
+        r"(?: (?:questa|esta|essa|cette) \w+)?\s*:?\s*$"
+    ),
+    # "None of our nodes ever printed this:", "We have never seen this line:", but not "Never seen this error before:"
+    Pattern(
+        r"(?i)\b(?:never|none|nobody|no one)\b[^\n.,;?!]*\b(?:(?:print|logg?|show)(?:s|ed|n)? (?:this|that|these|such)"
+        r"|(?:see|seen|saw|had|got) (?:this|that|these|such|a) (?:lines?|messages?|output))\s*:\s*$"
+    ),
+    Pattern(r"(?i)\bthis is not what\b[^\n.;?!]*:\s*$|\bno longer (?:appears?|shows?|happens?)\b[^\n.;?!]*:\s*$"),
     Pattern(r"(?:没有?|从未|从没)[^\n，,。]{0,6}(?:看到|看见|见到?|出现)?过?\s*[:：]?\s*$"),
     # "None of the nodes has messages such as:", but not "It does not work with messages like:"
     Pattern(
@@ -115,7 +127,7 @@ _DISCLAIMERS: Final = (
         r"|in (?:19|20)\d\d)\b[^\n.?!]*:\s*$"
     ),
     Pattern(r"(?i)\bused to (?:get|have|report|say|see|show)\b[^\n.,;?!]*:\s*$"),
-    Pattern(r"(?i)\bbefore (?:I|they|we)\b[^\n:.,;?!]* (?:fix|repair|replac)ed\b[^\n:.,;?!]*:\s*$"),
+    Pattern(r"(?i)\bbefore (?:I|they|we)\b[^\n:.,;?!]* (?:fix|repair|replac|reseat|swapp)ed\b[^\n:.,;?!]*:\s*$"),
     Pattern(r"(?i)\bbefore (?:the|its) (?:fix|repair|replacement)\b[^\n:.,;?!]*:\s*$"),
     Pattern(
         r"(?i)^\W*(?:an? |the )?(?:example|expected|sample)(?: of)? (?:logs?|output|dmesg|lsmod|lspci|nvidia-smi)\b"

@@ -168,6 +168,8 @@ _SENTENCE_ABOUT_PROGRAM: Final = Pattern(
     r"|reports|reported|prints|printed|returns|returned|complains|tells|told|finds|detects|outputs|displays|looks|seems"
     r"|takes|ends|exits|dies)(?= [a-z\d]|$)"
 )
+# It names no source if it goes on about another program: "nvidia-smi hangs, and dmesg has:".
+_SECOND_CLAUSE: Final = Pattern(r"(?i), | (?:and|but|while) ")
 _MAX_HEADING_WORDS: Final = 12
 # "Output of `lsmod`:", "2. Run `uname -a`", "`nvidia-smi` gives:", "My /etc/docker/daemon.json:", "==> kern.log <==".
 _INTRODUCTION: Final = Pattern(
@@ -208,6 +210,8 @@ def _heading_source(line: str, source: str, *, is_alone: bool) -> str:
     if is_alone and is_command and _begins_with_program(line) and _is_known_command(line):
         return line
     if line[:1] not in _HEADING_MARKS and line.rstrip()[-1:] not in _HEADING_MARKS:
+        return ""
+    if _SENTENCE_ABOUT_PROGRAM.match(line) and _SECOND_CLAUSE.search(line):
         return ""
     match = _SOURCE_HEADING.match(line)
     if not match or not (match["begin"] or match["end"]) or len(match["source"].split()) > _MAX_HEADING_WORDS:

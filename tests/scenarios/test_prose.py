@@ -154,6 +154,9 @@ INTRODUCTIONS = (
     "Der Node startet nie:",
     "我们看到：",
     "On the other node all is well, but on this one:",
+    "I have never seen this error before:",
+    "nvidia-smi does not show the GPU, and dmesg shows this:",
+    "nvidia-smi hangs and the log has:",
 )
 
 
@@ -274,6 +277,16 @@ def test_summary_never_reports_what_only_prose_says(text: str) -> None:
         f"I made this line up:\n{XID}",
         f"Here is a fake line for the parser:\n{XID}",
         f"Found on the internet:\n{XID}",
+        f"We have never seen this line:\n{XID}",
+        f"None of our nodes ever printed this:\n{XID}",
+        f"This is NOT what I see:\n{XID}",
+        f"This no longer appears after the RMA:\n{XID}",
+        f"Before we swapped the riser:\n{XID}",
+        f"Non abbiamo mai visto questa riga:\n{XID}",
+        f"$ cat tests/fixtures/xid79.log\n{XID}",
+        f"$ grep -rn Xid src tests/\n{XID}",
+        f"+{XID}",
+        "10:03:11 <@bob-x> NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
     ],
 )
 def test_message_that_somebody_may_have_typed_is_never_certain(text: str) -> None:
