@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.inputs import create_announcer
@@ -15,7 +14,6 @@ from gpunode.cli.node_screen import Screen, handle_signals, interruptible_wait
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import explain_program_risk
 from gpunode.cli.screen.commands import repeat_command
-from gpunode.command import command as quote_command
 from gpunode.errors import GpunodeError, Interrupted, Terminated
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
@@ -32,11 +30,6 @@ if TYPE_CHECKING:
 # Daemons must be able to read the files that package scripts create, however strict the caller's umask is.
 UMASK = 0o022
 LOCK_TIMEOUT_S = 600.0
-# Commands of package managers in hints, which are written for this machine.
-_PACKAGE_COMMAND_IN_HINT: Final = re.compile(
-    r"(?m)(?P<before>^[ \t]*|`|\bsudo )(?=(?:apt-cache|apt-get|apt-mark|dpkg) "
-    r"(?:-|(?:check|clean|install|policy|purge|remove|search|showhold|unhold|update)\b))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +55,11 @@ class Session:
 
     def adapt_hint(self, hint: str) -> str:
         """Return the hint; for an image with package commands that run in it, not on the machine that builds it."""
-        root = self.host.root
-        enter = f"sudo {quote_command('chroot', root)} "
+        if self.host.root == "/":
+            return hint
+        from gpunode.host.package_manager import enter_image_in_hint  # only for an image
 
-        def add_root(match: re.Match[str]) -> str:
-            return enter if match["before"] == "sudo " else f"{match['before']}{enter}"
-
-        return hint if root == "/" else _PACKAGE_COMMAND_IN_HINT.sub(add_root, hint)
+        return enter_image_in_hint(hint, self.host.root)
 
     def clean_up_after_interruption(self) -> RunRecord | None:
         """Delete the temporary files of the newest run if it was interrupted, and return that run."""

@@ -7,12 +7,14 @@ reads the copy as nobody, without privileges. The root's apt.conf is not copied:
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from gpunode.change import PackageChange
+from gpunode.command import command
 from gpunode.facts.evidence import decode_matches
 from gpunode.host import files, globs
 from gpunode.host.apt import SIMULATE_COMMAND, UNATTENDED_APT_ENVIRONMENT
@@ -114,3 +116,20 @@ def _make_configuration(folder: Path, architectures: Iterable[str]) -> str:
     }
     rows = [f'{name} "{value}";' for name, value in settings.items()]
     return "\n".join([*rows, *(f'APT::Architectures:: "{name}";' for name in names), ""])
+
+
+# Commands in hints, which are written for this machine.
+_PACKAGE_COMMAND_IN_HINT: Final = re.compile(
+    r"(?m)(?P<before>^[ \t]*|`|\bsudo )(?=(?:apt-cache|apt-get|apt-mark|dpkg) "
+    r"(?:-|(?:check|clean|install|policy|purge|remove|search|showhold|unhold|update)\b))"
+)
+
+
+def enter_image_in_hint(hint: str, root: str) -> str:
+    """Return the hint with package commands that run in the image at ``root``."""
+    enter = f"sudo {command('chroot', root)} "
+
+    def add_root(match: re.Match[str]) -> str:
+        return enter if match["before"] == "sudo " else f"{match['before']}{enter}"
+
+    return _PACKAGE_COMMAND_IN_HINT.sub(add_root, hint)

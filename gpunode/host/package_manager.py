@@ -25,6 +25,11 @@ def simulate_in_root(root: str, changes: Sequence[PackageChange]) -> Simulation:
     return image_apt.simulate_image(root, changes)
 
 
+def enter_image_in_hint(hint: str, root: str) -> str:
+    """Return the hint with package commands that run in the image, not on the machine that builds it."""
+    return image_apt.enter_image_in_hint(hint, root)
+
+
 def remove_temporary_folders(root: str) -> None:
     """Remove the temporary folders that a killed run left."""
     apt.remove_temporary_folders(root)
