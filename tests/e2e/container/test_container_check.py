@@ -27,12 +27,12 @@ from gpunode.host.process import Runner
 
 uuids, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
 found = {}
-for commands in (
-    containerd_commands("t", binary="/usr/local/bin/nvidia-container-runtime"),
-    docker_commands("t"),
+for name, commands in (
+    ("containerd", containerd_commands("t", binary="/usr/local/bin/nvidia-container-runtime")),
+    ("docker", docker_commands("t")),
 ):
     one = check_container(Runner(), commands, uuids, timeout_s=seconds)
-    found[one.runtime] = [one.passed, sorted(one.seen), one.failure, list(one.leftovers)]
+    found[name] = [one.passed, sorted(one.seen), one.failure, list(one.leftovers)]
 left = [f"ctr -n gpunode-t {kind} ls -q" for kind in ("namespaces", "images", "containers", "tasks", "content")]
 left += ["docker ps -aq", "docker images -q"]
 found["left"] = [subprocess.run(one.split(), capture_output=True, text=True, check=True).stdout.split() for one in left]
