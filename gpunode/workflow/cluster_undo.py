@@ -109,7 +109,7 @@ def _keep_used_class(item: PlanItem, workloads: Sequence[Body], deleted: Abstrac
     ]
     if item.kind != "RuntimeClass" or item.state != "delete" or not users:
         return item
-    return replace(item, state="foreign", change=None, note=f"stays: {join_names(users, 3)} needs it")
+    return replace(item, state="foreign", change=None, note=f"stays, in use by {join_names(users, 3)}")
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
@@ -175,8 +175,12 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
     if any(item.kind == "RuntimeClass" and item.state == "delete" for item in steps.values()):
-        workloads = cluster.list("daemonsets.apps", "--all-namespaces")
-        steps = {one: _keep_used_class(item, workloads, deleted) for one, item in steps.items()}
+        try:
+            workloads = cluster.list("daemonsets.apps", "--all-namespaces")
+            steps = {one: _keep_used_class(item, workloads, deleted) for one, item in steps.items()}
+        except Forbidden as error:
+            reason = error.why.strip().splitlines()[-1]
+            skipped += (f"whether a DaemonSet of others needs the RuntimeClass was not looked for: {reason}",)
     plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps), skipped)
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 

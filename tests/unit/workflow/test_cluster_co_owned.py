@@ -71,7 +71,7 @@ def test_runtime_class_that_a_daemon_set_of_others_needs_stays(server: ApiServer
     metadata = {"name": "theirs", "namespace": "default"}
     server.add({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
 
-    stays = "RuntimeClass nvidia stays: DaemonSet default/theirs needs it"
+    stays = "RuntimeClass nvidia stays, in use by DaemonSet default/theirs"
     assert stays in user.screen("rollback", "k1", "--yes")
     assert server.peek("RuntimeClass")
     user.apply()
@@ -80,6 +80,17 @@ def test_runtime_class_that_a_daemon_set_of_others_needs_stays(server: ApiServer
     assert not server.peek("ConfigMap")
     server.delete("DaemonSet", "default", "theirs")
     user("k8s", "remove", "--yes")
+    assert not server.peek("RuntimeClass")
+
+
+def test_rollback_without_the_right_to_list_daemon_sets_says_what_it_did_not_look_for(
+    server: ApiServer, user: User
+) -> None:
+    user.apply()
+    server.denied.add("list daemonsets")
+    undone = user("rollback", "k1", "--yes")
+    (skipped,) = undone.envelope["result"]["skipped"]
+    assert skipped.startswith("whether a DaemonSet of others needs the RuntimeClass was not looked for: ")
     assert not server.peek("RuntimeClass")
 
 
