@@ -269,7 +269,7 @@ def refuse_missing_specification_writer(plan: CtkPlan) -> None:
     """Refuse a CDI specification that no program can write.
 
     Raises:
-        Refused: if so.
+        Refused: the runtime takes GPUs by CDI alone, and nvidia-ctk is not installed.
     """
     if plan.missing_program is not None and takes_only_cdi(plan.target_name):
         raise Refused(

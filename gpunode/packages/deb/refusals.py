@@ -39,7 +39,7 @@ def hint_on_refusal(refusal: str, facts: Facts, offered: Mapping[PackageId, Coll
         or _hint_on_unmet_dependencies(refusal)
         or _hint_on_foreign_preferences(refusal, facts)
         or _hint_on_missing_repository(refusal)
-        or _hint_on_missing_cuda_release(refusal, facts)
+        or _hint_on_missing_cuda_release(refusal)
         or _hint_on_unwanted_dependencies(refusal)
         or "the index is fresh, so a source is missing, or a hold or a pin prevents it; check:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
@@ -136,19 +136,18 @@ def _hint_on_lost_version(problem: str, facts: Facts, offered: Mapping[PackageId
     )
 
 
-def _hint_on_missing_cuda_release(problem: str, facts: Facts) -> str:
+def _hint_on_missing_cuda_release(problem: str) -> str:
     """Return what to do if no source has a CUDA release: NVIDIA's repository of a distribution lacks older ones."""
     from gpunode.catalog.cuda import release_of_toolkit_package  # only where apt refuses
 
     if not (found := sorted(filter(release_of_toolkit_package, packages_not_found(problem)))):
         return ""
     listing = command("apt-cache", "search", "--names-only", "^cuda-toolkit-[0-9]+-[0-9]+$")
-    it_has = "see which its index has (apt-cache search, in the image)" if facts.is_image else f"it has:\n{listing}"
     return (
         f"no source has {found[0]}. With --only, name the step cuda-repository, too. Otherwise NVIDIA's repository for "
-        f"this distribution lacks that release; {it_has}\nname one of them that `gpunode gpus` shows for your GPU "
-        "(--cuda-toolkit, or version under [cuda]); if there is none, leave the toolkit out and compile in one of "
-        "NVIDIA's containers"
+        f"this distribution lacks that release; this lists those that it has:\n{listing}\n"
+        "name one of them that `gpunode gpus` shows for your GPU (--cuda-toolkit, or version under [cuda]); if there "
+        "is none, leave the toolkit out and compile in one of NVIDIA's containers"
     )
 
 

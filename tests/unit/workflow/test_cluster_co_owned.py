@@ -83,9 +83,7 @@ def test_runtime_class_that_a_daemon_set_of_others_needs_stays(server: ApiServer
     assert not server.peek("RuntimeClass")
 
 
-def test_rollback_without_the_right_to_list_daemon_sets_says_what_it_did_not_look_for(
-    server: ApiServer, user: User
-) -> None:
+def test_rollback_that_may_not_list_daemon_sets_says_so(server: ApiServer, user: User) -> None:
     user.apply()
     server.denied.add("list daemonsets")
     undone = user("rollback", "k1", "--yes")
