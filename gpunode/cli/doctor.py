@@ -33,7 +33,7 @@ from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.diagnoses.stack import LAYER_TITLES
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.errors import Refused, UsageError
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, healthy_verdict, when_suffix
 from gpunode.values import dataclass
 from gpunode.wording import count_noun, join_names
 
@@ -419,7 +419,7 @@ def _no_fault_line(examined: Examination) -> Line:
             return line(span("? no NVIDIA GPU found", "warn"), ", and no fault detected", hang=2)
         return line(span("? not enough evidence to call this node healthy", "warn"), hang=2)
     if examined.driver_works:
-        return line(span("✓ nothing is wrong", "good"), hang=2)
+        return line(span(f"✓ {healthy_verdict(examined.snapshot)}", "good"), hang=2)
     return line(
         span("? no fault detected", "warn"),
         ", but nothing shows that the driver works: not enough evidence to call this node healthy",
@@ -450,7 +450,7 @@ def _root_cause_lines(
         yield from (line("    – ", other, hang=6) for other in finding.ruled_out)
     yield from _consequence_lines(consequences, display)
     if finding.look_at:
-        yield _heading_line("to be sure, look at" if finding.confidence == "likely" else "to find the GPU, look at")
+        yield _heading_line(checks_heading(finding))
         yield from indent_lines(map(_command_line, finding.look_at), 4)
     yield from _remedy_lines(finding.remedy, TEXT_BY_DISRUPTION[finding.disruption])
 

@@ -24,6 +24,7 @@ from gpunode.diagnoses.model import (
     RuleFamily,
     Suspect,
     lacks_gpu,
+    starts_with_disruption,
 )
 from gpunode.diagnoses.ranking import SEVERITIES, rank_findings
 from gpunode.diagnoses.report_similarity import ReportWords
@@ -78,7 +79,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, report_words: ReportW
         findings = _rank_all((*findings, _suspect_finding(first, snapshot, bugs)))
     against = ruled_out_alternatives_by_root(rules_by_cause(), snapshot, findings)
     findings = tuple(
-        replace(finding, ruled_out=against.get(finding.cause, ()), look_at=_unanswered_commands(finding, snapshot))
+        replace(finding, ruled_out=against.get(finding.cause, ()), look_at=_list_checks(finding, snapshot))
         for finding in findings
     )
     return Diagnosis(
@@ -122,12 +123,18 @@ def _suspect_finding(suspect: Suspect, snapshot: Snapshot, bugs: _Tracebacks) ->
     return replace(found, basis="ranking")
 
 
-def _unanswered_commands(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
-    """Return the commands that would settle a likely cause, or find the GPU, and whose output is not there yet."""
-    if finding.confidence == "certain" and not lacks_gpu(finding.remedy):
-        return ()
-    asked = rules_by_cause()[finding.cause].look_at
-    return special_systems.keep_available_commands(snapshot, suspects.drop_answered_commands(snapshot, asked))
+# A text does not show which machine it is from, or when.
+_EXAMINE_NODE_COMMAND: Final = Shell("sudo gpunode doctor  # on the node itself")
+
+
+def _list_checks(finding: Finding, snapshot: Snapshot) -> tuple[Command, ...]:
+    """Return the commands to run before the remedy; see ``Finding.look_at``."""
+    checks: tuple[Command, ...] = ()
+    if finding.confidence == "likely" or lacks_gpu(finding.remedy):
+        asked = rules_by_cause()[finding.cause].look_at
+        checks = special_systems.keep_available_commands(snapshot, suspects.drop_answered_commands(snapshot, asked))
+    is_harmless = is_examined_by_gpunode(snapshot) or not starts_with_disruption(finding.remedy)
+    return checks if checks or is_harmless else (_EXAMINE_NODE_COMMAND,)
 
 
 def _fit_suspect(suspect: Suspect, snapshot: Snapshot) -> Suspect:

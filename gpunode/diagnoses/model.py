@@ -90,7 +90,7 @@ class Fix:
 
 MAX_NEXT_STEP_LENGTH: Final = 100
 _COMMAND_SEPARATORS: Final = (";", "&&", "||", "\n")
-# These steps remove something or stop work, so a likely cause is confirmed before them.
+# These steps remove something or stop work, so a likely cause, or a pasted one, is confirmed before them.
 _DISRUPTIVE_KINDS: Final[frozenset[FixKind]] = frozenset({"remove", "reset", "reboot", "drain", "replace", "hardware"})
 
 
@@ -126,8 +126,8 @@ def choose_next_step(
 ) -> NextStep:
     """Return the first step of the remedy, as a command if it is a short one.
 
-    The commands in ``look_at``, which would decide for a likely cause, come first if only the ranking supports it, or
-    if the step removes something or is done by hand. Before a step for a GPU whose address is unknown, they find it.
+    The commands in ``look_at`` come first if only the ranking supports the cause, or if the step removes something or
+    is done by hand. Before a step for a GPU whose address is unknown, they find it.
     """
     first = next(iter(remedy), None)
     look = next((one for one in look_at if is_single_command(one)), None)
@@ -136,7 +136,7 @@ def choose_next_step(
     if lacks_gpu(remedy):
         return NextStep(f"find the GPU: {title}", look or _LIST_GPUS_COMMAND)
     done = _unconditional_command(first)
-    if look is not None and (done is None or first.kind in _DISRUPTIVE_KINDS or basis == "ranking"):
+    if look is not None and (done is None or starts_with_disruption(remedy) or basis == "ranking"):
         return NextStep(f"make sure of it: {title}", look)
     return NextStep(first.text, done)
 
@@ -144,6 +144,11 @@ def choose_next_step(
 def lacks_gpu(remedy: Sequence[Fix]) -> bool:
     """Return whether the first step needs the address of a GPU that is not known."""
     return any(lacks_gpu_address(typed) for fix in remedy[:1] for typed in fix.commands)
+
+
+def starts_with_disruption(remedy: Sequence[Fix]) -> bool:
+    """Return whether the first step removes something or stops work."""
+    return any(fix.kind in _DISRUPTIVE_KINDS for fix in remedy[:1])
 
 
 def _unconditional_command(fix: Fix) -> Command | None:
@@ -291,8 +296,9 @@ class Finding:
         is_past: only an earlier boot showed it.
         container_log: on an examined node, the container log that is the only source of the finding; else empty.
         basis: signs of the cause, or the ranking of suspects.
-        look_at: for a likely cause, the commands that would decide and whose output is not there yet; for a certain
-            one, the commands that find the GPU if its remedy needs it.
+        look_at: the commands to run before the remedy. For a likely cause, those that would decide and whose output is
+            not there yet. For a certain one, those that find the GPU if the remedy needs it, or the one that examines
+            the node if the evidence is a text from elsewhere and the remedy starts with a disruption.
     """
 
     cause: str
@@ -374,7 +380,9 @@ class Diagnosis:
         if known:
             return known.next_step
         shared = self.shared_steps
-        return choose_next_step(first.cause, first.title, shared, first.look_at) if shared else first.next_step
+        if not shared or (starts_with_disruption(shared) and not first.look_at):
+            return first.next_step
+        return choose_next_step(first.cause, first.title, shared, first.look_at)
 
     @property
     def roots(self) -> tuple[Finding, ...]:

@@ -229,8 +229,8 @@ _NEGATION: Final = Pattern(r"(?i)\b(?:not|never|nowhere|neither|nor|no longer|re
 _DENIED_BEFORE: Final = Pattern(r"(?i)\b(?:no|zero|none|without|avoid\w*|instead of|(?:got|get) rid of)\b")
 # About another time.
 _NOT_NOW: Final = Pattern(
-    r"(?i)\b(?:until|years? ago|ages ago|last (?:week|month|year)|tomorrow|purged|uninstalled|dropped|switched|solved"
-    r"|fixed)\b"
+    r"(?i)\b(?:until|(?:years?|months|ages) ago|last (?:week|month|year)|tomorrow|purged|uninstalled|dropped|switched"
+    r"|solved|fixed)\b"
 )
 _QUOTED_OR_SET_APART: Final = Pattern(r"[\"“„«][^\"“”„«»]*[\"”“»]|\((?:[^()]* )?(?:not?|never|without) [^()]*\)")
 _SENTENCE_END: Final = Pattern(r"(?<=[.!?;])\s+")

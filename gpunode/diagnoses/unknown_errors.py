@@ -24,6 +24,14 @@ _FAILURE_WORDS: Final = Pattern(
     r"|\b(?:failed|failure|fatal|cannot|could(?: not|n't)|unable to|not found|refused)\b"
 )
 _GPU_WORDS: Final = Pattern(r"(?i)nvidia|cuda|\bgpus?\b|nvml|\bmig(?:Enabled|\b)|\bcdi\b|device driver")
+# How people say that something of a node fails; see ``prose.tells`` for what they do not mean.
+_TOLD_FAILURE_WORDS: Final = Pattern(
+    r"(?i)\bxid\b|\b(?:falls?|fell|fallen|drops?|dropped) off\b"
+    r"|\b(?:los(?:es?|t)|crash\w*|hang(?:s|ing)?|hung|fr(?:eez|oze)\w*|fail(?:s|ed|ures?|ing)?|die[sd]|dead|br(?:oken?|eaks)"
+    r"|gone|vanish\w*|disappear\w*|stuck|unresponsive)\b"
+    r"|\b(?:does|do|did|is|are|can)(?: not|n['’]t) (?:work|start|load|detect\w*|see|find|recogni\w*|show)"
+)
+_EXAMINE_NODE_COMMAND: Final = Shell("sudo gpunode doctor  # on the node itself, which sees more")
 _MAX_CITATIONS: Final = 3
 
 
@@ -34,7 +42,7 @@ def find_unknown_error(snapshot: Snapshot) -> OpenQuestion | None:
         return None
     question = "what is the cause? no rule knows this error, and nothing else shows a fault"
     look_at = (
-        Shell("sudo gpunode doctor  # on the node itself, which sees more"),
+        _EXAMINE_NODE_COMMAND,
         Shell("nvidia-smi -q"),
         Shell("sudo dmesg | grep -i nvrm"),
     )
@@ -54,7 +62,23 @@ def find_error_beside_fault(snapshot: Snapshot, known_lines: Collection[Citation
     if not lines:
         return None
     question = "is this another fault? no rule knows this error, and what was found does not explain it"
-    return OpenQuestion(question, (Shell("sudo gpunode doctor  # on the node itself, which sees more"),), lines)
+    return OpenQuestion(question, (_EXAMINE_NODE_COMMAND,), lines)
+
+
+def find_told_failure(snapshot: Snapshot) -> OpenQuestion | None:
+    """Return the question that the author's own words raise if a pasted report shows nothing but a working driver."""
+    told = (
+        cite(item, number)
+        for item in snapshot.items_of("text")
+        if _TOLD_FAILURE_WORDS.may_match(item.lowered)
+        for number, line in enumerate(item.lines, 1)
+        if prose.tells(line, _TOLD_FAILURE_WORDS)
+    )
+    lines = tuple(line for line in told if not prose.is_program_output(snapshot, line))[:_MAX_CITATIONS]
+    if not lines:
+        return None
+    question = "what shows this failure? the text tells of it, but all that is shown works"
+    return OpenQuestion(question, (_EXAMINE_NODE_COMMAND,), lines)
 
 
 def _error_lines(snapshot: Snapshot) -> Iterator[Citation]:

@@ -38,7 +38,7 @@ from gpunode.page.markup import (
     table,
     tag,
 )
-from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, count, when_suffix
+from gpunode.page.words import STATE_MARKS, TEXT_BY_DISRUPTION, checks_heading, count, healthy_verdict, when_suffix
 
 if TYPE_CHECKING:
     from gpunode.diagnoses.commands import Command
@@ -70,7 +70,9 @@ def _verdict_title(examined: Examination) -> str:
         return "The evidence does not decide the cause"
     if examined.diagnosis.open_questions:
         return "Something is wrong, but the evidence does not show what"
-    return "Nothing is wrong" if examined.driver_works else "No fault detected, but nothing shows that the driver works"
+    if examined.driver_works:
+        return healthy_verdict(examined.snapshot).capitalize()
+    return "No fault detected, but nothing shows that the driver works"
 
 
 def _page_body(examined: Examination, about: PageOrigin, detail: EvidenceDetail) -> Markup:
@@ -163,6 +165,12 @@ def _render_remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Mark
     return tag("section", tag(f"{heading}#{name}", "What to do"), tag("ol.remedy", rows), aria_labelledby=name)
 
 
+def _render_checks(finding: Finding) -> Markup | None:
+    if not finding.look_at:
+        return None
+    return tag("section", tag("p", f"{checks_heading(finding)}:"), command_block(*finding.look_at))
+
+
 def _render_fault(root: Finding, examined: Examination, number: int, detail: EvidenceDetail) -> Markup:
     """Return the proof, the causes ruled out and the consequences of a root cause."""
     level = "h3" if number else "h2"
@@ -178,7 +186,7 @@ def _render_fault(root: Finding, examined: Examination, number: int, detail: Evi
         tag("p.label", f"{_likelihood_prefix(root)}{beside}") if number else None,
         join_markup(tag("h2", root.title), _render_summary(root), _render_facts(root)) if number else None,
         (tag("section", tag(level, title), part) for title, part in parts if part),
-        _render_remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
+        (_render_checks(root), _render_remedy(root.remedy, f"remedy-{number}", "h3")) if number else None,
         _render_story(level, root),
         class_=root.severity if number else "root",
         id=root.cause,

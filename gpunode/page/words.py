@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from gpunode.diagnoses.model import Disruption
+from gpunode.diagnoses.evaluation import is_examined_by_gpunode
+from gpunode.diagnoses.model import Disruption, Finding, lacks_gpu
 from gpunode.diagnoses.stack import State
 
 if TYPE_CHECKING:
+    from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.workflow.fleet import Deviation, FleetRow
 
 # The conditions of a fleet's nodes, worst first.
@@ -54,6 +56,20 @@ def count(number: int, noun: str) -> str:
 def node_name(report: str) -> str:
     """Return the name of the node that a report is about."""
     return report.removesuffix(".tar.gz")
+
+
+def healthy_verdict(snapshot: Snapshot) -> str:
+    """Return the verdict on a node whose driver works and that shows no fault."""
+    return "nothing is wrong" if is_examined_by_gpunode(snapshot) else "this text shows a working driver and no fault"
+
+
+def checks_heading(finding: Finding) -> str:
+    """Return what the commands in ``look_at`` are for."""
+    if finding.confidence == "likely":
+        return "to be sure, look at"
+    if lacks_gpu(finding.remedy):
+        return "to find the GPU, look at"
+    return "a text may be from another machine or time, so first run"
 
 
 def collapse_ranges(names: Iterable[str]) -> Iterator[str]:

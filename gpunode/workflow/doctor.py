@@ -13,7 +13,7 @@ from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Diagnosis, OpenQuestion
 from gpunode.diagnoses.snapshot import Snapshot, take_snapshot
 from gpunode.diagnoses.stack import LayerState, does_driver_answer, stack_layers
-from gpunode.diagnoses.unknown_errors import find_unknown_error
+from gpunode.diagnoses.unknown_errors import find_told_failure, find_unknown_error
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.evidence import TRUNCATION_KEY, Capture, Evidence, decode_matches
@@ -152,7 +152,9 @@ def diagnose_evidence(evidence: Evidence) -> Examination:
     works = does_driver_answer(snapshot)
     diagnosis = diagnose(snapshot, guarded=True)
     if not (diagnosis.findings or diagnosis.open_questions or any(suspect.citations for suspect in diagnosis.suspects)):
-        doubt = find_unknown_error(snapshot) or (None if works else _missing_evidence_question(snapshot))
+        doubt = find_unknown_error(snapshot) or (
+            find_told_failure(snapshot) if works else _missing_evidence_question(snapshot)
+        )
         diagnosis = replace(diagnosis, open_questions=(doubt,) if doubt else ())
     if (cut := evidence.get(TRUNCATION_KEY)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)

@@ -48,5 +48,6 @@ def test_fleet_names_the_first_step_and_not_a_later_command() -> None:
     legacy = next(one for one in reports() if one.name.startswith("028-"))
     row, _ = build_row(FleetReport("a report", str(Path("a report"))), evidence_of(legacy))
     assert row.cause == "gpu-legacy-unsupported-by-branch"
-    assert row.advice.startswith("replace the packages")
-    assert row.command == ""
+    # The report is a text, and the first step removes packages.
+    assert row.advice.startswith("make sure of it: ")
+    assert row.command == "sudo gpunode doctor  # on the node itself"

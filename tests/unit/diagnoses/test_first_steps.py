@@ -10,7 +10,11 @@ from gpunode.diagnoses import diagnose, rules_by_cause
 from gpunode.diagnoses.model import Finding
 from gpunode.diagnoses.snapshot import take_snapshot
 from gpunode.facts import pasted
+from gpunode.page.words import checks_heading
 from tests.laws.systems import SYSTEMS
+from tests.scenarios.healthy.captures import evidence, journal
+from tests.scenarios.healthy.nodes import HEALTHY
+from tests.scenarios.reports import diagnosis, reports
 
 # Words of a warning to follow before the command.
 WARNS = re.compile(r"\bsave the\b|\bgo(?:es)? with it\b|\bloses what\b|\bdeletes all\b|\bis lost\b")
@@ -70,3 +74,31 @@ def test_acs_stays_enabled_where_virtual_machines_need_it() -> None:
 
 
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
+
+
+FALLEN = "[ 1234.567891] NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+EXAMINE = "sudo gpunode doctor  # on the node itself"
+
+
+@pytest.mark.parametrize("cause", rules_by_cause())
+def test_disruptive_step_for_a_text_follows_an_examination_of_the_node(cause: str) -> None:
+    report = next(report for report in reports() if report.cause == cause)
+    for found in diagnosis(report.evidence).roots:
+        if found.remedy and found.remedy[0].kind in {"remove", "reset", "reboot", "drain", "replace", "hardware"}:
+            assert found.look_at
+            assert found.next_step.command in found.look_at
+
+
+def test_text_may_be_from_another_machine() -> None:
+    found = diagnose(take_snapshot(pasted.parse_text_report(FALLEN))).findings[0]
+    assert (found.cause, found.confidence, found.next_step.command) == ("gpu-fallen-off-bus", "certain", EXAMINE)
+    assert checks_heading(found) == "a text may be from another machine or time, so first run"
+
+
+def test_capture_of_the_node_needs_no_further_examination() -> None:
+    captured = evidence(
+        {**HEALTHY["debian-13-containerd"](), "kernel-journal": journal(["kernel: " + FALLEN.partition("] ")[2]])}
+    )
+    found = diagnose(take_snapshot(captured)).findings[0]
+    assert (found.cause, found.look_at) == ("gpu-fallen-off-bus", ())
+    assert found.next_step.command == "sudo fuser -v /dev/nvidia*"

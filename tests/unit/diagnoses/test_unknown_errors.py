@@ -34,3 +34,33 @@ def test_unknown_error_is_cited_and_prevents_healthy(source: str, text: str) -> 
 def test_service_error_unrelated_to_gpus_is_healthy() -> None:
     log = ("journalctl -u docker", "dockerd: error: could not reach the mirror")
     assert diagnose_evidence(pasted.collect_pieces([WORKS, log])).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Our GPU 3 falls off the bus with Xid 79 twice a day, what can we do?",
+        "Training crashes after an hour on this node.",
+        "Since the update the GPU is gone after suspend.",
+    ],
+)
+def test_failure_told_beside_a_working_driver_is_asked_about(told: str) -> None:
+    found = diagnose_evidence(pasted.parse_text_report(f"{told}\n\n$ {WORKS[0]}\n{WORKS[1]}\n"))
+    assert found.verdict == "unknown"
+    assert not found.diagnosis.findings
+    (doubt,) = found.diagnosis.open_questions
+    assert [citation.line for citation in doubt.citations] == [told]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Does Xid 79 mean that the GPU falls off the bus?",
+        "No job crashes here, and no GPU was ever lost.",
+        "A colleague says that his GPU is gone after suspend.",
+        "Months ago jobs died on this node.",
+    ],
+)
+def test_failure_asked_denied_or_long_ago_is_no_complaint(told: str) -> None:
+    found = diagnose_evidence(pasted.parse_text_report(f"{told}\n\n$ {WORKS[0]}\n{WORKS[1]}\n"))
+    assert found.verdict == "healthy"
