@@ -51,6 +51,10 @@ _MOUNT_SOURCE_MISSING: Final = message_line(
     r"[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file"
 )
+# A file name with the release of another library, which a specification of an older driver names.
+_VERSIONED_LIBRARY_MISSING: Final = any_line(
+    r"libnvidia-[a-z-]+\.so\.\d+\.\d[\d.]*[`'\"]?:?\s(?:was )?(?:not found|No such file)"
+)
 _CDI_MENTION: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
 _VERSIONED_LIBRARY: Final = Pattern(rf"(?m)nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)")
 
@@ -249,7 +253,8 @@ RULES: Final = (
         cause="cdi-spec-stale",
         decisive=any_of(_SPECIFICATION_OF_OTHER_DRIVER, all_of(_MOUNT_SOURCE_MISSING, _SPECIFICATION_NAMES_DRIVER)),
         typical=all_of(
-            _MOUNT_SOURCE_MISSING, any_of(_SPECIFICATION_SEEN, command_run(_CDI_MENTION), any_line(_CDI_MENTION))
+            any_of(_MOUNT_SOURCE_MISSING, _VERSIONED_LIBRARY_MISSING),
+            any_of(_SPECIFICATION_SEEN, command_run(_CDI_MENTION), any_line(_CDI_MENTION)),
         ),
         symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _SPECIFICATION_OF_OTHER_DRIVER),
         context=_SPECIFICATION_NAMES_DRIVER,

@@ -118,9 +118,7 @@ _RUNTIME_TYPE_MISSING: Final = message_line(r"container\.Runtime\.Name must be s
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration defines it.
 
-_NVIDIA_RUNTIME_UNKNOWN: Final = message_line(
-    r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supp"
-)
+_NVIDIA_RUNTIME_UNKNOWN: Final = message_line(r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured")
 _NO_HANDLER: Final = message_line(r"failed to find runtime handler [\\\"']*nvidia")
 _NVIDIA_DEFAULT_REJECTED: Final = message_line(
     r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "
@@ -359,6 +357,8 @@ _DEV_CHAR_LINKS_NOT_CREATED: Final = message_line(
 
 # SELinux.
 
+# Whoever gives containerd a runtime wants its CRI plugin; docker needs neither.
+_CONFIGURED_FOR_CONTAINERD: Final = command_run(r"nvidia-ctk runtime configure\b.*--runtime[= ]containerd")
 _SELINUX_PERMISSIVE: Final = message_line(
     r"(?i)^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$", *("text", "application")
 )
@@ -396,7 +396,10 @@ RULES: Final = (
             all_of(_CRI_PLUGIN_DISABLED, any_of(_CRI_UNIMPLEMENTED, _KUBELET_USES_CONTAINERD)),
             _CONTAINERD_OF_RANCHER,
         ),
-        typical=unless(_CRI_UNIMPLEMENTED, _NVIDIA_DEFAULT_REJECTED),
+        typical=any_of(
+            unless(_CRI_UNIMPLEMENTED, _NVIDIA_DEFAULT_REJECTED),
+            unless(all_of(_CRI_PLUGIN_DISABLED, _CONFIGURED_FOR_CONTAINERD), _CONTAINERD_OF_RANCHER),
+        ),
         symptoms=(_CRI_UNIMPLEMENTED, all_of(_CRI_PLUGIN_DISABLED, _KUBELET_USES_CONTAINERD)),
         against=(unless(_OTHER_KUBELET_RUNTIME, _CRI_UNIMPLEMENTED),),
         may_be_normal=True,

@@ -9,6 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, command, join_commands
+from gpunode.diagnoses.consequences import NO_RUNTIME
 from gpunode.diagnoses.evaluation import is_examined_by_gpunode
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import make_fixed_remedy, manual_step, restart_unit, run_step
@@ -249,6 +250,10 @@ def _register_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 
 _rule = partial(Rule, layer="runtime", disruption="restart-service")
 
+# Only dockershim and cri-dockerd say it; containerd and CRI-O name the handler otherwise.
+_RUNTIME_CLASS_REFUSED_BY_DOCKER: Final = message_line(r"RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supported")
+
+
 RULES: Final = (
     _rule(
         cause="daemon-json-invalid",
@@ -326,11 +331,30 @@ RULES: Final = (
             unless(_DEVICE_CGROUP_DENIED, message_line(r"(?i)\b(?:lxc|lxd|incus)\b")),
             all_of(ROOTLESS, any_of(_TOOLKIT_CGROUPS_ENABLED, unless(_IN_SYSTEM_CONFIG, _REGISTERED_IN_USER_CONFIG))),
         ),
-        symptoms=(symptoms.HOOK_FAILED, symptoms.RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
+        symptoms=(
+            *(symptoms.HOOK_FAILED, symptoms.RUNTIME_UNKNOWN, symptoms.ACCESS_DENIED),
+            all_of(symptoms.NO_DEVICE_DRIVER, any_of(ROOTLESS, any_line(r"(?i)\brootless\b"))),
+        ),
         context=ROOTLESS,
         look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
         remedy=_DISABLE_TOOLKIT_CGROUPS,
         explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
+    ),
+    _rule(
+        cause="docker-without-runtime-classes",
+        share=0.2,
+        decisive=_RUNTIME_CLASS_REFUSED_BY_DOCKER,
+        look_at=(Shell("kubectl get nodes -o wide"),),
+        remedy=make_fixed_remedy(
+            run_step(
+                "configure",
+                "make NVIDIA's runtime the default of docker",
+                Shell("sudo gpunode ctk runtime configure --runtime=docker --set-as-default --restart"),
+            ),
+            manual_step("application", "leave runtimeClassName out of the pods"),
+            manual_step("configure", "or move the kubelet to containerd", when="pods must choose their runtime"),
+        ),
+        explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
     ),
     _rule(
         cause="docker-not-restarted",

@@ -274,7 +274,9 @@ def _version_difference_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 _SEVERAL_COPIES: Final = custom_sign(lambda snapshot: (one.citation for one in snapshot.view(_module_copies).values()))
 _LOADED_VERSION_DIFFERS: Final = custom_sign(_version_difference_lines)
-_MODULES_OF_TWO_VERSIONS: Final = any_of(_LOADED_VERSION_DIFFERS, _MODULE_INCOMPATIBLE)
+# The driver's modules of one kernel come from one build, so these are from two places.
+_LOADED_MODULES_DIFFER: Final = message_line(r"Version mismatch: nvidia\.ko\([\d.]+\) nvidia-\w+\.ko\([\d.]+\)")
+_MODULES_OF_TWO_VERSIONS: Final = any_of(_LOADED_VERSION_DIFFERS, _MODULE_INCOMPATIBLE, _LOADED_MODULES_DIFFER)
 
 
 def _summarize_copies(snapshot: Snapshot) -> str:
@@ -377,7 +379,7 @@ RULES: Final = (
         layer="driver",
         disruption="reboot",
         decisive=all_of(_SEVERAL_COPIES, any_of(_MODULES_OF_TWO_VERSIONS, symptoms.DRIVER_MISMATCH)),
-        typical=unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS),
+        typical=any_of(unless(_SEVERAL_COPIES, symptoms.DRIVER_WORKS), _LOADED_MODULES_DIFFER),
         symptoms=(symptoms.DRIVER_MISMATCH, symptoms.NO_DRIVER, _MODULES_OF_TWO_VERSIONS),
         context=_SEVERAL_COPIES,
         may_be_normal=True,

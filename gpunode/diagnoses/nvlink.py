@@ -292,6 +292,7 @@ RULES: Final = (
                 _MANAGER_DOWN,
                 _REGISTERING,
                 message_line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch"),
+                message_line(r"fabric manager config file item:? \w+ has an invalid value"),
             ),
             *(_MANAGER_MISSING, _manager_state_sign("active"), _NO_SWITCH_NEEDED),
         ),

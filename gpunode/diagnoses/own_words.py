@@ -24,6 +24,7 @@ OWN_WORDS: Final[Mapping[str, Pattern]] = {
         "container-driver-mismatch": r"\b(?:LX[CD]|containers?|pods?|chroot|jail|image)\b[^.]{0,60}\b(?:install|brought"
         r"|ran|has|have|ships|contains|own)|\binside\b[^.]{0,30}\b(?:LX[CD]|container|pod)",
         "docker-from-snap-or-desktop-vm": r"\bdocker desktop\b",
+        "docker-rootless-config": r"\brootless\b",
         "cgroup-daemon-reload-loses-gpu": rf"\b{_LATER}|\bdaemon-reload\b|\b(?:restart|recreat|new)\w* (?:the |a )?"
         r"container[^.]{0,20}\b(?:help|work|fix|back)",
         "gpu-memory-taken": r"\bkill(?:ed)? -9\b|(?:kill|zombie|leftover|other)[^.]{0,40}\b(?:process|job|run|script)",

@@ -39,6 +39,11 @@ from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
+# The hardware of a report that names no GPU of NVIDIA's.
+_OTHER_GRAPHICS_TOLD: Final = unless(
+    any_line(r"(?i)^\W*(?:graphics|gpus?|video(?: card)?)\b[:= ][^\n]{0,40}\b(?:intel|mesa|amd|radeon|iris)\b"),
+    any_line(r"(?i)\b(?:geforce|[rg]tx|quadro|tesla|nvidia [ahlbtpv]\d{1,3}\b|mx\d{3})"),
+)
 _NO_GPU_SYMPTOMS: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
 _MODPROBE_FOUND_NO_DEVICE: Final = message_line(
     r"could not insert ['‘\"]?nvidia(?:[_-](?:current|\d{3}))?['’\"]?: No such device"
@@ -291,6 +296,7 @@ RULES: Final = (
             symptoms.NO_MODULE,
             symptoms.CUDA_UNAVAILABLE,
             symptoms.CUDA_FINDS_NO_DEVICE,
+            all_of(symptoms.NO_DEVICE_DRIVER, _OTHER_GRAPHICS_TOLD),
         ),
         look_at=(Shell("lspci -nn -d 10de:"),),
         decisive=all_of(

@@ -188,7 +188,7 @@ _VIDEO_LIBRARY_MISSING: Final = unless(
     message_line(
         r"Cannot load lib(?:nvidia-encode|nvcuvid)\.so|lib(?:nvidia-encode"
         r"|nvcuvid)\.so[.\d]*: cannot open shared object"
-        r"|dlopen[^\n]{0,40}lib(?:nvidia-encode|nvcuvid)\.so[^\n]{0,60}(?:fail|not found)"
+        r"|(?:dlopen[^\n]{0,40})?lib(?:nvidia-encode|nvcuvid)\.so[^\n]{0,60}(?:fail|not (?:found|injected|mounted))"
     ),
     message_line(r"Cannot load libcuda\.so|libcuda\.so[.\d]*: cannot open"),
 )
@@ -366,7 +366,7 @@ RULES: Final = (
             _GPUS_PASSED_INTO_CLUSTER,
         ),
         against=(_NODE_OFFERS_GPUS, symptoms.CONTAINER_WORKS),
-        context=in_container.NODE_IN_CONTAINER,
+        context=unless(in_container.NODE_IN_CONTAINER, _GPUS_PASSED_INTO_CLUSTER),
         symptoms=(
             symptoms.POD_PENDING,
             symptoms.NO_GPUS_OFFERED,

@@ -61,9 +61,12 @@ _LEGACY_GPU_IGNORED: Final = _refusal_sign(
 _GPU_WITHOUT_GSP_REFUSED: Final = _refusal_sign(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
+_ONLY_DATA_CENTER_GPUS: Final = _refusal_sign(r"Open nvidia\.ko is only ready for use on Data Center GPUs")
 _NEEDS_OPEN_MODULES_MESSAGE: Final = _refusal_sign(r"requires use of the NVIDIA open kernel modules")
 _GPU_UNKNOWN_TO_DRIVER: Final = _refusal_sign(
     rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release"
+    # Debian's nvidia-detect
+    rf"|card is not supported by any driver version up to {VERSION}"
 )
 _GPU_REFUSED_BY_DRIVER: Final = any_of(
     _LEGACY_GPU_IGNORED, _GPU_WITHOUT_GSP_REFUSED, _NEEDS_OPEN_MODULES_MESSAGE, _GPU_UNKNOWN_TO_DRIVER
@@ -355,6 +358,15 @@ RULES: Final = (
         against=(*_SIGNS_AGAINST_MISFIT, _NO_GPU_BEFORE_TURING),
         remedy=_change_driver(keep_branch=True),
         explains=consequences.NO_DRIVER,
+    ),
+    _rule(
+        cause="open-module-only-data-center",
+        share=0.1,
+        decisive=_ONLY_DATA_CENTER_GPUS,
+        look_at=(Shell("cat /proc/driver/nvidia/version"),),
+        against=_SIGNS_AGAINST_MISFIT,
+        remedy=_change_driver(),
+        explains=consequences.NO_DRIVER | {"gsp-init-failed-platform", "gsp-firmware-missing"},
     ),
     _rule(
         cause=PROPRIETARY_MODULE_CAUSE,

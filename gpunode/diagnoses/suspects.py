@@ -96,14 +96,15 @@ def rank_suspects(
         is_likely_by_itself = context or told or (alike > _MIN_SIMILARITY and has_failure)
         if not by_programs and (is_well or not (seen or is_likely_by_itself)):
             continue
-        if is_ruled_out(rule, snapshot):  # last, because it is rarely decided here
+        names_own_xid = _names_own_xid(cause, shown)
+        if names_own_xid is False or is_ruled_out(rule, snapshot):  # last, because it is rarely decided here
             continue
         asked = drop_answered_commands(snapshot, rule.look_at)
         is_answered = len(asked) < len(rule.look_at)
         words = _own_words(cause, snapshot, by_programs) if is_chosen and seen else ()
         score = (
             _SYMPTOM_WEIGHT * (_weigh_symptoms({sign: snapshot.view(sign) for sign in seen}, cause_counts) + bool(told))
-            + _CONTEXT_SIGN_WEIGHT * bool(context or words)
+            + _CONTEXT_SIGN_WEIGHT * bool(context or words or names_own_xid)
             + _ANSWERED_COMMAND_WEIGHT * is_answered
             + _PREVALENCE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
@@ -239,6 +240,19 @@ def _prose_about_cause(rule: Rule, snapshot: Snapshot) -> list[Citation]:
     """Return the prose that mentions the cause."""
     told = (line for one in (rule.decisive, rule.typical) for line in snapshot.view(one))
     return [line for line in told if prose.cites_prose(snapshot, line)]
+
+
+_XID_CAUSE: Final = Pattern(r"^xid-(?P<first>\d{2,3})(?:-(?P<last>\d{3}))?-")
+_NAMED_XID: Final = Pattern(r"(?i)\bxid\b\D{0,3}(?P<code>\d{2,3})\b")
+
+
+def _names_own_xid(cause: str, lines: Iterable[Citation]) -> bool | None:
+    """Return whether the lines name an Xid of this cause; None if it is not a cause of one, or if they name none."""
+    match = _XID_CAUSE.match(cause)
+    named = {int(found["code"]) for line in lines for found in _NAMED_XID.finditer(line.line)} if match else set()
+    if match is None or not named:
+        return None
+    return not named.isdisjoint(range(int(match["first"]), int(match["last"] or match["first"]) + 1))
 
 
 def _evidence_words(snapshot: Snapshot) -> frozenset[str]:

@@ -37,7 +37,8 @@ _ANY_FAILURE_WORD: Final = Pattern(
 )
 # Counters of zero, switches, headings and denials contain these words on a healthy node.
 _NORMAL_STATE: Final = Pattern(
-    r"(?i)^[ \t|]*(?:link \d+: )?[\w ().,/-]{2,60}[ \t]*[:|=][ \t]*(?:0|no|none|n/a|(?:en|dis)abled|not active)[ \t|]*$"
+    r"(?i)^[ \t|]*(?:link \d+: )?[\w ().,/-]{2,60}[ \t]*[:|=][ \t]*"
+    r"(?:0|no|none|n/a|(?:en|dis)abled|not active|(?-i:false))[ \t|]*$"
     r"|^[ \t]*(?:\w+ )?errors?[ \t]*$|^[a-z_.]+(?: ?\[\w+\])?(?:, ?[a-z_.]+(?: ?\[\w+\])?)+$"
     r"|\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|failures?|problems?)\b"
     r"|\bis not installed, so not removed|\bis (?:it|this|that) a problem\b"

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.cluster import register_runtime_command, restart_rancher
-from gpunode.diagnoses.commands import Command, Shell, command
+from gpunode.diagnoses.commands import Command, Shell, command, join_commands
 from gpunode.diagnoses.consequences import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.model import Citation, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import install, manual_step, restart_unit, run_step, setup_step
@@ -257,6 +257,26 @@ _PROGRAM_LOST: Final = custom_sign(
 )
 
 
+# The helper of libnvidia-container, for which libtirpc allocates eight bytes for each file that it may open.
+_HELPER_WITHOUT_MEMORY: Final = message_line(
+    r"__vm_enough_memory: [^\n]*comm: nvc:\[driver\]"
+    r"|nvidia-container-cli: initialization error: driver [^\n]{0,80}Cannot allocate memory"
+)
+_OPEN_FILES_UNLIMITED: Final = any_line(r"LimitNOFILE(?:Soft)?=(?:infinity|1073741\d{3})|Max open files\s+1073741\d{3}")
+
+
+def _limit_open_files(snapshot: Snapshot) -> Iterable[Fix]:
+    # Docker's containers are started by containerd too.
+    unit = "crio.service" if snapshot.view(container_engine) == "crio" else "containerd.service"
+    write = join_commands(
+        Shell("printf '[Service]\\nLimitNOFILE=1048576\\n' | sudo install -D -m 644 /dev/stdin"),
+        command(f"/etc/systemd/system/{unit}.d/open-files.conf"),
+    )
+    yield run_step("configure", f"limit the files that {unit.removesuffix('.service')} may open", write)
+    yield run_step("configure", "let systemd read the limit", Shell("sudo systemctl daemon-reload"))
+    yield restart_unit(unit)
+
+
 RULES: Final = (
     Rule(
         cause="toolkit-not-installed",
@@ -338,6 +358,20 @@ RULES: Final = (
         look_at=(Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"), Shell("ls -l /sbin/ldconfig*")),
         remedy=_set_ldconfig,
         explains=NO_RUNTIME,
+    ),
+    Rule(
+        cause="open-files-unlimited",
+        layer="runtime",
+        disruption="restart-service",
+        decisive=_HELPER_WITHOUT_MEMORY,
+        symptoms=(_HELPER_WITHOUT_MEMORY, all_of(symptoms.HOOK_FAILED, _OPEN_FILES_UNLIMITED)),
+        context=_OPEN_FILES_UNLIMITED,
+        look_at=(
+            Shell("systemctl show -p LimitNOFILE containerd docker"),
+            Shell("sudo dmesg | grep __vm_enough_memory"),
+        ),
+        remedy=_limit_open_files,
+        explains=NO_RUNTIME | {"toolkit-wrong-driver-root"},
     ),
     Rule(
         cause="old-command-form",

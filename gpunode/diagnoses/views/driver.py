@@ -337,8 +337,8 @@ _CONTAINER_SUCCESS_LINE: Final = Pattern(
 )
 # With several nodes one may be healthy.
 _CONTAINER_FAILURE_LINE: Final = Pattern(
-    r"(?i)\b(?:error|fail(?:ed|ure)?|unable|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending|\w*BackOff|Terminating"
-    r"|ContainerCreating)\b|ERR!"
+    r"(?i)\b(?:error|fail(?:ed|ure)?|unable(?! to find image)|could ?n[o']t|not found|CrashLoop\w*|Init:|Pending"
+    r"|\w*BackOff|Terminating|ContainerCreating)\b|ERR!"
 )
 
 
