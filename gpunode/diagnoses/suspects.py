@@ -20,7 +20,7 @@ from gpunode.diagnoses.evaluation import is_examined_by_gpunode, is_ruled_out
 from gpunode.diagnoses.model import Citation, Finding, Fix, Rule, Sign, Suspect
 from gpunode.diagnoses.own_words import OWN_WORDS, SYMPTOM_NEEDED
 from gpunode.diagnoses.report_similarity import ReportWords, extract_words, score_causes, shipped_words
-from gpunode.diagnoses.snapshot import Snapshot, cite_shown
+from gpunode.diagnoses.snapshot import COMMAND_WAS_RUN, Snapshot, cite_shown
 from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
 from gpunode.values import dataclass
@@ -109,7 +109,10 @@ def rank_suspects(
             + _PREVALENCE_WEIGHT * log(rule.share)
             + _SIMILARITY_WEIGHT * alike
         )
-        suspect = Suspect(cause, rule.title, cite_shown((*shown, *told, *context, *words)), asked)
+        citations = cite_shown((*shown, *told, *context, *words))
+        if citations and all(line.line == f"({COMMAND_WAS_RUN})" for line in citations):
+            continue  # of 400 reports from the field, a command alone pointed to the cause in none
+        suspect = Suspect(cause, rule.title, citations, asked)
         has_failure_line = any(_FAILURE_WORD.search(line.line) for line in by_programs)
         candidates.append((score, suspect, bool(words), has_failure_line, bool(seen or told)))
     candidates.sort(key=lambda one: -one[0])
