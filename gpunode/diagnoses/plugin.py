@@ -42,7 +42,11 @@ _ALL_GPUS_OFFERED: Final = predicate(kubernetes_nodes.offers_all_gpus, "the node
 _PLUGIN_REGISTERED: Final = message_line(r"Registered device plugin (?:for|with) ", "kubernetes-log", "text")
 _STRATEGY_STILL_REJECTED: Final = unless(_PLUGIN_STRATEGY_REJECTED, _ALL_GPUS_OFFERED, _PLUGIN_REGISTERED)
 _PLUGIN_WITHOUT_NVML: Final = unless(
-    any_of(_NVML_MISSING, _PLUGIN_STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_MENTIONED)),
+    any_of(
+        *(_NVML_MISSING, _PLUGIN_STRATEGY_REJECTED, all_of(symptoms.NO_NVML_LIBRARY, _PLUGIN_MENTIONED)),
+        # DCGM's exporter
+        all_of(message_line(r"Failed to initialize NVML"), message_line(r"DCGM initialization error")),
+    ),
     *(_ALL_GPUS_OFFERED, _PLUGIN_REGISTERED),
 )
 
