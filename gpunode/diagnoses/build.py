@@ -232,6 +232,11 @@ def _missing_headers(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (row.citation for row in builds)
 
 
+_HEADERS_NOT_LISTED: Final = message_line(
+    r"cannot access ['‘]?/usr/src/(?:linux-headers-|kernels/)\d[\w.+~-]*['’]?: No such file", "listing", "text"
+)
+
+
 def _say_what_is_wrong_with_headers(snapshot: Snapshot) -> str:
     """Return that the headers do not fit kbuild; empty if they are missing."""
     fits = not snapshot.view(_KBUILD_DIFFERS_FROM_HEADERS)
@@ -500,7 +505,7 @@ RULES: Final = (
         context=unless(any_of(command_run(r"\buname\b"), symptoms.KERNEL_UPGRADED), symptoms.DRIVER_WORKS),
         look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
         remedy=_install_headers,
-        typical=_KBUILD_DIFFERS_FROM_HEADERS,
+        typical=any_of(_KBUILD_DIFFERS_FROM_HEADERS, unless(_HEADERS_NOT_LISTED, symptoms.DRIVER_WORKS)),
         summary=_say_what_is_wrong_with_headers,
     ),
     _rule(

@@ -360,7 +360,7 @@ _DEV_CHAR_LINKS_NOT_CREATED: Final = message_line(
 # Whoever gives containerd a runtime wants its CRI plugin; docker needs neither.
 _CONFIGURED_FOR_CONTAINERD: Final = command_run(r"nvidia-ctk runtime configure\b.*--runtime[= ]containerd")
 _SELINUX_PERMISSIVE: Final = message_line(
-    r"(?i)^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$", *("text", "application")
+    r"(?i)^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$", *("audit", "text", "application")
 )
 _SELINUX_DENIAL: Final = unless(
     message_line(

@@ -143,7 +143,7 @@ _MEMORY_OF_PROCESS: Final = Pattern(
 _BYTES_BY_UNIT: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _GPU_OUT_OF_MEMORY: Final = message_line(
     r"CUDA out of memory|cudaMalloc failed: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-    r"|cuda_driver\.cc:\d+\] failed to allocate"
+    r"|cuda_driver\.cc:\d+\] failed to allocate|cuMemoryAllocate failed res=2|Error in C alloc \([^\n]*out of memory"
 )
 _MEMORY_USAGE_CELL: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
 _PROCESS_TABLE_ROW: Final = Pattern(r"(?m)^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s")

@@ -41,6 +41,7 @@ _NORMAL_STATE: Final = Pattern(
     r"(?:0|no|none|n/a|(?:en|dis)abled|not active|(?-i:false))[ \t|]*$"
     r"|^[ \t]*(?:\w+ )?errors?[ \t]*$|^[a-z_.]+(?: ?\[\w+\])?(?:, ?[a-z_.]+(?: ?\[\w+\])?)+$"
     r"|\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,3}(?:errors?|failures?|problems?)\b"
+    r"|\bignoring error\b[^\n]*"
     r"|\bis not installed, so not removed|\bis (?:it|this|that) a problem\b"
     r"|module verification failed: signature and/or required key missing"
     r"|\blevel=(?:info|warning) [^\n]*|^(?:WARN|INFO)\[\d+\] [^\n]*"

@@ -67,7 +67,7 @@ SourceKind: TypeAlias = Literal[
     "file",  # cat; subject: the path
     "environment",  # env, printenv
     "snap",
-    "audit",  # ausearch, audit.log
+    "audit",  # ausearch, audit.log, getenforce
     "gpudirect",  # gdscheck, cufile.log, ibstat, ofed_info
     "virtualization",  # systemd-detect-virt, virsh
     "application",  # a program that wants a GPU, and its log
@@ -339,7 +339,7 @@ _SOURCE_KIND_ROWS: Final = (
     _KindRow("file", looks=r"^NVRM version: ", subject="/proc/driver/nvidia/version"),
     _KindRow("file", looks=r"^BOOT_IMAGE=\S+ ", subject="/proc/cmdline"),
     _KindRow("snap", "snap"),
-    _KindRow("audit", r"ausearch|sealert|aureport", r"audit\.log$", r"^type=AVC msg=audit"),
+    _KindRow("audit", r"ausearch|sealert|aureport|getenforce|sestatus", r"audit\.log$", r"^type=AVC msg=audit"),
     _KindRow(
         "gpudirect", r"(?:gdscheck\S*|gdsio|ibstat|ofed_info|ibv_devinfo)", r"cufile\.log$", r"^ ?GDS release version"
     ),
