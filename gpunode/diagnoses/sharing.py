@@ -363,6 +363,28 @@ RULES: Final = (
         remedy=_restore_default_mode,
     ),
     Rule(
+        cause="mps-control-daemon-missing",
+        layer="kubernetes",
+        disruption="restart-container",
+        decisive=message_line(r"using MPS requires --mps-root|error (?:waiting for|checking) MPS daemon"),
+        look_at=(Shell("kubectl get pods -A | grep mps-control"), Shell("kubectl get nodes -L nvidia.com/mps.capable")),
+        remedy=make_fixed_remedy(
+            run_step("inspect", "see whether the daemon's pods run", Shell("kubectl get pods -A | grep mps-control")),
+            manual_step(
+                "configure",
+                'deploy the plugin with its daemon: `gpunode k8s apply` of a recipe with mode = "mps" in '
+                "[kubernetes.sharing], or NVIDIA's Helm chart; a daemon that you start on the node does not count",
+                when="there are none",
+            ),
+            run_step(
+                "inspect",
+                "GPU feature discovery has to label the node nvidia.com/mps.capable=true: the daemon runs on no other",
+                Shell("kubectl get nodes -L nvidia.com/mps.capable"),
+            ),
+        ),
+        explains=NO_CLUSTER_GPU | {"time-slicing-config-not-applied"},
+    ),
+    Rule(
         cause="time-slicing-config-not-applied",
         layer="kubernetes",
         disruption="restart-container",

@@ -96,6 +96,8 @@ def rank_suspects(
         is_likely_by_itself = context or told or (alike > _MIN_SIMILARITY and has_failure)
         if not by_programs and (is_well or not (seen or is_likely_by_itself)):
             continue
+        if rule.severity == "info" and not rule.symptoms:
+            continue  # what is no fault explains no failure
         names_own_xid = _names_own_xid(cause, shown)
         if names_own_xid is False or is_ruled_out(rule, snapshot):  # last, because it is rarely decided here
             continue
