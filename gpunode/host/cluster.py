@@ -186,6 +186,14 @@ class Cluster:
         """Return the metadata of all objects of a kind, without their content, which in Secrets is confidential."""
         return self._get_by_template(_METADATA_TEMPLATE, kind, *words)
 
+    def list_users_of_class(self, kind: str, pod_spec: str, runtime_class: str) -> tuple[Body, ...]:
+        """Return the objects of a kind whose pods name the RuntimeClass, each with its metadata and its state.
+
+        ``pod_spec`` is the path of the pod's spec in such an object. The state has a pod's phase and all conditions.
+        """
+        template = _USERS_TEMPLATE % (pod_spec, runtime_class)
+        return self._get_by_template(template, kind, "--all-namespaces")
+
     def _get_by_template(self, template: str, *words: str) -> tuple[Body, ...]:
         return _flatten_documents(self._read("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT))
 
@@ -346,6 +354,10 @@ class Cluster:
 _NODES_TEMPLATE: Final = (
     '{range .items[*]}{"{"}"apiVersion":"v1","kind":"Node","metadata":{.metadata},"spec":{.spec},'
     '"status":{"{"}"nodeInfo":{.status.nodeInfo}{"}}"}{end}'
+)
+_USERS_TEMPLATE: Final = (
+    '{range .items[?(@.%s.runtimeClassName=="%s")]}{"{"}"apiVersion":"{.apiVersion}","kind":"{.kind}",'
+    '"metadata":{.metadata},"state":"{.status.phase} {.status.conditions[*].type}"{"}"}{end}'
 )
 _METADATA_TEMPLATE: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
 # A user's kuberc can set defaults, and only a flag overrides them.
