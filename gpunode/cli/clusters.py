@@ -224,7 +224,8 @@ def verify(
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
         pods = [check for check in report.checks if check.id.startswith("pod/")]
         is_proven = bool(pods) and all(check.status == "passed" for check in pods)
-        verdict = verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
+        good, unproven = "pods get the GPUs: one computed on each node", "it is not proven that pods get the GPUs"
+        verdict = verdict_line(report, good, unproven, is_proven=is_proven)
         own = user_pod_lines(render_cluster(recipe, found).user_pods, _user_pod_example())
         screen.show_result((*check_lines(report.checks), BLANK_LINE, verdict, *own))
     answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
