@@ -326,7 +326,7 @@ def describe_lost_edits(live: Body) -> str:
         f"{manager} set {format_field(first)}{f' and {len(more)} more fields' if more else ''}"
         for manager, (first, *more) in ((manager, paths) for manager, paths in found.items() if paths)
     ]
-    return f", and {', '.join(edits)}: a rollback restores that, too, as gpunode's own" if edits else ""
+    return f", and {', '.join(edits)}: a rollback restores that, too" if edits else ""
 
 
 def own_taint(live: Body) -> str:

@@ -18,7 +18,13 @@ from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
-from gpunode.kubernetes.owned import disowning_patch, explain_deletion, is_applied_client_side
+from gpunode.kubernetes.owned import (
+    disowning_patch,
+    explain_deletion,
+    is_applied_client_side,
+    other_managers,
+    split_owners,
+)
 from gpunode.kubernetes.reconcile import (
     ObjectKey,
     PlanItem,
@@ -266,7 +272,7 @@ def _makes_objects(change: ObjectChange | CommandChange) -> bool:
 
 
 def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
-    """Apply an object's fields ``change.after``, or run its Helm command."""
+    """Apply an object's fields ``change.after``, and restore the owners recorded with them, or run its Helm command."""
     if isinstance(change, CommandChange):
         cluster.helm.run(change.argv[1:])
         return
@@ -274,7 +280,10 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
     if change.kind == "Node":
         _apply_node(change, cluster, manager)
     elif change.after is not None:
-        _apply_object(json.loads(change.after), cluster, manager)
+        body, owners = split_owners(json.loads(change.after))
+        stored = _apply_object(body, cluster, manager)
+        if owners and not other_managers(stored, (manager,)):  # nobody made it anew since
+            cluster.patch(body, [{"op": "replace", "path": "/metadata/managedFields", "value": owners}], manager)
     elif change.shared:
         reference = object_ref(change)
         # Fields that the object needs keep our values, but we give up their ownership.
@@ -293,9 +302,9 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
         cluster.delete(object_ref(change))
 
 
-def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:
+def _apply_object(body: Body, cluster: Cluster, manager: str) -> Body:
     try:
-        cluster.apply(body, manager)
+        return cluster.apply(body, manager)
     except Conflict as error:
         raise conflict_error(error.why, [body], cluster) or error from error
 

@@ -24,6 +24,7 @@ from gpunode.kubernetes.owned import (
     is_applied_client_side,
     is_labelled,
     owned_fields,
+    split_owners,
 )
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
@@ -241,11 +242,12 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
     for change in changes:
         current = live.get(change.key)
         fields = current_fields(current)
-        if current is None or fields is None or fields == change.before or has_fields(current, change.after):
+        if current is None or fields is None or any(has_fields(current, one) for one in (change.before, change.after)):
             continue
         tried, why = DryRunResult(()), ""
         if change.before is not None:
-            expected = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
+            recorded = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
+            expected, _ = split_owners(recorded)
             tried = cluster.dry_run([expected], field_manager_of(change.kind))
             messages = "\n".join(tried.errors)
             why = "\n".join(conflict_lines(messages, [expected], [current])) or messages

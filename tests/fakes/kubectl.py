@@ -303,7 +303,7 @@ def _merged(there: Any, patch: Any) -> Any:
 
 
 def _json_patched(body: Body, patch: Sequence[Mapping[str, Any]]) -> Body:
-    """Return ``body`` after a JSON patch (RFC 6902) of tests and removals."""
+    """Return ``body`` after a JSON patch (RFC 6902) of tests, removals and replacements."""
     made: Body = json.loads(json.dumps(body))
     for one in patch:
         *path, last = (step.replace("~1", "/").replace("~0", "~") for step in one["path"].split("/")[1:])
@@ -316,4 +316,6 @@ def _json_patched(body: Body, patch: Sequence[Mapping[str, Any]]) -> Body:
             )
         if one["op"] == "remove":
             del at[int(last) if isinstance(at, list) else last]
+        if one["op"] == "replace":
+            at[last] = one["value"]
     return made
