@@ -54,11 +54,16 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
         The run's id.
 
     Raises:
+        Refused: Helm cannot load a chart; nothing was changed.
         ChangeFailed, Conflict: the API server rejects a change; earlier changes stay and are journaled.
         VerifyFailed: a workload is not ready in time; names the changes that were not applied.
         Interrupted: on a signal; what was applied by then stays.
     """
     _refuse_stale_plan(plan, wait.cluster)
+    changed = {item.title for item in plan.changes}
+    for release in plan.releases:
+        if release.title in changed:
+            wait.cluster.helm.require_chart(release.chart_words, release.version)
     with journal_run(begin) as run:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
