@@ -27,7 +27,7 @@ from gpunode.cli.screen.commands import (
     own_sudo,
 )
 from gpunode.cli.screen.failures import hint_lines
-from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Style, line, span, warning_line
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Style, line, next_command_line, span, warning_line
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
@@ -127,6 +127,8 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
         screen.put(*user_pod_lines(user_pods, _user_pod_example()))
         for item in found.items:
             screen.put(*hint_lines(item.trouble.hint) if item.trouble else ())
+        if found.changes and not found.missing_rights:
+            screen.put(next_command_line(cluster_apply_command(sys.argv[1:])))
     pending = ChangesPending.exit_code if check and found.changes else 0
     output.emit(_cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), pods=user_pods))
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.kubernetes.pods import find_problem
 from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import User, everything
+from tests.fakes.clusters import NODE, User, everything
 
 
 def test_runtime_class_with_another_handler_names_its_owner_and_a_fix(
@@ -65,3 +65,10 @@ def test_only_verify_hints_at_image_option(server: ApiServer, user: User) -> Non
     assert found is not None
     assert "registry in [kubernetes]" in found.hint
     assert "--image" not in found.hint
+
+
+def test_plan_ends_with_the_command_that_applies_it(user: User) -> None:
+    shown = user.screen("k8s", "plan", "k8s-time-slicing", *NODE, "--check", check=4)
+    assert shown.endswith(f"\nnext: gpunode k8s apply k8s-time-slicing {' '.join(NODE)}\n")
+    user.apply("k8s-time-slicing")
+    assert "next:" not in user.screen("k8s", "plan", "k8s-time-slicing", *NODE)
