@@ -229,8 +229,9 @@ def verify(
         good, unproven = "pods get the GPUs: one computed on each node", "it is not proven that pods get the GPUs"
         verdict = verdict_line(report, good, unproven, is_proven=is_proven)
         own = user_pod_lines(render_cluster(recipe, found).user_pods, _user_pod_example())
-        screen.show_result((*check_lines(report.checks), BLANK_LINE, verdict, *own))
-    answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
+        notes = map(warning_line, report.notes)
+        screen.show_result((*check_lines(report.checks), BLANK_LINE, *notes, verdict, *own))
+    answer = Envelope("k8s verify", notes=report.notes, result={"cluster": identity, "checks": report.checks})
     output.emit(answer.with_failure(report.failure()))
 
 

@@ -32,8 +32,9 @@ from gpunode.kubernetes.owned import (
     other_managers,
     owned_fields,
 )
-from gpunode.kubernetes.pods import PodProblem, format_taint
+from gpunode.kubernetes.pods import PodProblem, format_taint, tolerates
 from gpunode.values import dataclass
+from gpunode.wording import join_names
 
 FIELD_MANAGER: Final = "gpunode"
 _OWN_FIELD_MANAGERS: Final = (FIELD_MANAGER, LABELS_FIELD_MANAGER)
@@ -247,6 +248,27 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
                 why="a Node can have only one taint with a key and effect, and somebody else set this one",
                 hint=f'set value = "{one.get("value", "")}" in [kubernetes.taint], or remove the other taint',
             )
+
+
+def note_untolerated_taints(rendered: RenderedCluster, nodes: Sequence[Body]) -> Iterator[str]:
+    """Yield a note for each taint of others that the user's own pods, as they are shown, do not tolerate.
+
+    Kubernetes sets the taints of node.kubernetes.io itself, for as long as a Node is not ready or cordoned.
+    """
+    tolerations = [one for own in rendered.user_pods for one in own.spec.get("tolerations", ())]
+    found: dict[tuple[str, str], list[str]] = {}
+    for live in nodes:
+        for taint in _taints_of(live):
+            is_passing = taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/")
+            is_ours = format_taint(taint) == own_taint(live)
+            if not (is_passing or is_ours or any(tolerates(one, taint) for one in tolerations)):
+                found.setdefault((taint["key"], format_taint(taint)), []).append(str(live["metadata"]["name"]))
+    for (key, title), names in found.items():
+        have = "has" if len(names) == 1 else "have"
+        yield (
+            f"{join_names(names, 3)} {have} the taint {title}, which the recipe does not name. Your own pod needs "
+            f"this, too: `tolerations: [{{key: {key}, operator: Exists}}]`"
+        )
 
 
 def fields_owned_by_gpunode(live: Body) -> Body | None:
