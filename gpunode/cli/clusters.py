@@ -493,4 +493,6 @@ def _summary_line(plan: ClusterPlan) -> Line:
         pods = "; pods that do not tolerate the taint are evicted"
     elif any(item.change is not None and item.change.runs_command("helm") for item in plan.items):
         pods = ""  # the chart decides
+    elif {item.state for item in plan.items if item.kind == "DaemonSet" and item.change is not None} == {"delete"}:
+        pods = "; running pods keep their GPUs, new ones get none"
     return line(span("plan: ", "bold"), f"{counts}{pods}", hang=6)

@@ -88,3 +88,9 @@ def test_taint_of_others_that_a_users_pod_must_tolerate_is_noted(server: ApiServ
         'schema = 1\nextends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
     )
     assert "which the recipe does not name" not in user.screen("k8s", "plan", str(recipe), *NODE)
+
+
+def test_removal_says_that_new_pods_get_no_gpu(user: User) -> None:
+    assert "; running pods stay as they are" in user.screen("k8s", "plan", *NODE)
+    user.apply()
+    assert "1 to edit; running pods keep their GPUs, new ones get none" in user.screen("k8s", "remove", "--yes")
