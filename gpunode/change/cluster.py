@@ -20,8 +20,8 @@ class ObjectChange(BaseChange):
         cluster: the uid of its namespace kube-system, which identifies the cluster.
         api_version: as in the object (``apps/v1``), like ``kind``.
         namespace: empty for a cluster-scoped object.
-        before: the fields that gpunode owned, as JSON, of an object that is deleted also those that others set; None
-            if gpunode owned none.
+        before: the fields that gpunode owned, as JSON, of an object that is deleted also those that others set, with
+            their owners; None if gpunode owned none.
         after: the fields that it will own; None if it gives them up.
         shared: whether others own fields of the object as well: it is neither created nor deleted with ours.
     """

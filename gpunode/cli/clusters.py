@@ -27,7 +27,7 @@ from gpunode.cli.screen.commands import (
     own_sudo,
 )
 from gpunode.cli.screen.failures import hint_lines
-from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Style, line, span, warning_line
+from gpunode.cli.screen.text import BLANK_LINE, STATE_MARK, Line, Style, line, next_command_line, span, warning_line
 from gpunode.cli.session import SignalGuard, report_partial_run
 from gpunode.command import command, sudo_gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
@@ -127,6 +127,8 @@ def plan(recipe_path: str, captures: Sequence[str], target: ClusterRef, output: 
         screen.put(*user_pod_lines(user_pods, _user_pod_example()))
         for item in found.items:
             screen.put(*hint_lines(item.trouble.hint) if item.trouble else ())
+        if found.changes and not found.missing_rights:
+            screen.put(next_command_line(cluster_apply_command(sys.argv[1:])))
     pending = ChangesPending.exit_code if check and found.changes else 0
     output.emit(_cluster_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), pods=user_pods))
 
@@ -224,10 +226,12 @@ def verify(
         report = replace(report, checks=tuple(replace(one, hint=target.adapt_hint(one.hint)) for one in report.checks))
         pods = [check for check in report.checks if check.id.startswith("pod/")]
         is_proven = bool(pods) and all(check.status == "passed" for check in pods)
-        verdict = verdict_line(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
+        good, unproven = "pods get the GPUs: one computed on each node", "it is not proven that pods get the GPUs"
+        verdict = verdict_line(report, good, unproven, is_proven=is_proven)
         own = user_pod_lines(render_cluster(recipe, found).user_pods, _user_pod_example())
-        screen.show_result((*check_lines(report.checks), BLANK_LINE, verdict, *own))
-    answer = Envelope("k8s verify", result={"cluster": identity, "checks": report.checks})
+        notes = map(warning_line, report.notes)
+        screen.show_result((*check_lines(report.checks), BLANK_LINE, *notes, verdict, *own))
+    answer = Envelope("k8s verify", notes=report.notes, result={"cluster": identity, "checks": report.checks})
     output.emit(answer.with_failure(report.failure()))
 
 
@@ -489,4 +493,6 @@ def _summary_line(plan: ClusterPlan) -> Line:
         pods = "; pods that do not tolerate the taint are evicted"
     elif any(item.change is not None and item.change.runs_command("helm") for item in plan.items):
         pods = ""  # the chart decides
+    elif {item.state for item in plan.items if item.kind == "DaemonSet" and item.change is not None} == {"delete"}:
+        pods = "; running pods keep their GPUs, new ones get none"
     return line(span("plan: ", "bold"), f"{counts}{pods}", hang=6)

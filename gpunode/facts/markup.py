@@ -124,11 +124,14 @@ def _dedent_blocks(lines: Sequence[str]) -> Iterator[str]:
     """
     at, above, is_session = 0, "", False
     while at < len(lines):
-        margin = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        margin = inner = _indentation(lines[at])
         is_session |= not margin and bool(_PROMPT.match(lines[at]))
         end = at + 1
         fences: Sequence[str] = ()
         if margin and FENCE.match(lines[at]):
+            # Some indent the fences alone. YAML would lose its shape if only its deeper lines moved.
+            first = next(filter(str.strip, lines[end:]), "")
+            inner = margin if first.startswith(margin) else _indentation(first)
             end = next((number for number in range(end, len(lines)) if FENCE.match(lines[number])), len(lines)) + 1
         elif margin and not is_session and not above.startswith(margin) and _begins_session(lines, at):
             within = (number for number in range(end, len(lines)) if not _is_within(margin, lines[number]))
@@ -136,11 +139,18 @@ def _dedent_blocks(lines: Sequence[str]) -> Iterator[str]:
         block = lines[at:end]
         yield from (
             *fences,
-            *(line.removeprefix(margin) if fences or len(block) > 1 else line for line in block),
+            *(
+                line.removeprefix(margin if FENCE.match(line) else inner) if fences or len(block) > 1 else line
+                for line in block
+            ),
             *fences,
         )
         above = next((line for line in reversed(block) if line.strip()), above)
         at = end
+
+
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _is_within(margin: str, line: str) -> bool:

@@ -35,15 +35,15 @@ _READ_TIMEOUT_S: Final = 60.0
 _REQUEST_TIMEOUT: Final = "--request-timeout=20s"
 _MAX_OUTPUT_BYTES: Final = 64 << 20
 _MAX_OBJECTS_PER_REQUEST: Final = 500
-# Kubernetes distributions that ship their own kubectl, each with the kubeconfig that goes with it, and that Helm needs.
-# Sources: k3s pkg/kubectl and pkg/server (HomeKubeConfig), k0s cmd/kubectl, microk8s-kubectl.wrapper, RKE2's
-# documentation ("Cluster Access").
-_KUBECTL_COMMANDS_TO_TRY: Final[dict[tuple[str, ...], str]] = {
-    ("kubectl",): "",
-    ("k3s", "kubectl"): "/etc/rancher/k3s/k3s.yaml",
-    ("microk8s", "kubectl"): "/var/snap/microk8s/current/credentials/client.config",
-    ("k0s", "kubectl"): "/var/lib/k0s/pki/admin.conf",
-    ("/var/lib/rancher/rke2/bin/kubectl",): "/etc/rancher/rke2/rke2.yaml",
+# Kubernetes distributions that ship their own kubectl, each with the kubeconfigs that go with it, and that Helm needs:
+# the first that exists. A rootless k3s writes the one in the home. Sources: k3s pkg/kubectl and pkg/server
+# (HomeKubeConfig), k0s cmd/kubectl, microk8s-kubectl.wrapper, RKE2's documentation ("Cluster Access").
+_KUBECTL_COMMANDS_TO_TRY: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
+    ("kubectl",): (),
+    ("k3s", "kubectl"): ("/etc/rancher/k3s/k3s.yaml", "~/.kube/k3s.yaml"),
+    ("microk8s", "kubectl"): ("/var/snap/microk8s/current/credentials/client.config",),
+    ("k0s", "kubectl"): ("/var/lib/k0s/pki/admin.conf",),
+    ("/var/lib/rancher/rke2/bin/kubectl",): ("/etc/rancher/rke2/rke2.yaml",),
 }
 
 
@@ -185,6 +185,14 @@ class Cluster:
     def list_metadata(self, kind: str, *words: str) -> tuple[Body, ...]:
         """Return the metadata of all objects of a kind, without their content, which in Secrets is confidential."""
         return self._get_by_template(_METADATA_TEMPLATE, kind, *words)
+
+    def list_users_of_class(self, kind: str, pod_spec: str, runtime_class: str) -> tuple[Body, ...]:
+        """Return the objects of a kind whose pods name the RuntimeClass, each with its metadata and its state.
+
+        ``pod_spec`` is the path of the pod's spec in such an object. The state has a pod's phase and all conditions.
+        """
+        template = _USERS_TEMPLATE % (pod_spec, runtime_class)
+        return self._get_by_template(template, kind, "--all-namespaces")
 
     def _get_by_template(self, template: str, *words: str) -> tuple[Body, ...]:
         return _flatten_documents(self._read("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT))
@@ -347,6 +355,10 @@ _NODES_TEMPLATE: Final = (
     '{range .items[*]}{"{"}"apiVersion":"v1","kind":"Node","metadata":{.metadata},"spec":{.spec},'
     '"status":{"{"}"nodeInfo":{.status.nodeInfo}{"}}"}{end}'
 )
+_USERS_TEMPLATE: Final = (
+    '{range .items[?(@.%s.runtimeClassName=="%s")]}{"{"}"apiVersion":"{.apiVersion}","kind":"{.kind}",'
+    '"metadata":{.metadata},"state":"{.status.phase} {.status.conditions[*].type}"{"}"}{end}'
+)
 _METADATA_TEMPLATE: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
 # A user's kuberc can set defaults, and only a flag overrides them.
 _FIRST_VERSION_WITH_KUBERC: Final = (1, 33)
@@ -364,9 +376,10 @@ def choose_kubectl() -> tuple[str, ...]:
     path = Path(find_program(found[0]) or "/")
     # k3s installs itself as kubectl, and `snap alias` does that with microk8s.kubectl.
     name = path.readlink().name.partition(".")[0] if path.is_symlink() else ""
-    own = _KUBECTL_COMMANDS_TO_TRY[found] or _KUBECTL_COMMANDS_TO_TRY.get((name, "kubectl"), "")
+    places = map(os.path.expanduser, _KUBECTL_COMMANDS_TO_TRY.get((name, "kubectl"), _KUBECTL_COMMANDS_TO_TRY[found]))
+    own = next((place for place in places if os.access(place, os.F_OK)), "")
     is_ignored = bool(os.environ.get("KUBECONFIG")) and "microk8s" not in (name, found[0])
-    return (*found, "--kubeconfig", own) if os.access(own, os.F_OK) and not is_ignored else found
+    return (*found, "--kubeconfig", own) if own and not is_ignored else found
 
 
 def find_kubectl() -> tuple[str, ...]:

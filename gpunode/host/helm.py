@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpunode.command import command
-from gpunode.errors import ChangeFailed
+from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.helm import HelmRelease, parse_release, release_of_command
 from gpunode.host.kubectl import (
     USER_FORBIDDEN,
@@ -107,6 +107,15 @@ class Helm:
                 why=f"{self.program[0]} has no --labels, and by a label gpunode finds its releases again",
                 hint=_install_hint(),
             )
+
+    def require_chart(self, chart_words: Sequence[str], version: str) -> None:
+        """Refuse a chart that Helm cannot load: later, a device plugin that it replaces would be gone already."""
+        hint = "see whether its repository has this version: it is the catalog's, or set in [kubernetes.versions]"
+        try:
+            self._run(("show", "chart", *chart_words, "--version", version), hint, only_reads=True)
+        except ReleaseFailed as error:
+            what = f"Helm cannot load the chart {chart_words[0].rpartition('/')[2]} {version}"
+            raise Refused(what, why=error.why, hint=error.hint) from error
 
     def run(self, argv: tuple[str, ...]) -> None:
         """Run a Helm command, given without the program's name."""

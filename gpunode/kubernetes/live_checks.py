@@ -161,7 +161,8 @@ def _check_resource(node: ClusterNode, live: Body, resource: str, expected: int,
         why += "" if capacity else f"; it offers {', '.join(offered)}"
         plan = str(apply).replace("k8s apply", "k8s plan", 1)
         hint = f"see whether the plugin has the recipe's configuration: {plan}\n"
-        hint += f"if so, restart its pods, which read it only when they start\n{doctor}"
+        hint += "if so, delete its pod, which reads it only when it starts; the DaemonSet makes it anew. Find it: "
+        hint += f"{_pods_command(node.name)}\n{doctor}"
         return Check(id, title, "failed", why, hint)
     return Check(id, title, "passed", f"{allocatable} offered, as expected")
 

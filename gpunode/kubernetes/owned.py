@@ -26,12 +26,27 @@ def owned_fields(live: Body, manager: str) -> Body | None:
 
 
 def all_set_fields(live: Body) -> Body:
-    """Return the object with only the fields that somebody set, without defaults and status."""
+    """Return the object with only the fields that somebody set, without defaults and status.
+
+    If more than one manager set some, its ``managedFields`` are those entries, without their times.
+    """
     fields: Mapping[str, Any] = {}
-    for one in live["metadata"].get("managedFields", []):
-        if not one.get("subresource"):
-            fields = _merge_fields(fields, one.get("fieldsV1", {}))
-    return _select_object(live, fields)
+    entries = [one for one in live["metadata"].get("managedFields", []) if not one.get("subresource")]
+    for one in entries:
+        fields = _merge_fields(fields, one.get("fieldsV1", {}))
+    found = _select_object(live, fields)
+    if len(entries) <= 1:
+        return found
+    # The API server orders them by their times.
+    entries.sort(key=lambda one: (one.get("manager", ""), one["operation"], one.get("apiVersion", "")))
+    owners = [{key: value for key, value in one.items() if key != "time"} for one in entries]
+    return {**found, "metadata": {**found["metadata"], "managedFields": owners}}
+
+
+def split_owners(fields: Body) -> tuple[Body, Sequence[Body]]:
+    """Return what ``all_set_fields`` returned as an object to apply, and its ``managedFields``."""
+    metadata = {key: value for key, value in fields["metadata"].items() if key != "managedFields"}
+    return {**fields, "metadata": metadata}, fields["metadata"].get("managedFields", ())
 
 
 def _merge_fields(fields: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,8 +32,9 @@ from gpunode.kubernetes.owned import (
     other_managers,
     owned_fields,
 )
-from gpunode.kubernetes.pods import PodProblem, format_taint
+from gpunode.kubernetes.pods import PodProblem, format_taint, tolerates
 from gpunode.values import dataclass
+from gpunode.wording import join_names
 
 FIELD_MANAGER: Final = "gpunode"
 _OWN_FIELD_MANAGERS: Final = (FIELD_MANAGER, LABELS_FIELD_MANAGER)
@@ -249,6 +250,27 @@ def _refuse_other_taint(edit: NodeEdit, live: Body) -> None:
             )
 
 
+def note_untolerated_taints(rendered: RenderedCluster, nodes: Sequence[Body]) -> Iterator[str]:
+    """Yield a note for each taint of others that the user's own pods, as they are shown, do not tolerate.
+
+    Kubernetes sets the taints of node.kubernetes.io itself, for as long as a Node is not ready or cordoned.
+    """
+    tolerations = [one for own in rendered.user_pods for one in own.spec.get("tolerations", ())]
+    found: dict[tuple[str, str], list[str]] = {}
+    for live in nodes:
+        for taint in _taints_of(live):
+            is_passing = taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/")
+            is_ours = format_taint(taint) == own_taint(live)
+            if not (is_passing or is_ours or any(tolerates(one, taint) for one in tolerations)):
+                found.setdefault((taint["key"], format_taint(taint)), []).append(str(live["metadata"]["name"]))
+    for (key, title), names in found.items():
+        have = "has" if len(names) == 1 else "have"
+        yield (
+            f"{join_names(names, 3)} {have} the taint {title}, which the recipe does not name. Your own pod needs "
+            f"this, too: `tolerations: [{{key: {key}, operator: Exists}}]`"
+        )
+
+
 def fields_owned_by_gpunode(live: Body) -> Body | None:
     """Return the fields that gpunode applied, with its taint if the Node still has it; None if there are none."""
     found = owned_fields(live, field_manager_of(live["kind"]))
@@ -326,7 +348,7 @@ def describe_lost_edits(live: Body) -> str:
         f"{manager} set {format_field(first)}{f' and {len(more)} more fields' if more else ''}"
         for manager, (first, *more) in ((manager, paths) for manager, paths in found.items() if paths)
     ]
-    return f", and {', '.join(edits)}: a rollback restores that, too, as gpunode's own" if edits else ""
+    return f", and {', '.join(edits)}: a rollback restores that, too" if edits else ""
 
 
 def own_taint(live: Body) -> str:

@@ -78,7 +78,8 @@ def render_cluster(recipe: Recipe, nodes: Sequence[ClusterNode], form: RenderFor
             raise Refused(
                 f"{node.name} has driver {node.driver}, too old for the DRA driver",
                 why=f"it needs {_MIN_DRA_DRIVER_BRANCH} or newer",
-                hint='set version in [driver] to a newer branch, or use stack = "device-plugin"',
+                hint=f"set version in [driver] to a newer branch, run setup with it on {node.name}, and name a new "
+                'capture\nor use stack = "device-plugin"',
             )
     # HAMi does not use the device plugin's configuration; its replicas are a separate limit.
     by_node = (

@@ -211,7 +211,8 @@ def _refuse_unknown_layout(node: ClusterNode, config: SharingConfig) -> None:
             raise Refused(
                 f"{node.name}: gpunode knows no MIG profile of {gpu.name}",
                 why="either the GPU has no MIG, or it is too new for this gpunode",
-                hint='give these nodes a table of their own in [kubernetes.configs], with model and strategy = "none"',
+                hint='give these nodes a table of their own in [kubernetes.configs], with model and strategy = "none"\n'
+                "or use another recipe, if no node has MIG: k8s-time-slicing",
             )
         profile = mig.profile_of_layout(config.layout)
         if profile and profile not in known:

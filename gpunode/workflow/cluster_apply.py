@@ -18,7 +18,13 @@ from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress
 from gpunode.journal.run import Run
 from gpunode.kubernetes.model import Body
-from gpunode.kubernetes.owned import disowning_patch, explain_deletion, is_applied_client_side
+from gpunode.kubernetes.owned import (
+    disowning_patch,
+    explain_deletion,
+    is_applied_client_side,
+    other_managers,
+    split_owners,
+)
 from gpunode.kubernetes.reconcile import (
     ObjectKey,
     PlanItem,
@@ -48,11 +54,16 @@ def apply_plan(plan: ClusterPlan, begin: BeginRun, *, wait: ReadinessWait, on_ev
         The run's id.
 
     Raises:
+        Refused: Helm cannot load a chart; nothing was changed.
         ChangeFailed, Conflict: the API server rejects a change; earlier changes stay and are journaled.
         VerifyFailed: a workload is not ready in time; names the changes that were not applied.
         Interrupted: on a signal; what was applied by then stays.
     """
     _refuse_stale_plan(plan, wait.cluster)
+    changed = {item.title for item in plan.changes}
+    for release in plan.releases:
+        if release.title in changed:
+            wait.cluster.helm.require_chart(release.chart_words, release.version)
     with journal_run(begin) as run:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
@@ -266,7 +277,7 @@ def _makes_objects(change: ObjectChange | CommandChange) -> bool:
 
 
 def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
-    """Apply an object's fields ``change.after``, or run its Helm command."""
+    """Apply an object's fields ``change.after``, and restore the owners recorded with them, or run its Helm command."""
     if isinstance(change, CommandChange):
         cluster.helm.run(change.argv[1:])
         return
@@ -274,7 +285,10 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
     if change.kind == "Node":
         _apply_node(change, cluster, manager)
     elif change.after is not None:
-        _apply_object(json.loads(change.after), cluster, manager)
+        body, owners = split_owners(json.loads(change.after))
+        stored = _apply_object(body, cluster, manager)
+        if owners and not other_managers(stored, (manager,)):  # nobody made it anew since
+            cluster.patch(body, [{"op": "replace", "path": "/metadata/managedFields", "value": owners}], manager)
     elif change.shared:
         reference = object_ref(change)
         # Fields that the object needs keep our values, but we give up their ownership.
@@ -293,9 +307,9 @@ def apply_change(change: ObjectChange | CommandChange, cluster: Cluster) -> None
         cluster.delete(object_ref(change))
 
 
-def _apply_object(body: Body, cluster: Cluster, manager: str) -> None:
+def _apply_object(body: Body, cluster: Cluster, manager: str) -> Body:
     try:
-        cluster.apply(body, manager)
+        return cluster.apply(body, manager)
     except Conflict as error:
         raise conflict_error(error.why, [body], cluster) or error from error
 

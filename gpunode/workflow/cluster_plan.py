@@ -35,6 +35,7 @@ from gpunode.kubernetes.reconcile import (
     find_release_of_chart,
     is_as_wanted,
     node_body,
+    note_untolerated_taints,
     object_key,
     plan_items,
     refuse_other_handler,
@@ -113,6 +114,7 @@ def make_plan(rendered: RenderedCluster, cluster: Cluster) -> ClusterPlan:
     planned_items = tuple(_with_pod_problems(plan_items(rendered, present), present, releases, cluster))
     notes = (*notes, *_note_other_nodes(planned_items, {edit.node for edit in rendered.nodes}, cluster))
     notes = (*notes, *_note_left_releases(releases, cluster), *_note_unread_config(planned_items))
+    notes = (*notes, *note_untolerated_taints(rendered, present.nodes))
     plan = ClusterPlan(identity, planned_items, notes=notes, releases=releases)
     missing = describe_missing_rights(plan, cluster)
     lacks = f"apply needs rights that your credentials lack: {missing}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -18,14 +18,13 @@ from gpunode.host.cluster import Cluster, ClusterIdentity, DryRunResult
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import inverse_intents, run_label
 from gpunode.journal.store import Store
-from gpunode.kubernetes.advertisers import release_of
 from gpunode.kubernetes.model import Body, ChartRelease
 from gpunode.kubernetes.owned import (
     conflict_lines,
     is_applied_client_side,
     is_labelled,
-    object_title,
     owned_fields,
+    split_owners,
 )
 from gpunode.kubernetes.reconcile import (
     OUR_LABEL_SELECTOR,
@@ -54,7 +53,7 @@ from gpunode.workflow.cluster_plan import (
     refuse_being_deleted,
     refuse_missing_rights,
 )
-from gpunode.workflow.cluster_workloads import describe_namespace_contents
+from gpunode.workflow.cluster_workloads import describe_namespace_contents, find_class_users
 
 LiveObjects: TypeAlias = Mapping[ObjectKey, Body]
 # Objects are deleted before those that they use.
@@ -90,26 +89,28 @@ def plan_removal(cluster: Cluster) -> ClusterPlan:
     live = {object_key(body): body for body in own_objects}
     deleted = {change.subject for change in changes if _is_deleted(change, live)} | {item.title for item in releases}
     changes.sort(key=lambda one: (_DELETION_ORDER.index(one.kind), one.subject))
-    items = (_plan_object_undo(change, cluster, live, deleted) for change in changes)
-    kept = tuple(_keep_used_class(item, workloads, deleted) for item in items)
-    plan = ClusterPlan(identity, (*releases, *kept), skipped)
+    undone = (_plan_object_undo(change, cluster, live, deleted) for change in changes)
+    items, unseen = _keep_used_classes(undone, cluster, deleted)
+    plan = ClusterPlan(identity, (*releases, *items), (*skipped, *unseen))
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 
 
-def _keep_used_class(item: PlanItem, workloads: Sequence[Body], deleted: AbstractSet[str]) -> PlanItem:
-    """Return the item; without a change if it is a RuntimeClass that a DaemonSet of others needs.
-
-    Such as that of a Helm release which existed before and got the recipe's values: its next pod would not start.
-    """
-    users = [
-        object_title(one)
-        for one in workloads
-        if one["spec"]["template"]["spec"].get("runtimeClassName") == item.name
-        if not is_labelled(one) and f"Helm release {release_of(one)}" not in deleted
-    ]
-    if item.kind != "RuntimeClass" or item.state != "delete" or not users:
-        return item
-    return replace(item, state="foreign", change=None, note=f"stays, in use by {join_names(users, 3)}")
+def _keep_used_classes(
+    items: Iterable[PlanItem], cluster: Cluster, deleted: AbstractSet[str]
+) -> tuple[tuple[PlanItem, ...], tuple[str, ...]]:
+    """Return the items, without the deletion of a RuntimeClass that others need, and what was not looked for."""
+    kept: list[PlanItem] = []
+    skipped: list[str] = []
+    for item in items:
+        if item.kind == "RuntimeClass" and item.state == "delete":
+            users, unseen = find_class_users(item.name, cluster, deleted)
+            if users:
+                item = replace(item, state="foreign", change=None, note=f"stays, in use by {join_names(users, 3)}")
+            elif unseen:
+                kinds, reason = join_names(unseen), next(iter(unseen.values()))
+                skipped.append(f"{item.title} is deleted, though {kinds} of others were not looked at: {reason}")
+        kept.append(item)
+    return tuple(kept), tuple(skipped)
 
 
 def _plan_release_removals(cluster: Cluster, uid: str) -> Iterator[PlanItem]:
@@ -174,14 +175,8 @@ def plan_rollback(cluster: Cluster, store: Store, run: str) -> ClusterPlan:
         step.title for step in steps.values() if step.state == "delete"
     }
     steps |= {one: _plan_object_undo(now, cluster, live, deleted) for one, now in pending.items()}
-    if any(item.kind == "RuntimeClass" and item.state == "delete" for item in steps.values()):
-        try:
-            workloads = cluster.list("daemonsets.apps", "--all-namespaces")
-            steps = {one: _keep_used_class(item, workloads, deleted) for one, item in steps.items()}
-        except Forbidden as error:
-            reason = error.why.strip().splitlines()[-1]
-            skipped += (f"whether a DaemonSet of others needs the RuntimeClass was not looked for: {reason}",)
-    plan = ClusterPlan(identity, tuple(steps[change] for change in undone if change in steps), skipped)
+    items, unseen = _keep_used_classes((steps[change] for change in undone if change in steps), cluster, deleted)
+    plan = ClusterPlan(identity, items, (*skipped, *unseen))
     return refuse_missing_rights(replace(plan, missing_rights=describe_missing_rights(plan, cluster)))
 
 
@@ -247,11 +242,12 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: LiveObjects, cluster: 
     for change in changes:
         current = live.get(change.key)
         fields = current_fields(current)
-        if current is None or fields is None or fields == change.before or has_fields(current, change.after):
+        if current is None or fields is None or any(has_fields(current, one) for one in (change.before, change.after)):
             continue
         tried, why = DryRunResult(()), ""
         if change.before is not None:
-            expected = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
+            recorded = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
+            expected, _ = split_owners(recorded)
             tried = cluster.dry_run([expected], field_manager_of(change.kind))
             messages = "\n".join(tried.errors)
             why = "\n".join(conflict_lines(messages, [expected], [current])) or messages

@@ -20,6 +20,7 @@ from gpunode.kubernetes.live_checks import find_first_pod_problem
 from gpunode.kubernetes.model import Body, ClusterNode, RenderedCluster
 from gpunode.kubernetes.objects import TEST_POD_NAME
 from gpunode.kubernetes.owned import explain_deletion, object_title
+from gpunode.kubernetes.reconcile import note_untolerated_taints
 from gpunode.kubernetes.render import render_cluster, select_member_nodes
 from gpunode.kubernetes.sharing import SharingConfig, choose_configs
 from gpunode.kubernetes.trials import (
@@ -132,7 +133,8 @@ class ClusterVerification:
             check_sharing(name, [ran for ran in shared if ran.test_pod.node == name])
             for name in dict.fromkeys(ran.test_pod.node for ran in shared)
         ]
-        return VerifyReport((*checks, *pod_checks, *skipped))
+        notes = tuple(note_untolerated_taints(rendered, tuple(ready.values())))
+        return VerifyReport((*checks, *pod_checks, *skipped), notes=notes)
 
     def _check_handlers(self, name: str, nodes: Mapping[str, Body]) -> Iterator[Check]:
         place = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -12,12 +12,13 @@ from typing import Final
 from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.host.cluster import Cluster
 from gpunode.host.helm import ReleaseFailed
-from gpunode.host.kubectl import Forbidden
+from gpunode.host.kubectl import Forbidden, main_error_line
 from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import live_checks
+from gpunode.kubernetes.advertisers import release_of
 from gpunode.kubernetes.live_checks import RequiredDaemonSet, find_release_daemon_sets
 from gpunode.kubernetes.model import Body, ChartRelease
-from gpunode.kubernetes.owned import explain_deletion, object_title
+from gpunode.kubernetes.owned import explain_deletion, is_labelled, object_title
 from gpunode.kubernetes.pods import PodProblem
 from gpunode.kubernetes.reconcile import PlanItem
 from gpunode.values import dataclass
@@ -144,6 +145,49 @@ def _read_permitted(bodies: Sequence[Body], cluster: Cluster) -> Iterator[Body]:
     except Forbidden:
         for body in bodies if len(bodies) > 1 else ():
             yield from _read_permitted([body], cluster)
+
+
+# What starts pods, each with the path of the pod's spec.
+_POD_SPECS: Final = {
+    "daemonsets.apps": "spec.template.spec",
+    "deployments.apps": "spec.template.spec",
+    "replicasets.apps": "spec.template.spec",
+    "statefulsets.apps": "spec.template.spec",
+    "jobs.batch": "spec.template.spec",
+    "cronjobs.batch": "spec.jobTemplate.spec.template.spec",
+    "pods": "spec",
+}
+_POD_OWNERS: Final = frozenset(
+    {("apps/v1", kind) for kind in ("DaemonSet", "Deployment", "ReplicaSet", "StatefulSet")}
+    | {("batch/v1", kind) for kind in ("Job", "CronJob")}
+)
+# A pod's phases, and a Job's conditions.
+_FINISHED_STATES: Final = frozenset({"Succeeded", "Complete", "Failed"})
+
+
+def find_class_users(
+    runtime_class: str, cluster: Cluster, removed: AbstractSet[str]
+) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return what of others needs the RuntimeClass to start pods, and each kind not looked at, with the reason.
+
+    Such as a Helm release which existed before and got the recipe's values. ``removed`` has the titles of releases.
+    """
+    users: list[str] = []
+    unseen: dict[str, str] = {}
+    for kind, pod_spec in _POD_SPECS.items():
+        try:
+            found = cluster.list_users_of_class(kind, pod_spec, runtime_class)
+        except Forbidden as error:
+            unseen[kind.partition(".")[0]] = main_error_line(error.why)
+            continue
+        users += [
+            object_title(one)
+            for one in found
+            if not is_labelled(one) and not _FINISHED_STATES & {*one["state"].split()}
+            if not _POD_OWNERS & {(it["apiVersion"], it["kind"]) for it in one["metadata"].get("ownerReferences", ())}
+            if f"Helm release {release_of(one)}" not in removed
+        ]
+    return users, unseen
 
 
 # Kinds that describe other objects; nobody creates them by hand.

@@ -13,6 +13,7 @@ from tests.fakes.api_server import RESOURCES, ApiError, ApiServer, Body
 _WITH_VALUE: Final = frozenset(
     {"-o", "-f", "-p", "--field-manager", "--namespace", "--selector", "--field-selector", "--context", "--kubeconfig"}
 )
+_FILTER: Final = re.compile(r'\{range \.items\[(?:\*|\?\(@\.([\w.]+)=="([^"]*)"\))\]')
 _ADVICE: Final = """
 Please review the fields above--they currently have other managers. Here
 are the ways you can resolve this warning:
@@ -159,8 +160,9 @@ class _Command:
         if form == "json":
             self._print(_list(found))
             return
-        each = template.removeprefix("{range .items[*]}").removesuffix("{end}")
-        self.out = "".join(_filled(each, one) for one in found)
+        items, _, each = template.removesuffix("{end}").partition("}")
+        for path, value in _FILTER.findall(items):
+            self.out = "".join(_filled(each, one) for one in found if not path or _at(one, path) == value)
 
     def _apply(self) -> None:
         manager = self.options["--field-manager"]
@@ -275,12 +277,20 @@ def _filled(template: str, body: Body) -> str:
     def value(found: re.Match[str]) -> str:
         if found[2]:
             return found[2]
-        at: Any = body
-        for name in found[1].split("."):
-            at = at.get(name, {})
-        return json.dumps(at)
+        there = _at(body, found[1])
+        return there if isinstance(there, str) else json.dumps(there)
 
-    return re.sub(r'\{\.([\w.]+)\}|\{"([{}]+)"\}', value, template)
+    return re.sub(r'\{\.([\w.\[*\]]+)\}|\{"([{}]+)"\}', value, template)
+
+
+def _at(body: Any, path: str) -> Any:
+    """Return the value at a path of jsonpath; empty if there is none, and several joined."""
+    name, _, rest = path.partition(".")
+    if not name:
+        return body
+    if name.endswith("[*]"):
+        return " ".join(_at(one, rest) for one in body.get(name.removesuffix("[*]"), ()))
+    return _at(body[name], rest) if name in body else ""
 
 
 def _merged(there: Any, patch: Any) -> Any:
@@ -293,7 +303,7 @@ def _merged(there: Any, patch: Any) -> Any:
 
 
 def _json_patched(body: Body, patch: Sequence[Mapping[str, Any]]) -> Body:
-    """Return ``body`` after a JSON patch (RFC 6902) of tests and removals."""
+    """Return ``body`` after a JSON patch (RFC 6902) of tests, removals and replacements."""
     made: Body = json.loads(json.dumps(body))
     for one in patch:
         *path, last = (step.replace("~1", "/").replace("~0", "~") for step in one["path"].split("/")[1:])
@@ -306,4 +316,6 @@ def _json_patched(body: Body, patch: Sequence[Mapping[str, Any]]) -> Body:
             )
         if one["op"] == "remove":
             del at[int(last) if isinstance(at, list) else last]
+        if one["op"] == "replace":
+            at[last] = one["value"]
     return made

@@ -47,12 +47,15 @@ def matches_recipe_text(recipe: Recipe, step_ids: Sequence[str], what: str = "th
     return f"{join_with_and(step_ids)} {verb} recipe {recipe.name}; the other steps were not checked"
 
 
-def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) -> Line:
+def verdict_line(
+    report: VerifyReport, good: str, unproven: str = "this node is not proven to work", *, is_proven: bool = False
+) -> Line:
     """Return the verdict of the checks: ``good`` if all passed.
 
     Args:
         report: the checks.
         good: the sentence if all passed.
+        unproven: the sentence if a check was not run.
         is_proven: accept skipped checks.
     """
     number, bad = len(report.checks), len(report.failed)
@@ -63,8 +66,7 @@ def verdict_line(report: VerifyReport, good: str, *, is_proven: bool = False) ->
             STATE_MARK["failed"], span(f"{bad} of {count_noun(number, 'check')} failed{left_out}", "bad"), hang=2
         )
     if idle and not is_proven:
-        unproven = f"no check failed, {number - idle} passed{left_out}: this node is not proven to work"
-        return line(STATE_MARK["skipped"], unproven, hang=2)
+        return line(STATE_MARK["skipped"], f"no check failed, {number - idle} passed{left_out}: {unproven}", hang=2)
     inventory_suffix = f" ({count_noun(idle, 'check')} not run)" if idle else ""
     inventory_suffix = f": {inventory_text(report.inventory)}" if report.inventory else inventory_suffix
     return line(STATE_MARK["passed"], span(good, "good"), inventory_suffix, hang=2)

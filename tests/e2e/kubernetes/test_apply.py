@@ -169,6 +169,7 @@ def test_edits_that_a_removal_deleted_are_restored(control_plane: ControlPlane, 
     user("k8s", "remove", "--yes")
     user("rollback", "k2", "--yes")
     assert everything(control_plane) == edited
+    assert "kubectl-set owns" in user.apply(check=5).envelope["errors"][0]["what"]
 
 
 def test_field_of_another_manager_is_a_conflict_and_is_not_forced(control_plane: ControlPlane, user: User) -> None:

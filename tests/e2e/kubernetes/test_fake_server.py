@@ -9,9 +9,10 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from gpunode import builtin
-from gpunode.host.cluster import _flatten_documents
+from gpunode.host.cluster import _USERS_TEMPLATE, _flatten_documents
 from gpunode.host.process import FinishedCommand
 from gpunode.kubernetes.render import render_cluster
+from gpunode.workflow.cluster_workloads import _POD_SPECS
 from tests.e2e.kubernetes.control_plane import ADMIN, API_PROGRAMS, EXPIRED, STRANGER, ControlPlane
 from tests.e2e.kubernetes.fake_node import add_node
 from tests.fakes.api_server import RESOURCES, ApiServer, Body
@@ -191,6 +192,10 @@ SCENARIOS: Final[Mapping[str, Sequence[Step]]] = {
             "--all-namespaces",
             "-o",
             'jsonpath={range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}',
+        ),
+        *(
+            say("get", kind, "--all-namespaces", "-o", f"jsonpath={_USERS_TEMPLATE % (path, 'nvidia')}")
+            for kind, path in _POD_SPECS.items()
         ),
         say("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name"),
     ],

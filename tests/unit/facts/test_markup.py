@@ -36,6 +36,13 @@ def test_indented_sessions_and_blocks_move_to_the_margin() -> None:
     assert strip_markup(listed) == "1. So:\n```\na\n  b\n```\nEnd."
 
 
+@pytest.mark.parametrize("margin", ["", " ", "   ", "    "])
+def test_block_within_indented_fences_keeps_its_shape(margin: str) -> None:
+    block = "data:\n  config.yaml: |\n    version: v1\n    flags:\n      migStrategy: none\n"
+    listed = f"1. So:\n\n   ```yaml\n{textwrap.indent(block, margin)}   ```\nEnd."
+    assert textwrap.dedent(strip_markup(listed).split("```")[1].removeprefix("yaml\n")) == block
+
+
 def test_html_becomes_markdown() -> None:
     post = (
         "<details><summary><b>Output of <code>dmesg</code></b></summary>\n<pre><code class='x'>a &lt;none&gt;"

@@ -135,7 +135,7 @@ def test_helm_reaches_the_cluster_of_a_distributions_own_kubectl(
     """By default it would use ~/.kube/config, which may name another cluster."""
     name = link.partition(".")[0] or "k3s"
     own = program(tmp_path, f"{name}.yaml")
-    monkeypatch.setitem(_KUBECTL_COMMANDS_TO_TRY, (name, "kubectl"), own)
+    monkeypatch.setitem(_KUBECTL_COMMANDS_TO_TRY, (name, "kubectl"), (own,))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -151,6 +151,23 @@ def test_helm_reaches_the_cluster_of_a_distributions_own_kubectl(
     monkeypatch.setenv("KUBECONFIG", "/theirs")
     # Only microk8s' kubectl ignores it.
     assert Cluster().helm.program == ((helm,) if name == "k3s" else (helm, "--kubeconfig", own))
+
+
+def test_helm_reaches_the_cluster_of_a_rootless_k3s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its own kubectl finds the kubeconfig in the home if that of a k3s of root is not there."""
+    _, at_home = _KUBECTL_COMMANDS_TO_TRY["k3s", "kubectl"]
+    of_root = tmp_path / "k3s.yaml"
+    monkeypatch.setitem(_KUBECTL_COMMANDS_TO_TRY, ("k3s", "kubectl"), (str(of_root), at_home))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    k3s, helm = (program(tmp_path / "bin", name) for name in ("k3s", "helm"))
+    own = program(tmp_path / ".kube", "k3s.yaml")
+    assert Cluster().kubectl == (k3s, "kubectl", "--kubeconfig", own)
+    assert Cluster().helm.program == (helm, "--kubeconfig", own)
+    of_root.touch()
+    assert Cluster().helm.program == (helm, "--kubeconfig", str(of_root))
 
 
 def test_kubectl_in_a_pod_is_the_pods_service_account(

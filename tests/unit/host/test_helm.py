@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.errors import ChangeFailed
+from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.helm import parse_release
 from gpunode.host.helm import Helm
 from gpunode.host.kubectl import Forbidden, HelmMissing
@@ -33,6 +33,7 @@ def helm(allow_subprocess: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f"*list*) echo '{json.dumps(ROWS)}' ;;\n"
         '*uninstall*) echo \'Error: secrets is forbidden: User "x" cannot list resource "secrets"\' >&2; exit 1 ;;\n'
         '*"get values op"*) echo \'{"driver": {"enabled": false}}\' ;;\n'
+        "*'show chart'*) echo 'Error: \"x\" is not a valid chart repository or cannot be reached' >&2; exit 1 ;;\n"
         "*) echo 'Error: UPGRADE FAILED: context deadline exceeded' >&2; exit 1 ;;\n"
         "esac\n"
     )
@@ -48,6 +49,14 @@ def test_releases_are_listed_with_version_and_values(helm: Helm, tmp_path: Path)
     assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all(line.startswith("--kube-context prod --kubeconfig /etc/kube.conf ") for line in asked)
+
+
+def test_chart_that_cannot_be_loaded_is_refused(helm: Helm, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"Helm cannot load the chart hami 2\.10\.0") as refused:
+        helm.require_chart(("hami", "--repo", "https://example.org/hami"), "2.10.0")
+    assert "HTTPS_PROXY" in refused.value.hint
+    asked = (tmp_path / "asked").read_text()
+    assert asked.endswith("show chart hami --repo https://example.org/hami --version 2.10.0\n")
 
 
 def test_release_with_only_a_history_has_no_revision(helm: Helm) -> None:

@@ -145,7 +145,7 @@ def test_plugin_config_schema_accepts_what_the_plugin_accepts(document: Any, is_
             "MPS and MIG exclude each other",
             "time-slicing",
         ),
-        ('extends = "k8s-mig"', "one", "no MIG profile of NVIDIA GeForce GTX 1080", 'model and strategy = "none"'),
+        ('extends = "k8s-mig"', "one", "no MIG profile of NVIDIA GeForce GTX 1080", "use another recipe"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nlayout = "all-1g.5gb"', "eight", "no MIG profile 1g.5gb", "1g.10gb"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "none"', "eight", "needs a strategy", "strategy"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "single"', "eight", "several sizes", "mixed"),
@@ -218,8 +218,10 @@ def test_incompatible_nodes_are_refused() -> None:
         with pytest.raises(Refused, match=what):
             render_cluster(wanted, nodes)
     old = node("a", "1b80", 1, driver="550.163.01")
-    with pytest.raises(Refused, match=r"550\.163\.01, too old"):
+    with pytest.raises(Refused, match=r"550\.163\.01, too old") as refused:
         render_cluster(builtin.read_recipe("dra"), [old])
+    # The capture says which driver there is, so another version in the recipe alone is refused again.
+    assert f"run setup with it on {old.name}, and name a new capture" in refused.value.hint
 
 
 def test_node_without_a_gpu_is_named_and_left_out() -> None:

@@ -178,6 +178,8 @@ def test_node_that_offers_other_resources_has_a_device_plugin() -> None:
     """Whole GPUs are offered until `gpunode setup` makes the MIG layout."""
     found = only_check([*check_resources(EIGHT, live(8), {"nvidia.com/mig-1g.10gb": 16}, APPLY)])
     assert found.detail == "0 offered, 16 expected of 8 GPUs; it offers 8 × nvidia.com/gpu"
+    assert "delete its pod" in found.hint
+    assert "kubectl get pods --all-namespaces --field-selector spec.nodeName=" in found.hint
     assert "k8s plan" in found.hint
 
 

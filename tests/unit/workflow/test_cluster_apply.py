@@ -37,7 +37,7 @@ class Unready:
 
 
 def item(kind: str, wave: int, state: PlanItemState = "create") -> PlanItem:
-    change = ObjectChange("c", "v1", kind, "gpu", "x", None, '{"kind": "x"}')
+    change = ObjectChange("c", "v1", kind, "gpu", "x", None, '{"kind": "x", "metadata": {}}')
     return PlanItem(kind, "gpu", "x", state, "", wave, change if state == "create" else None)
 
 

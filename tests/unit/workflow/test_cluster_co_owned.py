@@ -63,32 +63,70 @@ def test_rollback_leaves_a_co_owned_object_to_its_owner(
     assert not server.peek("ConfigMap")
 
 
-def test_runtime_class_that_a_daemon_set_of_others_needs_stays(server: ApiServer, user: User) -> None:
-    """For example that of a Helm release which existed before, and got the recipe's values."""
-    user.apply()
-    pod = {"runtimeClassName": "nvidia", "containers": [{"name": "one", "image": "one"}]}
-    spec = {"selector": {"matchLabels": {"app": "x"}}, "template": {"metadata": {"labels": {"app": "x"}}, "spec": pod}}
-    metadata = {"name": "theirs", "namespace": "default"}
-    server.add({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
+POD = {"runtimeClassName": "nvidia", "containers": [{"name": "one", "image": "one"}]}
+TEMPLATE = {"selector": {"matchLabels": {"app": "x"}}, "template": {"metadata": {"labels": {"app": "x"}}, "spec": POD}}
+USERS = {
+    # For example that of a Helm release which existed before, and got the recipe's values.
+    "apps/v1 DaemonSet": TEMPLATE,
+    "apps/v1 Deployment": TEMPLATE,
+    "apps/v1 StatefulSet": TEMPLATE,
+    "batch/v1 Job": TEMPLATE,
+    "batch/v1 CronJob": {"jobTemplate": {"spec": TEMPLATE}},
+    "v1 Pod": POD,
+}
 
-    stays = "RuntimeClass nvidia stays, in use by DaemonSet default/theirs"
+
+def add_theirs(server: ApiServer, kind: str, status: dict[str, Any] | None = None, **metadata: object) -> None:
+    version, _, name = kind.partition(" ")
+    number = sum(where == "default" for (_, where, _), _ in server.contents())
+    place = {"name": f"theirs-{number}", "namespace": "default", **metadata}
+    body = {"apiVersion": version, "kind": name, "metadata": place, "spec": USERS[kind], "status": status or {}}
+    server.add(body)
+
+
+@pytest.mark.parametrize("kind", USERS)
+def test_runtime_class_that_others_need_stays(server: ApiServer, user: User, kind: str) -> None:
+    user.apply()
+    add_theirs(server, kind)
+
+    name = kind.partition(" ")[2]
+    stays = f"RuntimeClass nvidia stays, in use by {name} default/theirs-0"
     assert stays in user.screen("rollback", "k1", "--yes")
     assert server.peek("RuntimeClass")
     user.apply()
     assert stays in user.screen("k8s", "remove", "--yes")
     assert server.peek("RuntimeClass")
     assert not server.peek("ConfigMap")
-    server.delete("DaemonSet", "default", "theirs")
+    server.delete(name, "default", "theirs-0")
     user("k8s", "remove", "--yes")
     assert not server.peek("RuntimeClass")
 
 
-def test_rollback_that_may_not_list_daemon_sets_says_so(server: ApiServer, user: User) -> None:
+def test_finished_pods_and_jobs_need_no_runtime_class(server: ApiServer, user: User) -> None:
     user.apply()
-    server.denied.add("list daemonsets")
+    add_theirs(server, "v1 Pod", {"phase": "Succeeded"})
+    add_theirs(server, "v1 Pod", {"phase": "Failed"})
+    add_theirs(server, "batch/v1 Job", {"conditions": [{"type": "SuccessCriteriaMet"}, {"type": "Complete"}]})
+    user("k8s", "remove", "--yes")
+    assert not server.peek("RuntimeClass")
+
+
+def test_pod_of_a_listed_owner_is_not_named_beside_it(server: ApiServer, user: User) -> None:
+    user.apply()
+    add_theirs(server, "apps/v1 StatefulSet")
+    add_theirs(server, "v1 Pod", ownerReferences=[{"apiVersion": "apps/v1", "kind": "StatefulSet", "uid": "1"}])
+    add_theirs(server, "v1 Pod", ownerReferences=[{"apiVersion": "batch.volcano.sh/v1", "kind": "Job", "uid": ""}])
+    shown = user.screen("k8s", "remove", "--yes")
+    assert "RuntimeClass nvidia stays, in use by StatefulSet default/theirs-0, Pod default/theirs-2\n" in shown
+
+
+def test_rollback_that_may_not_list_workloads_says_so(server: ApiServer, user: User) -> None:
+    user.apply()
+    server.denied |= {"list daemonsets", "list cronjobs"}
     undone = user("rollback", "k1", "--yes")
     (skipped,) = undone.envelope["result"]["skipped"]
-    assert skipped.startswith("whether a DaemonSet of others needs the RuntimeClass was not looked for: ")
+    deleted = "RuntimeClass nvidia is deleted, though daemonsets, cronjobs of others were not looked at: "
+    assert skipped.startswith(deleted)
     assert not server.peek("RuntimeClass")
 
 

@@ -82,17 +82,15 @@ def test_edits_that_a_removal_deletes_are_named_and_come_back(server: ApiServer,
     edit_config(server)
     edited = everything(server)
     screen = user.screen("k8s", "remove", "--yes")
-    assert (
-        f"gpunode applied it, and kubectl-set set {CONTAINER}.image: a rollback restores that, too, as gpunode's own"
-        in screen
-    )
-    assert (
-        "gpunode applied it, and kubectl-edit set data.config.yaml: a rollback restores that, too, as gpunode's own"
-        in screen
-    )
+    assert f"gpunode applied it, and kubectl-set set {CONTAINER}.image: a rollback restores that, too" in screen
+    assert "gpunode applied it, and kubectl-edit set data.config.yaml: a rollback restores that, too" in screen
     removed = everything(server)
     user("rollback", "k2", "--yes")
     assert everything(server) == edited
+    # They are not gpunode's: apply does not set them back unasked.
+    why = user.apply("k8s-time-slicing", check=5).error["why"]
+    assert "kubectl-set has" in why
+    assert "kubectl-edit has" in why
     user("rollback", "k3", "--yes")
     assert everything(server) == removed
 
@@ -138,7 +136,7 @@ def test_edited_configuration_of_an_earlier_recipe_comes_back(server: ApiServer,
     edited = everything(server)
     applied = user.apply("k8s-containerd").envelope["result"]["objects"]
     (purpose,) = (one["purpose"] for one in applied if one["state"] == "delete")
-    assert purpose.endswith(", and kubectl-edit set data.config.yaml: a rollback restores that, too, as gpunode's own")
+    assert purpose.endswith(", and kubectl-edit set data.config.yaml: a rollback restores that, too")
     user("rollback", "k2", "--yes")
     assert everything(server) == edited
 

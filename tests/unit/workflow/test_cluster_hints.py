@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.kubernetes.pods import find_problem
 from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import User, everything
+from tests.fakes.clusters import NODE, User, everything
 
 
 def test_runtime_class_with_another_handler_names_its_owner_and_a_fix(
@@ -65,3 +65,32 @@ def test_only_verify_hints_at_image_option(server: ApiServer, user: User) -> Non
     assert found is not None
     assert "registry in [kubernetes]" in found.hint
     assert "--image" not in found.hint
+
+
+def test_plan_ends_with_the_command_that_applies_it(user: User) -> None:
+    shown = user.screen("k8s", "plan", "k8s-time-slicing", *NODE, "--check", check=4)
+    assert shown.endswith(f"\nnext: gpunode k8s apply k8s-time-slicing {' '.join(NODE)}\n")
+    user.apply("k8s-time-slicing")
+    assert "next:" not in user.screen("k8s", "plan", "k8s-time-slicing", *NODE)
+
+
+def test_taint_of_others_that_a_users_pod_must_tolerate_is_noted(server: ApiServer, user: User, tmp_path: Path) -> None:
+    (node,) = server.peek("Node")
+    cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    node["spec"]["taints"] = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, cordoned]
+    tolerations = "tolerations: [{key: nvidia.com/gpu, operator: Exists}]"
+    for verb in ("plan", "verify"):
+        shown = " ".join(user.screen("k8s", verb, *NODE, check=0 if verb == "plan" else 7).split())
+        assert "! gpu-1 has the taint nvidia.com/gpu=present:NoSchedule, which the recipe does not name" in shown
+        assert tolerations in shown
+        assert "unschedulable," not in shown
+    (recipe := tmp_path / "own.toml").write_text(
+        'schema = 1\nextends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
+    )
+    assert "which the recipe does not name" not in user.screen("k8s", "plan", str(recipe), *NODE)
+
+
+def test_removal_says_that_new_pods_get_no_gpu(user: User) -> None:
+    assert "; running pods stay as they are" in user.screen("k8s", "plan", *NODE)
+    user.apply()
+    assert "1 to edit; running pods keep their GPUs, new ones get none" in user.screen("k8s", "remove", "--yes")

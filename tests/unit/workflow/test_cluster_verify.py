@@ -20,7 +20,7 @@ from gpunode.recipe import Recipe
 from gpunode.workflow.cluster_verify import ClusterVerification
 from gpunode.workflow.verify import VerifyReport
 from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import NAMESPACE, User, node, pod_of, run_test_pods
+from tests.fakes.clusters import NAMESPACE, NODE, User, node, pod_of, run_test_pods
 from tests.fakes.runners import ended
 from tests.unit.kubernetes.clusters import CLUSTERS
 
@@ -122,6 +122,8 @@ def test_pod_log_without_the_success_line_fails(applied: ApiServer, user: User) 
 def test_unreadable_pod_log_is_not_run(applied: ApiServer, user: User) -> None:
     applied.denied.add("get pods")
     assert user.verify()["pod/gpu-1"][0] == "skipped"
+    shown = user.screen("k8s", "verify", "k8s-containerd", *NODE)
+    assert "not run: it is not proven that pods get the GPUs" in shown
 
 
 def test_gpu_in_use_is_reported_as_not_run(applied: ApiServer, user: User) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
+from gpunode.errors import Refused
 from gpunode.facts.helm import HelmRelease
 from gpunode.host.cluster import Cluster
 from gpunode.host.helm import ReleaseFailed, move_values_to_stdin
 from gpunode.host.kubectl import HelmMissing
 from tests.fakes.api_server import ApiServer, Body
-from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, pod_of, run_daemon_sets
+from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, everything, pod_of, run_daemon_sets
 
 PULL = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
 
@@ -146,6 +147,9 @@ class Helm:
     def list_releases(self, charts: Collection[str]) -> tuple[HelmRelease, ...]:
         return tuple(one for one in self.there if one.chart in charts)
 
+    def require_chart(self, chart_words: Sequence[str], version: str) -> None:
+        """Have every chart."""
+
     def run(self, argv: tuple[str, ...]) -> None:
         words, values = move_values_to_stdin(argv)
         namespace, version = (words[words.index(option) + 1] for option in ("--namespace", "--version"))
@@ -200,6 +204,20 @@ def test_pods_for_which_helm_waited_in_vain_say_why(server: ApiServer, user: Use
     assert error["why"].startswith("context deadline exceeded\nDaemonSet nvidia-device-plugin: 0 of 1 pods are ready: ")
     assert "cannot be pulled" in error["why"]
     assert error["hint"].startswith("name a registry that the node reaches")
+
+
+def test_chart_that_helm_cannot_load_leaves_the_present_plugin(
+    server: ApiServer, user: User, helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user.apply()
+    before = everything(server)
+
+    def refuse(_: Helm, chart_words: Sequence[str], version: str) -> None:
+        raise Refused("Helm cannot load the chart", why="no such host", hint="let Helm reach it")
+
+    monkeypatch.setattr(Helm, "require_chart", refuse)
+    user.apply("k8s-mps", check=3)
+    assert everything(server) == before
 
 
 def test_helm_waits_as_long_as_apply(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
