@@ -38,6 +38,9 @@ from gpunode.workflow.verify import VerifyReport
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.cli.screen_pages import PAGES
 
+# Questions are asked where standard output is not a file.
+pytestmark = pytest.mark.usefixtures("capsys")
+
 
 class Keyboard(io.StringIO):
     """A terminal with typed input."""
