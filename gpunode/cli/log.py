@@ -200,8 +200,10 @@ def run_table_lines(
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=indent)
         changed = run.subjects
-        touched = dict.fromkeys(record.change.subject for record in run.change_records)
-        reread = [subject for subject in touched if subject not in changed]
+        of_triggers = (record.change for record in run.change_records if record.change.only_triggers_reread)
+        reread = [
+            subject for subject in dict.fromkeys(change.subject for change in of_triggers) if subject not in changed
+        ]
         read_again = f"; had {join_names(reread, _MAX_SUBJECTS_SHOWN)} read again" if reread else ""
         did = f"changed {join_names(changed, _MAX_SUBJECTS_SHOWN) or 'nothing'}{read_again}"
         yield line(" " * indent, span(did, "dim"), hang=indent)
