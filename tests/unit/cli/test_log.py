@@ -249,7 +249,7 @@ def test_package_that_stays_is_called_marked_and_not_installed() -> None:
     told = screen_text(log.run_lines(RunRecord((BEGIN, intent, record.Done(1, AT), record.Commit("done", "", AT))), {}))
     assert "libcuda1  580, manual → auto, hold" in told
     purge = PackageChange(PackageId("x"), PackageState("1"), None)
-    summary = screen_text(applied_lines(Applied("packages", "marks", (mark, mark, purge), 0.0), rehearsed=False))
+    summary = screen_text(applied_lines(Applied("marks", (mark, mark, purge), 0.0), rehearsed=False))
     assert summary.endswith("1 package purged, 2 marked")
 
 
