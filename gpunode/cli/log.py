@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, tzinfo
 from typing import Any
 
@@ -31,13 +32,16 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
     screen = output.open_screen()
     screen.put(*(run_lines(runs[0], logins) if run else run_table_lines(runs, root=root_option(screen.argv))))
     notes: tuple[str, ...] = ()
+    store = Store(validate_root(root))
+    if not run:
+        with suppress(UsageError):  # runs in clusters are listed without a right to read the node's
+            notes = tuple(filter(None, [store.explain_blank_run()]))
     if not runs:
         from gpunode.cli.undo import explain_lost_record
         from gpunode.host.local import LocalHost
 
-        place = validate_root(root)
-        notes = explain_lost_record(LocalHost(place), Store(place))
-        screen.put(*map(note_line, notes))
+        notes = (*notes, *explain_lost_record(LocalHost(str(store.root)), store))
+    screen.put(*map(note_line, notes))
     if run:
         result = {"schema": LOG_SCHEMA_VERSION, "run": full_run_record(runs[0], logins)}
     else:
@@ -61,7 +65,6 @@ def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
 def _login_names(uids: Iterable[int | None]) -> dict[int, str]:
     """Return the names of ``uids`` on this machine, where runs were started even if they changed an image."""
     import pwd
-    from contextlib import suppress
 
     names: dict[int, str] = {}
     for uid in uids:
