@@ -39,7 +39,7 @@ class RevertedFile:
     Attributes:
         content: empty if nothing is left of a file that did not exist before.
         changed: the keys that gpunode set and somebody has changed since; they stay as they are.
-        removed: the keys that somebody has since added to gpunode's own tables; they are removed with these.
+        removed: the keys that somebody has since added or changed in gpunode's own tables; they are removed with these.
         kept: gpunode's own tables of runc in which somebody has since added or changed a key; they stay.
     """
 
@@ -82,8 +82,9 @@ def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = N
     if "plugins" in reverted and found.get("version", 1) != 1:
         # The schema of containerd's tables that were written since.
         reverted = {"version": found["version"], **reverted}
-    added = {*_leaf_paths(found)} - {*_leaf_paths(made)} - {*_leaf_paths(reverted)}
-    removed = () if is_migrated else tuple(sorted(added))  # a migration writes every default into the entries
+    gone = {*_leaf_paths(found)} - {*_leaf_paths(reverted)}
+    foreign = (path for path in gone if not is_same_value(value_at(found, path), value_at(made, path)))
+    removed = () if is_migrated else tuple(sorted(foreign))  # a migration writes every default into the entries
     notable = (tuple(keys.foreign_paths), removed, tuple(keys.kept_paths))
     if edit.before is None and not reverted and (as_json or _adds_no_line(current, edit.after)):
         return RevertedFile(b"", *notable)

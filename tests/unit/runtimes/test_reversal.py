@@ -78,6 +78,12 @@ def test_keys_added_to_our_table_are_removed_with_it_and_named() -> None:
     assert removed_keys(V2, WITH, now, TOML) == ((*RUNTIMES, "nvidia", "options", "CriuPath"),)
 
 
+def test_values_changed_in_our_table_are_removed_with_it_and_named() -> None:
+    now = DAEMON_WITH.replace(b'"args": []', b'"args": ["--debug"]')
+    assert now != DAEMON_WITH
+    assert removed_keys(DAEMON, DAEMON_WITH, now, JSON) == (("runtimes", "nvidia", "args"),)
+
+
 def test_own_runc_table_that_was_edited_since_stays() -> None:
     """Pods without a GPU run with it: without the cgroup driver that somebody chose, the kubelet evicts them."""
     before = b"version = 2\n"
