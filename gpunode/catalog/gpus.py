@@ -123,10 +123,14 @@ def find_all_by_name(name: str) -> Iterator[GpuModel]:
 
 
 def search_models(text: str) -> tuple[GpuModel, ...]:
-    """Return the GPUs whose name contains each word of ``text``, in any case."""
+    """Return the GPUs whose name contains each word of ``text``, in any case; those with the fewest other words first.
+
+    So ``GTX 1080`` finds the GTX 1080 before the GTX 1080 Ti.
+    """
     words = text.lower().split()
     found = (row for row in tables.rows("gpus.csv") if all(word in row["name"].lower().split() for word in words))
-    return tuple(map(_model_from_row, found)) if words else ()
+    closest_first = sorted(found, key=lambda row: len(row["name"].split()))
+    return tuple(map(_model_from_row, closest_first)) if words else ()
 
 
 def find_by_label(label: str) -> GpuModel | None:

@@ -360,7 +360,7 @@ def validate_steps(only: Sequence[str]) -> None:
     """Refuse step ids that do not exist.
 
     Raises:
-        UsageError: names the nearest existing id.
+        UsageError: names the nearest existing ids.
     """
     from difflib import get_close_matches
 
@@ -368,7 +368,8 @@ def validate_steps(only: Sequence[str]) -> None:
 
     ids = [step.id for step in STEPS]
     if wrong := [step for step in only if step not in ids]:
-        similar = next((guess[0] for step in wrong if (guess := get_close_matches(step, ids, n=1))), "")
+        parts = [part for step in wrong for part in step.split(",")]
+        similar = " --only ".join(guess[0] for part in parts if (guess := get_close_matches(part, ids, n=1)))
         raise UsageError(
             f"there is no step {', '.join(wrong)}",
             why=f"steps: {', '.join(ids)}",

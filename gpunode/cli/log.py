@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, tzinfo
 from typing import Any
 
@@ -31,13 +32,16 @@ def show_log(run: str, output: OutputOptions, root: str) -> None:
     screen = output.open_screen()
     screen.put(*(run_lines(runs[0], logins) if run else run_table_lines(runs, root=root_option(screen.argv))))
     notes: tuple[str, ...] = ()
+    store = Store(validate_root(root))
+    if not run:
+        with suppress(UsageError):  # runs in clusters are listed without a right to read the node's
+            notes = tuple(filter(None, [store.explain_blank_run()]))
     if not runs:
         from gpunode.cli.undo import explain_lost_record
         from gpunode.host.local import LocalHost
 
-        place = validate_root(root)
-        notes = explain_lost_record(LocalHost(place), Store(place))
-        screen.put(*map(note_line, notes))
+        notes = (*notes, *explain_lost_record(LocalHost(str(store.root)), store))
+    screen.put(*map(note_line, notes))
     if run:
         result = {"schema": LOG_SCHEMA_VERSION, "run": full_run_record(runs[0], logins)}
     else:
@@ -61,7 +65,6 @@ def _load_runs(run: str, root: str) -> tuple[RunRecord, ...]:
 def _login_names(uids: Iterable[int | None]) -> dict[int, str]:
     """Return the names of ``uids`` on this machine, where runs were started even if they changed an image."""
     import pwd
-    from contextlib import suppress
 
     names: dict[int, str] = {}
     for uid in uids:
@@ -200,8 +203,10 @@ def run_table_lines(
     for run, row in zip(runs, rows, strict=True):
         yield line(_run_mark(run), span(_join_columns(row, widths)), hang=indent)
         changed = run.subjects
-        touched = dict.fromkeys(record.change.subject for record in run.change_records)
-        reread = [subject for subject in touched if subject not in changed]
+        of_triggers = (record.change for record in run.change_records if record.change.only_triggers_reread)
+        reread = [
+            subject for subject in dict.fromkeys(change.subject for change in of_triggers) if subject not in changed
+        ]
         read_again = f"; had {join_names(reread, _MAX_SUBJECTS_SHOWN)} read again" if reread else ""
         did = f"changed {join_names(changed, _MAX_SUBJECTS_SHOWN) or 'nothing'}{read_again}"
         yield line(" " * indent, span(did, "dim"), hang=indent)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from gpunode.cli.output_options import ReportScreen
 from gpunode.cli.screen.commands import repeat_command
@@ -136,10 +138,13 @@ class Screen(ReportScreen):
         self._require_consent(verb, yes=yes, does=does)
         self.put(BLANK_LINE)
 
-    @property
-    def is_interactive(self) -> bool:
-        """True if a person can answer questions."""
-        return not self._silent and sys.stdin.isatty()
+    def _why_nobody_answers(self) -> str:
+        """Return why nobody can answer questions; empty if somebody can."""
+        if self._silent:
+            return "--json and --quiet never ask"
+        if not sys.stdin.isatty():
+            return "standard input is not a terminal, so nobody can answer"
+        return "" if _may_reach_person(sys.stdout) else "standard output is a file, so nobody would see the question"
 
     def image_consent(self, verb: str, root: str, *, yes: bool) -> Callable[[], None]:
         """Return a function that asks whether the image's programs may run; raises like ``confirm``.
@@ -159,8 +164,7 @@ class Screen(ReportScreen):
         if yes:
             return
         hint = str(repeat_command((*self.argv, "--yes")))
-        if not self.is_interactive:
-            why = "--json never asks" if self._silent else "standard input is not a terminal, so nobody can answer"
+        if why := self._why_nobody_answers():
             does = does or f"changes {self.place}"
             raise UsageError(f"{verb} {does} and asks first", why=f"{why}; nothing was changed", hint=hint)
         self.put(BLANK_LINE)
@@ -192,18 +196,28 @@ class Screen(ReportScreen):
             UsageError: if nobody can answer, or the answer is no.
         """
         hint = f"name another file, or overwrite this one:\n{gpunode('capture', '--force', file)}"
-        if not self.is_interactive:
-            raise UsageError(f"{file} exists", why="nothing was written", hint=hint)
+        if why := self._why_nobody_answers():
+            raise UsageError(f"{file} exists", why=f"{why}; nothing was written", hint=hint)
         if self._ask_person(f"{escape_controls(file)} exists. Overwrite it? [y/N] ").lower() not in {"y", "yes"}:
             raise UsageError("nothing was written", why=f"{file} exists, and the answer was not yes", hint=hint)
 
     def _ask_person(self, question: str) -> str:
         self._live.close()  # each redraw of the progress line would erase the question and what is typed
+        self._printer.print_raw(question)  # input() would write it to standard error, which may be a file
         with interruptible_wait():
             try:
-                return input(question).strip()
+                return input().strip()
             except EOFError:
                 return ""
+
+
+def _may_reach_person(stream: TextIO) -> bool:
+    """Return whether a person may see ``stream``: it is a terminal, or a pipe to a program such as tee."""
+    try:
+        kind = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):
+        return True  # not a file of the operating system
+    return stream.isatty() or stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
 
 
 def interruptible_wait() -> AbstractContextManager[None]:

@@ -170,6 +170,7 @@ def _run_undo(
     ) as node:
         if (interrupted := node.clean_up_after_interruption()) is not None:
             node.notify(describe_interrupted_run(interrupted, f"a {verb} undoes whatever it did"))
+        node.notify(node.store.explain_blank_run())
         make_plan = choose(node)
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
@@ -392,7 +393,8 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     place = validate_root(root)
     store, host = Store(place), LocalHost(place)
     runs = [run for run in store.find_runs() if not file or file in run.subjects]
-    notes = () if runs or file else explain_lost_record(host, store)
+    lost = () if runs or file else explain_lost_record(host, store)
+    notes = (*filter(None, [store.explain_blank_run()]), *lost)
     previews = {run.run: preview_rollback(store, host, run) for run in runs}
     screen = output.open_screen()
     if file and not runs:

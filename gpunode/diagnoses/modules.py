@@ -251,7 +251,7 @@ def _module_copies(snapshot: Snapshot) -> dict[str, modules.InstalledModule]:
             row for row in snapshot.view(modules.driver_dkms_rows) if row.kernel == name and row.state == "installed"
         )
         if row := next(built, None) if any(_RUNFILE_FOLDER in place for place in places) else None:
-            places.setdefault("updates/dkms", modules.InstalledModule(name, "updates/dkms", row.version, row.citation))
+            places.setdefault("updates/dkms", modules.InstalledModule(name, "updates/dkms", row.citation))
         # weak-updates links to modules of kernels with the same interface; those that fit are no copies.
         if not snapshot.view(_MODULE_INCOMPATIBLE):
             places = {place: one for place, one in places.items() if "weak-updates" not in place}

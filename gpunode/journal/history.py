@@ -265,9 +265,9 @@ class RunRecord:
     def subjects(self) -> tuple[str, ...]:
         """The distinct things that it changed, in order; includes changes that an interrupted run may have made.
 
-        A file that it only triggered to be reread was not changed.
+        A file that it only triggered to be reread was not changed, nor were packages of a transaction that failed.
         """
-        changes = (record.change for record in self.change_records)
+        changes = (record.change for record in self.change_records if record.may_have_been_made)
         return tuple(dict.fromkeys(change.subject for change in changes if not change.only_triggers_reread))
 
     @cached_property

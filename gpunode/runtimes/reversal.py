@@ -28,7 +28,7 @@ from gpunode.runtimes.documents import (
     value_at,
     with_value,
 )
-from gpunode.runtimes.model import Edit
+from gpunode.runtimes.model import RUNC_FAMILY, Edit
 from gpunode.values import dataclass
 
 
@@ -39,12 +39,14 @@ class RevertedFile:
     Attributes:
         content: empty if nothing is left of a file that did not exist before.
         changed: the keys that gpunode set and somebody has changed since; they stay as they are.
-        removed: the keys that somebody has since added to gpunode's own tables; they are removed with these.
+        removed: the keys that somebody has since added or changed in gpunode's own tables; they are removed with these.
+        kept: gpunode's own tables of runc in which somebody has since added or changed a key; they stay.
     """
 
     content: bytes
     changed: tuple[Path, ...] = ()
     removed: tuple[Path, ...] = ()
+    kept: tuple[Path, ...] = ()
 
 
 def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = None) -> RevertedFile | None:
@@ -80,17 +82,19 @@ def revert_edit(edit: Edit, current: bytes, entries: Collection[Path] | None = N
     if "plugins" in reverted and found.get("version", 1) != 1:
         # The schema of containerd's tables that were written since.
         reverted = {"version": found["version"], **reverted}
-    added = {*_leaf_paths(found)} - {*_leaf_paths(made)} - {*_leaf_paths(reverted)}
-    removed = () if is_migrated else tuple(sorted(added))  # a migration writes every default into the entries
+    gone = {*_leaf_paths(found)} - {*_leaf_paths(reverted)}
+    foreign = (path for path in gone if not is_same_value(value_at(found, path), value_at(made, path)))
+    removed = () if is_migrated else tuple(sorted(foreign))  # a migration writes every default into the entries
+    notable = (tuple(keys.foreign_paths), removed, tuple(keys.kept_paths))
     if edit.before is None and not reverted and (as_json or _adds_no_line(current, edit.after)):
-        return RevertedFile(b"", tuple(keys.foreign_paths), removed)
+        return RevertedFile(b"", *notable)
     content = merging.merge_three_ways(edit.after, edit.before or b"", current, is_checked=True)
     if content is None or not reads_as(content, path, reverted):
         try:
             content = edit_content(current, found, reverted, as_json=as_json)
         except Uneditable:
             return None
-    return RevertedFile(content, tuple(keys.foreign_paths), removed)
+    return RevertedFile(content, *notable)
 
 
 def _find_cri_plugin(document: Document) -> str:
@@ -127,6 +131,10 @@ def _leaf_paths(document: Document, above: Path = ()) -> Iterator[Path]:
             yield (*above, key)
 
 
+def _has_other_values(document: Document, other: Document) -> bool:
+    return any(not is_same_value(value_at(document, path), value_at(other, path)) for path in _leaf_paths(document))
+
+
 # Keys.
 
 _NO_VALUE = object()
@@ -134,10 +142,16 @@ _NO_VALUE = object()
 
 @dataclass(frozen=True, slots=True)
 class _KeyReversal:
-    """The reversal of an edit by keys; ``foreign_paths`` collects those that somebody changed since."""
+    """The reversal of an edit by keys.
+
+    Attributes:
+        foreign_paths: collects the keys that somebody changed since.
+        kept_paths: collects the new tables of runc in which somebody added or changed a key since.
+    """
 
     own_entries: Collection[Path] | None
     foreign_paths: list[Path] = field(default_factory=list)
+    kept_paths: list[Path] = field(default_factory=list)
 
     def revert_table(
         self, before: Document, after: Document, now: Document, path: Path, *, is_new: bool = False
@@ -175,6 +189,10 @@ class _KeyReversal:
         if self._is_entry(written, path, is_new=is_new):
             if program_of(current) != program_of(written):
                 return self._keep(current, path)
+            if is_new and path[-1] in RUNC_FAMILY and _has_other_values(current, written):
+                # Containers without a GPU run with it, so options such as SystemdCgroup still matter.
+                self.kept_paths.append(path)
+                return current
             if is_new:
                 return old
         reverted = self.revert_table({} if is_new else old, written, current, path, is_new=is_new)

@@ -40,6 +40,17 @@ def edit_toml(text: str, before: Document, after: Document) -> str:
     Raises:
         Uneditable: tomlkit cannot read the text, or the result would differ in meaning or lack a foreign line.
     """
+    try:
+        return _edit_whole(text, before, after)
+    except Uneditable:
+        from gpunode.runtimes.toml_sections import edit_sections  # loaded on use: few files need it
+
+        if (edited := edit_sections(text, before, after, _edit_whole)) is None:
+            raise
+        return edited
+
+
+def _edit_whole(text: str, before: Document, after: Document) -> str:
     if is_same_value(before, after):
         return text
     is_crlf = "\r\n" in text and text.count("\r\n") == text.count("\n")

@@ -245,12 +245,12 @@ class Applier:
 
     def apply_change(self, stage: str, step: str, change: Change, reason: str, note: str = "") -> None:
         """Make one change: complete it, journal it with its backup, make it, record it as done."""
-        self.on_event(Applying(stage, step, (change,)))
+        self.on_event(Applying(step, (change,)))
         started = time.monotonic()
         concrete = self.host.complete_change(change)
         seqs = self.run.record_intents(stage, step, (concrete, *self._list_holds_at_risk(concrete)), reason)
         self._make_and_record((concrete,), seqs)
-        self.on_event(Applied(stage, step, (concrete,), time.monotonic() - started, note))
+        self.on_event(Applied(step, (concrete,), time.monotonic() - started, note))
 
     def _list_holds_at_risk(self, change: Change) -> Iterator[PackageChange]:
         """Yield the held packages that a command reinstalls, as they are: if killed, it may not hold them again."""
@@ -266,7 +266,7 @@ class Applier:
         self, stage: str, batch: tuple[PackageChange, ...], step_of: Callable[[PackageChange], str]
     ) -> None:
         """Make package changes in one transaction; back up the files that it purges or may overwrite."""
-        self.on_event(Applying(stage, TRANSACTION_STEP_ID, batch))
+        self.on_event(Applying(TRANSACTION_STEP_ID, batch))
         started = time.monotonic()
         seqs = [
             *self.run.record_intents(
@@ -286,7 +286,7 @@ class Applier:
                 self._record_package_files(batch, former)
             raise
         self._record_package_files(batch, former)
-        self.on_event(Applied(stage, TRANSACTION_STEP_ID, batch, time.monotonic() - started))
+        self.on_event(Applied(TRANSACTION_STEP_ID, batch, time.monotonic() - started))
 
     def _record_package_files(self, batch: Sequence[PackageChange], former: Mapping[str, FileState] | None) -> None:
         """Record files that the transaction put beside edited configuration, and user files that new packages ship.

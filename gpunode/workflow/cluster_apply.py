@@ -196,7 +196,7 @@ def apply_items(
             if _makes_objects(item.change):
                 await_deletions()
             check_interrupt()
-            on_event(Applying("kubernetes", "cluster", (item.change,)))
+            on_event(Applying("cluster", (item.change,)))
             seq = run.record_intent("kubernetes", "cluster", item.change, item.why)
             began = time.monotonic()
             try:
@@ -211,7 +211,7 @@ def apply_items(
                 deleted[item.change.key] = _Deletion(item.title, item.change, seq, began)
                 continue
             run.record_done(seq)
-            on_event(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
+            on_event(Applied("cluster", (item.change,), time.monotonic() - began))
         await_deletions()
 
 
@@ -232,11 +232,11 @@ def _await_deletions(
         for key in [key for key in deleted if key not in present]:
             gone = deleted.pop(key)
             run.record_done(gone.seq)
-            on_event(Applied("kubernetes", "cluster", (gone.change,), time.monotonic() - gone.began))
+            on_event(Applied("cluster", (gone.change,), time.monotonic() - gone.began))
             shown = None
         if left and shown not in deleted:
             shown = next(iter(deleted))
-            on_event(Applying("kubernetes", "cluster", (deleted[shown].change,)))
+            on_event(Applying("cluster", (deleted[shown].change,)))
         check_interrupt()
     for live in left:
         kept, found = deleted.pop(object_key(live)), explain_deletion(live) or ("", "")

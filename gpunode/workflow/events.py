@@ -36,7 +36,6 @@ TRANSACTION_STEP_ID: Final = "packages"
 class Applying:
     """Changes of one kind are being made; packages come as one transaction."""
 
-    stage: str
     step: str
     changes: tuple[Change, ...]
 
@@ -45,7 +44,6 @@ class Applying:
 class Applied:
     """The changes have been made and journaled; ``note`` says what was checked on the way."""
 
-    stage: str
     step: str
     changes: tuple[Change, ...]
     seconds: float

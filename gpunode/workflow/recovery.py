@@ -41,6 +41,7 @@ class Backlog:
         verb: the verb of the newest run that set up the node or undid something, else of an edit of a runtime's files.
         unread_reason: why the backlog is unknown; empty if it is known.
         lost: what an unrecorded run left on the node; setup does nothing about it.
+        blank_run: what is known of a newest run without any entry.
         lock_holder: the gpunode that is changing the node right now; what it leaves is known when it ends.
     """
 
@@ -53,6 +54,7 @@ class Backlog:
     verb: Verb = "setup"
     unread_reason: str = ""
     lost: LostRecord | None = None
+    blank_run: str = ""
     lock_holder: str = ""
 
     def __bool__(self) -> bool:
@@ -69,7 +71,8 @@ class Backlog:
     def notes(self) -> tuple[str, ...]:
         """Notes beside the remaining work, a sentence each."""
         now = f"another gpunode is changing this node: {self.lock_holder}; this shows a moment in the middle of it"
-        return (*((now,) if self.lock_holder else ()), *((str(self.lost),) if self.lost else ()), *self.hold_notes)
+        first = (now if self.lock_holder else "", self.blank_run, str(self.lost or ""))
+        return (*filter(None, first), *self.hold_notes)
 
     @property
     def hold_notes(self) -> tuple[str, ...]:
@@ -109,7 +112,9 @@ def find_backlog(store: Store, facts: Facts) -> Backlog:
     verb = cut.verb if cut is not None else _find_unfinished_verb([run for run in runs if run.verb != "repair"])
     how = "was cut short" if cut is not None else ended
     lost = find_lost_record(store, facts)
-    return Backlog(pending_triggers, marks, holds, changed, cut, how, verb, lost=lost)
+    return Backlog(
+        pending_triggers, marks, holds, changed, cut, how, verb, lost=lost, blank_run=store.explain_blank_run()
+    )
 
 
 def _find_holds_at_risk(store: Store, runs: Collection[str]) -> Iterator[PackageChange]:

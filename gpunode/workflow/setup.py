@@ -190,7 +190,7 @@ class _SetupRun:
         for stage in walk_stages(self.recipe, self.facts, self._resolve, self._apply, self.options.only):
             raise_refusal([stage])
             self.applied.append(stage)
-        self._restore_marks()
+        self._restore_marks(find_missing_marks(self.left.cut, self.facts, self.left.holds_at_risk), self.applied[-1])
         late = {trigger for trigger in self.left.pending_triggers if not trigger.runs_at_stage_end}
         ending = self.applier.run_triggers(sort_triggers({*late, *final_triggers(self.applied)}))
         self.trigger_results += ending
@@ -203,11 +203,11 @@ class _SetupRun:
         if self.options.resume and reboot_suffices(self.waits):
             arrange_resume(self.applier, self.options.resume, self.facts)
 
-    def _restore_marks(self) -> None:
-        """Set the marks of packages that interrupted runs installed but did not mark."""
-        if missing := find_missing_marks(self.left.cut, self.facts, self.left.holds_at_risk):
+    def _restore_marks(self, missing: tuple[PackageChange, ...], stage: StagePlan) -> None:
+        """Set marks of packages that interrupted runs did not set; probe again after ``stage``."""
+        if missing:
             self.applier.apply_packages("packages", missing, lambda _: "marks")
-            self.facts = self.advance(self.facts, self.applied[-1])
+            self.facts = self.advance(self.facts, stage)
 
     def _resolve(self, facts: Facts, stage: StagePlan) -> StagePlan:
         """Return ``stage`` with exact package versions."""
@@ -267,7 +267,10 @@ class _SetupRun:
                 require_same_key(before.module_key, facts.module_key)
             self._check_converged(facts, stage)
         self.facts = facts
-        return facts
+        if stage.stage == "sources":
+            # Before the packages stage, or an upgrade would move a package whose hold a killed run has lost.
+            self._restore_marks(find_missing_marks(None, facts, self.left.holds_at_risk), stage)
+        return self.facts
 
     def _check_converged(self, facts: Facts, stage: StagePlan) -> None:
         """Raise if a stage, planned again, still has changes: a tool reported success and did not do its work."""

@@ -136,15 +136,12 @@ class LoadedLibrary:
     """A file that is loaded, or would be, as the driver's library.
 
     Attributes:
-        name: ``libcuda`` or ``libnvidia-ml``.
         sort: ``stub`` is part of the toolkit, for linking; ``compat`` of packages for newer CUDA on old drivers;
             ``other`` is a copy outside the usual folders of a driver's libraries.
     """
 
-    name: str
     path: str
     sort: LibrarySort
-    where: SourcePlace
     citation: Citation
 
 
@@ -188,10 +185,9 @@ def _parse_libraries(item: EvidenceItem) -> Iterator[LoadedLibrary]:
             foreign = "x86-64" not in (match["flags"] or "x86-64") and "AArch64" not in (match["flags"] or "")
             if name not in seen_paths and not foreign:
                 seen_paths.add(name)
-                yield LoadedLibrary(name, match["path"], library_sort(match["path"]), item.where, cite(item, number))
+                yield LoadedLibrary(match["path"], library_sort(match["path"]), cite(item, number))
         elif item.kind != "listing" and (match := _OPENED_LIBRARY_LINE.search(line)):
-            name = "libcuda" if "libcuda" in match["path"] else "libnvidia-ml"
-            yield LoadedLibrary(name, match["path"], library_sort(match["path"]), item.where, cite(item, number))
+            yield LoadedLibrary(match["path"], library_sort(match["path"]), cite(item, number))
 
 
 def extra_loader_folders(snapshot: Snapshot) -> tuple[LoaderFolder, ...]:

@@ -74,12 +74,10 @@ class InstalledModule:
     Attributes:
         kernel: ``RUNNING_KERNEL_PLACEHOLDER`` if the folder was given as a shell expression of unknown value.
         place: the folder below /lib/modules/<kernel>; empty if known only from a package or DKMS.
-        version: empty if unknown.
     """
 
     kernel: str
     place: str
-    version: str
     citation: Citation
 
 
@@ -221,14 +219,14 @@ def _find_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
     if isinstance(known, Known):
         for one in known.value:
             place = one.path.partition(one.kernel)[2].rpartition("/")[0].strip("/")
-            yield InstalledModule(one.kernel, place, one.version, cite_fact(one.path, "it is there", known.probe))
+            yield InstalledModule(one.kernel, place, cite_fact(one.path, "it is there", known.probe))
     running = running_or_searched_kernel(snapshot)
     for item in snapshot.items_of("listing", "text", "modinfo", "which", "file", "package-owner", "modprobe"):
         if item.outcome == "ok" and "nvidia" in item.text and not item.is_package_record:
             yield from _module_files_in_listing(item, running)
     for row in snapshot.view(driver_dkms_rows):
         if row.state == "installed" and row.kernel:
-            yield InstalledModule(row.kernel, "", row.version, row.citation)
+            yield InstalledModule(row.kernel, "", row.citation)
     yield from _packaged_modules(snapshot)
 
 
@@ -236,9 +234,7 @@ def _packaged_modules(snapshot: Snapshot) -> Iterator[InstalledModule]:
     """Yield the modules in installed packages, with the kernel in the package's name."""
     for package in packages.matching_packages(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT_MODULE_PACKAGE.fullmatch(package.name)):
-            yield InstalledModule(
-                match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation
-            )
+            yield InstalledModule(match["deb"] or match["rpm"], "", package.citation)
 
 
 def _module_files_in_listing(item: EvidenceItem, running: str) -> Iterator[InstalledModule]:
@@ -249,11 +245,11 @@ def _module_files_in_listing(item: EvidenceItem, running: str) -> Iterator[Insta
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
         if match := _MODULE_FILE_PATH.search(line):
-            yield InstalledModule(match["kernel"], match["place"].strip("/"), "", cite(item, number))
+            yield InstalledModule(match["kernel"], match["place"].strip("/"), cite(item, number))
         elif folder and folder["kernel"] and item.kind == "listing" and (bare := _MODULE_FILE_NAME.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
-            yield InstalledModule(folder["kernel"], place, "", cite(item, number))
+            yield InstalledModule(folder["kernel"], place, cite(item, number))
 
 
 def not_found_lines(snapshot: Snapshot) -> tuple[Citation, ...]:

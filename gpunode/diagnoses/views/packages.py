@@ -245,13 +245,11 @@ _APT_CHANGED_PACKAGE: Final = Pattern(
 )
 _DPKG_LOG_LINE: Final = Pattern(
     r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:upgrade|install) (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? "
-    r"(?P<old>\S+) (?P<new>\S+)$"
+    r"\S+ (?P<new>\S+)$"
 )
-_UNPACKING_LINE: Final = Pattern(
-    r"^Unpacking (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<new>[^)\s]+)\)(?: over \((?P<old>[^)\s]+)\))?"
-)
+_UNPACKING_LINE: Final = Pattern(r"^Unpacking (?P<name>[a-z0-9][\w.+-]+)(?::\w+)? \((?P<new>[^)\s]+)\)")
 _UNATTENDED_UPGRADE_LINE: Final = Pattern(r"Packages that (?:will be|were) upgraded:\s*(?P<names>\S.*)$")
-_PACMAN_LOG_LINE: Final = Pattern(r"\[ALPM\] upgraded (?P<name>\S+) \((?P<old>\S+) -> (?P<new>[^)\s]+)\)")
+_PACMAN_LOG_LINE: Final = Pattern(r"\[ALPM\] upgraded (?P<name>\S+) \(\S+ -> (?P<new>[^)\s]+)\)")
 # «Upgraded» and, in yum's history, «Updated» name the replaced package.
 _RPM_LOG_LINE: Final = Pattern(
     r"(?:SUBDEBUG |\s|^)(?:Upgrade:?|Updated:|Update|Install(?:ed)?:?)\s+"
@@ -274,13 +272,11 @@ class Upgrade:
     """A new version of a driver package.
 
     Attributes:
-        before: the replaced version; empty if none or unknown.
         after: the new version; empty if unknown.
         is_automatic: whether the system did it without a user.
     """
 
     name: str
-    before: str
     after: str
     is_automatic: bool
     citation: Citation
@@ -323,21 +319,20 @@ def _parse_log(item: EvidenceItem) -> Iterator[Upgrade]:
             command = match["command"].strip()
         elif "nvidia" in line or "libcuda" in line:
             automatic = automatic_log or bool(_AUTOMATIC_UPGRADE.search(command) or _AUTOMATIC_UPGRADE.search(line))
-            for name, before, after in _parse_changes(line, item):
+            for name, after in _parse_changes(line, item):
                 if is_driver_package(name):
-                    yield Upgrade(name, before, after, automatic, cite(item, number))
+                    yield Upgrade(name, after, automatic, cite(item, number))
 
 
-def _parse_changes(line: str, item: EvidenceItem) -> Iterator[tuple[str, str, str]]:
+def _parse_changes(line: str, item: EvidenceItem) -> Iterator[tuple[str, str]]:
     if _APT_CHANGES_LINE.match(line):
         for entry in _APT_CHANGED_PACKAGE.finditer(line):
             two = (entry["two"] or "").removesuffix("automatic").strip(", ")
-            yield entry["name"], entry["one"] if two else "", two or entry["one"]
+            yield entry["name"], two or entry["one"]
     elif match := _UNATTENDED_UPGRADE_LINE.search(line):
         for name in match["names"].split():
-            yield name.partition(":")[0], "", ""
+            yield name.partition(":")[0], ""
     elif pair := _DPKG_LOG_LINE.match(line) or _UNPACKING_LINE.match(line) or _PACMAN_LOG_LINE.search(line):
-        old = pair["old"] or ""
-        yield pair["name"], "" if old == "<none>" else old, pair["new"]
+        yield pair["name"], pair["new"]
     elif item.kind == "package-history" and (one := _ZYPP_LOG_LINE.match(line) or _RPM_LOG_LINE.search(line)):
-        yield one["name"], "", one["new"]
+        yield one["name"], one["new"]

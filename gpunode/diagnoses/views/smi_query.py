@@ -100,7 +100,6 @@ class SmiGpu:
 
     pci_address: str
     rows: tuple[SmiRow, ...]
-    citation: Citation
     uuid_or_index: str = ""
 
     @property
@@ -194,24 +193,24 @@ def _split_by_gpu(gpu: SmiGpu) -> Iterator[SmiGpu]:
     for row in gpu.rows:
         is_next = row.name == "bus id" or row.path in names or (bus and row.name in _ROW_NAMES_BEFORE_BUS_ID)
         if is_next and part:
-            yield SmiGpu(bus, tuple(part), part[0].citation)
+            yield SmiGpu(bus, tuple(part))
             bus, part, names = "", [], set()
         if row.name == "bus id" and _PCI_ADDRESS_ONLY.match(row.value):
             bus = pci.normalize_address(row.value)
         part.append(row)
         names.add(row.path)
-    yield SmiGpu(bus, tuple(part), part[0].citation)
+    yield SmiGpu(bus, tuple(part))
 
 
 def _parse_listing(item: EvidenceItem) -> Iterator[SmiGpu]:
     """Yield the GPUs of a listing, in which deeper indentation means below the heading above."""
-    bus, first, found = "", 1, list[SmiRow]()
+    bus, found = "", list[SmiRow]()
     above = list[tuple[int, str]]()
     for number, indent, text in _indented_lines(item):
         if match := _GPU_HEADING.match(text):
             if found:
-                yield SmiGpu(bus, tuple(found), cite(item, first))
-            bus, first, found, above = pci.normalize_address(match["bus"]), number, [], []
+                yield SmiGpu(bus, tuple(found))
+            bus, found, above = pci.normalize_address(match["bus"]), [], []
             continue
         name, _, value = (part.strip() for part in text.partition(":"))
         while above and above[-1][0] >= indent:
@@ -222,7 +221,7 @@ def _parse_listing(item: EvidenceItem) -> Iterator[SmiGpu]:
         # Lines below a value lack their own heading, which was not pasted, or are details of it, as for a process.
         above.append((indent, "" if value else name))
     if found:
-        yield SmiGpu(bus, tuple(found), cite(item, first))
+        yield SmiGpu(bus, tuple(found))
 
 
 def _guess_heading(name: str, value: str, before: list[SmiRow]) -> tuple[str, ...]:
@@ -257,7 +256,7 @@ def _parse_csv(item: EvidenceItem) -> Iterator[SmiGpu]:
             named = dict(zip(names, cells, strict=True))
             bus = named.get("gpu_bus_id") or named.get("pci.bus_id") or ""
             gpu_rows = tuple(SmiRow(_column_path(name), value, place) for name, value in named.items())
-            yield SmiGpu(pci.normalize_address(bus) if _PCI_ADDRESS_ONLY.match(bus) else "", gpu_rows, place)
+            yield SmiGpu(pci.normalize_address(bus) if _PCI_ADDRESS_ONLY.match(bus) else "", gpu_rows)
 
 
 def _column_path(column: str) -> tuple[str, ...]:

@@ -94,11 +94,19 @@ def test_recipe_content_is_passed_as_a_private_file(ansible: Ansible, program: S
     arguments = {"executable": REAL, "recipe_content": "schema = 1\ndriver = 7\n", "lock_content": None}
     returned = ansible.module("gpunode", arguments, check=True)
     assert returned["exit_code"] == 2
-    assert returned["msg"].startswith("recipe_content:2"), returned["msg"]
+    assert returned["msg"].startswith("recipe_content.toml:2"), returned["msg"]
     assert "/tmp" not in returned["msg"]
     program.answers(setup=[DONE])
     ansible.module("gpunode", {"executable": str(program.path), "recipe_content": "schema = 1\n"})
     assert not Path(program.calls[0][1]).exists(), "removed when the module has ended"
+
+
+@pytest.mark.parametrize("module", ["gpunode", "gpunode_verify"])
+def test_recipe_content_keeps_the_name_of_its_recipe(module: str, ansible: Ansible, program: StandIn) -> None:
+    program.answers(setup=[DONE], verify=[answer("verify", result={"checks": [], "gpus": []})])
+    arguments = {"executable": str(program.path), "recipe_content": "schema = 1\n", "recipe_name": "inference"}
+    ansible.module(module, arguments)
+    assert Path(program.calls[0][1]).name == "inference.toml"
 
 
 def test_check_mode_writes_no_lock(ansible: Ansible, program: StandIn, tmp_path: Path) -> None:

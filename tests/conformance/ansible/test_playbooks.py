@@ -199,6 +199,15 @@ def test_check_mode_previews_with_the_copied_program_and_removes_it(site: Site) 
     assert list(copied.parent.iterdir()) == []
 
 
+def test_recipe_file_of_the_controller_keeps_its_name(site: Site) -> None:
+    node, recipe = site.hosts["n1"], site.folder / "inference.toml"
+    recipe.write_text("schema = 1\n")
+    node.answers(plan=[answer("plan", result={"blocked": []})])
+    done = site.play("gpunode.node.site", "--check", "--limit", "n1", gpunode_recipe_file=str(recipe))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Path(node.calls[0][1]).name == "inference.toml"
+
+
 @pytest.mark.long
 def test_upgrade_downloads_everywhere_before_it_runs_in_batches(site: Site) -> None:
     for one in site.hosts.values():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.hostile.image import DAEMON_JSON, Image, make_image, needs_root
+from tests.conformance.hostile.image import DAEMON_JSON, Image, gpunode, make_image, needs_root
 
 pytestmark = needs_root
 Edit = Callable[[list[bytes], list[Path]], list[bytes]]
@@ -72,3 +72,16 @@ def test_truncated_journal_reads_as_an_interrupted_run(twice_set_up: Image, tmp_
     first.write_bytes(b"\n".join(first.read_bytes().split(b"\n")[:2]) + b"\n")
     assert "incomplete" in image.rollback("--list").out
     assert image.setup().exit_code == 0
+
+
+def test_empty_journal_of_the_newest_run_is_named(twice_set_up: Image, tmp_path: Path) -> None:
+    """A power cut before the first entry leaves one; so may a damaged file system."""
+    image = Image(tmp_path)
+    shutil.copytree(twice_set_up.root, image.root, symlinks=True)
+    newest = max(image.root.glob("var/lib/gpunode/runs/*/journal.jsonl"))
+    newest.write_bytes(b"")
+    plan = ["plan", str(image.recipe())]
+    for words in (["log"], plan, ["rollback", "--list"], ["rollback", "--yes"], ["remove", "--yes"]):
+        assert f"{newest} is empty" in gpunode(*words, "--root", str(image.root)).said
+    assert image.setup().exit_code == 0
+    assert "is empty" not in gpunode("log", "--root", str(image.root)).out

@@ -85,10 +85,10 @@ def setup(screen: Screen) -> None:
         for stage in done.applied:
             packages = tuple(c for c in stage.ordered_changes if isinstance(c, PackageChange))
             if packages:
-                screen.show_event(Applying(stage.stage, "packages", packages))
+                screen.show_event(Applying("packages", packages))
                 screen.update_progress(Progress("wait", 1.0, f"up to 600 s: {HELD}"))
                 screen.update_progress(Progress("download", 43.0, "libcuda1"))
-                screen.show_event(Applied(stage.stage, "packages", packages, 41.2))
+                screen.show_event(Applied("packages", packages, 41.2))
         screen.show_event(Triggering((RESTART,)))
         for one in trigger_results:
             screen.show_event(Triggered(one))

@@ -34,6 +34,11 @@ def test_ids_and_names_can_be_mixed_and_equal_models_are_shown_once(capsys: pyte
     assert all(gpu["driver"] is None and gpu["refusal"] for gpu in found[1:])
 
 
+def test_gpu_of_exactly_that_name_is_shown_first(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _answer(capsys, named="GTX 1080")
+    assert found[0]["names"] == ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce GTX 1080 Ti"]
+
+
 @pytest.mark.parametrize(
     ("named", "reason"),
     [

@@ -85,6 +85,11 @@ def test_mistyped_step_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean --only runtime-config?" in capsys.readouterr().err
 
 
+def test_steps_with_commas_are_answered_with_an_option_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["setup", "--only", "toolkit,runtime-conf"]) == 2
+    assert "did you mean --only toolkit --only runtime-config?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("other", ["--root=/mnt", "--gpu=H100", "--reboot"])
 def test_download_only_contradicts_other_options(other: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(["setup", "--download-only", other]) == 2

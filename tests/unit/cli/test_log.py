@@ -233,6 +233,15 @@ def test_file_that_was_only_read_again_is_not_called_changed() -> None:
     assert log.undo_record(run, "")["subjects"] == []
 
 
+def test_packages_of_a_failed_transaction_are_not_called_changed() -> None:
+    install = PackageChange(PackageId("libcuda1"), None, PackageState("580"))
+    write = record.Intent(1, "runtime", "runtime-config", FileChange(CONFIG, None, chronicles.state(b"new")))
+    intents = (write, record.Done(1, AT), record.Intent(2, "packages", "driver", install))
+    run = RunRecord((BEGIN, *intents, record.Failed(2, "no room", AT), record.Commit("failed", "no room", AT)))
+    assert f"changed {CONFIG}\n" in screen_text(log.run_table_lines([run]))
+    assert log.undo_record(run, "")["subjects"] == [CONFIG]
+
+
 def test_package_that_stays_is_called_marked_and_not_installed() -> None:
     """After a cut transaction, dpkg finishes the packages, and setup sets only their marks."""
     mark = PackageChange(PackageId("libcuda1"), PackageState("580"), PackageState("580", auto=True, held=True))
@@ -240,7 +249,7 @@ def test_package_that_stays_is_called_marked_and_not_installed() -> None:
     told = screen_text(log.run_lines(RunRecord((BEGIN, intent, record.Done(1, AT), record.Commit("done", "", AT))), {}))
     assert "libcuda1  580, manual → auto, hold" in told
     purge = PackageChange(PackageId("x"), PackageState("1"), None)
-    summary = screen_text(applied_lines(Applied("packages", "marks", (mark, mark, purge), 0.0), rehearsed=False))
+    summary = screen_text(applied_lines(Applied("marks", (mark, mark, purge), 0.0), rehearsed=False))
     assert summary.endswith("1 package purged, 2 marked")
 
 

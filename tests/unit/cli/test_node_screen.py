@@ -38,6 +38,9 @@ from gpunode.workflow.verify import VerifyReport
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.cli.screen_pages import PAGES
 
+# Questions are asked where standard output is not a file.
+pytestmark = pytest.mark.usefixtures("capsys")
+
 
 class Keyboard(io.StringIO):
     """A terminal with typed input."""
@@ -160,7 +163,7 @@ def test_silent_screen_prints_nothing(page: object, capsys: pytest.CaptureFixtur
 
 def test_change_at_which_a_run_stopped_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     shown = screen()
-    shown.show_event(Applying("runtime", "runtime-config", (FileChange("/etc/[x]", None, FileState(b"")),)))
+    shown.show_event(Applying("runtime-config", (FileChange("/etc/[x]", None, FileState(b"")),)))
     shown.__exit__(ChangeFailed, ChangeFailed("it did not work"), None)
     assert "runtime configuration: /etc/[x]  after" in capsys.readouterr().out
 

@@ -78,6 +78,25 @@ def test_keys_added_to_our_table_are_removed_with_it_and_named() -> None:
     assert removed_keys(V2, WITH, now, TOML) == ((*RUNTIMES, "nvidia", "options", "CriuPath"),)
 
 
+def test_values_changed_in_our_table_are_removed_with_it_and_named() -> None:
+    now = DAEMON_WITH.replace(b'"args": []', b'"args": ["--debug"]')
+    assert now != DAEMON_WITH
+    assert removed_keys(DAEMON, DAEMON_WITH, now, JSON) == (("runtimes", "nvidia", "args"),)
+
+
+def test_own_runc_table_that_was_edited_since_stays() -> None:
+    """Pods without a GPU run with it: without the cgroup driver that somebody chose, the kubelet evicts them."""
+    before = b"version = 2\n"
+    after = configure_containerd(before, DesiredConfig())
+    table = b'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
+    reversal = revert_edit(Edit(TOML, before, after), after + table)
+    assert reversal is not None
+    assert (reversal.kept, reversal.removed) == (((*RUNTIMES, "runc"),), ())
+    left = parse_toml(reversal.content.decode())["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+    assert left.keys() == {"runc"}
+    assert left["runc"]["options"] == {"SystemdCgroup": True}
+
+
 def test_keys_are_removed_from_a_reformatted_file() -> None:
     now = b"\n".join(b"  " + line.partition(b"#")[0].strip() for line in WITH.splitlines()) + b"\n"
     back = taken_back(V2, WITH, now, TOML)

@@ -29,8 +29,9 @@ from gpunode.errors import (
     UsageError,
 )
 from gpunode.facts.evidence import Capture
-from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.facts.model import Facts, Known, LoadedDriver, known
 from gpunode.facts.probes import RESUME_SERVICE, RESUME_SERVICE_FILE
+from gpunode.facts.project import project_changes
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -651,6 +652,26 @@ def test_upgrade_refreshes_the_index_and_stops_at_the_newest_version(store: Stor
     assert {change.after for change in PackageChange.of_kind(host.made)} == {PackageState(newest)}
     again = setup(upgrade, host, store, done.facts, advance=advance, options=only, on_event=lambda _event: None)
     assert not again.changed
+
+
+def test_upgrade_leaves_a_package_whose_hold_a_killed_run_lost(store: Store) -> None:
+    """The hold comes back first, and then it counts as any other."""
+    node = with_driver("595.91.07")
+    package = PackageId("libcuda1")
+    held = replace(known(node.packages, {})[package], held=True)
+    store.begin("setup").record_intents("packages", "driver", [PackageChange(package, held, held)])
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        return Simulation(tuple(Action("install", c.id, "595.99.01-1", "595.91.07-1") for c in changes))
+
+    def advance(facts: Facts, stage: StagePlan) -> Facts:
+        return project_changes(project_stage(facts, stage), PackageChange.of_kind(host.made))
+
+    host = Node(node, solver=solver)
+    upgrade = replace(recipe(), upgrade=True)
+    with pytest.raises(Refused, match="libcuda1 is held"):
+        setup(upgrade, host, store, node, advance=advance, options=ASKED, on_event=lambda _event: None)
+    assert PackageChange.of_kind(host.made) == (PackageChange(package, replace(held, held=False), held),)
 
 
 # -- reboot ------------------------------------------------------------------------------------------------------------

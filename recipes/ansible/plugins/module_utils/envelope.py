@@ -25,12 +25,11 @@ Options = t.Mapping[str, t.Any]
 def run(module: AnsibleModule, *words: str, options: Options | None = None) -> dict[str, t.Any]:
     """The envelope that ``gpunode WORDS OPTIONS --json`` prints. The module fails where it prints none.
 
-    A file that ``written`` made is called by the option that its content comes from.
+    A file that ``written`` made is called by its name alone.
     """
     argv = [_program(module), *words, *_flags(options or {}), "--json"]
     code, out, err = module.run_command(argv, environ_update={"NO_COLOR": "1"})
-    for option in ("recipe_content", "lock_content"):
-        out = out.replace(_place(module, option), option)
+    out = out.replace(_place(module, ""), "")
     try:
         envelope = json.loads(out)
     except ValueError:
@@ -92,17 +91,20 @@ def finish(
     raise AssertionError  # fail_json has ended the process
 
 
-def written(module: AnsibleModule, option: str) -> str:
-    """The path of a file that holds what ``option`` gives; it goes when the module ends, and root alone reads it."""
-    path = _place(module, option)
+def written(module: AnsibleModule, option: str, name: str = "") -> str:
+    """The path of a file that holds what ``option`` gives; it goes when the module ends, and root alone reads it.
+
+    It has the name of the option, or the given one.
+    """
+    path = _place(module, os.path.basename(name) or option)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(to_bytes(module.params[option]))
     module.add_cleanup_file(path)
     return path
 
 
-def _place(module: AnsibleModule, option: str) -> str:
-    return os.path.join(to_native(module.tmpdir), option)
+def _place(module: AnsibleModule, name: str) -> str:
+    return os.path.join(to_native(module.tmpdir), name)
 
 
 def _program(module: AnsibleModule) -> str:

@@ -29,6 +29,10 @@ options:
       - A recipe as text. It may extend a recipe that gpunode brings along, but no file of its own.
       - Mutually exclusive with O(recipe).
     type: str
+  recipe_name:
+    description: The name of the recipe in O(recipe_content), as gpunode shows and records it.
+    type: str
+    default: recipe_content
   runtime:
     description: The container runtime, in place of the recipe's.
     type: str
@@ -184,6 +188,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.envelope import (
 OPTIONS = {
     "recipe": {"type": "str"},
     "recipe_content": {"type": "str"},
+    "recipe_name": {"type": "str", "default": "recipe_content"},
     "runtime": {"type": "str", "choices": ["containerd", "docker", "crio", "podman", "none"]},
     "driver": {"type": "str"},
     "lock": {"type": "path"},
@@ -222,7 +227,7 @@ def request(module):
     given = module.params
     recipe, lock = given["recipe"], given["lock"]
     if given["recipe_content"] is not None:
-        recipe = written(module, "recipe_content")
+        recipe = written(module, "recipe_content", given["recipe_name"] + ".toml")
     if given["lock_content"] is not None:
         lock = written(module, "lock_content")
     elif lock is not None and not os.path.exists(lock):

@@ -20,6 +20,10 @@ options:
   recipe_content:
     description: A recipe as text. Mutually exclusive with O(recipe).
     type: str
+  recipe_name:
+    description: The name of the recipe in O(recipe_content), as gpunode shows and records it.
+    type: str
+    default: recipe_content
   runtime:
     description: The container runtime, in place of the recipe's.
     type: str
@@ -95,6 +99,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.envelope import EXECU
 OPTIONS = {
     "recipe": {"type": "str"},
     "recipe_content": {"type": "str"},
+    "recipe_name": {"type": "str", "default": "recipe_content"},
     "runtime": {"type": "str", "choices": ["containerd", "docker", "crio", "podman", "none"]},
     "driver": {"type": "str"},
     "cuda": {"type": "bool", "default": False},
@@ -112,7 +117,7 @@ def main():
     given = module.params
     recipe = given["recipe"]
     if given["recipe_content"] is not None:
-        recipe = written(module, "recipe_content")
+        recipe = written(module, "recipe_content", given["recipe_name"] + ".toml")
     options = {name: given[name] for name in ("runtime", "driver", "cuda", "container")}
     envelope = run(module, "verify", *([recipe] if recipe else []), options=options)
     result = envelope["result"]
