@@ -205,7 +205,7 @@ def run_table_lines(
         read_again = f"; had {join_names(reread, _MAX_SUBJECTS_SHOWN)} read again" if reread else ""
         did = f"changed {join_names(changed, _MAX_SUBJECTS_SHOWN) or 'nothing'}{read_again}"
         yield line(" " * indent, span(did, "dim"), hang=indent)
-        if preview := (previews or {}).get(run.run):
+        if preview := (previews or {}).get(run.id):
             yield line(" " * indent, preview, hang=indent)
     where = ("--root", root) if root else ()
     undo = ("; undo a run: ", span(sudo_gpunode("rollback", "RUN", *where), "command")) if previews else ()

@@ -114,7 +114,7 @@ def _plan_rollback(run: RunRecord, node: Session, permissions: UndoPermissions) 
     plan = plan_rollback(
         store,
         node.host,
-        run.run,
+        run.id,
         facts,
         force=permissions.force,
         allow_disruption=permissions.allow_disruption,
@@ -174,8 +174,8 @@ def _run_undo(
         plan, repaired = _plan_after_repair(verb, make_plan, node, yes=yes) if with_packages else (make_plan(), False)
         if isinstance(plan, NothingToUndo):
             node.screen.put(*already_undone_lines(plan))
-            following = plan.newest_not_undone.run if plan.newest_not_undone else ""
-            result = {"undone_run": plan.run.run, "next_run": following}
+            following = plan.newest_not_undone.id if plan.newest_not_undone else ""
+            result = {"undone_run": plan.run.id, "next_run": following}
             output.emit(Envelope(verb, changed=repaired, notes=plan.notes, result=result))
             return
         left = Remainder()
@@ -342,7 +342,7 @@ def already_undone_lines(nothing: NothingToUndo) -> Iterator[Line]:
         yield line("  ", "no other run is left to roll back", hang=2)
         return
     older = nothing.newest_not_undone
-    if older.run == run.run:
+    if older.id == run.id:
         yield line("  ", "the rest of it is not undone", hang=2)
     else:
         yield line("  ", f"the newest run that is not undone is {older.label} ({describe_run(older)})", hang=2)
@@ -393,14 +393,14 @@ def show_runs(output: OutputOptions, root: str, file: str) -> None:
     store, host = Store(place), LocalHost(place)
     runs = [run for run in store.find_runs() if not file or file in run.subjects]
     notes = () if runs or file else explain_lost_record(host, store)
-    previews = {run.run: preview_rollback(store, host, run) for run in runs}
+    previews = {run.id: preview_rollback(store, host, run) for run in runs}
     screen = output.open_screen()
     if file and not runs:
         screen.put(line(span(f"no recorded run of gpunode changed {file}", "dim")))
     else:
         screen.put(*run_table_lines(runs, previews=previews, root=root_option(screen.argv)))
     screen.put(*map(note_line, notes))
-    rows = [undo_record(run, previews[run.run]) for run in runs]
+    rows = [undo_record(run, previews[run.id]) for run in runs]
     output.emit(Envelope("rollback", notes=notes, result={"runs": rows}))
 
 

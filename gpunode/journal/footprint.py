@@ -111,13 +111,13 @@ def footprint_of_node(runs: Sequence[RunRecord]) -> Footprint:
     left because others needed it is still gpunode's. An undo that was only intended may not have happened either, so
     what it would have removed is still gpunode's: readers of the footprint compare it with the node.
     """
-    undos, withdrawals = {undo.run for undo in find_effective_undos(runs)}, _find_handler_removals(runs)
+    undos, withdrawals = {undo.id for undo in find_effective_undos(runs)}, _find_handler_removals(runs)
     changes = [
         _MadeChange(
             record.intent,
-            is_undo=run.run in undos and run.run not in withdrawals and record.outcome == "done",
-            is_removal=run.run in undos and run.verb == "remove",
-            is_handler_removal=run.run in withdrawals,
+            is_undo=run.id in undos and run.id not in withdrawals and record.outcome == "done",
+            is_removal=run.id in undos and run.verb == "remove",
+            is_handler_removal=run.id in withdrawals,
             is_known=record.outcome == "done",
         )
         for run in runs
@@ -201,7 +201,7 @@ def _find_handler_removals(runs: Iterable[RunRecord]) -> frozenset[str]:
     removal_runs: set[str] = set()
     for run in runs:
         if run.verb == "unconfigure" or run.begin.undoes in removal_runs:
-            removal_runs.add(run.run)
+            removal_runs.add(run.id)
     return frozenset(removal_runs)
 
 

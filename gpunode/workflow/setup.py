@@ -124,7 +124,7 @@ def setup(
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (options.resume and reboot_suffices(waits)):
         if left.cut is not None:
-            store.close_interrupted_run(left.cut.run)
+            store.close_interrupted_run(left.cut.id)
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
     from gpunode.workflow.apply import Applier, recording_failure  # loaded on use, as all below: often nothing is done
 

@@ -167,7 +167,7 @@ def test_power_cut_at_any_moment_loses_nothing(recipe: Recipe, node: Facts, data
         _forget_the_end(store)
         host.cut_at = -1
         for summary in store.read_runs():
-            rollback(plan_rollback(store, host, summary.run), host, store, on_event=ignore_event)
+            rollback(plan_rollback(store, host, summary.id), host, store, on_event=ignore_event)
     after = _configuration(host)
     assert {p: after.get(p) for p in runtime_files} == {p: before.get(p) for p in runtime_files}
 

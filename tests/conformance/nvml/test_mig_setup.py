@@ -192,7 +192,7 @@ def test_processes_on_the_gpu_are_named_with_their_container(tmp_path: Path, sto
     assert not store.read_runs()
     free.setup(store)
     with pytest.raises(DrainRequired):
-        plan_rollback(store, used, store.read_runs()[-1].run)
+        plan_rollback(store, used, store.read_runs()[-1].id)
 
 
 def test_setup_continues_after_the_reboot_for_a_pending_mig_mode(tmp_path: Path, store: Store) -> None:

@@ -44,7 +44,7 @@ def test_configure_is_journaled_under_its_verb_and_restarts_nothing(store: Store
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
     (run,) = store.read_runs()
-    assert (run.run, run.verb, run.subjects) == (done.run, "configure", (DROP_IN, CONTAINERD))
+    assert (run.id, run.verb, run.subjects) == (done.run, "configure", (DROP_IN, CONTAINERD))
     assert run.commit is not None
     assert run.commit.result == "done"
     assert host.triggered == []
@@ -61,8 +61,8 @@ def test_rollback_of_configure_restores_the_file_and_restarts_the_daemon(store: 
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
     chosen = rollback.find_newest_run(store)
-    assert chosen.run == done.run
-    back = rollback.plan_rollback(store, host, chosen.run)
+    assert chosen.id == done.run
+    back = rollback.plan_rollback(store, host, chosen.id)
     rollback.rollback(back, host, store, on_event=ignore_event)
     assert host.contents == {CONTAINERD: PLAIN}
     assert host.triggered == [RESTART]

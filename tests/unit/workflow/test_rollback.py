@@ -362,13 +362,13 @@ def test_second_rollback_undoes_nothing_and_names_the_next_run(store: Store, hos
     """A script that rolls back twice undoes one run."""
     first = write(host, store)
     second = write(host, store, EDITED)
-    undo(host, store, find_newest_run(store).run)
+    undo(host, store, find_newest_run(store).id)
     for _ in range(2):
         run = find_newest_run(store)
-        assert (run.run, run.is_undone(with_packages=False)) == (second, True)
+        assert (run.id, run.is_undone(with_packages=False)) == (second, True)
     older = explain_undone(store, run, "", with_packages=False)
     assert older.newest_not_undone is not None
-    assert (older.newest_not_undone.run, older.command) == (first, f"sudo gpunode rollback 1 --root {store.root}")
+    assert (older.newest_not_undone.id, older.command) == (first, f"sudo gpunode rollback 1 --root {store.root}")
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
     assert explain_undone(store, find_newest_run(store), "", with_packages=False).newest_not_undone is None
@@ -382,7 +382,7 @@ def test_rollback_after_two_kills_undoes_the_run_that_changed_something(
     cut.record_done(cut.record_intent("runtime", "runtime-config", FileChange(CONTAINERD, FORMER, OURS)))
     cut.close()
     store.begin("setup", version="test").close()
-    assert find_newest_run(store, with_packages=with_packages).run == cut.id
+    assert find_newest_run(store, with_packages=with_packages).id == cut.id
 
 
 def test_rollback_after_a_kill_does_not_undo_a_run_that_worked(store: Store, host: Node) -> None:
@@ -434,9 +434,9 @@ def test_run_with_nothing_left_counts_as_undone(store: Store, host: Node) -> Non
 def test_rollback_of_a_rollback_by_id_works(store: Store, host: Node) -> None:
     run = write(host, store)
     back = undo(host, store, run)
-    undo(host, store, find_run(store, back.run).run)
+    undo(host, store, find_run(store, back.run).id)
     assert host.files[CONTAINERD] == OURS
-    assert find_newest_run(store).run == run
+    assert find_newest_run(store).id == run
     assert not find_newest_run(store).undone_by
 
 
@@ -502,7 +502,7 @@ def test_removal_undoes_only_what_is_left(store: Store, host: Node) -> None:
     removal.record_done(removal.record_intent("runtime", "remove", FileChange(DAEMON_JSON, OURS, None)))
     removal.commit("done")
     assert [run.undone_by for run in store.read_runs()] == [back.run, removal.id, "", "", ""]
-    assert kept == store.read_runs()[1].run
+    assert kept == store.read_runs()[1].id
 
 
 def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -> None:
@@ -514,13 +514,13 @@ def test_removal_counts_as_undoing_every_earlier_run(store: Store, host: Node) -
     host.apply([change])
     assert find_newest_run(store).undone_by == removal.id
     undo(host, store, removal.id)
-    assert find_newest_run(store).run == run
+    assert find_newest_run(store).id == run
     assert not find_newest_run(store).undone_by
 
 
 def test_run_is_found_by_id_or_number(store: Store, host: Node) -> None:
     run = write(host, store)
-    assert find_run(store, run).run == find_run(store, "1").run == run
+    assert find_run(store, run).id == find_run(store, "1").id == run
     for wrong in ("2", "0", run[:-1]):
         with pytest.raises(UsageError, match="there is no run") as caught:
             find_run(store, wrong)
@@ -537,7 +537,7 @@ def test_run_without_configuration_points_to_the_packages_option(store: Store, h
         with pytest.raises(UsageError, match=r"configuration|nothing to roll back") as caught:
             refused()
         assert caught.value.hint == f"sudo gpunode rollback 1 --packages --root {store.root}"
-    assert find_newest_run(store, with_packages=True).run == find_run(store, "1", with_packages=True).run
+    assert find_newest_run(store, with_packages=True).id == find_run(store, "1", with_packages=True).id
 
 
 def test_log_says_of_each_run_whether_it_can_be_undone(store: Store, host: Node) -> None:
@@ -577,7 +577,7 @@ def test_many_things_that_a_later_run_changed_too_are_counted(store: Store, host
             run.record_done(run.record_intent("packages", "driver", change))
         run.commit("done")
     with pytest.raises(Conflict) as refused:
-        plan_rollback(store, host, store.read_runs()[0].run, machine())
+        plan_rollback(store, host, store.read_runs()[0].id, machine())
     assert refused.value.why.endswith("p5 and 3 more")
 
 
@@ -608,7 +608,7 @@ def test_run_that_only_loaded_a_module_needs_no_undo(store: Store, host: Node) -
         run.commit("done")
     first, second = store.read_runs()
     assert preview_rollback(store, host, second) == "changed nothing that can be undone"
-    back = plan_rollback(store, host, first.run, machine(packages={"nvidia-driver-cuda": PackageState("1")}))
+    back = plan_rollback(store, host, first.id, machine(packages={"nvidia-driver-cuda": PackageState("1")}))
     assert [one.subject for one in back.changes] == ["nvidia-driver-cuda"]
 
 

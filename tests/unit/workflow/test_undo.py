@@ -559,7 +559,7 @@ class TestWholeRollback:
         plain = plan_rollback(store, host, run)
         rollback(plain, host, store, on_event=ignore_event)
         chosen = find_newest_run(store, with_packages=True)
-        assert (chosen.run, chosen.is_undone(with_packages=False), chosen.is_undone(with_packages=True)) == (
+        assert (chosen.id, chosen.is_undone(with_packages=False), chosen.is_undone(with_packages=True)) == (
             run,
             True,
             False,
