@@ -358,9 +358,9 @@ def describe_missing_rights(plan: ClusterPlan, cluster: Cluster) -> str:
 
 
 def _list_denied(requests: Iterable[_AccessRequest], cluster: Cluster) -> tuple[_AccessRequest, ...]:
-    """Return the distinct requests that the credential does not permit."""
-    asked = tuple(dict.fromkeys(requests))
-    return tuple(one for one, is_allowed in zip(asked, cluster.check_access(asked), strict=True) if not is_allowed)
+    """Return the unique requests that the credential does not permit."""
+    unique = tuple(dict.fromkeys(requests))
+    return tuple(one for one, is_allowed in zip(unique, cluster.check_access(unique), strict=True) if not is_allowed)
 
 
 # They undo other edits. Sources: argo-cd common/common.go (ArgoCDSSAManager); fluxcd, "Server-side apply".

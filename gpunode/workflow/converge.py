@@ -255,8 +255,8 @@ def _list_installed_packages(step: Step, facts: Facts) -> tuple[str, ...]:
     if step.packages is None:
         return ()
     installed = known(facts.packages, {}).items()
-    asked = (package for package, state in installed if not (state.auto or state.config_files_only))
-    return tuple(sorted(map(str, filter(step.packages.is_owned, asked))))
+    requested = (package for package, state in installed if not (state.auto or state.config_files_only))
+    return tuple(sorted(map(str, filter(step.packages.is_owned, requested))))
 
 
 def _find_hold_refusal(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
@@ -289,8 +289,8 @@ def _file_manager_note(change: FileChange) -> str:
 def _selected_steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
     """Yield the selected steps of ``stage``; always detection, since every other step depends on it."""
     for step in STEPS:
-        asked = step.id not in recipe.skip and (not only or step.id in only)
-        if step.stage == stage and (asked or step.id == DETECT_STEP.id):
+        is_requested = step.id not in recipe.skip and (not only or step.id in only)
+        if step.stage == stage and (is_requested or step.id == DETECT_STEP.id):
             yield step
 
 
@@ -348,8 +348,8 @@ def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tup
 
 def step_ids_by_change(plans: Sequence[StagePlan]) -> dict[Change, str]:
     """Return the id of the requesting step for each change."""
-    asked = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
-    return {**{change: DEPENDENCIES_STEP_ID for plan in plans for change in plan.dependencies}, **asked}
+    step_ids = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
+    return {**{change: DEPENDENCIES_STEP_ID for plan in plans for change in plan.dependencies}, **step_ids}
 
 
 def triggers_of_plans(
@@ -362,10 +362,10 @@ def triggers_of_plans(
 
 def selected_step_ids(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
     """Return the ids of the planned steps if ``--only`` left out any of the recipe's steps; else none."""
-    taken = {step.step.id for plan in plans for step in plan.steps}
-    if taken.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
+    planned = {step.step.id for plan in plans for step in plan.steps}
+    if planned.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
         return ()
-    return tuple(step.id for step in STEPS if step.id in taken - {DETECT_STEP.id}) or (DETECT_STEP.id,)
+    return tuple(step.id for step in STEPS if step.id in planned - {DETECT_STEP.id}) or (DETECT_STEP.id,)
 
 
 def collect_notes(plans: Sequence[StagePlan]) -> list[str]:

@@ -56,8 +56,8 @@ def collect_doctor_evidence(host: HostView) -> Evidence:
     with ThreadPoolExecutor(max_workers=1) as pool:
         driver_answers = pool.submit(run_probes, host, queries)
         found = probe_with_runtimes(host, tuple(first.values()))
-        asked = {probe.key for probe in queries}
-        later = run_probes(host, [probe for probe in follow_ups(found) if probe.key not in asked])
+        queried = {probe.key for probe in queries}
+        later = run_probes(host, [probe for probe in follow_ups(found) if probe.key not in queried])
         last = run_probes(host, final_follow_ups({**found, **later}))
         evidence = {**found, **driver_answers.result(), **later, **last}
     # The journal includes what the kernel's ring buffer has dropped. Reading both would count each error twice.

@@ -174,8 +174,8 @@ def _find_version(
     program = dumps[0][0] if dumps else row.program
     # A runtime without drop-ins is edited in place at any version; the version also tells whether CDI must be enabled.
     matters = row.drop_in or (row.cdi_support == "switch" and desired.enable_cdi)
-    told = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
-    match = _PROGRAM_VERSION.search(told)
+    output = host.run_probe(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
+    match = _PROGRAM_VERSION.search(output)
     return tuple(int(number) for number in match[1].split(".")) if match else None
 
 

@@ -277,9 +277,9 @@ def _fabric_version_hint(version: str, driver: str) -> str:
 
 def _collateral_removals(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
     """Return the packages other than the driver's that would be removed, as changes that keep them."""
-    gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
-    others = sorted(gone.keys() - driver_packages(gone) - {*named})
-    return {other: PackageChange(other, None, PackageState(gone[other])) for other in others if gone[other]}
+    removed = {action.id: action.former for action in simulation.actions if action.verb != "install"}
+    others = sorted(removed.keys() - driver_packages(removed) - {*named})
+    return {other: PackageChange(other, None, PackageState(removed[other])) for other in others if removed[other]}
 
 
 def _other_branch_installs(installs: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:

@@ -190,11 +190,11 @@ def _find_copied_handlers(undone: UndoPlan, facts: Facts) -> Iterator[KeptItem]:
     """Yield handlers that were removed from one file and that another file still registers with NVIDIA's program."""
     from gpunode.runtimes.reversal import changed_handlers  # on use: `log` and `rollback --list` load this module, too
 
-    taken = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
-    for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if taken else ())):
+    removed = frozenset[str]().union(*(changed_handlers(undo.recorded_edit(change)) for change in undone.files))
+    for row in (choose_row_if_possible(runtime, facts) for runtime in (RUNTIMES if removed else ())):
         by_name = command("sudo", "gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}")
         where = "is also in a file where gpunode did not write it, as after `containerd config migrate`"
-        for name in (one for one in list_toolkit_handlers(facts, row) if one in taken):
+        for name in (one for one in list_toolkit_handlers(facts, row) if one in removed):
             yield KeptItem(f"the runtime {name} of {row.id}", f"{where}: `{by_name}` takes it out")
 
 

@@ -158,7 +158,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         (note for recipe in recipes for note in state_notes(recipe, facts, is_users_recipe=False)),
     )
     package_system = system(facts)
-    cut = backlog.cut.begin if backlog.cut else None
+    begin = backlog.interrupted_run.begin if backlog.interrupted_run else None
     return NodeStatus(
         gpus=tuple(
             ListedGpu(d.address, find_model(d.device).name or d.name) for d in find_own_gpus(known(facts.devices, ()))
@@ -179,7 +179,7 @@ def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
         ),
         pending=backlog.descriptions,
         pending_verb=backlog.verb,
-        pending_undo=str(sudo_gpunode(*cut.argv)) if cut and cut.verb in {"rollback", "remove"} else "",
+        pending_undo=str(sudo_gpunode(*begin.argv)) if begin and begin.verb in {"rollback", "remove"} else "",
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -119,7 +119,7 @@ def verify(
     undetermined: list[Undetermined] = []
     # NVML and the runtime are queried in parallel; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
+        query = pool.submit(host.run_probe, nvml.make_probe()) if _is_step_selected(only, MODULE_LOAD_STEP) else None
         whole = lambda: [check_configuration(recipe, facts, host, planned, backlog, only)]  # noqa: E731
         checks = [*_checks_or_undetermined(whole, "configuration", _RECIPE_CHECK_TITLE, undetermined)]
         reads = lambda: [*runtime_checks(recipe, facts, read_effective_config)]  # noqa: E731
@@ -128,7 +128,7 @@ def verify(
             if _is_step_selected(only, RUNTIME_CONFIG_STEP)
             else ()
         )
-        answer = await_fabric(facts, host, nvml_facts.read_nvml_answer(asked.result())) if asked else None
+        answer = await_fabric(facts, host, nvml_facts.read_nvml_answer(query.result())) if query else None
     inventory = answer if isinstance(answer, NvmlInventory) else None
     checks += _check_mig_layout(recipe, facts) if _is_step_selected(only, MIG_STEP) else ()
     checks += [*driver_checks(recipe, facts, answer), *fabric_checks(facts, answer)] if answer is not None else []
