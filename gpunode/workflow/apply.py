@@ -75,15 +75,15 @@ class Applier:
             self._apply_batch(plan, tuple(same))
         self.run_triggers([trigger for trigger in plan.triggers if trigger.runs_at_stage_end])
 
-    def run_triggers(self, pending_triggers: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
-        """Run ``pending_triggers``; if a daemon does not come back, restore its former configuration.
+    def run_triggers(self, triggers: Sequence[Trigger]) -> tuple[TriggerResult, ...]:
+        """Run ``triggers``; if a daemon does not come back, restore its former configuration.
 
         Raises:
             ChangeFailed: a trigger failed. All services that were stopped to free the GPUs are started first.
         """
         done: list[TriggerResult] = []
         failures: list[ChangeFailed] = []
-        for _, same in groupby(pending_triggers, key=_trigger_batch_key):
+        for _, same in groupby(triggers, key=_trigger_batch_key):
             batch = tuple(same)
             if failures and batch[0].kind != "start":
                 break
@@ -220,9 +220,9 @@ class Applier:
         if not is_left:
             self.cancel_triggers(triggers_of(files), "restored before any daemon read it")
 
-    def cancel_triggers(self, pending_triggers: Iterable[Trigger], why: str) -> None:
-        """Record that this run does not need ``pending_triggers``; those of earlier runs stay pending."""
-        for trigger in pending_triggers:
+    def cancel_triggers(self, triggers: Iterable[Trigger], why: str) -> None:
+        """Record that this run does not need ``triggers``; those of earlier runs stay pending."""
+        for trigger in triggers:
             if not set(triggers_done_by(trigger)) & set(self.pending_triggers):
                 self.run.record_trigger(trigger, why)
 

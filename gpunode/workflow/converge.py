@@ -84,7 +84,7 @@ class StagePlan:
 
     @property
     def index_note(self) -> str:
-        """The words that tell people why it is ``unresolved``; empty where it is not."""
+        """The reason why it is ``unresolved``, for the screen; empty if it is resolved."""
         if not self.unresolved or self.unresolved.startswith(NOT_SIMULATED_PREFIX):
             return self.unresolved
         reason = "the node's package index does not allow this; setup refreshes it before it decides"
