@@ -186,8 +186,8 @@ def _run_undo(
         if not plan.steps and not plan.pending_triggers:
             failure = left.failure or undo_failure(plan)
             node.screen.show_result(reboot_lines(failure) if isinstance(failure, RebootRequired) else (), failure)
-            told = {"undone_run": plan.undone_run, "kept": plan.kept}
-            output.emit(Envelope(verb, changed=repaired, notes=plan.remarks, result=told).with_failure(failure))
+            details = {"undone_run": plan.undone_run, "kept": plan.kept}
+            output.emit(Envelope(verb, changed=repaired, notes=plan.remarks, result=details).with_failure(failure))
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)

@@ -489,8 +489,8 @@ class Apt:
 
     @cached_property
     def _paths(self) -> _AptPaths:
-        asked = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
-        finished = self._run(("apt-config", "shell", *asked, "U", "APT::Sandbox::User"), _QUERY_TIMEOUT_S)
+        folders = ("L", "Dir::State::lists/d", "A", "Dir::Cache::archives/d", "S", "Dir::State::status/f")
+        finished = self._run(("apt-config", "shell", *folders, "U", "APT::Sandbox::User"), _QUERY_TIMEOUT_S)
         if not finished.ok:
             raise explain_failure("ask apt for its configuration", finished.text, finished.error)
         config_values = dict(word.split("=", 1) for word in shlex.split(finished.text) if "=" in word)
@@ -616,22 +616,22 @@ def _is_automatic_still(change: PackageChange) -> bool:
 @contextmanager
 def _quarantine_lists(lists: str, root: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that sets index files aside by prefix; on an error, put back those not replaced."""
-    taken: list[tuple[str, str]] = []
+    moved: list[tuple[str, str]] = []
     with _make_temporary_folder(lists, root) as away:
 
         def set_aside(prefix: str) -> None:
             for path in (lists, f"{lists}/partial"):
                 with suppress(FileNotFoundError), places.open_folder(path, root=root) as folder:
                     for name in (name for name in places.list_names(folder) if name.startswith(prefix)):
-                        os.rename(name, str(len(taken)), src_dir_fd=folder, dst_dir_fd=away.folder)
-                        taken.append((path, name))
+                        os.rename(name, str(len(moved)), src_dir_fd=folder, dst_dir_fd=away.folder)
+                        moved.append((path, name))
 
         try:
             yield set_aside
         except BaseException:
             with suppress(OSError), places.open_folder(lists, root=root) as folder:
                 present = places.list_names(folder)
-                for number, (path, name) in enumerate(taken):
+                for number, (path, name) in enumerate(moved):
                     if path == lists and name not in present:
                         os.rename(str(number), name, src_dir_fd=away.folder, dst_dir_fd=folder)
             raise

@@ -205,10 +205,10 @@ def explain_failure(
 
 def _quote_apt(output: str) -> str:
     """Return apt's error messages, without the hashes listed below them."""
-    said = messages(output, "E") + [said for said in messages(output, "W") if re.search(r"rror|ailed", said)]
+    errors = messages(output, "E") + [errors for errors in messages(output, "W") if re.search(r"rror|ailed", errors)]
     own = [line for line in output.splitlines() if line.startswith((" ", "dpkg: error"))]
-    said += [line.strip() for line in own if _DISK_FULL.search(line) or line.endswith(": Read-only file system")]
-    lines = [message.splitlines()[0] for message in said] or output.strip().splitlines()[-5:]
+    errors += [line.strip() for line in own if _DISK_FULL.search(line) or line.endswith(": Read-only file system")]
+    lines = [message.splitlines()[0] for message in errors] or output.strip().splitlines()[-5:]
     return "\n".join(list(dict.fromkeys(lines))[:8])
 
 

@@ -175,13 +175,13 @@ class LocalHost:
     def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
         """Check that the running daemon has the configuration; see ``runtime.find_daemon_contradiction``."""
         since = time() - _DAEMON_PATIENCE_S
-        if not (said := runtime.find_daemon_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
+        if not (contradiction := runtime.find_daemon_contradiction(self.runner, expectation, _DAEMON_PATIENCE_S)):
             return
         unit = runtime_row(expectation.runtime).unit
         words = self.services.last_log_lines(unit, since)
         raise ChangeFailed(
             f"{unit} did not accept its new configuration",
-            why=said + (f"; its last lines:\n{words}" if words else ""),
+            why=contradiction + (f"; its last lines:\n{words}" if words else ""),
             hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
         )
 
@@ -425,10 +425,10 @@ def _command_error(finished: FinishedCommand, what: str) -> ChangeFailed:
         ended = f"ended by signal {finished.exit_status - SIGNAL_EXIT_STATUS_BASE}"
     if finished.timed_out:
         ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s"
-    said = finished.last_lines()
+    output = finished.last_lines()
     return ChangeFailed(
         what,
-        why=f"{ended}; its last lines:\n{said}" if said else f"{ended}, without output",
+        why=f"{ended}; its last lines:\n{output}" if output else f"{ended}, without output",
         hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )
 

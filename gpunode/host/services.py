@@ -180,9 +180,9 @@ class Services:
         deadline = time.monotonic() + _RELOAD_REJECTION_WAIT_S
         while True:
             log = self._log_since(unit, since)
-            told = docker_nodes.parse_reload_log(log.text if log.ok else "")
-            if told.ended or time.monotonic() >= deadline:
-                return told.rejection
+            outcome = docker_nodes.parse_reload_log(log.text if log.ok else "")
+            if outcome.ended or time.monotonic() >= deadline:
+                return outcome.rejection
             time.sleep(0.2)
 
     def _refresh_cdi(self, trigger: Trigger) -> TriggerResult:
@@ -283,17 +283,17 @@ class Services:
     def last_log_lines(self, unit: str, since: float) -> str:
         """Return what the unit logged since then, or its systemctl status without a journal."""
         # With --since, -n takes the first lines, not the last; with -r, too, it takes the last (systemd 252).
-        told = self._log_since(unit, since, "-r", "-n", "20")
-        if told.ok and told.stdout.strip():
-            return "\n".join(reversed(told.last_lines().splitlines()))
+        finished = self._log_since(unit, since, "-r", "-n", "20")
+        if finished.ok and finished.stdout.strip():
+            return "\n".join(reversed(finished.last_lines().splitlines()))
         return self._systemctl("status", "--no-pager", "--full", "--lines=20", unit).last_lines()
 
     def _log_since(self, unit: str, since: float, *options: str) -> FinishedCommand:
         """Return the unit's log since then, in the order given by ``options``."""
         # What a daemon wrote just before it exited may not have reached the journal yet.
         self._runner.run(("journalctl", "--sync"), timeout_s=_SYSTEMCTL_TIMEOUT_S)
-        asked = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
-        return self._runner.run(asked, timeout_s=_SYSTEMCTL_TIMEOUT_S)
+        argv = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
+        return self._runner.run(argv, timeout_s=_SYSTEMCTL_TIMEOUT_S)
 
     def _systemctl(self, *words: str, timeout_s: float = _SYSTEMCTL_TIMEOUT_S) -> FinishedCommand:
         return self._runner.run(("systemctl", *words), timeout_s=timeout_s)

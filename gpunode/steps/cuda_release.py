@@ -218,9 +218,9 @@ def _find_first_release(facts: Facts) -> Version:
 
 
 def _choose_release(recipe: Recipe, facts: Facts, driver: _DriverLimit) -> Version | Refusal:
-    asked = recipe.cuda.version
-    if asked != "auto":
-        return _check_release(cuda.parse_version(asked), facts, driver)
+    requested = recipe.cuda.version
+    if requested != "auto":
+        return _check_release(cuda.parse_version(requested), facts, driver)
     if recipe.lock is not None and (locked := _complete_releases(recipe.lock.packages, recipe)):
         return _check_release(max(locked), facts, driver)
     first = _find_first_release(facts)

@@ -213,10 +213,11 @@ def _explain_conflicts(
     known_versions = {upstream(state.version) for state in old.values()} - {""}
     versions = ", ".join(sorted(known_versions or {state.version for state in old.values()}))
     verb = "conflicts" if len(old) == 1 else "conflict"
-    said = [f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"] if old else []
+    conflict = f"{count_noun(len(old), 'package')} of driver {versions} {verb} with branch {chosen.branch}"
+    reasons = [conflict] if old else []
     if moves:
-        said.append(f"{', '.join(change.subject for change in moves)} must have the driver's version")
-    return "; ".join((*said, *([departure.reason] if departure else ())))
+        reasons.append(f"{', '.join(change.subject for change in moves)} must have the driver's version")
+    return "; ".join((*reasons, *([departure.reason] if departure else ())))
 
 
 def _check_foreign_files(driver: WantedDriver, facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:

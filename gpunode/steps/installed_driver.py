@@ -156,10 +156,10 @@ def _loaded_driver_as_choice(recipe: Recipe, facts: Facts, branch: int, flavour:
         if not is_branch_of_kind(branch, recipe.driver.version):
             return None
     elif recipe.driver.version != "auto":
-        asked = choose(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
-        if not isinstance(asked, Choice) or asked.branch != branch:
+        requested = choose(find_models(devices), replace(recipe.driver, kernel_module_type=flavour))
+        if not isinstance(requested, Choice) or requested.branch != branch:
             return None
-        version = asked.exact or version
+        version = requested.exact or version
     chosen = choose(find_models(devices), replace(recipe.driver, version=version, kernel_module_type=flavour))
     return chosen if isinstance(chosen, Choice) else None
 

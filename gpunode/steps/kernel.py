@@ -150,20 +150,20 @@ def _describe_directive_harm(words: tuple[str, ...]) -> str:
 
 def _notes_of_kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for each kernel argument of the next boot, or of this one if the boot loader no longer has it."""
-    said = set()
+    reported = set()
     settings = sorted(one for one in facts.files if one.startswith(f"{GRUB_DEFAULTS_FOLDER}/") and one.endswith(".cfg"))
     for path in (GRUB_DEFAULTS_FILE, *settings):
         for number, line in enumerate(facts.text(path).split("\n"), 1):
             match = _GRUB_CMDLINE_LINE.match(line)
             for word in match[1].replace('"', " ").replace("'", " ").split() if match else ():
                 if effect := _argument_effect(word):
-                    said.add(word)
+                    reported.add(word)
                     yield f"{path}:{number} has {word}, which {effect}: remove it, then run update-grub"
     remedy = "remove it from the boot loader's configuration"
     if known(facts.file(GRUB_DEFAULTS_FILE), None):
         remedy = f"{GRUB_DEFAULTS_FILE} does not have it any more: run update-grub, and reboot"
     for word in dict.fromkeys(facts.text(KERNEL_ARGUMENTS_FILE).split()):
-        if word not in said and (effect := _argument_effect(word)):
+        if word not in reported and (effect := _argument_effect(word)):
             yield f"{KERNEL_ARGUMENTS_FILE}: the kernel was started with {word}, which {effect}: {remedy}"
 
 

@@ -44,9 +44,9 @@ def plan_dependent_removal(
     locked = (one for one, state in installed.items() if purge_reason(one.name, state.version) != "relation")
     candidates = {*there, *locked} - {*kept_packages, *leaving}
     needs = facts.dependencies.value.satisfying_packages(packages, candidates)
-    gone = {*leaving}
-    while new := {one for one in candidates - gone if any(met and met <= gone for met in needs.get(one, ()))}:
-        gone |= new
-    found = {package: packages[package] for package in sorted(gone & candidates)}
+    removed = {*leaving}
+    while new := {one for one in candidates - removed if any(met and met <= removed for met in needs.get(one, ()))}:
+        removed |= new
+    found = {package: packages[package] for package in sorted(removed & candidates)}
     parts = {part for package in found.keys() & there for met in needs[package] for part in met}
     return DependentRemoval(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None

@@ -29,13 +29,13 @@ def plan_repository_for_own_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     components = next((driver.components for driver in own if driver.branch == chosen.branch), ())
     if refused := system(facts).refuse_missing_components(facts, components):
         return refused
-    asked = {"CUDA toolkit": wants_cuda_toolkit(recipe), "GPUDirect Storage": recipe.gpudirect.gds}
-    wanted = [what for what, is_wanted in asked.items() if is_wanted]
+    others = {"CUDA toolkit": wants_cuda_toolkit(recipe), "GPUDirect Storage": recipe.gpudirect.gds}
+    requested = [name for name, is_requested in others.items() if is_requested]
     where = f"the driver comes from the distribution's own archive ({', '.join(components)})"
-    if not wanted:
+    if not requested:
         return Planned((), f"{where}; nothing else needs NVIDIA's repository", is_requested=False)
     outcome = plan_cuda_repository(recipe, facts)
-    what = f"{where}; {' and '.join(wanted)} from NVIDIA's, whose driver packages are pinned out"
+    what = f"{where}; {' and '.join(requested)} from NVIDIA's, whose driver packages are pinned out"
     return replace(outcome, reason=f"{what}; {outcome.reason}") if isinstance(outcome, Planned) else outcome
 
 

@@ -435,11 +435,11 @@ def plan_configuration(target: RuntimeTarget) -> Planned:
         )
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
     default = desired.handler if desired.default else after.default if desired.not_default else None
-    meant = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
+    expected = RuntimeExpectation(row.id, target.main, frozenset({handler}), default)
     is_default = " is not" if desired.not_default else " is" if desired.default else ""
     named = f"; {desired.handler}{is_default} the default runtime" if is_default else ""
     registers = f"registers {desired.handler}{named}"
-    planned = plan_edits(target, edited, f"{registers}; {edited.how}", meant)
+    planned = plan_edits(target, edited, f"{registers}; {edited.how}", expected)
     if not planned.changes and row.unit and not row.product:
         planned = replace(planned, reason=f"{target.main} {registers}")
     # Notes that are given again for the edited files are about the files, not about the edits.

@@ -268,10 +268,10 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
             hint="write the lock with this recipe on a node that has the driver:\n"
             f"{gpunode('plan', '--lock', lock.file)}",
         )
-    asked = recipe.driver.version
-    if asked[0].isdigit() and not f"{version}.".startswith(f"{asked}."):
+    requested = recipe.driver.version
+    if requested[0].isdigit() and not f"{version}.".startswith(f"{requested}."):
         return Refusal(
-            what=f"{lock.file} pins driver {version}, but {asked} is requested",
+            what=f"{lock.file} pins driver {version}, but {requested} is requested",
             why="a lock and another driver version contradict each other",
             hint="leave one of them out",
         )

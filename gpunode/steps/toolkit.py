@@ -170,8 +170,8 @@ def _choose_version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) 
 
     NVIDIA's packages have had the revision 1 in every release (1.14.0 to 1.20.1).
     """
-    asked = recipe.toolkit.version
-    named = "" if asked == "auto" else asked if "-" in asked else f"{asked}-1"
+    requested = recipe.toolkit.version
+    named = "" if requested == "auto" else requested if "-" in requested else f"{requested}-1"
     if recipe.lock is not None:
         return _locked_version(recipe.lock, named)
     if named:
