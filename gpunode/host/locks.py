@@ -49,7 +49,7 @@ class LockHolder:
         return f"process {self.pid} ({self.command or 'its command is not known'}{since})"
 
 
-def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> LockHolder | None:
+def find_holder(path: str, *, root: str = "/") -> LockHolder | None:
     """Return the holder of the POSIX lock on ``path`` inside ``root``; None if it is free, or no file is there."""
     try:
         with places.open_path(path, root) as place:
@@ -61,8 +61,8 @@ def find_holder(path: str, *, root: str = "/", proc: Path = Path("/proc")) -> Lo
     except OSError:
         return None
     if pid is None:
-        pid = _search_proc_locks(status, proc)
-    return None if pid is None else make_holder(f"{root.rstrip('/')}{path}", max(pid, 0), proc=proc)
+        pid = _search_proc_locks(status)
+    return None if pid is None else make_holder(f"{root.rstrip('/')}{path}", max(pid, 0))
 
 
 def make_holder(path: str, pid: int, *, proc: Path = Path("/proc")) -> LockHolder:
@@ -90,10 +90,10 @@ def _query_lock_pid(place: places.OpenedPath) -> int | None:
     return None if kind == fcntl.F_UNLCK else int(pid)
 
 
-def _search_proc_locks(status: os.stat_result, proc: Path) -> int | None:
+def _search_proc_locks(status: os.stat_result) -> int | None:
     """Return the holder's PID from /proc/locks, for users who may not open the file (mode 0640)."""
     try:
-        table = (proc / "locks").read_text()
+        table = Path("/proc/locks").read_text()
     except OSError:
         return None
     return find_lock_pid(table, os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)

@@ -437,10 +437,10 @@ def invoking_user() -> str:
         return str(os.getuid())
 
 
-def loginuid(proc: Path = Path("/proc")) -> int | None:
+def loginuid() -> int | None:
     """Return the login uid, which su and sudo keep; None if nobody logged in. Source: proc(5), /proc/pid/loginuid."""
     try:
-        number = int((proc / "self/loginuid").read_text())
+        number = int(Path("/proc/self/loginuid").read_text())
     except (OSError, ValueError):
         return None
     return None if number == _NO_LOGIN_UID else number
