@@ -13,8 +13,8 @@ from gpunode.host.files import capture_error, make_ownership, read_file
 from gpunode.host.places import ABSENT_ERRNOS, list_names, open_folder, read_link_target, split_path_reversed
 
 
-def find_matches(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
-    """Find the matches of ``pattern`` (``*``, ``?``, ``[…]`` in any component), encoded by ``encode_matches``.
+def read_glob(pattern: str, limit: int, *, contents: bool, root: str = "/") -> Capture:
+    """Return the matches of ``pattern`` (``*``, ``?``, ``[…]`` in any component), encoded by ``encode_matches``.
 
     Without matches the outcome is ok and the data empty. If a folder cannot be listed, the outcome is denied or failed,
     and the data holds the matches found elsewhere.

@@ -104,7 +104,7 @@ class LocalHost:
             )
             return _capture_output(probe, done)
         if probe.glob:
-            return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
+            return globs.read_glob(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read_file(probe.path, probe.limit_bytes, root=self.root)
 
     def read_live_distribution(self) -> Distro | None:
@@ -169,8 +169,8 @@ class LocalHost:
         return runtime.check_candidate_files(self.runner, expectation, changes)
 
     def check_written_files(self, expectation: RuntimeExpectation, /) -> None:
-        """Check the written files with the runtime's own parser; see ``runtime.check_written_config``."""
-        runtime.check_written_config(self.runner, expectation)
+        """Check the written files with the runtime's own parser; see ``runtime.check_written_files``."""
+        runtime.check_written_files(self.runner, expectation)
 
     def check_daemon(self, expectation: RuntimeExpectation, /) -> None:
         """Check that the running daemon has the configuration; see ``runtime.find_daemon_contradiction``."""
@@ -186,8 +186,8 @@ class LocalHost:
         )
 
     def read_effective_config(self, name: str) -> ObservedConfig | None:
-        """Return the container runtime's configuration; see ``runtime.read_effective_settings``."""
-        return runtime.read_effective_settings(self.runner, name)
+        """Return the container runtime's configuration; see ``runtime.read_effective_config``."""
+        return runtime.read_effective_config(self.runner, name)
 
     def refuse_unsafe_changes(self, changes: Sequence[Change], /) -> None:
         """Refuse unless every file can be changed, nothing else is lost by it, and there is room on the disk."""

@@ -131,7 +131,7 @@ def _validate_containerd_candidates(trial: _Trial) -> str:
 
 def _run_probe(runner: Runner, probe: Probe) -> Capture:
     if probe.glob:
-        return globs.find_matches(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
+        return globs.read_glob(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
     return files.read_file(probe.path, probe.limit_bytes, root=runner.root)
 
 
@@ -236,7 +236,7 @@ def _run_crio_config(runner: Runner, configs: Files, desired: DesiredConfig) -> 
     return read, last_line
 
 
-def check_written_config(runner: Runner, expectation: RuntimeExpectation) -> None:
+def check_written_files(runner: Runner, expectation: RuntimeExpectation) -> None:
     """Check with the runtime's parser, if any, that its written files mean what was intended.
 
     containerd's candidates were read with the imports that gpunode assumed; now containerd follows its own.
@@ -278,7 +278,7 @@ def find_daemon_contradiction(runner: Runner, expectation: RuntimeExpectation, p
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            observed = read_effective_settings(runner, expectation.runtime)
+            observed = read_effective_config(runner, expectation.runtime)
         except (ChangeFailed, Undetermined):
             return ""
         wrong = list_differences(expectation, observed) if observed else []
@@ -287,7 +287,7 @@ def find_daemon_contradiction(runner: Runner, expectation: RuntimeExpectation, p
         time.sleep(0.2)
 
 
-def read_effective_settings(runner: Runner, name: str) -> ObservedConfig | None:
+def read_effective_config(runner: Runner, name: str) -> ObservedConfig | None:
     """Return the runtime's configuration: docker's and CRI-O's by the daemon, containerd's by its parser.
 
     podman registers no NVIDIA runtime; this is the runtime with which it starts containers.
