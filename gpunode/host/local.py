@@ -103,9 +103,7 @@ class LocalHost:
                 probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
             )
             return _capture_output(probe, done)
-        if probe.glob:
-            return globs.read_glob(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
-        return files.read_file(probe.path, probe.limit_bytes, root=self.root)
+        return globs.read_probe(probe, self.root)
 
     def read_live_distribution(self) -> Distro | None:
         """Return the distribution; see ``port.HostView.read_live_distribution``."""

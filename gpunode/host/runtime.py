@@ -14,7 +14,6 @@ from pathlib import Path
 from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused, Undetermined
-from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files, globs
 from gpunode.host.process import FinishedCommand, Runner
 from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, Runtime, find_runtime
@@ -129,14 +128,8 @@ def _validate_containerd_candidates(trial: _Trial) -> str:
     return "checked: `containerd config dump` reads it as intended"
 
 
-def _run_probe(runner: Runner, probe: Probe) -> Capture:
-    if probe.glob:
-        return globs.read_glob(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
-    return files.read_file(probe.path, probe.limit_bytes, root=runner.root)
-
-
 def _read_files(runner: Runner, row: Runtime, desired: DesiredConfig) -> Files:
-    return contents_of_states(probe_states(partial(_run_probe, runner), row, desired))
+    return contents_of_states(probe_states(partial(globs.read_probe, root=runner.root), row, desired))
 
 
 def _run_read_only(runner: Runner, *argv: str) -> FinishedCommand:
