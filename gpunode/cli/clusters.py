@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -213,7 +213,7 @@ def verify(
         identity = cluster.identify()
         screen.put(*cluster_lines(identity, _last_cluster_if_other(identity)), BLANK_LINE)
         apply = cluster_apply_command(sys.argv[1:])
-        check_handler = _local_handler_check(recipe) if here else (lambda _: None)
+        check_handler = partial(_check_local_handler, recipe) if here else (lambda: None)
         common = (stop.raise_if_received, screen.update_progress)
         verification = ClusterVerification(cluster, recipe, found, image, timeout_s, apply, check_handler, *common)
         try:
@@ -231,22 +231,18 @@ def verify(
     output.emit(answer.with_failure(report.failure()))
 
 
-def _local_handler_check(recipe: Recipe) -> Callable[[str], Check | None]:
-    """Return the check of this machine's container runtime; its result is None if gpunode may not read it."""
+def _check_local_handler(recipe: Recipe) -> Check | None:
+    """Check this machine's container runtime; return None if gpunode may not read its configuration."""
+    from gpunode.workflow.verify import runtime_checks
 
-    def ask(_: str) -> Check | None:
-        from gpunode.workflow.verify import runtime_checks
-
-        host = LocalHost("/")
-        try:
-            check = next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
-            # The recipe is the cluster's: of the node's own setup, only the runtime is known.
-            again = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
-            return check and replace(check, hint=again if check.hint == "sudo gpunode setup" else check.hint)
-        except GpunodeError:
-            return None
-
-    return ask
+    host = LocalHost("/")
+    try:
+        check = next(iter(runtime_checks(recipe, survey(host), host.read_effective_config)), None)
+        # The recipe is the cluster's: of the node's own setup, only the runtime is known.
+        again = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
+        return check and replace(check, hint=again if check.hint == "sudo gpunode setup" else check.hint)
+    except GpunodeError:
+        return None
 
 
 def remove(target: ClusterRef, output: OutputOptions, *, yes: bool) -> None:
