@@ -338,7 +338,7 @@ class LocalHost:
                 case "initramfs":
                     settled += self._rebuild_initramfs(same)
                 case "daemon-reload" | "start" | "cdi" | "reload" | "restart":
-                    settled += self.services.run_or_skip_triggers(same)
+                    settled += map(self.services.run_trigger, same)
                 case _:
                     assert_never(kind)
         return tuple(settled)

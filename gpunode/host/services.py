@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -73,15 +73,12 @@ class Services:
             # Otherwise systemd would call the system degraded long after the unit's file is gone.
             self._systemctl("reset-failed", change.unit)
 
-    def run_or_skip_triggers(self, triggers: Sequence[Trigger]) -> Iterator[TriggerResult]:
-        """Run each trigger; without a running systemd, skip it.
+    def run_trigger(self, trigger: Trigger) -> TriggerResult:
+        """Run ``trigger``; without a running systemd, skip it.
 
         Raises:
             ChangeFailed: if a unit rejected it, or is not up afterwards; its last log lines are in ``why``.
         """
-        yield from (self._run_trigger(trigger) for trigger in triggers)
-
-    def _run_trigger(self, trigger: Trigger) -> TriggerResult:
         if trigger.kind == "cdi":
             try:
                 return self._refresh_cdi(trigger)
