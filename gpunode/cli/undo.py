@@ -40,6 +40,7 @@ from gpunode.workflow.recovery import describe_interrupted_run, find_lost_record
 from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
 from gpunode.workflow.rollback import (
     NothingToUndo,
+    execute_undo,
     explain_undone,
     find_newest_run,
     find_run,
@@ -48,13 +49,12 @@ from gpunode.workflow.rollback import (
     preview_rollback,
     undo_failure,
 )
-from gpunode.workflow.rollback import rollback as apply_rollback
 from gpunode.workflow.undo import find_broken_packages, find_package_repair, run_package_repair
 
 if TYPE_CHECKING:
     from gpunode.facts.model import Facts
     from gpunode.host.port import HostView
-    from gpunode.workflow.rollback import RollbackResult
+    from gpunode.workflow.rollback import UndoResult
     from gpunode.workflow.undo import UndoPlan
 
 
@@ -191,15 +191,15 @@ def _run_undo(
             return
         node.host.refuse_unsafe_changes(plan.files)
         node.screen.ask_for_consent(verb, yes=yes)
-        answer = _execute_undo(plan, node, output)
+        answer = _execute_and_report(plan, node, output)
     output.emit(answer)
 
 
-def _execute_undo(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
+def _execute_and_report(plan: UndoPlan, node: Session, output: OutputOptions) -> Envelope:
     """Execute ``plan``, show the result and return the answer."""
     on_event, check_interrupt = node.screen.show_event, node.signals.raise_if_received
     with report_partial_run(plan.verb, output, node.store, node.adapt_hint):
-        done = apply_rollback(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
+        done = execute_undo(plan, node.host, node.store, on_event=on_event, check_interrupt=check_interrupt)
     left = Remainder(done.plan.kept)
     if plan.verb == "remove":
         left = find_remainder(node.store, node.host, _survey_node(node), done.plan)
@@ -355,7 +355,7 @@ def describe_run(run: RunRecord) -> str:
     return f"{run.verb} {run.begin.recipe}".strip() + f": {join_names(run.subjects, _MAX_NAMES_SHOWN) or 'nothing'}"
 
 
-def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
+def rollback_lines(done: UndoResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
     """Yield what was restored, the downtime, what remains, and the undo command."""
     yield BLANK_LINE
     if done.plan.with_packages:

@@ -29,7 +29,7 @@ from gpunode.workflow.undo_plan import UndoRequest, edit_conflict_error, plan_co
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackResult:
+class UndoResult:
     """The result of a rollback or a removal; ``run`` is itself a run that can be rolled back."""
 
     plan: UndoPlan
@@ -139,10 +139,10 @@ def _unconfigure_commands(store: Store, change: FileChange, current: FileState |
     return "\n".join(store.command(*words, *name) for name in sorted(names))
 
 
-def rollback(
+def execute_undo(
     plan: UndoPlan, host: Host, store: Store, *, on_event: Observer, check_interrupt: Callable[[], None] = lambda: None
-) -> RollbackResult:
-    """Carry out ``plan`` in a run of its own, and make the daemons reread their files.
+) -> UndoResult:
+    """Carry out the plan of a rollback or a removal in a run of its own, and make the daemons reread their files.
 
     Raises:
         ChangeFailed: something could not be restored; every backup is kept.
@@ -157,7 +157,7 @@ def rollback(
         run.commit("failed", "\n".join(plan.notes))  # a GPU's layout; so the run does not count as undone
     else:
         run.commit("waiting" if plan.reboot_reason else "done", plan.reboot_reason)
-    return RollbackResult(plan, run.id, trigger_results)
+    return UndoResult(plan, run.id, trigger_results)
 
 
 def mark_undone(store: Store, run: RunRecord, *, with_packages: bool) -> None:

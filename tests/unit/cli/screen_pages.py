@@ -39,7 +39,7 @@ from gpunode.journal.history import RunRecord
 from gpunode.journal.record import Begin, Commit, Intent
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
-from gpunode.workflow.rollback import NothingToUndo, RollbackResult
+from gpunode.workflow.rollback import NothingToUndo, UndoResult
 from gpunode.workflow.setup import SetupResult
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import UndoPlan, UndoStep
@@ -150,7 +150,7 @@ def rollback(screen: Screen) -> None:
     left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
     undone = UndoPlan("000003-20250501T120000Z", (UndoStep("runtime", "runtime-config", BACK),), not_undone=left)
     screen.put(*undo_plan_lines(undone, verbose=screen.verbose))
-    done = RollbackResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
+    done = UndoResult(undone, "000004-20250501T121500Z", (TriggerResult(RESTART, 0.4),))
     screen.show_result(rollback_lines(done, None, screen.argv))
 
 

@@ -63,7 +63,7 @@ def test_rollback_of_configure_restores_the_file_and_restarts_the_daemon(store: 
     chosen = rollback.find_newest_run(store)
     assert chosen.id == done.run
     back = rollback.plan_rollback(store, host, chosen.id)
-    rollback.rollback(back, host, store, on_event=ignore_event)
+    rollback.execute_undo(back, host, store, on_event=ignore_event)
     assert host.contents == {CONTAINERD: PLAIN}
     assert host.triggered == [RESTART]
 
@@ -86,10 +86,10 @@ def test_configuration_that_a_rollback_brings_back_is_taken_out_again(
     configured(host, store, desired)
     unconfigured(host, store, desired)
     back = rollback.plan_rollback(store, host, store.ids()[-1])
-    rollback.rollback(back, host, store, on_event=ignore_event)
+    rollback.execute_undo(back, host, store, on_event=ignore_event)
     assert host.contents != former
     if verb == "remove":
-        rollback.rollback(plan_removal(store, host, machine()), host, store, on_event=ignore_event)
+        rollback.execute_undo(plan_removal(store, host, machine()), host, store, on_event=ignore_event)
     else:
         unconfigured(host, store, desired)
     assert host.contents == former

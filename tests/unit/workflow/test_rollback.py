@@ -26,14 +26,14 @@ from gpunode.host.port import TriggerResult
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.workflow.rollback import (
-    RollbackResult,
+    UndoResult,
+    execute_undo,
     explain_undone,
     find_newest_run,
     find_run,
     mark_undone,
     plan_rollback,
     preview_rollback,
-    rollback,
     undo_failure,
 )
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
@@ -77,9 +77,9 @@ def write(
     return run.id
 
 
-def undo(host: Node, store: Store, run: str, *, force: bool = False) -> RollbackResult:
+def undo(host: Node, store: Store, run: str, *, force: bool = False) -> UndoResult:
     back = plan_rollback(store, host, run, force=force)
-    return rollback(back, host, store, on_event=lambda _event: None)
+    return execute_undo(back, host, store, on_event=lambda _event: None)
 
 
 def test_rollback_restores_bytes_mode_and_owner_and_restarts_the_daemon(store: Store) -> None:
@@ -110,7 +110,7 @@ def test_folder_left_by_a_killed_rollback_is_removed_by_the_next(store: Store, t
     run.record_done(seq)
     run.commit("done")
     drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
-    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
+    execute_undo(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert list((tmp_path / "etc").iterdir()) == []
     assert plan_rollback(store, host, run.id).steps == ()
 
@@ -127,7 +127,7 @@ def test_folder_is_removed_with_the_last_of_its_two_files(store: Store, tmp_path
         run.record_done(seq)
     run.commit("done")
     (folder / "daemon.json").unlink()  # the folder was made for this one
-    rollback(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
+    execute_undo(plan_rollback(store, host, run.id), host, store, on_event=lambda _event: None)
     assert not folder.exists()
 
 
@@ -299,7 +299,7 @@ def test_rollback_needs_consent_to_stop_running_containers(store: Store, host: N
         plan_rollback(store, host, run)
     assert "--allow-disruption" in caught.value.hint
     back = plan_rollback(store, host, run, allow_disruption=True)
-    rollback(back, host, store, on_event=lambda _event: None)
+    execute_undo(back, host, store, on_event=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
 
