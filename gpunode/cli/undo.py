@@ -366,7 +366,7 @@ def rollback_lines(done: UndoResult, failure: GpunodeError | None, argv: Sequenc
         parts += [f"{count_noun(gone, 'package')} purged"] if gone else []
         what = f": {', '.join(parts)}" if parts else ""
         former = f"as before run {done.plan.undone_run}" if done.plan.undone_run else "without what gpunode added"
-        but = ", but for what follows" if done.plan.kept else ""
+        but = ", except as noted below" if done.plan.kept else ""
         if not isinstance(failure, VerifyFailed):
             yield line(STATE_MARK["done"], f"the node is {former}{but}{what}", hang=2)
         yield from (note_line(str(kept)) for kept in done.plan.kept)

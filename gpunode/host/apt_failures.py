@@ -331,7 +331,7 @@ _HINT_BY_FAILURE_KIND: dict[AptFailureKind, str] = {
         "  apt-mark showhold"
     ),
     "killed": (
-        "see whether the kernel ended it, for want of memory or at a crash; then run the same command again, which "
+        "check whether it crashed, or the kernel killed it for lack of memory; then run the same command again, which "
         "finishes what was begun:\n  journalctl -k | grep -i -e 'out of memory' -e segfault | tail"
     ),
     "other": "read apt's messages above; gpunode's log has the whole output",

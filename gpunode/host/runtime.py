@@ -59,7 +59,7 @@ class _Trial:
         return Refused(
             f"{program} rejects {self.changes[0].path}",
             why=f"{message}\nnothing was changed",
-            hint="correct what is named; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
+            hint="fix what the message names; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
         )
 
     def explain_missing(self, program: str) -> str:

@@ -165,7 +165,7 @@ class Services:
             raise ChangeFailed(
                 f"{unit} rejected its configuration",
                 why=f"{unit} keeps running with the former one, and would not start with the new one; its log:\n{line}",
-                hint=f"correct what it names, then run the same command again\njournalctl -u {unit} -n 50",
+                hint=f"fix what the message names, then run the same command again\njournalctl -u {unit} -n 50",
             )
         return TriggerResult(trigger, time.monotonic() - started)
 

@@ -120,7 +120,7 @@ def explain_deletion(live: Body) -> tuple[str, str] | None:
     return "; ".join(found) or "it is still ending", f"see what keeps it: {look}"
 
 
-_FINALIZERS: Final = {"foregroundDeletion": "what it owns, such as pods, is to end first"}
+_FINALIZERS: Final = {"foregroundDeletion": "the objects that it owns, such as pods, must be deleted first"}
 
 
 def is_applied_client_side(live: Body) -> bool:

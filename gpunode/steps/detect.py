@@ -219,7 +219,7 @@ def _ignored_gpu_option_notes(facts: Facts) -> Iterator[str]:
         return
     for device in known(facts.devices, ()):
         if device.class_code not in GPU_CLASS_CODES and not is_nvswitch(device.device):
-            yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is no GPU, so it is left out"
+            yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is not a GPU, so it is ignored"
 
 
 DETECT_STEP = Step("detect", "GPU and machine", "sources", plan, serves=())

@@ -114,7 +114,7 @@ RUN_DRIVER_STEP = Step("run-driver", ".run driver", "sources", plan_run_driver_r
 _RUN_INSTALLER_REFUSAL = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
     why="/usr/bin/nvidia-installer or /usr/bin/nvidia-uninstall is there; two drivers in the same places do not work",
-    hint="setup has it remove its driver first with --remove-runfile-driver; or run it yourself:\n"
+    hint="add --remove-runfile-driver to let setup run its uninstaller first; or run it yourself:\n"
     "sudo nvidia-installer --uninstall\nthen run the same command again (if only these are left of it, remove them)",
 )
 

@@ -22,10 +22,14 @@ class DependentRemoval:
     @property
     def reason(self) -> str:
         """Why they leave, and what stays."""
-        need, leave = ("need", "leave") if len(self.packages) > 1 else ("needs", "leaves")
-        reason = f"{', '.join(map(str, self.packages))} {need} what goes, and {leave} with it"
+        depend, are = ("depend", "are") if len(self.packages) > 1 else ("depends", "is")
+        reason = f"{', '.join(map(str, self.packages))} {depend} on removed packages, and {are} removed with them"
         stays = ", ".join(change.subject for change in self.marks)
-        return f"{reason}; what came along stays, marked as installed by hand: {stays}" if stays else reason
+        return (
+            f"{reason}; other packages that they installed stay, marked as manually installed: {stays}"
+            if stays
+            else reason
+        )
 
 
 def plan_dependent_removal(

@@ -539,7 +539,7 @@ class MissingProgram:
     @property
     def hint(self) -> str:
         """The next step of the user."""
-        return str(self.install or f"install {self.program}, which is no program of the container toolkit's packages")
+        return str(self.install or f"install {self.program}, which is not part of the container toolkit's packages")
 
     @property
     def note(self) -> str:

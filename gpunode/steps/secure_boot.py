@@ -56,7 +56,7 @@ def plan(recipe: Recipe, facts: Facts) -> StepOutcome:
         # Without shim only firmware with Secure Boot off boots the image.
         has_shim = is_at_version(known(facts.packages, {}).get(PackageId("shim-signed")), "")
         notes = (_IMAGE_ENROLMENT_NOTE,) if has_shim else ()
-        return Planned((), "whether it is on, the first boot of the image tells", notes, is_deferred=True)
+        return Planned((), "whether it is on is known only once the image boots", notes, is_deferred=True)
     if facts.module_key is None and known(facts.secure_boot, False):
         notes = () if known(facts.loaded_driver, None) else (_ENROLMENT_NOTE,)
         return Planned((), "on; which key signs modules was not captured", notes, is_deferred=True)

@@ -306,7 +306,7 @@ class Applier:
                     theirs.append(FileChange(path, state, None))
         for step, found, reason in (
             (SET_ASIDE_STEP_ID, aside, "put beside an edited file by its package"),
-            (OVERWRITTEN_STEP_ID, theirs, "kept, but a package ships it, too, and takes it along when it goes"),
+            (OVERWRITTEN_STEP_ID, theirs, "kept; a package ships this file, too, and deletes it when it is purged"),
         ):
             changes = map(self.host.complete_change, found)
             self.run.record_done(*self.run.record_intents("packages", step, changes, reason))

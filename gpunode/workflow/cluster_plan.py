@@ -55,8 +55,8 @@ _API_RESOURCES: Final[Mapping[str, tuple[str, str]]] = {
 # Verb, API group, resource, namespace and name; an empty name means every object.
 _AccessRequest: TypeAlias = tuple[str, str, str, str, str]
 _UNTESTED_NOTE: Final = (
-    "The API server tried out only what your credentials may change: of the rest, fields that others own, and what it "
-    "would reject, are not shown."
+    "The dry run covers only what your credentials may change; for the rest, fields that others own and objects that "
+    "the API server would reject are not shown."
 )
 _VERBS_BY_STATE: Final = {"create": ("patch", "create"), "delete": ("delete",)}
 _LIST_ALL_NODES_ABOVE: Final = 20
@@ -162,8 +162,8 @@ def _note_left_releases(desired: Sequence[ChartRelease], cluster: Cluster) -> It
             if (namespace, name) not in places:
                 remove = command("helm", "uninstall", name, "--namespace", namespace)
                 yield (
-                    f"Helm release {namespace}/{name}, of an earlier recipe, stays in effect; this recipe asks for "
-                    f"nothing of it: `{remove}`"
+                    f"Helm release {namespace}/{name}, of an earlier recipe, stays in effect, although this recipe "
+                    f"does not request it: `{remove}`"
                 )
 
 
@@ -292,7 +292,9 @@ def _dry_run(
     moved = [{**one, "metadata": {**one["metadata"], "namespace": "default"}} for one in untried]
     messages = cluster.dry_run(moved, field_manager_of("")).errors
     _refuse_rejected(DryRunResult((), tuple(filter(_is_field_error, messages))), moved, cluster)
-    note = f"not tried out, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
+    note = (
+        f"not in the dry run, since namespace {', '.join(sorted(missing))} does not exist yet, and default refuses it"
+    )
     for one in messages:
         if not (_is_field_error(one) or (untested and USER_FORBIDDEN.search(one))):
             untested.append(f"{note}: {redact(' '.join(one.split()))}")

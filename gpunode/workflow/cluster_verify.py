@@ -353,6 +353,6 @@ def _diagnose_log(pod: Body, log: str) -> str:
     diagnosis = diagnose(take_snapshot(pasted.collect_pieces(pieces)))
     if diagnosis.roots:
         root = diagnosis.roots[0]
-        return f"{root.summary} ({gpunode('doctor', root.cause)} tells more)"
+        return f"{root.summary} (see {gpunode('doctor', root.cause)})"
     causes = [suspect.cause for suspect in diagnosis.suspects if suspect.citations]
     return f"one of these causes: {', '.join(causes)}" if causes else ""

@@ -467,7 +467,7 @@ def test_runtime_whose_program_has_gone_is_not_registered_again(store: Store, ho
     ("program", "hint"),
     [
         ("/usr/bin/nvidia-container-runtime", "sudo gpunode setup --runtime=docker --only=toolkit-repository"),
-        ("/opt/site/nvidia-container-runtime", "install /opt/site/nvidia-container-runtime, which is no program of"),
+        ("/opt/site/nvidia-container-runtime", "install /opt/site/nvidia-container-runtime, which is not part of"),
     ],
 )
 def test_undo_of_a_mere_rollback_says_how_to_install_the_missing_program(
