@@ -144,8 +144,8 @@ def _read_leftovers(reader: EvidenceReader) -> frozenset[str]:
 
 
 def _find_lost_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:
-    there = {one.path for key in ("toolkit-program", "toolkit-programs") for one in reader.matches(key)}
-    return tuple(sorted(path for path in checksums if path.startswith("/usr/bin/nvidia-c") and path not in there))
+    existing = {one.path for key in ("toolkit-program", "toolkit-programs") for one in reader.matches(key)}
+    return tuple(sorted(path for path in checksums if path.startswith("/usr/bin/nvidia-c") and path not in existing))
 
 
 def _find_replaced_programs(reader: EvidenceReader, checksums: Mapping[str, str]) -> tuple[str, ...]:

@@ -165,8 +165,8 @@ def has_joined_cluster(facts: Facts, kind: KubeletKind) -> bool:
 def _choose_unit(facts: Facts, kind: KubeletKind) -> str:
     """Return the product's running unit, else an existing one; empty if there are only files."""
     existing_units = {name: unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known)}
-    there = [name for name, unit in existing_units.items() if unit.exists]
-    return next((name for name in there if existing_units[name].state.active), there[0] if there else "")
+    existing = [name for name, unit in existing_units.items() if unit.exists]
+    return next((name for name in existing if existing_units[name].state.active), existing[0] if existing else "")
 
 
 def _read_content(facts: Facts, path: str) -> bytes | None:

@@ -318,8 +318,8 @@ class Apt:
         if found.exit_status not in (0, 1):  # 1 if one of them is not found
             return frozenset(packages)
         rows = [line.split() for line in found.text.splitlines()]
-        there = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
-        return frozenset(PackageId.of(name) for row in there for name in row[:2])
+        known = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
+        return frozenset(PackageId.of(name) for row in known for name in row[:2])
 
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
         refreshed = was_killed = False

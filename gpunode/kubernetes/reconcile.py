@@ -178,9 +178,9 @@ def plan_items(rendered: RenderedCluster, state: LiveState) -> tuple[PlanItem, .
 
 def is_as_wanted(desired: Body, live: Sequence[Body]) -> bool:
     """Return whether the object is among the ``live`` ones, and applying it would change nothing."""
-    there = next((one for one in live if object_key(one) == object_key(desired)), None)
-    before = there and owned_fields(there, FIELD_MANAGER)
-    return before == desired or (there is not None and before is None and _contains(there, desired))
+    present = next((one for one in live if object_key(one) == object_key(desired)), None)
+    before = present and owned_fields(present, FIELD_MANAGER)
+    return before == desired or (present is not None and before is None and _contains(present, desired))
 
 
 def _plan_object(desired: RenderedObject, live: Body | None, projected: Body | None, cluster: str) -> PlanItem:

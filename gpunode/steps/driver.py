@@ -167,10 +167,10 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     if not old and not moves and not departure:
         return Planned((), "no package of another driver is installed", notes)
     moving = {change.id: change.before for change in moves if change.before}
-    along = departure.packages if departure else {}
-    if held_packages := [package for package, state in {**old, **along, **moving}.items() if state.held]:
+    dependents = departure.packages if departure else {}
+    if held_packages := [package for package, state in {**old, **dependents, **moving}.items() if state.held]:
         return refuse_held_packages(facts, held_packages, f"driver {chosen.branch}", "another version, or none of it")
-    purges = [PackageChange(package, state, None) for package, state in {**old, **along}.items()]
+    purges = [PackageChange(package, state, None) for package, state in {**old, **dependents}.items()]
     if any(_lacks_module_source(purge, facts) for purge in purges):
         from gpunode.steps.leftovers import refuse_modules_without_source  # loaded on use
 
@@ -186,8 +186,8 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
 def _lacks_module_source(purge: PackageChange, facts: Facts) -> bool:
     """Return whether a package builds a driver's modules, and no folder exists that may be their source."""
     ending = f"-{upstream(purge.states[0])}"
-    there = known(facts.leftovers, frozenset({ending}))
-    return system(facts).builds_driver(purge.id) and not any(path.endswith(ending) for path in there)
+    leftovers = known(facts.leftovers, frozenset({ending}))
+    return system(facts).builds_driver(purge.id) and not any(path.endswith(ending) for path in leftovers)
 
 
 def _find_dependent_removal(
@@ -305,13 +305,13 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
     )
     of_fabric = () if FABRIC_STEP.id in recipe.skip else fabric_packages(recipe, facts)
     strays = tuple(one for one in mismatched_packages(recipe, facts, driver) if one not in of_fabric)
-    along = tools_of_mismatched(strays, packages)
+    tools = tools_of_mismatched(strays, packages)
     # Other builds of the same version are named with their revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else packages_built_for_ubuntu(facts, driver)
     rebuilt = [package for package in foreign if package in names or package.name in STANDALONE_TOOL_PACKAGES]
     # With a lock, also packages that came along with them, each in its own version.
     locked = find_packages_off_lock(recipe, packages, locked_driver_packages(recipe))
-    wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
+    wanted = tuple(dict.fromkeys((*missing, *strays, *tools, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held_packages := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
         return refuse_held_packages(facts, held_packages, f"driver {version_prefix(chosen)}*")

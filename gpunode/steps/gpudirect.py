@@ -38,8 +38,8 @@ _OFED_PACKAGE_NAME: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modu
 def wanted_features(recipe: Recipe) -> tuple[GpuDirectFeature, ...]:
     """Return the requested features, in the order of the table."""
     table = recipe.gpudirect
-    wants = (table.rdma == "dma-buf", table.rdma == "peermem", table.gds, table.gdrcopy)
-    return tuple(feature for feature, wanted in zip(FEATURES, wants, strict=True) if wanted)
+    choices = (table.rdma == "dma-buf", table.rdma == "peermem", table.gds, table.gdrcopy)
+    return tuple(feature for feature, wanted in zip(FEATURES, choices, strict=True) if wanted)
 
 
 def feature_packages(recipe: Recipe) -> tuple[PackageId, ...]:

@@ -131,10 +131,10 @@ def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None
     flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
     # A recipe that requests the distribution's own driver makes gpunode manage that one, and replace NVIDIA's.
     sources: tuple[DriverSource, ...] = ("nvidia",) if recipe.driver.source == "nvidia" else ("nvidia", "distro")
-    theirs = (replace(chosen, flavour=flavour, source=source) for flavour in flavours for source in sources)
+    candidates = (replace(chosen, flavour=flavour, source=source) for flavour in flavours for source in sources)
     if any(
         is_dkms_package_installed(found.dkms_package(one), one, facts) or is_chosen_driver_installed(facts, one, recipe)
-        for one in theirs
+        for one in candidates
     ):
         return None
     reason = (

@@ -74,8 +74,8 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
 
         return refuse_lost_headers(lost, facts)
     listed = " and ".join(kernels.wanted)
-    there = [meta for meta in metas if meta not in missing]
-    marked, held = plan_manual_marks(packages, there), [meta for meta in there if packages[meta].held]
+    installed = [meta for meta in metas if meta not in missing]
+    marked, held = plan_manual_marks(packages, installed), [meta for meta in installed if packages[meta].held]
     notes = tuple(f"{meta} is held, so later kernels come without headers and without a driver" for meta in held)
     if not missing:
         return Planned(

@@ -42,15 +42,15 @@ def plan_dependent_removal(
     if isinstance(facts.dependencies, Unknown):
         return None
     packages, installed = known(facts.packages, {}), installed_driver_packages(facts)
-    there = {
+    metapackages = {
         one: state for one, state in packages.items() if is_cuda_metapackage(one.name) and is_at_version(state, "")
     }
     locked = (one for one, state in installed.items() if purge_reason(one.name, state.version) != "relation")
-    candidates = {*there, *locked} - {*kept_packages, *leaving}
+    candidates = {*metapackages, *locked} - {*kept_packages, *leaving}
     needs = facts.dependencies.value.satisfying_packages(packages, candidates)
     removed = {*leaving}
     while new := {one for one in candidates - removed if any(met and met <= removed for met in needs.get(one, ()))}:
         removed |= new
     found = {package: packages[package] for package in sorted(removed & candidates)}
-    parts = {part for package in found.keys() & there for met in needs[package] for part in met}
+    parts = {part for package in found.keys() & metapackages for met in needs[package] for part in met}
     return DependentRemoval(found, plan_manual_marks(packages, sorted(parts - {*found, *installed}))) if found else None

@@ -63,12 +63,12 @@ def require_prebuilt_modules(driver: WantedDriver, kernels: Kernels, facts: Fact
     """Plan nothing, since packages contain the modules; refuse if one is missing."""
     if lacking := kernels_without_module(driver.chosen, kernels, facts):
         packages = known(facts.packages, {})
-        there = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}
+        installed = {package: packages[package] for package in map(PackageId, driver.modules) if package in packages}
         return Refusal(
             what=f"there is no prebuilt NVIDIA module of branch {driver.chosen.branch} for kernel {', '.join(lacking)}",
             why="the package that is to bring it is installed, and its file is not there: it links the module when it "
             "is configured, and checks its signature",
-            hint=f"sudo {system(facts).reinstall(there)}\nthen run the same command again",
+            hint=f"sudo {system(facts).reinstall(installed)}\nthen run the same command again",
         )
     is_planned = facts.module_files.probe == PLAN_PROBE_KEY
     by = "a package brings it" if is_planned else "prebuilt"

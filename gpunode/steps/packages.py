@@ -167,8 +167,8 @@ def find_packages_off_lock(
 ) -> tuple[PackageId, ...]:
     """Return those of ``requested`` whose installed version is not the locked one."""
     locked: Mapping[PackageId, str] = recipe.lock.packages if recipe.lock else {}
-    there = (package for package in requested if package in locked and is_at_version(packages.get(package), ""))
-    return tuple(package for package in there if packages[package].version != locked[package])
+    installed = (package for package in requested if package in locked and is_at_version(packages.get(package), ""))
+    return tuple(package for package in installed if packages[package].version != locked[package])
 
 
 def locked_driver_packages(recipe: Recipe) -> tuple[PackageId, ...]:

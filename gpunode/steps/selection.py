@@ -116,9 +116,9 @@ def _refuse_mixed_packagers(family: Family, chosen: Choice, facts: Facts) -> Ref
     if family.signs_own_modules:  # Ubuntu's own have other names
         return None
     packages, wants_own = known(facts.packages, {}), chosen.source == "distro"
-    there = [one for one in _PACKAGES_OF_BOTH_SOURCES if is_at_version(packages.get(one), f"{chosen.branch}.")]
+    installed = [one for one in _PACKAGES_OF_BOTH_SOURCES if is_at_version(packages.get(one), f"{chosen.branch}.")]
     # For a planned package only the branch is known.
-    revisions = {package: packages[package].version.partition("-")[2] for package in there}
+    revisions = {package: packages[package].version.partition("-")[2] for package in installed}
     # NVIDIA's packages for Debian have the revision 1; Debian's own have 0+deb12u1 or 2.
     nvidias = {one for one, revision in revisions.items() if revision == "1" or _UBUNTU_VERSION_MARK in revision}
     others = [one for one, revision in revisions.items() if revision and (one in nvidias) == wants_own]
@@ -275,10 +275,10 @@ def _choose_locked(recipe: Recipe, lock: VersionLock, facts: Facts, models: tupl
             why="a lock and another driver version contradict each other",
             hint="leave one of them out",
         )
-    wishes = [
+    requests = [
         replace(recipe.driver, version=version, kernel_module_type=flavour) for flavour in allowed_flavours(recipe)
     ]
-    outcomes = [choose_from_source(facts, models, wish, f"{lock.file} has {version}") for wish in wishes]
+    outcomes = [choose_from_source(facts, models, request, f"{lock.file} has {version}") for request in requests]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
         refused, unlocked = outcomes[0], choose_from_source(facts, models, replace(recipe.driver, version="auto"))
@@ -407,6 +407,6 @@ def tools_of_mismatched(
     mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState]
 ) -> tuple[PackageId, ...]:
     """Return the tools of mismatched packages, in their version: NVIDIA's packages depend on the same one."""
-    theirs = {upstream(packages[package].version) for package in mismatched}
+    versions = {upstream(packages[package].version) for package in mismatched}
     installed = ((one, packages[one]) for one in map(PackageId, sorted(STANDALONE_TOOL_PACKAGES)) if one in packages)
-    return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in theirs)
+    return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in versions)

@@ -133,9 +133,9 @@ class _Resolver:
         if simulation is None or simulation.problem:
             return Transaction(self.changes, problem=simulation.problem if simulation else "")
         self._refuse_unplanned(simulation)
-        along = frozenset({*self.upgraded, *(change.id for change in self.pins)})
+        dependencies = frozenset({*self.upgraded, *(change.id for change in self.pins)})
         return replace(
-            _exact_transaction(self.adjusted_changes, self.installed, simulation, along), upgraded=self.upgraded
+            _exact_transaction(self.adjusted_changes, self.installed, simulation, dependencies), upgraded=self.upgraded
         )
 
     @property

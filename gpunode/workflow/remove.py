@@ -202,9 +202,9 @@ def _package_changes_not_undone(
     first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
 ) -> Iterator[str]:
     """Yield gpunode's changes of packages that were installed before it; these are not undone."""
-    there = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
-    gone = sorted(str(one) for one in there if one not in installed)
-    changed = sorted(str(one) for one in there if one in installed and installed[one].version != there[one].version)
+    former = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
+    gone = sorted(str(one) for one in former if one not in installed)
+    changed = sorted(str(one) for one in former if one in installed and installed[one].version != former[one].version)
     if gone:
         yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:

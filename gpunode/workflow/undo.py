@@ -255,14 +255,14 @@ def _removes_or_changes_keyring(source: PackageSource, step: UndoStep, *, is_own
 
 def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tuple[UndoStep, PackageSource] | None:
     """Return the first step that restores an entry which contradicts a remaining one, and that remaining entry."""
-    there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
+    remaining = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")
     for step in steps:
         coming = _restored_source_entries(step, facts)
         for source in coming:
-            if other := next((one for one in there if system(facts).contradict(source, one, architecture)), None):
+            if other := next((one for one in remaining if system(facts).contradict(source, one, architecture)), None):
                 return step, other
-        there += coming
+        remaining += coming
     return None
 
 

@@ -226,9 +226,9 @@ def _load_returning_driver(
 
     If a rival driver has the GPU, only a reboot loads the module: the services wait, and the second value says why.
     """
-    brings = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
-    comes = any(one.exists_after and any(brings_module(one.id) for brings_module in brings) for one in packages)
-    if not comes or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
+    builds_or_contains = (system(facts).builds_driver, system(facts).parse_prebuilt_name)
+    is_restored = any(one.exists_after and any(test(one.id) for test in builds_or_contains) for one in packages)
+    if not is_restored or facts.is_image or not isinstance(facts.loaded_driver, Known) or facts.loaded_driver.value:
         return steps, ""
     if not (rivals := sorted(known(facts.modules, frozenset()) & RIVAL_MODULES)):
         load = UndoStep("kernel", "module-load", ModuleChange("nvidia", before=False, after=True))

@@ -277,17 +277,17 @@ def _explain_missing_handler(row: Runtime, observed: ObservedConfig, facts: Fact
     detail = f"it knows: {', '.join(sorted(observed.handlers)) or 'none'}"
     try:
         files = states_from_facts(facts, row, DesiredConfig())
-        says = row.inspect(contents_of_states(files), DesiredConfig())
+        configured = row.inspect(contents_of_states(files), DesiredConfig())
     except (Refused, Undetermined):
         return detail, _SETUP_COMMAND  # setup reports what is wrong with the files
-    if says.cri_disabled:
+    if configured.cri_disabled:
         return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri_command(row))
-    if says.handlers.get("nvidia") is None and row.product:
+    if configured.handlers.get("nvidia") is None and row.product:
         again = f"systemctl restart {row.unit}"
         return detail, f"if {row.product} was not started since the toolkit was installed: {again}; else see its log"
-    if says.handlers.get("nvidia") is None:
+    if configured.handlers.get("nvidia") is None:
         return detail, _SETUP_COMMAND
-    if says.handlers["nvidia"] == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
+    if configured.handlers["nvidia"] == TOOLKIT_PROGRAM and (missing := find_missing_toolkit(facts, row)):
         return f"{detail}: {TOOLKIT_PROGRAM} is not installed, so {row.id} leaves nvidia out", missing.hint
     unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
     started_at = unit.value.started_at if isinstance(unit, Known) else None
