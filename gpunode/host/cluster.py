@@ -125,7 +125,8 @@ class Cluster:
         (context,), (cluster,) = self._config.get("contexts") or [{}], self._config.get("clusters") or [{}]
         server = str(cluster.get("cluster", {}).get("server", ""))
         try:
-            uid = str(self._read_json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
+            namespace = self._read("get", "namespace", "kube-system", _REQUEST_TIMEOUT, "-o", "json")
+            uid = str(_first_document(namespace)["metadata"]["uid"])
         except Forbidden:
             uid = server
         user = str(context.get("context", {}).get("user", ""))
@@ -311,9 +312,6 @@ class Cluster:
         words = ("create", "-f", "-", _NO_DRY_RUN, *_JSON_OUTPUT)
         answers = _flatten_documents(self._read(*words, stdin=_encode_objects(reviews)))
         return tuple(bool(answer.get("status", {}).get("allowed")) for answer in answers)
-
-    def _read_json(self, *words: str) -> Any:
-        return _first_document(self._read(*words, "-o", "json"))
 
     def _read(self, *words: str, stdin: bytes = b"") -> bytes:
         return self._run(words, stdin, only_reads=True).stdout

@@ -144,12 +144,12 @@ def _quote_last_lines(finished: FinishedCommand, candidate: str = "", path: str 
 
 
 def _validate_docker_candidate(trial: _Trial) -> str:
-    from gpunode.runtimes import docker
+    from gpunode.runtimes import docker, docker_nodes
 
     main, content = trial.expectation.path, trial.after.get(trial.expectation.path, b"")
     # Pass the daemon's own flags: dockerd rejects a directive that is given both as a flag and in the file.
-    flags = docker.list_dockerd_flags(trial.files_before, trial.desired)
-    words = ("dockerd", *flags, "--validate", "--config-file", "{}")
+    flags = docker_nodes.find_docker(trial.files_before, trial.desired).flags
+    words = ("dockerd", *flags.command_words, "--validate", "--config-file", "{}")
     validated, path = trial.run_on_candidate(content, *words)
     if validated.is_program_missing:
         return f"not checked: {trial.explain_missing('dockerd')}"

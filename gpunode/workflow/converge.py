@@ -29,7 +29,7 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import probe_states
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps import mig
-from gpunode.steps.daemons import GPU_SERVICES_STEP, plan_gpu_service_pauses
+from gpunode.steps.daemons import GPU_SERVICES_STEP, SERVICES_STOP_FIRST_REASON, plan_service_stops
 from gpunode.steps.detect import DETECT_STEP
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.packages import merge_hold_refusals
@@ -321,8 +321,8 @@ def walk_stages(
 
 def with_gpu_services_stopped(plan: StagePlan, facts: Facts) -> StagePlan:
     """Return ``plan`` with NVIDIA's services stopped first if its changes take the GPUs from them."""
-    release = plan_gpu_service_pauses(plan.ordered_changes, facts)
-    steps = (StepPlan(GPU_SERVICES_STEP, release, release.changes),) if release.changes else ()
+    stops = plan_service_stops(plan.ordered_changes, facts)
+    steps = (StepPlan(GPU_SERVICES_STEP, Planned(stops, SERVICES_STOP_FIRST_REASON), stops),) if stops else ()
     return replace(plan, steps=(*steps, *plan.steps))
 
 

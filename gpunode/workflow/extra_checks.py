@@ -216,9 +216,11 @@ def make_container_check(
 
 
 def _container_commands(row: Runtime, read_effective_config: ReadEffectiveConfig) -> ContainerCommands | None:
-    from gpunode.host import container  # loaded on use
+    import secrets  # loaded on use, like the next
 
-    token = container.new_token()
+    from gpunode.host import container
+
+    token = secrets.token_hex(4)  # so that concurrent checks do not remove each other's image
     match row.container_client:
         case "kubelet":
             return None
