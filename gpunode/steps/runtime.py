@@ -44,7 +44,7 @@ from gpunode.runtimes.found import States, contents_of_states, file_changes, pac
 from gpunode.runtimes.installations import (
     ChosenRuntime,
     choose_row,
-    is_brought_by_products,
+    is_shipped_by_products,
     kubelet_using,
     with_kubelet_cgroup_driver,
 )
@@ -98,7 +98,7 @@ def _plan_missing_runtime(
             hint=f"install it from {row.package_source_hint}; then run the command again",
         )
     if recipe.runtime.install == "never":
-        product = ", or k3s or RKE2, which include theirs" if is_brought_by_products(row) else ""
+        product = ", or k3s or RKE2, which include theirs" if is_shipped_by_products(row) else ""
         return Refusal(
             what=f"{row.id} is not installed",
             why='the recipe says runtime.install = "never"',

@@ -33,7 +33,7 @@ from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import RuntimeSettings as RecipeRuntime
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, contents_of_states, packaged_version, probe_state, probe_states
-from gpunode.runtimes.installations import choose_row, is_brought_by_products, kubelet_using, with_kubelet_cgroup_driver
+from gpunode.runtimes.installations import choose_row, is_shipped_by_products, kubelet_using, with_kubelet_cgroup_driver
 from gpunode.runtimes.removal import find_other_own_handlers, former_files, remove_handler
 from gpunode.runtimes.reversal import changed_handlers, removes_handler
 from gpunode.runtimes.toolkit import Setting, ToolkitHost
@@ -122,7 +122,7 @@ def find_target(
         Undetermined: the files cannot be read.
     """
     facts, notes = derive_runtime_facts({}), tuple[str, ...]()
-    if is_brought_by_products(row) and not desired.config:
+    if is_shipped_by_products(row) and not desired.config:
         facts = derive_kubelet_facts(probe_with_kubelet(host, kubelet_probes(image=image)), image=image)
         place = choose_row(row, facts)
         row, notes = place.row, place.notes
