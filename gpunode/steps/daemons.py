@@ -63,7 +63,7 @@ def plan_persistence(recipe: Recipe, facts: Facts) -> StepOutcome:
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, is_deferred=fact.probe == PLAN_PROBE_KEY)
     reason = "keeps the GPU initialised while nothing uses it"
-    if isinstance(found := family_of(facts), Family) and found.brings_signed_modules(recipe.driver.source):
+    if isinstance(found := family_of(facts), Family) and found.has_signed_modules(recipe.driver.source):
         reason = f"enabled; {found.name}'s unit starts it with --no-persistence-mode"
     return Planned((ServiceChange(PERSISTENCED_UNIT, unit.state, wanted),), reason)
 

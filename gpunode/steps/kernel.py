@@ -60,7 +60,7 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
             why="/boot holds no vmlinuz, so there is nothing to build the driver for",
             hint="install the kernel package of the image first (linux-image-amd64, linux-image-generic)",
         )
-    if not preexisting and family.brings_signed_modules(recipe.driver.source):
+    if not preexisting and family.has_signed_modules(recipe.driver.source):
         return Planned((), "not needed: the driver's modules come prebuilt in packages", is_requested=False)
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
@@ -284,8 +284,8 @@ def _plan_preexisting(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     wanted = need(facts.kernels, "which kernels are installed")
     lacking = kernels_without_module(preexisting.chosen, wanted, facts)
     kernel = ", ".join(lacking)
-    mend = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
-    warning = f"driver {preexisting.version} has no module for kernel {kernel}: {mend} before booting that kernel"
+    fix = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
+    warning = f"driver {preexisting.version} has no module for kernel {kernel}: {fix} before booting that kernel"
     return Planned((), preexisting.reason, (warning,) if lacking else ())
 
 

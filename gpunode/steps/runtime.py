@@ -498,13 +498,13 @@ def _plan_reread_if_stale(target: RuntimeTarget, edited: ConfigEdit) -> Planned 
         since = max(unit.started_at, (row.reloads and unit.changed_at) or 0.0)
         if unread := [path for path in target.present if path in target.own and changed_at.get(path, 0.0) > since]:
             return plan_reread(target, unread, f"{unread[0]} was changed after {row.unit} last read it")
-    is_told = unit is not None and unit.started_at is not None
+    is_start_known = unit is not None and unit.started_at is not None
     # ctk requests no restart for a unit whose state is unknown.
     if (
         edited.restart_reason
         and row.config in changed_at
         and not _started_after_toolkit(target)
-        and (is_told or not target.desired.exact)
+        and (is_start_known or not target.desired.exact)
     ):
         return plan_reread(target, (row.config,), edited.restart_reason)
     return None

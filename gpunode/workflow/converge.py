@@ -339,9 +339,9 @@ def project_stage(facts: Facts, plan: StagePlan) -> Facts:
 def _config_paths_of_new_packages(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Yield the configuration files that a runtime's or the toolkit's new package will ship, each with the package."""
     new = {change.id for change in plan.packages if change.exists_after and not change.exists_before}
-    brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
-    brought += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
-    for path, name in brought:
+    shipped = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_packages) if PackageId(name) in new]
+    shipped += [(TOOLKIT_CONFIG_FILE, str(CONFIG_PACKAGE))] if CONFIG_PACKAGE in new else []
+    for path, name in shipped:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name
 
