@@ -25,8 +25,7 @@ from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import has_prefix
 from gpunode.recipe import Recipe
-from gpunode.steps.fabric import FABRIC_STEP
-from gpunode.steps.fabric import wanted_fabric_packages as fabric_packages
+from gpunode.steps.fabric import FABRIC_STEP, wanted_fabric_packages
 from gpunode.steps.gpus import find_own_gpus
 from gpunode.steps.installed_driver import (
     branch_of,
@@ -141,7 +140,7 @@ def plan_conflicting_driver_purge(recipe: Recipe, facts: Facts) -> StepOutcome:
     # Packages that a lock names, or that are of the installed driver in another version, are not purged but replaced.
     kept = {*driver.packages(recipe), *locked_driver_packages(recipe), *strays, *tools_of_mismatched(strays, installed)}
     # The fabric manager moves with the driver.
-    of_fabric = fabric_packages(recipe, facts)
+    of_fabric = wanted_fabric_packages(recipe, facts)
     kept.update(of_fabric)
     # The other flavour's modules show which version the driver keeps, so the step that installs it removes them.
     kept.add(driver.rival)
@@ -303,7 +302,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
         if recipe.upgrade
         else tuple(n for n in names if not is_at_version(packages.get(n), package_version_prefix(n, chosen)))
     )
-    of_fabric = () if FABRIC_STEP.id in recipe.skip else fabric_packages(recipe, facts)
+    of_fabric = () if FABRIC_STEP.id in recipe.skip else wanted_fabric_packages(recipe, facts)
     strays = tuple(one for one in mismatched_packages(recipe, facts, driver) if one not in of_fabric)
     tools = tools_of_mismatched(strays, packages)
     # Other builds of the same version are named with their revision, because the installed one counts as newer.

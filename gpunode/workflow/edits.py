@@ -29,8 +29,7 @@ from gpunode.facts.probes import TOOLKIT_FILE_LIST, TOOLKIT_PROGRAM, kubelet_pro
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail, NetChange
 from gpunode.outcome import Planned, Step
-from gpunode.recipe import Driver, Recipe
-from gpunode.recipe import RuntimeSettings as RecipeRuntime
+from gpunode.recipe import Driver, Recipe, RuntimeSettings
 from gpunode.runtimes import DesiredConfig, Removal, Runtime, toolkit
 from gpunode.runtimes.found import States, contents_of_states, packaged_version, probe_state, probe_states
 from gpunode.runtimes.installations import choose_row, is_shipped_by_products, kubelet_using, with_kubelet_cgroup_driver
@@ -281,7 +280,7 @@ def refuse_missing_specification_writer(plan: CtkPlan) -> None:
 
 def cdi_only_recipe(row: Runtime) -> Recipe:
     """Return a recipe that requests only CDI devices."""
-    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
+    return Recipe(row.id, driver=Driver(version="none"), runtime=RuntimeSettings(row.id))
 
 
 def plan_unconfigure_edit(host: HostView, target: RuntimeTarget, trails: Trails) -> CtkPlan:

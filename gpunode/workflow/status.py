@@ -19,8 +19,7 @@ from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
-from gpunode.recipe import Recipe
-from gpunode.recipe import RuntimeSettings as WantedRuntime
+from gpunode.recipe import Recipe, RuntimeSettings
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, find_runtime
 from gpunode.runtimes.found import inspect_from_facts
 from gpunode.runtimes.installations import choose_row_if_possible
@@ -189,7 +188,7 @@ def _make_recipes(runtimes: Iterable[RuntimeStatus]) -> Iterator[Recipe]:
     defaults = {one.id: one.configured.default if one.configured else "" for one in runtimes} or {"none": ""}
     for name, default in defaults.items():
         has_default = default == DesiredConfig().handler
-        yield Recipe("status", runtime=WantedRuntime(name, set_as_default=has_default or None))
+        yield Recipe("status", runtime=RuntimeSettings(name, set_as_default=has_default or None))
 
 
 def _note_unfinished_packages(facts: Facts) -> Iterator[str]:

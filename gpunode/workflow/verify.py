@@ -24,8 +24,7 @@ from gpunode.runtimes.found import contents_of_states, inspect_from_facts, state
 from gpunode.runtimes.installations import choose_row_if_possible
 from gpunode.steps.cdi import CDI_STEP
 from gpunode.steps.kernel import MODULE_LOAD_STEP
-from gpunode.steps.mig import MIG_STEP
-from gpunode.steps.mig import may_use_mig as mig_is_wanted
+from gpunode.steps.mig import MIG_STEP, may_use_mig
 from gpunode.steps.runtime import RUNTIME_CONFIG_STEP, enable_cri_command, find_missing_toolkit
 from gpunode.values import dataclass
 from gpunode.workflow.converge import StagePlan, collect_notes, selected_step_ids, state_notes
@@ -198,7 +197,7 @@ def check_configuration(
 
 def _check_mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
     """Yield the check that NVML shows the layout of the recipe."""
-    if not mig_is_wanted(recipe):
+    if not may_use_mig(recipe):
         return
     check = partial(Check, "mig", "the GPUs have the MIG layout")
     match MIG_STEP.plan(recipe, facts):
