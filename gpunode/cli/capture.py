@@ -32,9 +32,9 @@ def capture(file: str, output: OutputOptions, *, anonymize: bool, force: bool) -
     if path.is_file() and not force:
         screen.confirm_overwrite(file)
     evidence = collect_doctor_evidence(LocalHost("/"))
-    whole = anonymize_evidence(evidence) if anonymize else evidence
-    kept = redact(whole)
-    contents = count_masked(whole, kept)
+    saved = anonymize_evidence(evidence) if anonymize else evidence
+    kept = redact(saved)
+    contents = count_masked(saved, kept)
     screen.put(*capture_preview_lines(file, contents, anonymized=anonymize))
     save_capture(kept, path)
     size = path.stat().st_size

@@ -85,8 +85,8 @@ class ClusterRef:
 
     def adapt_hint(self, hint: str) -> str:
         """Return the hint with its commands adapted to this cluster and to the command line's recipe and nodes."""
-        given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
-        options = [str(command(option, value)) for option, value in given if value]
+        values = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
+        options = [str(command(option, value)) for option, value in values if value]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         sudo = "".join(f"{command(word)} " for word in own_sudo())
         kubectl = choose_kubectl()

@@ -127,8 +127,8 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         folders={folder: key for key, folder in FOLDERS.items() if _was_read(evidence.get(key))},
     )
     provider = machine.find_provider(lambda key: derive_fact(key, lambda: bool(reader.matches(key))), facts.distro)
-    whole = replace(facts, kubelet=_find_kubelet(facts, evidence, image=image), provider=provider)
-    return replace(whole, **_IMAGE_FACTS) if image else whole
+    complete = replace(facts, kubelet=_find_kubelet(facts, evidence, image=image), provider=provider)
+    return replace(complete, **_IMAGE_FACTS) if image else complete
 
 
 def _find_kubelet(facts: Facts, evidence: Evidence, *, image: bool) -> Fact[Kubelet | None]:

@@ -362,9 +362,9 @@ def socket_path(endpoint: str) -> str:
 
 def parse_flags(words: Iterable[str]) -> Mapping[str, str]:
     """Return the flags that gpunode needs; the last of a repeated flag wins."""
-    given = list(words)
+    arguments = list(words)
     flags: dict[str, str] = {}
-    for word, following in zip(given, (*given[1:], ""), strict=False):
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name in _PARSED_KUBELET_FLAGS:
             flags[name] = value if equals else following

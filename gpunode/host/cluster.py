@@ -116,8 +116,8 @@ class Cluster:
         Raises:
             Refused: if Helm is not installed.
         """
-        given = dict(zip(self.kubectl, self.kubectl[1:], strict=False))
-        return Helm(self._context, given.get("--kubeconfig", ""), self._wait_s)
+        options = dict(zip(self.kubectl, self.kubectl[1:], strict=False))
+        return Helm(self._context, options.get("--kubeconfig", ""), self._wait_s)
 
     def identify(self) -> ClusterIdentity:
         """Return the identity of this cluster."""

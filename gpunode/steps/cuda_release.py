@@ -122,8 +122,8 @@ def _is_component(package: PackageId, version: Version) -> bool:
 def find_installed_toolkit(facts: Facts) -> CudaToolkit:
     """Return the newest toolkit on the node, or the parts of it, as a recipe names them."""
     installed = [package for package, state in known(facts.packages, {}).items() if not state.config_files_only]
-    whole = [one.name for one in installed if one.name.startswith("cuda-toolkit-")]
-    if releases := sorted(version for name in whole if (version := cuda.release_of_toolkit_package(name))):
+    names = [one.name for one in installed if one.name.startswith("cuda-toolkit-")]
+    if releases := sorted(version for name in names if (version := cuda.release_of_toolkit_package(name))):
         return CudaToolkit(format_release(releases[-1]))
     for version in sorted({of for one in installed if (of := cuda.release_of_toolkit_package(one.name))}, reverse=True):
         complete = (

@@ -38,10 +38,10 @@ def find_rival_packages(recipe: Recipe, facts: Facts, driver: WantedDriver) -> t
     Ubuntu's archive has the branch in the names of all releases; NVIDIA dropped it at 580.
     """
     moves = (change.id for change in plan_moves_of_skipped_step(recipe, facts, driver))
-    coming = {*(moves if FABRIC_STEP.id in recipe.skip else _version_locked_packages(recipe, facts))}
-    stems = {package_stem(package.name) for package in coming}
+    planned = {*(moves if FABRIC_STEP.id in recipe.skip else _version_locked_packages(recipe, facts))}
+    stems = {package_stem(package.name) for package in planned}
     installed = sorted(one for one, state in known(facts.packages, {}).items() if is_at_version(state, ""))
-    return tuple(package for package in installed if package not in coming and package_stem(package.name) in stems)
+    return tuple(package for package in installed if package not in planned and package_stem(package.name) in stems)
 
 
 def _version_locked_packages(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:

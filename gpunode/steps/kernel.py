@@ -85,9 +85,9 @@ def plan_headers(recipe: Recipe, facts: Facts) -> StepOutcome:
     any_version = KnownAfter(why="headers", auto=bool(metas))
     states = {one: PackageState(of) if of else replace(any_version, auto=False) for one, of in versions.items()}
     changes = tuple(PackageChange(one, packages.get(one), states.get(one, any_version)) for one in missing)
-    coming = [str(meta) for meta in metas if meta in missing]
-    reason, keep = f"the driver's module is built for {listed}", "keep" if coming[1:] else "keeps"
-    covers = f"; {' and '.join(coming)} {keep} later kernels covered" if coming else ""
+    new = [str(meta) for meta in metas if meta in missing]
+    reason, keep = f"the driver's module is built for {listed}", "keep" if new[1:] else "keeps"
+    covers = f"; {' and '.join(new)} {keep} later kernels covered" if new else ""
     return Planned((*changes, *marked), reason + covers, notes)
 
 

@@ -200,13 +200,13 @@ def _choose_installed_driver(recipe: Recipe, facts: Facts, models: tuple[GpuMode
     """
     family = family_of(facts)
     fitting = [] if isinstance(family, Refusal) else list(_fitting_choices(recipe, facts, models))
-    whole = (chosen for chosen in fitting if is_chosen_driver_installed(facts, chosen, recipe))
+    complete = (chosen for chosen in fitting if is_chosen_driver_installed(facts, chosen, recipe))
     begun = (
         chosen
         for chosen in fitting
         if isinstance(family, Family) and is_dkms_package_installed(family.dkms_package(chosen), chosen, facts)
     )
-    chosen = next(chain(whole, begun), None)
+    chosen = next(chain(complete, begun), None)
     if chosen is None:
         return None
     status = "newer than what gpunode knows" if branches.is_unlisted(chosen.branch) else "maintained and suitable"

@@ -440,9 +440,9 @@ def _split_package_intents_by_outcome(host: HostView, intents: Sequence[Intent])
     database = live_state.read_package_database(host)
     installed = database.packages()
     touched = database.half_installed() | database.list_unfinished() | live_state.list_journaled_packages(host)
-    whole = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in touched]
-    removed = [one for one, change, now in whole if change.after is None and now is None]
-    return removed, [one for one, change, now in whole if change.after is not None and now == change.before]
+    rows = [(one, change, installed.get(change.id)) for one, change in changes if change.id.name not in touched]
+    removed = [one for one, change, now in rows if change.after is None and now is None]
+    return removed, [one for one, change, now in rows if change.after is not None and now == change.before]
 
 
 def possible_temporary_files(run: RunRecord) -> tuple[str, ...]:

@@ -253,13 +253,13 @@ def _find_fabric_mismatches(
 ) -> tuple[str, dict[PackageId, str]]:
     """Return the driver's version, and the fabric's packages that would have another, with that version."""
     named = {change.id for change in installs if isinstance(change.after, KnownAfter) and change.after.why == "driver"}
-    coming = {
+    planned = {
         action.id: upstream(action.version)
         for action in simulation.actions
         if action.verb == "install" and action.id in named and action.id.name not in STANDALONE_TOOL_PACKAGES
     }
-    of_fabric = {one: version for one, version in coming.items() if is_version_locked(one.name)}
-    versions = {version for one, version in coming.items() if one not in of_fabric}
+    of_fabric = {one: version for one, version in planned.items() if is_version_locked(one.name)}
+    versions = {version for one, version in planned.items() if one not in of_fabric}
     driver = versions.pop() if len(versions) == 1 else ""
     return driver, {one: version for one, version in of_fabric.items() if driver and version != driver}
 

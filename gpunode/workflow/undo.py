@@ -258,11 +258,11 @@ def _find_contradicting_restore(steps: Sequence[UndoStep], facts: Facts) -> tupl
     remaining = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(steps)]
     architecture = known(facts.architecture, "")
     for step in steps:
-        coming = _restored_source_entries(step, facts)
-        for source in coming:
+        restored = _restored_source_entries(step, facts)
+        for source in restored:
             if other := next((one for one in remaining if system(facts).contradict(source, one, architecture)), None):
                 return step, other
-        remaining += coming
+        remaining += restored
     return None
 
 

@@ -513,9 +513,9 @@ def drop_unavailable_versions(
 
     If a remaining change needs one of them, nothing is restored: a removal must not depend on that.
     """
-    coming = [change for change in changes if change.exists_after and change.states[0] != change.states[1]]
-    offered = host.list_offered_versions([change.id for change in coming])
-    gone = [change for change in coming if change.states[1] not in offered.get(change.id, ())]
+    restored = [change for change in changes if change.exists_after and change.states[0] != change.states[1]]
+    offered = host.list_offered_versions([change.id for change in restored])
+    gone = [change for change in restored if change.states[1] not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
     names: dict[str, list[str]] = {}
@@ -528,7 +528,7 @@ def drop_unavailable_versions(
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
         return rest, lost
-    left = [change for change in coming if change not in gone]
+    left = [change for change in restored if change not in gone]
     dependents = KeptItem(join_names(sorted(str(one.id) for one in left)), "cannot be restored without these")
     return tuple(change for change in rest if change not in left), (*lost, dependents)
 
@@ -607,6 +607,6 @@ def _is_loaded_module_installed(loaded: LoadedDriver, facts: Facts, packages: It
         return False
     chosen = Choice(branch_of(loaded.version), loaded.version, "open" if loaded.open_module else "proprietary", "")
     builder = PackageId(found.dkms_package(chosen))
-    coming = {one.id: one.known_final_state for one in packages}
-    state = coming[builder] if builder in coming else known(facts.packages, {}).get(builder)
+    final_states = {one.id: one.known_final_state for one in packages}
+    state = final_states[builder] if builder in final_states else known(facts.packages, {}).get(builder)
     return state is not None and not state.config_files_only and upstream(state.version) == loaded.version
