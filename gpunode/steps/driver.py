@@ -346,7 +346,7 @@ def plan_driver(recipe: Recipe, facts: Facts) -> StepOutcome:
 
 
 def _explain_mismatch(mismatched: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
-    """Return why packages of another version are brought back."""
+    """Return why packages of another version are changed to the driver's version."""
     first = f"{mismatched[0]} is {upstream(packages[mismatched[0]].version)}"
     others = f", and {len(mismatched) - 1} more are not" if mismatched[1:] else ""
     return f"{first}{others} of the installed driver, which is {version}: all must have the same version"

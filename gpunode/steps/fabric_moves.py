@@ -1,4 +1,4 @@
-"""Installed parts of a fabric: they move with the driver, and make room for new ones."""
+"""The installed packages of a fabric: moved to the driver's version, or removed in favour of new ones."""
 
 from __future__ import annotations
 

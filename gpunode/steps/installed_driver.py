@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def remember_last(find: Callable[[Recipe, Facts], T]) -> Callable[[Recipe, Facts], T]:
-    """Return ``find`` with a memory of its last answer, since many steps ask the same of the same facts."""
+    """Return ``find`` with a memory of its last answer, since many steps need it for the same facts."""
     last: tuple[Recipe, Facts, T] | None = None
 
     @wraps(find)

@@ -1,4 +1,4 @@
-"""Metapackages of CUDA (``cuda-12-6``) and of a driver: which leave with their dependencies, and what stays."""
+"""Metapackages of CUDA (``cuda-12-6``) and of a driver: which are removed, and which packages stay."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpunode.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DependentRemoval:
-    """The packages that leave because they need the driver, and the marks that keep the toolkit that they installed."""
+    """The packages that are removed because they need the driver, and the marks that keep their other dependencies."""
 
     packages: Mapping[PackageId, PackageState]
     marks: tuple[PackageChange, ...]
 
     @property
     def reason(self) -> str:
-        """Why they leave, and what stays."""
+        """Why they are removed, and which packages stay."""
         depend, are = ("depend", "are") if len(self.packages) > 1 else ("depends", "is")
         reason = f"{', '.join(map(str, self.packages))} {depend} on removed packages, and {are} removed with them"
         stays = ", ".join(change.subject for change in self.marks)

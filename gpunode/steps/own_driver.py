@@ -1,4 +1,4 @@
-"""The distribution's own driver: where its packages come from, whose packages leave, and its prebuilt modules."""
+"""The distribution's own driver: its archive, the packages that it replaces, and its prebuilt modules."""
 
 from __future__ import annotations
 

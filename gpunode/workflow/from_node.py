@@ -111,7 +111,7 @@ def _detect_driver(facts: Facts) -> Driver:
 def _auto_if_same_flavour(
     facts: Facts, present: tuple[GpuModel, ...], desired: Driver, chosen: Choice
 ) -> KernelModuleType:
-    """Return ``auto`` if it selects the same flavour, so that the recipe says no more than necessary."""
+    """Return ``auto`` if it selects the same flavour, so that the recipe sets no more than necessary."""
     auto = choose_from_source(facts, present, replace(desired, kernel_module_type="auto"))
     same = not isinstance(auto, Refusal) and auto.flavour == chosen.flavour
     return "auto" if same else desired.kernel_module_type

@@ -92,7 +92,7 @@ def resolve_versions(
     simulate: Simulate,
     locked: Mapping[PackageId, str] = _NO_LOCKED_VERSIONS,
 ) -> Transaction:
-    """Return the exact transaction for ``changes``; unchanged if there is no package manager to ask.
+    """Return the exact transaction for ``changes``; unchanged without a package manager.
 
     Without the purges, the solver upgrades every old package that has a newer version. Only those that the new driver
     or a remaining package needs are upgraded; the others are purged. A dependency that the solver would install in a
@@ -182,7 +182,7 @@ class _Resolver:
     def _simulate_purges(self, simulation: Simulation) -> Simulation | None:
         """Simulate the complete transaction, with as few of the ``purges`` upgraded instead as the solver allows.
 
-        First ask the solver to purge all of them. Then upgrade each one that it needs, until it agrees. A package
+        First simulate the purge of all of them. Then upgrade each one that the solver needs, until it agrees. A package
         that it would also remove is requested by name, so that the solver reports what that package needs.
         """
         installs = (action for action in simulation.actions if action.verb == "install")

@@ -280,7 +280,7 @@ def _refuse_before_failed_run(store: Store, found: RunRecord, *, with_packages: 
 
 
 def _applying_runs(store: Store) -> Iterator[RunRecord]:
-    """Yield the runs that are no undo, newest first: two rollbacks without RUN would undo each other in turn."""
+    """Yield the runs other than undos, newest first: two rollbacks without RUN would undo each other in turn."""
     return (run for run in reversed(store.read_runs()) if run.verb in APPLYING_VERBS)
 
 

@@ -221,10 +221,10 @@ def installed_packages(facts: Facts) -> Mapping[PackageId, PackageState]:
 def drop_source_conflicts(
     steps: Sequence[UndoStep], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
 ) -> tuple[tuple[UndoStep, ...], tuple[KeptItem, ...]]:
-    """Leave out of ``steps`` what would make the package manager refuse all of its sources, or an entry that stays.
+    """Return ``steps`` without those after which the package manager would reject its sources, and what stays instead.
 
-    That is a former list which contradicts one that stays, such as gpunode's list that replaced it, and a keyring that
-    a remaining entry names: gpunode's own entry needs gpunode's version of it, others' entries need any version.
+    Those restore a list which contradicts one that stays, such as gpunode's list that replaced it, or remove a keyring
+    that a remaining entry names: gpunode's own entry needs gpunode's version of it, others' entries need any version.
 
     ``kept`` is what the undo already leaves, possibly gpunode's own list; ``backup_of`` returns the backup's path
     for some content.
