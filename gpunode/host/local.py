@@ -277,12 +277,9 @@ class LocalHost:
             files.remove_empty_folders(change.folders, root=self.root)
 
     def _apply_module(self, change: ModuleChange) -> None:
-        if self.root != "/":
-            raise Refused(
-                f"module {change.module} cannot be loaded or unloaded in {self.root}",
-                why="the running kernel is not the image's",
-                hint="boot the image, then run `gpunode setup` on it",
-            )
+        self._refuse_in_image(
+            f"module {change.module} cannot be loaded or unloaded", "the running kernel is not the image's"
+        )
         argv = ("modprobe", change.module) if change.after else ("modprobe", "-r", change.module)
         done = self.runner.run(argv, timeout_s=_MODULE_TIMEOUT_S)
         if not done.ok:
@@ -296,13 +293,12 @@ class LocalHost:
     def _apply_mig(self, change: MigChange) -> None:
         from gpunode.host import mig_layout
 
-        if self.root != "/":
-            raise Refused(
-                f"{change.gpu} cannot get a MIG layout in {self.root}",
-                why="a GPU is not part of an image",
-                hint="boot the image, then run `gpunode setup` on it",
-            )
+        self._refuse_in_image(f"{change.gpu} cannot get a MIG layout", "a GPU is not part of an image")
         mig_layout.apply_mig_change(self.runner, change)
+
+    def _refuse_in_image(self, what: str, why: str) -> None:
+        if self.root != "/":
+            raise Refused(f"{what} in {self.root}", why=why, hint="boot the image, then run `gpunode setup` on it")
 
     def _apply_command(self, change: CommandChange) -> None:
         from gpunode.host import mok

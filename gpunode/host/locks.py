@@ -138,8 +138,8 @@ def wait_until_free(
         Busy: if a lock is still held at ``deadline``, which is on ``clock``; the message names the holder.
     """
     get_holder = partial(find_first_holder, paths, root=root)
-    say: Callable[[LockHolder], str] = lambda found: f"{found} holds {found.path}"  # noqa: E731
-    wait_while(get_holder, say, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
+    describe: Callable[[LockHolder], str] = lambda found: f"{found} holds {found.path}"  # noqa: E731
+    wait_while(get_holder, describe, busy_error, deadline, on_progress, clock=clock, sleep=sleep)
 
 
 def wait_while(
@@ -190,11 +190,11 @@ def wait_until_script_ended(
 ) -> None:
     """Wait up to ``limit_s`` seconds until no process runs ``script``, which has no lock."""
 
-    def say() -> str:
+    def describe() -> str:
         found = find_script_process(script, proc=proc)
         return f"up to {limit_s:.0f} s: {found} is already running" if found else ""
 
-    wait_until_reason_is_gone(limit_s, say, on_progress, sleep=sleep)
+    wait_until_reason_is_gone(limit_s, describe, on_progress, sleep=sleep)
 
 
 def wait_until_reason_is_gone(
