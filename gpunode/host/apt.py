@@ -174,14 +174,12 @@ class Apt:
         on_progress: OnProgress,
         lock_timeout_s: float,
         *,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._runner = runner
         self._root = runner.root
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
-        self._clock = clock
         self._sleep = sleep
 
     def simulate(self, changes: Sequence[PackageChange]) -> Simulation | None:
@@ -385,11 +383,11 @@ class Apt:
     def _wait_for_dpkg(self) -> None:
         """Wait for the dpkg that outlives a killed apt; until it exits, what it changes is unknown."""
         with suppress(GpunodeError):
-            deadline = self._clock() + _TRANSACTION_TIMEOUT_S
+            deadline = time.monotonic() + _TRANSACTION_TIMEOUT_S
             self._wait_until_free(self._paths.install_locks, deadline)
 
     def _wait_until_free(self, locks: Sequence[str], deadline: float) -> None:
-        wait_until_free(locks, deadline, self._on_progress, root=self._root, clock=self._clock, sleep=self._sleep)
+        wait_until_free(locks, deadline, self._on_progress, root=self._root, sleep=self._sleep)
 
     def _require_planned_transaction(self, changes: Sequence[PackageChange]) -> None:
         simulation = self.simulate(changes)
@@ -430,14 +428,14 @@ class Apt:
         ``attempt`` is called when no lock is held; if ``on_failure`` returns True, the next try follows at once.
         """
         pauses = iter(_RETRY_DELAYS_S)
-        deadline = self._clock() + self._lock_timeout_s
+        deadline = time.monotonic() + self._lock_timeout_s
         while True:
             self._wait_until_free(locks, deadline)
             finished = attempt()
             if finished.ok:
                 return
             kind = classify_failure(finished.text, finished.error)
-            if kind == "lock" and self._clock() < deadline:
+            if kind == "lock" and time.monotonic() < deadline:
                 self._sleep(1.0)
                 continue
             if not on_failure(kind, finished):
@@ -446,7 +444,7 @@ class Apt:
                     raise self._error(action, kind, finished, locks)
                 again = f"{pause:.0f} s, then trying again to {redact(action)}: {FAILURE_TEXTS[kind]}"
                 wait_until_reason_is_gone(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
-            deadline = self._clock() + self._lock_timeout_s
+            deadline = time.monotonic() + self._lock_timeout_s
 
     def _error(
         self, action: str, kind: AptFailureKind, finished: FinishedCommand, locks: Sequence[str]

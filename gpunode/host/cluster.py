@@ -316,24 +316,20 @@ class Cluster:
     def _read(self, *words: str, stdin: bytes = b"") -> bytes:
         return self._run(words, stdin, only_reads=True).stdout
 
-    def _run(
-        self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
-    ) -> FinishedCommand:
+    def _run(self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False) -> FinishedCommand:
         """Run kubectl, which must succeed."""
-        done = self._try(words, stdin, only_reads=only_reads, timeout_s=timeout_s)
+        done = self._try(words, stdin, only_reads=only_reads)
         if not done.ok:
             raise explain_failure(done)
         return done
 
-    def _try(
-        self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False, timeout_s: float = _READ_TIMEOUT_S
-    ) -> FinishedCommand:
+    def _try(self, words: Sequence[str], stdin: bytes = b"", *, only_reads: bool = False) -> FinishedCommand:
         # With --request-timeout, kubectl would not use the service account of the pod that it runs in.
         is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
         words = [word for word in words if not (is_in_pod and word == _REQUEST_TIMEOUT)]
         return self._runner.run(
             (*self.kubectl, *words, *(("--context", self._context) if self._context else ())),
-            timeout_s=timeout_s,
+            timeout_s=_READ_TIMEOUT_S,
             stdin=stdin,
             env=caller_environment(),
             limit_bytes=_MAX_OUTPUT_BYTES,
