@@ -39,11 +39,11 @@ def status(output: OutputOptions, node: str) -> None:
 
     view = view_node(node, "/", "")
     backlog = load_backlog(node, "/", view.facts)
-    found = find_status(view.facts, view.host, backlog)
-    output.open_screen().put(*status_lines(view.facts, found), *map(note_line, backlog.notes))
-    notes = (*found.notes, *backlog.notes)
+    node_status = find_status(view.facts, view.host, backlog)
+    output.open_screen().put(*status_lines(view.facts, node_status), *map(note_line, backlog.notes))
+    notes = (*node_status.notes, *backlog.notes)
     unknown = list_unknown_facts(view.facts, backlog)
-    output.emit(Envelope("status", notes=notes, unknown=unknown, result={"status": found}))
+    output.emit(Envelope("status", notes=notes, unknown=unknown, result={"status": node_status}))
 
 
 def status_lines(facts: Facts, found: NodeStatus) -> Iterator[Line]:

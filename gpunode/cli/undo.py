@@ -94,7 +94,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
 
     def choose_run(node: Session) -> UndoPlanner:
         try:
-            found = (
+            chosen = (
                 find_run(node.store, run, with_packages=with_packages)
                 if run
                 else _choose_newest_run(node.store, with_packages=with_packages)
@@ -103,7 +103,7 @@ def rollback(run: str, output: OutputOptions, root: str, permissions: UndoPermis
             for note in explain_lost_record(node.host, node.store):
                 error.why = f"{error.why}\n{note}"
             raise
-        return lambda: found if isinstance(found, NothingToUndo) else _plan_rollback(found, node, permissions)
+        return lambda: chosen if isinstance(chosen, NothingToUndo) else _plan_rollback(chosen, node, permissions)
 
     _run_undo("rollback", choose_run, output, place, permissions)
 

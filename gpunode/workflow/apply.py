@@ -181,8 +181,8 @@ class Applier:
             self.check_interrupt()
 
             def step_of(change: PackageChange) -> str:
-                found = plan.step_of(change)
-                return found.step.id if found else DEPENDENCIES_STEP_ID
+                step = plan.step_of(change)
+                return step.step.id if step else DEPENDENCIES_STEP_ID
 
             self.apply_packages(plan.stage, packages, step_of)
             return
@@ -258,8 +258,8 @@ class Applier:
         if is_repair(change):
             held = live_state.read_package_database(self.host).held_unfinished()
         elif named := dict(list_reinstalled(change)):
-            found = live_state.read_package_database(self.host).packages()
-            held = {one: state for one, state in found.items() if state.held and named.get(one) == state.version}
+            packages = live_state.read_package_database(self.host).packages()
+            held = {one: state for one, state in packages.items() if state.held and named.get(one) == state.version}
         yield from (PackageChange(package, state, state) for package, state in held.items())
 
     def apply_packages(
@@ -313,8 +313,8 @@ class Applier:
 
     def _find_purged_conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.id for change in batch if change.after is None and change.before is not None]
-        found = live_state.read_package_database(self.host).config_files(purged) if purged else {}
-        for path in sorted({path for paths in found.values() for path in paths}):
+        conffiles = live_state.read_package_database(self.host).config_files(purged) if purged else {}
+        for path in sorted({path for paths in conffiles.values() for path in paths}):
             try:
                 state = live_state.read_file_state(self.host, path)
             except live_state.NotAFileError as error:

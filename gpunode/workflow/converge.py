@@ -371,8 +371,8 @@ def selected_step_ids(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, 
 def collect_notes(plans: Sequence[StagePlan]) -> list[str]:
     """Return the distinct notes on the changes and on the node's state."""
     outcomes = (step.outcome for plan in plans for step in plan.steps)
-    found = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
-    return list(dict.fromkeys(found))
+    notes = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
+    return list(dict.fromkeys(notes))
 
 
 def state_notes(

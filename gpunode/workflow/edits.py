@@ -405,8 +405,8 @@ def _plan_toolkit_file(host: HostView, path: str, content: bytes, source: FileSt
 
 def inspect_toolkit_host(host: HostView) -> ToolkitHost:
     """Return what the default values depend on."""
-    found = (host.run_probe(Probe(path, path=path)) for path in machine.OS_RELEASE_FILES)
-    text = next((capture.text for capture in found if capture.outcome == "ok"), "")
+    captures = (host.run_probe(Probe(path, path=path)) for path in machine.OS_RELEASE_FILES)
+    text = next((capture.text for capture in captures if capture.outcome == "ok"), "")
     like = machine.parse_variables(text).get("ID_LIKE", "").split()
     real = host.run_probe(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))
     return ToolkitHost(suse=not {"suse", "opensuse"}.isdisjoint(like), real_ldconfig=bool(real.data))

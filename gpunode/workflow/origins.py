@@ -37,8 +37,8 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
 
     located: dict[Change, PackageChange] = {}
     for change, after in installed.items():
-        found = archives.get((change.id.name, after.version), ())
-        located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, found))))
+        origins = archives.get((change.id.name, after.version), ())
+        located[change] = replace(change, after=replace(after, origin="; or ".join(map(describe, origins))))
     steps = tuple(replace(step, changes=tuple(located.get(one, one) for one in step.changes)) for step in plan.steps)
     return replace(plan, steps=steps, dependencies=tuple(located.get(change, change) for change in plan.dependencies))
 
@@ -97,9 +97,9 @@ def _describe_keys(word: str, host: HostView) -> str:
 
     capture = host.run_probe(Probe(f"file:{word}", path=word, limit_bytes=_KEYRING_LIMIT_BYTES))
     try:
-        found = openpgp.list_key_fingerprints(capture.data) if capture.outcome == "ok" else ()
+        fingerprints = openpgp.list_key_fingerprints(capture.data) if capture.outcome == "ok" else ()
     except ValueError:
-        found = ()
-    if len(found) == 1:
-        return found[0]
-    return f"a key of {word}" + (f" ({' '.join(found)})" if found else "")
+        fingerprints = ()
+    if len(fingerprints) == 1:
+        return fingerprints[0]
+    return f"a key of {word}" + (f" ({' '.join(fingerprints)})" if fingerprints else "")

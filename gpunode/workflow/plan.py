@@ -54,8 +54,8 @@ def _explain_missing_packages(stage: StagePlan, host: HostView) -> str:
     sought = [
         one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NON_NVIDIA_REASONS
     ]
-    found = host.simulate(sought) if sought else None
-    return found.problem if found and not found.problem.startswith(NOT_SIMULATED_PREFIX) else ""
+    simulation = host.simulate(sought) if sought else None
+    return simulation.problem if simulation and not simulation.problem.startswith(NOT_SIMULATED_PREFIX) else ""
 
 
 def has_pending_work(plans: Sequence[StagePlan], backlog: Backlog = NO_BACKLOG) -> bool:
@@ -521,9 +521,9 @@ def find_losses(plans: Sequence[StagePlan], facts: Facts, list_offered_versions:
     if not changes:
         return Losses()
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    found = _find_versions((change.id for change in changes), installed, list_offered_versions)
-    if not found:
+    offered = _find_versions((change.id for change in changes), installed, list_offered_versions)
+    if not offered:
         return None
-    lost = [change for change in changes if change.states[0] not in found.get(change.id, ())]
-    purged = tuple(change for change in lost if not change.exists_after and not found.get(change.id))
+    lost = [change for change in changes if change.states[0] not in offered.get(change.id, ())]
+    purged = tuple(change for change in lost if not change.exists_after and not offered.get(change.id))
     return Losses(purged, tuple(change for change in lost if change not in purged))

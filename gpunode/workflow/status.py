@@ -141,8 +141,8 @@ class NodeStatus:
 def status(facts: Facts, host: HostView, backlog: Backlog) -> NodeStatus:
     """Return the status of the node; unknown values are shown as absent or None."""
     packages = known(facts.packages, {})
-    found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
-    drivers = found if has_driver(found) else {}
+    present = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
+    drivers = present if has_driver(present) else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     # The module of a removed driver stays loaded, but no program finds its libraries.
@@ -243,8 +243,8 @@ def _cuda_status(facts: Facts, driver: str) -> CudaStatus:
 def _most_common_driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
     """Return the version that most driver packages have."""
     versions = [nvml_facts.driver_version(state.version) for state in drivers.values()]
-    found = [version for version in versions if version]
-    return max(found, key=found.count) if found else ""
+    known_versions = [version for version in versions if version]
+    return max(known_versions, key=known_versions.count) if known_versions else ""
 
 
 def _find_pending_flavour(loaded: LoadedDriver | None, builders: Iterable[PackageId]) -> str:
@@ -262,13 +262,13 @@ def _kernels_without_module(kernels: Kernels | None, facts: Facts) -> tuple[str,
 
 def _runtime_statuses(facts: Facts) -> list[RuntimeStatus]:
     packages = known(facts.packages, {})
-    found = []
+    statuses = []
     for row in RUNTIMES:
         states = (packages.get(PackageId(name)) for name in row.packages)
-        found += [
+        statuses += [
             _runtime_status(row, state.version, facts) for state in states if state and not state.config_files_only
         ][:1]
-    return [*found, *_bundled_containerd(facts)]
+    return [*statuses, *_bundled_containerd(facts)]
 
 
 def _bundled_containerd(facts: Facts) -> Iterator[RuntimeStatus]:

@@ -372,32 +372,32 @@ def restore_file(trail: FileTrail, current: FileState | None, resolve_edit: Reso
     trail = _join_over_edits(trail, is_whole=True)
     joined = _join_over_edits(trail, is_whole=False)
     try:
-        found = _undo_newest_first(trail, current, resolve_edit)
+        restored = _undo_newest_first(trail, current, resolve_edit)
     except Conflict:
         if len(joined) == len(trail):
             raise
         return _undo_newest_first(joined, current, resolve_edit)
-    return _undo_newest_first(joined, current, resolve_edit) if found.keeps_changed else found
+    return _undo_newest_first(joined, current, resolve_edit) if restored.keeps_changed else restored
 
 
 def _undo_newest_first(trail: FileTrail, current: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
-    found = RestoredFile(current)
+    restored = RestoredFile(current)
     # Somebody may have put back what gpunode left before a later edit, which is no part of the file then.
     as_left = [n for n, span in enumerate(trail, 1) if current is not None and span.may_have_left(current)]
     for span in reversed(trail[: max(as_left, default=len(trail))]):
-        if span.may_have_left(found.state):
-            found = replace(found, state=span.change.before)
-        elif found.state != span.change.before:  # else the run was cut short before it, or somebody undid it
-            resolved = resolve_edit(span, found.state)
+        if span.may_have_left(restored.state):
+            restored = replace(restored, state=span.change.before)
+        elif restored.state != span.change.before:  # else the run was cut short before it, or somebody undid it
+            resolved = resolve_edit(span, restored.state)
             if resolved is None:
-                return found
-            found = replace(
+                return restored
+            restored = replace(
                 resolved,
-                is_unclear=found.is_unclear or resolved.is_unclear,
-                keeps_changed=found.keeps_changed or resolved.keeps_changed,
-                notes=(*found.notes, *resolved.notes),
+                is_unclear=restored.is_unclear or resolved.is_unclear,
+                keeps_changed=restored.keeps_changed or resolved.keeps_changed,
+                notes=(*restored.notes, *resolved.notes),
             )
-    return found
+    return restored
 
 
 def _join_over_edits(trail: FileTrail, *, is_whole: bool) -> FileTrail:

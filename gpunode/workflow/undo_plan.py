@@ -602,11 +602,11 @@ def reboot_reason(store: Store, facts: Facts, packages: Iterable[PackageChange])
 
 def _is_loaded_module_installed(loaded: LoadedDriver, facts: Facts, packages: Iterable[PackageChange]) -> bool:
     """Return whether the loaded kernel module is the installed one, once ``packages`` are changed."""
-    found = family(facts.distro.value) if isinstance(facts.distro, Known) else None
-    if found is None:
+    distro_family = family(facts.distro.value) if isinstance(facts.distro, Known) else None
+    if distro_family is None:
         return False
     chosen = Choice(branch_of(loaded.version), loaded.version, "open" if loaded.open_module else "proprietary", "")
-    builder = PackageId(found.dkms_package(chosen))
+    builder = PackageId(distro_family.dkms_package(chosen))
     final_states = {one.id: one.known_final_state for one in packages}
     state = final_states[builder] if builder in final_states else known(facts.packages, {}).get(builder)
     return state is not None and not state.config_files_only and upstream(state.version) == loaded.version

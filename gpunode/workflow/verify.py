@@ -235,7 +235,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
         )
         return
     try:
-        found = read_effective_config(row.id)
+        observed = read_effective_config(row.id)
     except Undetermined:
         raise
     except GpunodeError as error:
@@ -244,12 +244,12 @@ def runtime_checks(recipe: Recipe, facts: Facts, read_effective_config: ReadEffe
             hint = f"no systemd runs here: start {row.id} the way this system starts it, then verify again"
         yield Check("runtime", title, "failed", _join_what_and_why(error.what, error.why), hint)
         return
-    if found is None:
+    if observed is None:
         unit = facts.unit(row.unit)
         reason = explain_missing_client(row, has_daemon=isinstance(unit, Known) and unit.value.exists)
         yield Check("runtime", title, "skipped", reason, _SETUP_COMMAND)
         return
-    yield _check_handler(row, recipe, found, title, facts)
+    yield _check_handler(row, recipe, observed, title, facts)
 
 
 def _check_handler(row: Runtime, recipe: Recipe, observed: ObservedConfig, title: str, facts: Facts) -> Check:
